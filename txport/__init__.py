@@ -1,0 +1,21 @@
+"""Take a PyTorch Transformer to production: export it to ONNX, run it, prove it, measure it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Generated", "Hypothesis", "Model", "TxportError", "__version__", "export", "load"]
+
+if TYPE_CHECKING:
+    from txport.api import Generated, Hypothesis, Model, export, load
+    from txport.models.errors import TxportError
+
+
+def __getattr__(name: str) -> Any:
+    """Import the API at first use, so that `import txport` loads neither torch nor onnxruntime."""
+    if name not in __all__:
+        raise AttributeError(f"module 'txport' has no attribute {name!r}")
+    from txport import api
+
+    return getattr(api, name)

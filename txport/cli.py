@@ -1,0 +1,331 @@
+"""The command line: data to stdout, progress to stderr, one line for an error, and an exit code that means something.
+
+0 good; 1 a check failed; 2 wrong usage or bad input; 3 what was asked for is not available here.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from txport import __version__
+from txport.models.errors import OutputError, TxportError, UnsupportedError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RUNTIMES = ("ort", "reference", "torch")
+TARGETS = ("portable",)
+PRECISIONS = ("fp32", "fp16")
+
+
+def say(message: str) -> None:
+    """Progress, for people only: nothing when stderr is no terminal."""
+    if sys.stderr.isatty():
+        click.echo(message, err=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="txport")
+def cli() -> None:
+    """Take a PyTorch Transformer to production: export it to ONNX, run it, prove it, measure it.
+
+    CHECKPOINT and BUNDLE are paths, or the name of a checkpoint that ships (g2p-en), or preset:tiny,
+    preset:base, preset:big, which are published sizes with random weights.
+    """
+
+
+def provider_option(command: F) -> F:
+    """Which execution provider; never another than the one asked for."""
+    text = "Execution provider: cpu, cuda, tensorrt, or any that ONNX Runtime knows by name. No fallback."
+    return click.option("--provider", default="cpu", show_default=True, help=text)(command)
+
+
+def threads_option(command: F) -> F:
+    """How many threads one operator may use."""
+    return click.option("--threads", type=click.IntRange(1), help="Threads of one operator.  [default: all cores]")(
+        command
+    )
+
+
+@cli.command()
+@click.argument("checkpoint")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--target", type=click.Choice(TARGETS), default="portable", show_default=True, help="What it is made for."
+)
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="Of the weights.")
+@click.option("--opset", type=click.IntRange(18, 25), default=18, show_default=True, help="ONNX operator set.")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
+def export(checkpoint: str, out: Path, target: str, precision: str, opset: int, force: bool, as_json: bool) -> None:
+    """Export CHECKPOINT to a bundle at OUT, and prove it.
+
+    The graphs are checked, compared with PyTorch, and appear at OUT only if they agree.
+    """
+    from txport import api
+
+    bundle = api.export(checkpoint, out, precision=precision, opset=opset, force=force, say=say)
+    if as_json:
+        click.echo(json.dumps(bundle.manifest.to_dict()))
+    else:
+        parity = bundle.manifest.parity
+        click.echo(f"{out}  {target} {precision}, {_size(bundle.size)}, {_verdict(parity)}")
+
+
+@cli.command()
+@click.argument("bundle")
+@click.argument("text", nargs=-1)
+@click.option("--runtime", type=click.Choice(RUNTIMES), default="ort", show_default=True, help="The engine.")
+@provider_option
+@threads_option
+@click.option("--checkpoint", help="For --runtime torch: the checkpoint, if it does not ship.")
+@click.option(
+    "--beams", type=click.IntRange(1), default=1, show_default=True, help="Width of beam search; 1 is greedy."
+)
+@click.option("--nbest", type=click.IntRange(1), default=1, show_default=True, help="Hypotheses a text.")
+@click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
+@click.option(
+    "--early-stopping",
+    type=click.Choice(["true", "false", "never"]),
+    default="false",
+    show_default=True,
+    help="When beam search ends, with Hugging Face's meaning.",
+)
+@click.option("--max-new-tokens", type=click.IntRange(1), help="Longest target.  [default: the model's longest]")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
+@click.option(
+    "--unknown",
+    type=click.Choice(["error", "skip"]),
+    default="error",
+    show_default=True,
+    help="What to do with characters outside the vocabulary.",
+)
+@click.option(
+    "--input", "inputs", type=click.Path(path_type=Path), multiple=True, help="Read lines from a file.  [repeatable]"
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Write to a file, whole or not at all.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
+def run(
+    bundle: str,
+    text: tuple[str, ...],
+    runtime: str,
+    provider: str,
+    threads: int | None,
+    checkpoint: str | None,
+    inputs: tuple[Path, ...],
+    output: Path | None,
+    as_json: bool,
+    early_stopping: str,
+    **options: Any,
+) -> None:
+    """Run BUNDLE on TEXT, on files, or on the lines of standard input."""
+    from txport import api, textio
+
+    if text and inputs:
+        raise UnsupportedError("give TEXT or --input, not both")
+    options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
+    model = api.load(bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, say=say)
+    source, total = textio.open_texts(text, inputs)
+    with textio.open_output(output) as stream:
+        for result in textio.with_progress(model.stream(source, **options), total):
+            for line in _lines(result, as_json, options["nbest"]):
+                print(line, file=stream, flush=total is None)
+
+
+def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
+    if as_json:
+        yield json.dumps(result.to_dict(), ensure_ascii=False)
+    elif nbest == 1:
+        yield result.output
+    else:
+        yield from (f"{each.score:.4f}\t{each.output}" for each in result.hypotheses)
+
+
+@cli.command()
+@click.argument("bundle")
+@click.option("--checkpoint", help="What the bundle was made from, if it does not ship.")
+@click.option(
+    "--runtime",
+    "names",
+    type=click.Choice([name for name in RUNTIMES if name != "torch"]),
+    multiple=True,
+    help="Compare this runtime.  [repeatable; default: all that are installed]",
+)
+@provider_option
+@click.option("--precision", type=click.Choice(PRECISIONS), help="For a checkpoint's name: export it in this one.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws the random inputs.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write everything that was compared, as JSON.")
+def parity(
+    bundle: str,
+    checkpoint: str | None,
+    names: tuple[str, ...],
+    provider: str,
+    precision: str | None,
+    seed: int,
+    report: Path | None,
+) -> None:
+    """Compare BUNDLE with PyTorch; exit 1 if it does not compute the same."""
+    from txport import api, runtimes, tables
+    from txport.locate import checkpoint_of, find_bundle
+
+    chosen = names or _runtimes_for(provider)
+    for name in chosen:
+        runtimes.require(name, provider)
+    found = find_bundle(bundle, precision=precision, say=say)
+    result = api.parity(found, checkpoint or checkpoint_of(found), dict.fromkeys(chosen, provider), seed=seed)
+    if report:
+        _write_json(report, result.to_dict())
+    tables.show_parity(result)
+    if not result.passed:
+        raise SystemExit(1)
+
+
+def _runtimes_for(provider: str) -> Sequence[str]:
+    from txport import runtimes
+
+    return runtimes.installed() if provider == "cpu" else ("ort",)
+
+
+@cli.command()
+@click.argument("bundle")
+@click.option("--checkpoint", help="What the bundle was made from, if it does not ship.")
+@click.option(
+    "--runtime",
+    "names",
+    type=click.Choice(RUNTIMES),
+    multiple=True,
+    default=("torch", "ort"),
+    show_default=True,
+    help="Measure this runtime.  [repeatable]",
+)
+@provider_option
+@threads_option
+@click.option("--precision", type=click.Choice(PRECISIONS), help="For a checkpoint's name: export it in this one.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Rows at once.")
+@click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="Beams a row.")
+@click.option("--source", type=click.IntRange(1), default=16, show_default=True, help="Source length, in tokens.")
+@click.option("--tokens", type=click.IntRange(2), default=16, show_default=True, help="Target length, in tokens.")
+@click.option(
+    "--rounds", type=click.IntRange(3), default=9, show_default=True, help="Measured rounds; runtimes alternate."
+)
+@click.option("--report", type=click.Path(path_type=Path), help="Write all figures as JSON.")
+@click.option("--compare", type=click.Path(path_type=Path), help="An older report: exit 1 if this one is slower.")
+@click.option("--max-regression", type=float, default=10.0, show_default=True, help="Allowed slow-down, in percent.")
+def bench(
+    bundle: str,
+    checkpoint: str | None,
+    names: tuple[str, ...],
+    provider: str,
+    precision: str | None,
+    report: Path | None,
+    compare: Path | None,
+    max_regression: float,
+    **protocol: Any,
+) -> None:
+    """Measure BUNDLE phase by phase, against PyTorch on the same machine.
+
+    Each runtime works in a process of its own and their rounds alternate. The end token is ignored, so
+    that every runtime generates the same number of tokens.
+    """
+    from txport import bench as measure
+    from txport import runtimes, tables
+    from txport.locate import checkpoint_of, find_bundle
+
+    for name in names:
+        runtimes.require(name, provider)
+    old = measure.read_report(compare) if compare else None
+    found = find_bundle(bundle, precision=precision, say=say)
+    source = checkpoint or (checkpoint_of(found) if "torch" in names else None)
+    result = measure.run(found, source, names, measure.Protocol(provider=provider, **protocol), say)
+    if report:
+        _write_json(report, result)
+    tables.show_bench(result)
+    slower = measure.regressions(old, result, max_regression) if old else []
+    for line in slower:
+        click.echo(line, err=True)
+    if slower:
+        raise SystemExit(1)
+
+
+@cli.command()
+@click.argument("bundle")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
+def inspect(bundle: str, as_json: bool) -> None:
+    """Show what BUNDLE is: ports, operators, sizes, and how far it is from PyTorch."""
+    from txport import tables
+    from txport.locate import find_bundle
+
+    found = find_bundle(bundle, say=say)
+    if as_json:
+        click.echo(json.dumps({"path": str(found.path.resolve()), **found.manifest.to_dict()}))
+    else:
+        tables.show_bundle(found)
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what can run here, what can't, and how to mend it; exit 1 if the installation is broken."""
+    from txport import diagnose, tables
+
+    found = diagnose.examine()
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        tables.show_diagnosis(found)
+    if found.problems:
+        raise SystemExit(1)
+
+
+def _verdict(parity: dict[str, Any]) -> str:
+    return f"parity {parity['verdict']} (logits differ by at most {parity['worst_logit_difference']:.1e})"
+
+
+def _size(size: float) -> str:
+    from txport.tables import megabytes
+
+    return megabytes(size)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    from txport.textio import open_output
+
+    with open_output(path) as stream:
+        json.dump(values, stream, indent=2, allow_nan=False)
+        stream.write("\n")
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Run the command line and exit; every error that a user can cause is one line."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        cli.main(None if arguments is None else list(arguments), standalone_mode=False)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except TxportError as error:
+        _fail(str(error), error.exit_code)
+    except BrokenPipeError:  # `txport run ... | head`
+        sys.stderr.close()
+        sys.exit(0)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted; nothing was left half-written", 130)
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {error.filename or 'standard output'}", OutputError.exit_code)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, code: int) -> None:
+    click.echo(f"txport: {' '.join(message.split())}", err=True)
+    sys.exit(code)

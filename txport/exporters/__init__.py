@@ -1,0 +1,1 @@
+"""From a PyTorch checkpoint to ONNX graphs. Never imports a runtime."""

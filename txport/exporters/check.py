@@ -1,0 +1,105 @@
+"""What every exported graph must satisfy before it may ship."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+from onnx import ModelProto, ValueInfoProto
+
+from txport.models.errors import TxportError
+from txport.models.ports import Dim, Graph, Port
+
+PORTABLE_IR = 10
+CONTROL_FLOW = {"If", "Loop", "Scan"}
+ABSOLUTE_PATH = re.compile(r"(?:^|[\s\"'(=,:])(?:/[^/\s\"']+){2,}|[A-Za-z]:\\\\?\w")
+
+
+class GraphError(TxportError, AssertionError):
+    """A graph that breaks its contract: a fault of the exporter, never of the user."""
+
+    exit_code = 1
+
+
+def check_graph(path: Path, graph: Graph, opset: int) -> None:
+    """Run the ONNX checker with full shape inference, then hold the file against the contract."""
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise GraphError(f"{path.name} is not valid ONNX: {error}") from error
+    model = onnx.load(str(path), load_external_data=False)
+    problems = [*_ports(model, graph), *_operators(model), *_versions(model, opset), *_paths(model)]
+    if problems:
+        raise GraphError(f"{path.name} breaks the portable contract: {'; '.join(problems)}")
+
+
+def operators(path: Path) -> Counter[str]:
+    """How often each operator stands in a graph."""
+    model = onnx.load(str(path), load_external_data=False)
+    return Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in model.graph.node)
+
+
+def graph_weights(path: Path) -> dict[str, NDArray[Any]]:
+    """Every initializer of a graph by name; those that come from the checkpoint bear its names."""
+    model = onnx.load(str(path))
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def _ports(model: ModelProto, graph: Graph) -> Iterator[str]:
+    sides = (("inputs", graph.inputs, model.graph.input), ("outputs", graph.outputs, model.graph.output))
+    for side, expected, given in sides:
+        found = tuple(_port(value) for value in given)
+        if found != expected:
+            wrong = [f"{f} for {e}" for f, e in zip(found, expected, strict=False) if f != e]
+            yield f"{side} differ from the ports: {', '.join(wrong) or f'{len(found)} of {len(expected)}'}"
+
+
+def _port(value: ValueInfoProto) -> Port:
+    tensor = value.type.tensor_type
+    dims: tuple[Dim, ...] = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+    return Port(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, dims)
+
+
+def _operators(model: ModelProto) -> Iterator[str]:
+    foreign = sorted(
+        {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain not in ("", "ai.onnx")}
+    )
+    if foreign or model.functions:
+        yield f"operators outside the standard: {', '.join(foreign) or 'local functions'}"
+    if control := sorted({node.op_type for node in model.graph.node} & CONTROL_FLOW):
+        yield f"control flow: {', '.join(control)}"
+
+
+def _versions(model: ModelProto, opset: int) -> Iterator[str]:
+    found = {entry.domain: entry.version for entry in model.opset_import}
+    if found != {"": opset}:
+        yield f"opsets {found}, expected {opset}"
+    lowest = onnx.helper.find_min_ir_version_for(list(model.opset_import))
+    if model.ir_version > max(PORTABLE_IR, lowest):
+        yield f"IR version {model.ir_version}, expected at most {max(PORTABLE_IR, lowest)}"
+
+
+def _paths(model: ModelProto) -> Iterator[str]:
+    found = [text for text in _strings(model) if ABSOLUTE_PATH.search(text)]
+    if found:
+        yield f"absolute paths, such as {found[0][:120]!r}"
+
+
+def _strings(message: Message) -> Iterator[str]:
+    """Every string in a protobuf message, tensors' raw bytes left out."""
+    for descriptor, value in message.ListFields():
+        values = value if descriptor.is_repeated else [value]
+        if descriptor.type == FieldDescriptor.TYPE_MESSAGE:
+            for part in values:
+                yield from _strings(part)
+        elif descriptor.type == FieldDescriptor.TYPE_STRING:
+            yield from values
+        elif descriptor.type == FieldDescriptor.TYPE_BYTES and descriptor.name in ("s", "strings"):
+            yield from (part.decode(errors="replace") for part in values)

@@ -1,0 +1,53 @@
+"""Modules whose inputs and outputs are exactly the ports of `txport.models.ports`, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from txport.models.ports import DECODER, ENCODER
+from txport.models.transformer import LayerCache, Memory, Transformer
+
+
+class EncoderGraph(nn.Module):
+    """input_ids, attention_mask -> last_hidden_state."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, S) int64 twice -> (B, S, D)."""
+        return self.model.encode_masked(input_ids, attention_mask.bool()).states
+
+
+class DecoderGraph(nn.Module):
+    """input_ids, the encoder's output and mask, four cache tensors a layer -> logits and the grown caches.
+
+    The same graph serves the first step, with caches of length 0, and every later one.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        """(B, T), (B, S, D), (B, S), then (B, N, past, H) each -> logits (B, T, V), then the caches."""
+        memory = Memory(encoder_hidden_states, encoder_attention_mask.bool())
+        cache = tuple(LayerCache(*past[start : start + 4]) for start in range(0, len(past), 4))
+        logits, grown = self.model.decode(input_ids, memory, cache)
+        return (logits, *(tensor for layer in grown for tensor in layer))
+
+
+MODULES: dict[str, Callable[[Transformer], nn.Module]] = {ENCODER: EncoderGraph, DECODER: DecoderGraph}
+
+
+@torch.no_grad()
+def run_graph(model: Transformer, role: str, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    """What PyTorch computes for the ports of one graph."""
+    result = MODULES[role](model)(*inputs)
+    return result if isinstance(result, tuple) else (result,)

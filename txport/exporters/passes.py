@@ -1,0 +1,75 @@
+"""What happens to a graph between PyTorch's exporter and the disk: a list of passes, each saying how often it fired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+from onnx_ir.passes import PassBase
+from onnx_ir.passes import common as passes
+from onnxscript import optimizer
+
+from txport.models.ports import Graph
+
+Pass = Callable[[ir.Model, Graph], int]
+
+
+def library(make: Callable[[], PassBase]) -> Pass:
+    """A pass of the ONNX libraries; it counts the nodes that it took away."""
+
+    def run(model: ir.Model, graph: Graph) -> int:
+        before = len(model.graph)
+        make()(model)
+        return before - len(model.graph)
+
+    return run
+
+
+def fold_constants(model: ir.Model, graph: Graph) -> int:
+    """Compute what is known, but keep the weights as the checkpoint has them: their transposes stay nodes."""
+    before = len(model.graph)
+    optimizer.fold_constants(model, should_fold=lambda node: False if node.op_type == "Transpose" else None)
+    return before - len(model.graph)
+
+
+def name_weights(model: ir.Model, graph: Graph) -> int:
+    """Give every weight the name that it has in the checkpoint."""
+    named = [value for value in model.graph.initializers.values() if (value.name or "").startswith("model.")]
+    for value in named:
+        assert value.name is not None
+        value.name = value.name.removeprefix("model.")
+    return len(named)
+
+
+def name_dims(model: ir.Model, graph: Graph) -> int:
+    """Write the contract's dims on the outputs; the exporter's own are long expressions of the same lengths."""
+    for value, port in zip(model.graph.outputs, graph.outputs, strict=True):
+        value.shape = ir.Shape(port.dims)
+    return len(graph.outputs)
+
+
+def strip_metadata(model: ir.Model, graph: Graph) -> int:
+    """Drop stack traces, which hold the paths of the machine that exported, and all else that nobody reads."""
+    noisy = [node for node in model.graph if node.metadata_props or node.doc_string]
+    passes.ClearMetadataAndDocStringPass()(model)
+    model.metadata_props.clear()
+    return len(noisy)
+
+
+PASSES: dict[str, Pass] = {
+    "inline functions": library(passes.InlinePass),
+    "fold constants": fold_constants,
+    "remove unused nodes": library(passes.RemoveUnusedNodesPass),
+    "remove identities": library(passes.IdentityEliminationPass),
+    "merge equal nodes": library(passes.CommonSubexpressionEliminationPass),
+    "lift constants": library(lambda: passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)),
+    "remove unused opsets": library(passes.RemoveUnusedOpsetsPass),
+    "name weights": name_weights,
+    "name dims": name_dims,
+    "strip metadata": strip_metadata,
+}
+
+
+def run_passes(model: ir.Model, graph: Graph) -> dict[str, int]:
+    """Run them all, in place; -> how often each fired."""
+    return {name: run(model, graph) for name, run in PASSES.items()}

@@ -1,0 +1,68 @@
+"""From what a user names to a bundle on disk; what ships as a checkpoint is exported into the user's cache once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+
+from txport import __version__
+from txport.models.bundle import MANIFEST, Bundle, load_bundle
+from txport.models.errors import BundleError, UnsupportedError
+from txport.models.names import CONFIG, SHIPPED, digest, is_shipped, preset_name, shipped
+
+Say = Callable[[str], None]
+
+
+def silent(message: str) -> None:
+    """Say nothing."""
+
+
+def find_bundle(name: str, *, precision: str | None = None, say: Say = silent) -> Bundle:
+    """A bundle by path, or by the name of a checkpoint that ships or of a preset.
+
+    `precision` chooses what is exported for a name; a bundle that exists has the one it was made with.
+    Raises `BundleError` if there is none, or its files are not what its manifest says.
+    """
+    if preset_name(name) or is_shipped(name):
+        return _from_cache(name, precision or "fp32", say)
+    path = Path(name)
+    if (path / CONFIG).is_file() and not (path / MANIFEST).exists():
+        raise BundleError(f"{name} is a checkpoint, not a bundle; `txport export {name} OUT` makes one")
+    if not path.is_dir():
+        known = ", ".join(shipped())
+        raise BundleError(f"there is no bundle {name}; give the folder that `txport export` wrote, or one of: {known}")
+    bundle = load_bundle(path)
+    if precision not in (None, bundle.manifest.precision):
+        raise UnsupportedError(f"{name} was exported in {bundle.manifest.precision}; export it again for {precision}")
+    return bundle
+
+
+def checkpoint_of(bundle: Bundle) -> str:
+    """The name of the checkpoint that a bundle was made from, if it ships or is a preset."""
+    name = bundle.manifest.checkpoint["name"]
+    if not (name in shipped() or preset_name(name)):
+        raise UnsupportedError(f"{bundle.path} was made from a checkpoint of yours, {name}; name it with --checkpoint")
+    return name
+
+
+def _from_cache(name: str, precision: str, say: Say) -> Bundle:
+    path = platformdirs.user_cache_path("txport") / "bundles" / _key(name, precision)
+    try:
+        return load_bundle(path)
+    except BundleError:
+        say(f"exporting {name} to {path} (once; about half a minute)")
+    from txport.api import export
+
+    return export(name, path, precision=precision, force=True)
+
+
+def _key(name: str, precision: str) -> str:
+    """A folder name that changes with the checkpoint and with the code that exports it."""
+    code = hashlib.sha256()
+    for folder in (SHIPPED, SHIPPED.parent / "exporters"):
+        for file in sorted(folder.glob("*.py")):
+            code.update(file.read_bytes())
+    return f"{name.replace(':', '-')}-portable-{precision}-{__version__}-{digest(name)[:8]}-{code.hexdigest()[:8]}"

@@ -1,0 +1,148 @@
+"""A bundle: the graphs, the tokenizer, and `txport.json`, the manifest that says what they are and proves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from txport.models.config import TransformerConfig
+from txport.models.errors import BundleError, ConfigError
+from txport.models.files import sha256
+from txport.models.names import SAMPLES, TOKENIZER
+from txport.models.ports import Graph, portable
+
+FORMAT = 1
+MANIFEST = "txport.json"
+TARGETS = ("portable",)
+PRECISIONS = {"fp32": "float32", "fp16": "float16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What `txport.json` records, in its order."""
+
+    format: int = FORMAT
+    target: str
+    precision: str
+    opset: int
+    config: TransformerConfig
+    checkpoint: dict[str, str]  # name and sha256 of what was exported
+    tools: dict[str, str]  # versions
+    generation: dict[str, Any] = field(default_factory=dict)
+    parity: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name for the type of hidden states, caches and logits."""
+        return PRECISIONS[self.precision]
+
+    @property
+    def graphs(self) -> dict[str, Graph]:
+        """The bundle's graphs by role, with their ports."""
+        return {graph.role: graph for graph in portable(self.config, self.dtype)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, with the graphs and their ports spelt out for other programs."""
+        values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        values["config"] = self.config.to_dict()
+        values["graphs"] = {role: graph.to_dict() for role, graph in self.graphs.items()}
+        return values
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A folder on disk whose files are what its manifest says."""
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, role: str) -> Path:
+        """The path of one graph."""
+        return self.path / self.manifest.graphs[role].file
+
+    @property
+    def tokenizer(self) -> Path:
+        """Where the tokenizer lies, if there is one."""
+        return self.path / TOKENIZER
+
+    @property
+    def samples(self) -> list[str]:
+        """Real inputs that came with the checkpoint, one a line; none if it has no such file."""
+        file = self.path / SAMPLES
+        return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk of everything that the manifest lists."""
+        return sum(entry["bytes"] for entry in self.manifest.files.values())
+
+
+def seal(folder: Path, manifest: Manifest) -> Bundle:
+    """Write the manifest over the files that lie in `folder`."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = {
+        path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in paths
+    }
+    manifest = dataclasses.replace(manifest, files=files)
+    write_json(folder / MANIFEST, manifest.to_dict())
+    return Bundle(folder, manifest)
+
+
+def load_bundle(path: Path) -> Bundle:
+    """Read a bundle and check every file against its hash; `BundleError` names what does not match."""
+    bundle = Bundle(path, read_manifest(path))
+    problems = [problem for name in bundle.manifest.files if (problem := _problem(bundle, name))]
+    if problems:
+        raise BundleError(f"{path}: {'; '.join(problems)}; export it again")
+    return bundle
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the bundle at `path`, its values checked, the files not."""
+    file = path / MANIFEST
+    if not file.is_file():
+        raise BundleError(f"{path} is not a bundle: {MANIFEST} is missing; `txport export CHECKPOINT OUT` makes one")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        known = values["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{file} is damaged ({error}); export the bundle again") from error
+    if known != FORMAT:
+        mend = "update txport" if isinstance(known, int) and known > FORMAT else "export it again"
+        raise BundleError(f"{path} has bundle format {known}, this txport reads format {FORMAT}; {mend}")
+    return _manifest(file, values)
+
+
+def _manifest(file: Path, values: dict[str, Any]) -> Manifest:
+    names = {entry.name for entry in dataclasses.fields(Manifest)}
+    try:
+        config = TransformerConfig.from_dict(values["config"])
+        kept = {name: value for name, value in values.items() if name in names}
+        manifest = Manifest(**{**kept, "config": config})
+        matches = manifest.to_dict()["graphs"] == values["graphs"]
+    except (ConfigError, KeyError, TypeError) as error:
+        raise BundleError(f"{file} is damaged ({error}); export the bundle again") from error
+    if not matches or manifest.target not in TARGETS:
+        raise BundleError(f"{file} names graphs or ports that target {manifest.target!r} does not have")
+    missing = [graph.file for graph in manifest.graphs.values() if graph.file not in manifest.files]
+    if missing:
+        raise BundleError(f"{file} lists no hash for {', '.join(missing)}; export the bundle again")
+    return manifest
+
+
+def _problem(bundle: Bundle, name: str) -> str | None:
+    path, entry = bundle.path / name, bundle.manifest.files[name]
+    if not path.is_file():
+        return f"{name} is missing"
+    if path.stat().st_size != entry["bytes"]:
+        return f"{name} has {path.stat().st_size} bytes, expected {entry['bytes']}"
+    return None if sha256(path) == entry["sha256"] else f"{name} was altered (its SHA-256 does not match)"
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Readable JSON with a line end at the end."""
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,115 @@
+"""A checkpoint: `config.json`, `model.safetensors` and perhaps `tokenizer.json` in one folder.
+
+A checkpoint is named by its path, by the name of one that ships (`g2p-en`), or as `preset:base`, which
+is a published size with random weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from txport.models.bundle import write_json
+from txport.models.config import PRESETS, TransformerConfig
+from txport.models.errors import CheckpointError
+from txport.models.files import staged_folder
+from txport.models.names import CONFIG, PRESET, SAMPLES, TOKENIZER, WEIGHTS, digest, find_folder, label, preset_name
+from txport.models.transformer import Transformer
+
+PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model ready to run in PyTorch, and where it came from."""
+
+    name: str
+    model: Transformer
+    sha256: str
+    folder: Path | None = None  # None for a preset
+
+    @property
+    def config(self) -> TransformerConfig:
+        """What the model is made of."""
+        return self.model.config
+
+    @property
+    def companions(self) -> list[Path]:
+        """The files that go into a bundle as they are: the tokenizer, and samples of real input."""
+        paths = [self.folder / name for name in (TOKENIZER, SAMPLES)] if self.folder else []
+        return [path for path in paths if path.is_file()]
+
+
+def load_checkpoint(name: str) -> Checkpoint:
+    """Load a checkpoint in float32, ready for inference; `CheckpointError` lists all that does not fit."""
+    if preset := preset_name(name):
+        return random_checkpoint(preset)
+    folder = find_folder(name)
+    config = TransformerConfig.from_file(folder / CONFIG)
+    with torch.device("meta"):
+        model = Transformer(config)
+    weights = _read_weights(folder / WEIGHTS)
+    _check(folder / WEIGHTS, expected_tensors(model), weights)
+    with torch.random.fork_rng(devices=[]):  # building a model draws its first weights; leave the caller's seed be
+        model = Transformer(config)
+    model.load_state_dict(weights, strict=False)  # a tied weight is stored once; _check saw to the rest
+    return Checkpoint(label(name), model.eval(), digest(name), folder)
+
+
+def random_checkpoint(preset: str) -> Checkpoint:
+    """A published size with seeded random weights, for benchmarks and tests."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Transformer(PRESETS[preset])
+    name = PRESET + preset
+    return Checkpoint(name, model.eval(), digest(name))
+
+
+def save_checkpoint(out: Path, model: Transformer, tokenizer: str | None = None, *, half: bool = False) -> None:
+    """Write a checkpoint folder; with `half`, the weights are stored in 16 bits."""
+    weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(model).items()}
+    with staged_folder(out, force=True) as folder:
+        write_json(folder / CONFIG, model.config.to_dict())
+        save_file({name: tensor.half() if half else tensor for name, tensor in weights.items()}, folder / WEIGHTS)
+        if tokenizer is not None:
+            (folder / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+
+
+def expected_tensors(model: Transformer) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by name; one that is tied stands under its first name only."""
+    return dict(model.named_parameters())  # named_parameters leaves out what it has seen
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        pickles = [file.name for file in path.parent.iterdir() if file.suffix in PICKLES]
+        hint = f"; {', '.join(pickles)} may hold code and is never loaded: save it as safetensors" if pickles else ""
+        raise CheckpointError(f"{path} is missing{hint}")
+    try:
+        return load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+    """Report everything at once: missing, unexpected, wrongly shaped, not a number."""
+    problems = [f"missing {name} {_shape(tensor)}" for name, tensor in expected.items() if name not in given]
+    problems += [f"unexpected {name} {_shape(tensor)}" for name, tensor in given.items() if name not in expected]
+    for name in expected.keys() & given.keys():
+        if expected[name].shape != given[name].shape:
+            problems.append(f"{name} has shape {_shape(given[name])}, expected {_shape(expected[name])}")
+        elif not given[name].is_floating_point():
+            problems.append(f"{name} has type {given[name].dtype}, expected a floating-point type")
+        elif not torch.isfinite(given[name]).all():
+            problems.append(f"{name} holds NaN or infinity")
+    if problems:
+        raise CheckpointError(f"{path} does not fit its config: {'; '.join(sorted(problems))}")
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(tuple(tensor.shape))

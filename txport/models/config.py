@@ -1,0 +1,165 @@
+"""What a Transformer is made of: one frozen record, every check in one place, presets as data."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from txport.models.errors import ConfigError
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "family": ("encoder-decoder",),
+    "norm": ("pre", "post"),
+    "positions": ("sinusoidal", "learned"),
+    "activation": ("relu", "gelu", "silu"),
+    "tied": ("none", "target", "all"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """The sizes and choices of one encoder-decoder Transformer (Vaswani et al. 2017).
+
+    `norm` places the layer norm before each sublayer ("pre", with one more norm at the end of each
+    stack) or after its residual ("post"). `tied` shares the output projection with the target
+    embedding ("target"), with both embeddings ("all") or with neither ("none"). `max_length` is the
+    longest source and the longest target, in tokens, special tokens included.
+    """
+
+    source_vocab_size: int
+    target_vocab_size: int
+    family: str = "encoder-decoder"
+    d_model: int = 512
+    heads: int = 8
+    feed_forward: int = 2048
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    max_length: int = 512
+    norm: str = "post"
+    norm_epsilon: float = 1e-5
+    positions: str = "sinusoidal"
+    activation: str = "relu"
+    tied: str = "all"
+    scale_embedding: bool = True
+    dropout: float = 0.1
+    pad_id: int = 0
+    bos_id: int = 1
+    eos_id: int = 2
+
+    def __post_init__(self) -> None:
+        problems = [*_wrong_types(self), *_wrong_choices(self)]
+        problems = problems or [*_wrong_sizes(self), *_wrong_relations(self)]
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    @property
+    def head_size(self) -> int:
+        """H = D / N, the width of one attention head."""
+        return self.d_model // self.heads
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TransformerConfig:
+        """Build a config from JSON values; an unknown or a missing key raises `ConfigError`."""
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = [_describe_unknown(key, fields) for key in values if key not in fields]
+        required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+        missing = [f"key {name!r} is missing" for name in required if name not in values]
+        if unknown or missing:
+            raise ConfigError("; ".join([*unknown, *missing]))
+        return cls(**values)
+
+    @classmethod
+    def from_file(cls, path: Path) -> TransformerConfig:
+        """Read a `config.json`; anything but an object of known keys raises `ConfigError`."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ConfigError(f"{path} is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path} holds a {type(values).__name__}, expected an object of settings")
+        try:
+            return cls.from_dict(values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as JSON values, in declaration order."""
+        return dataclasses.asdict(self)
+
+
+def _describe_unknown(key: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"unknown key {key!r}" + (f" (did you mean {close[0]!r}?)" if close else "")
+
+
+def _wrong_types(config: TransformerConfig) -> list[str]:
+    problems = []
+    for name, kind in get_type_hints(TransformerConfig).items():
+        value = getattr(config, name)
+        accepted = (int, float) if kind is float else kind
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            problems.append(f"{name} must be {kind.__name__}, got {value!r}")
+    return problems
+
+
+def _wrong_choices(config: TransformerConfig) -> list[str]:
+    return [
+        f"{name} must be one of {', '.join(allowed)}; got {getattr(config, name)!r}"
+        for name, allowed in CHOICES.items()
+        if getattr(config, name) not in allowed
+    ]
+
+
+def _wrong_sizes(config: TransformerConfig) -> list[str]:
+    sizes = [
+        name for name, kind in get_type_hints(TransformerConfig).items() if kind is int and not name.endswith("_id")
+    ]
+    problems = [
+        f"{name} must be at least 1, got {getattr(config, name)}" for name in sizes if getattr(config, name) < 1
+    ]
+    if not 0 <= config.dropout < 1:
+        problems.append(f"dropout must be in [0, 1), got {config.dropout}")
+    if not 0 < config.norm_epsilon < 1:
+        problems.append(f"norm_epsilon must be in (0, 1), got {config.norm_epsilon}")
+    return problems
+
+
+def _wrong_relations(config: TransformerConfig) -> list[str]:
+    problems = []
+    if config.heads > 0 and config.d_model % config.heads:
+        problems.append(f"heads must divide d_model, got {config.heads} heads for d_model {config.d_model}")
+    if config.positions == "sinusoidal" and config.d_model % 2:
+        problems.append(f"sinusoidal positions need an even d_model, got {config.d_model}")
+    if config.tied == "all" and config.source_vocab_size != config.target_vocab_size:
+        sizes = f"{config.source_vocab_size} and {config.target_vocab_size}"
+        problems.append(f"tied 'all' needs one vocabulary for source and target, got sizes {sizes}")
+    for name in ("pad_id", "bos_id", "eos_id"):
+        value = getattr(config, name)
+        if not 0 <= value < config.target_vocab_size:
+            problems.append(f"{name} must lie in the target vocabulary of {config.target_vocab_size}, got {value}")
+    return problems
+
+
+# Sizes of table 3 of Vaswani et al. 2017, with the shared 32,000-token vocabulary of its English-French
+# model; `tiny` is for tests and first tries.
+PRESETS: dict[str, TransformerConfig] = {
+    "tiny": TransformerConfig(
+        source_vocab_size=64,
+        target_vocab_size=64,
+        d_model=32,
+        heads=4,
+        feed_forward=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        max_length=64,
+    ),
+    "base": TransformerConfig(source_vocab_size=32000, target_vocab_size=32000),
+    "big": TransformerConfig(
+        source_vocab_size=32000, target_vocab_size=32000, d_model=1024, heads=16, feed_forward=4096, dropout=0.3
+    ),
+}

@@ -1,0 +1,45 @@
+"""Errors that say what was given, what was expected and what to do. One exit code each."""
+
+from __future__ import annotations
+
+
+class TxportError(Exception):
+    """Any error of ours; the CLI prints it in one line and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class ConfigError(TxportError, ValueError):
+    """A configuration that no model can have."""
+
+
+class CheckpointError(TxportError, ValueError):
+    """Weights that do not fit their configuration, or a checkpoint that can't be read."""
+
+
+class BundleError(TxportError, ValueError):
+    """A bundle that is incomplete, altered, or of a format that this version does not know."""
+
+
+class TextError(TxportError, ValueError):
+    """Text that the model can't take."""
+
+
+class OutputError(TxportError, OSError):
+    """A place that can't be written."""
+
+
+class UnsupportedError(TxportError, ValueError):
+    """A combination that makes no sense, with the reason."""
+
+
+class ParityError(TxportError, AssertionError):
+    """An exported model that does not compute what PyTorch computes."""
+
+    exit_code = 1
+
+
+class UnavailableError(TxportError, RuntimeError):
+    """Something that is not installed or not present here, with the mend."""
+
+    exit_code = 3

@@ -1,0 +1,58 @@
+"""What a user may call a checkpoint: a path, the name of one that ships, or a preset. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from txport.models.config import PRESETS
+from txport.models.errors import CheckpointError
+from txport.models.files import hash_of, sha256
+
+PRESET = "preset:"
+CONFIG, WEIGHTS, TOKENIZER, SAMPLES = "config.json", "model.safetensors", "tokenizer.json", "samples.txt"
+SHIPPED = Path(__file__).parent
+
+
+def shipped() -> list[str]:
+    """Names of the checkpoints that come with txport."""
+    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
+
+
+def is_shipped(name: str) -> bool:
+    """Whether `name` is a checkpoint that ships and no folder of that name stands in the way."""
+    return name in shipped() and not Path(name).exists()
+
+
+def preset_name(name: str) -> str | None:
+    """`base` of `preset:base`; None for any other name, `CheckpointError` for an unknown preset."""
+    if not name.startswith(PRESET):
+        return None
+    preset = name.removeprefix(PRESET)
+    if preset not in PRESETS:
+        raise CheckpointError(f"unknown preset {preset!r}; there are {', '.join(PRESETS)}")
+    return preset
+
+
+def find_folder(name: str) -> Path:
+    """The folder of a checkpoint given by path or shipped name."""
+    folder = SHIPPED / name if is_shipped(name) else Path(name)
+    if not folder.is_dir():
+        known = ", ".join([*shipped(), *(PRESET + preset for preset in PRESETS)])
+        raise CheckpointError(f"there is no checkpoint {name}; give a folder with {CONFIG}, or one of {known}")
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{folder} is not a checkpoint: {CONFIG} is missing")
+    return folder
+
+
+def digest(name: str) -> str:
+    """One SHA-256 over all that makes a checkpoint."""
+    if preset := preset_name(name):
+        return hash_of({"preset": preset, "config": repr(PRESETS[preset])})
+    folder = find_folder(name)
+    files = (folder / file for file in (CONFIG, WEIGHTS, TOKENIZER, SAMPLES))
+    return hash_of({path.name: sha256(path) for path in files if path.is_file()})
+
+
+def label(name: str) -> str:
+    """What a bundle calls the checkpoint that it was made from: a name, never a path of this machine."""
+    return name if preset_name(name) or is_shipped(name) else Path(name).resolve().name

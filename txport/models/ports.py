@@ -1,0 +1,123 @@
+"""The only place that names the inputs and outputs of a graph: exporters, checks, runtimes and tests read it.
+
+The portable contract is the one that Hugging Face Optimum and transformers.js load unmodified; the order
+of the ports is part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from txport.models.config import TransformerConfig
+
+Dim = str | int
+
+ENCODER = "encoder"
+DECODER = "decoder"
+SELECT = "select"
+
+INPUT_IDS = "input_ids"
+ATTENTION_MASK = "attention_mask"
+LAST_HIDDEN_STATE = "last_hidden_state"
+ENCODER_HIDDEN_STATES = "encoder_hidden_states"
+ENCODER_ATTENTION_MASK = "encoder_attention_mask"
+LOGITS = "logits"
+ROWS = "rows"
+
+BATCH, SOURCE, TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
+PAST_TARGET, PAST_SOURCE = "past_decoder_sequence_length", "past_encoder_sequence_length"
+
+
+@dataclass(frozen=True)
+class Port:
+    """One named input or output, its NumPy dtype, and its dims: a number or the name of a dynamic one."""
+
+    name: str
+    dtype: str
+    dims: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph of a bundle: what it is called in code, its file, and its ports in order."""
+
+    role: str
+    file: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the manifest records it."""
+        ports = {
+            side: [{"name": port.name, "dtype": port.dtype, "dims": list(port.dims)} for port in getattr(self, side)]
+            for side in ("inputs", "outputs")
+        }
+        return {"file": self.file, **ports}
+
+
+def cache_names(layers: int, prefix: str) -> Iterator[str]:
+    """Per layer: decoder.key, decoder.value, encoder.key, encoder.value, after `past_key_values` or `present`."""
+    for layer in range(layers):
+        for side in ("decoder", "encoder"):
+            for part in ("key", "value"):
+                yield f"{prefix}.{layer}.{side}.{part}"
+
+
+def past(config: TransformerConfig) -> tuple[str, ...]:
+    """The decoder's cache inputs, in order."""
+    return tuple(cache_names(config.decoder_layers, "past_key_values"))
+
+
+def present(config: TransformerConfig) -> tuple[str, ...]:
+    """The decoder's cache outputs, in the order of the inputs that they become."""
+    return tuple(cache_names(config.decoder_layers, "present"))
+
+
+def is_cross(name: str) -> bool:
+    """Whether a cache port holds the source's keys and values, which never change after the first call."""
+    return ".encoder." in name
+
+
+def portable(config: TransformerConfig, dtype: str) -> tuple[Graph, ...]:
+    """The graphs of the portable target: encoder, decoder, and the one that picks rows of a state."""
+    return _encoder(config, dtype), _decoder(config, dtype), _select(config, dtype)
+
+
+def _encoder(config: TransformerConfig, dtype: str) -> Graph:
+    tokens = (BATCH, SOURCE)
+    inputs = (Port(INPUT_IDS, "int64", tokens), Port(ATTENTION_MASK, "int64", tokens))
+    outputs = (Port(LAST_HIDDEN_STATE, dtype, (*tokens, config.d_model)),)
+    return Graph(ENCODER, "onnx/encoder_model.onnx", inputs, outputs)
+
+
+def _decoder(config: TransformerConfig, dtype: str) -> Graph:
+    inputs = (
+        Port(INPUT_IDS, "int64", (BATCH, TARGET)),
+        Port(ENCODER_HIDDEN_STATES, dtype, (BATCH, SOURCE, config.d_model)),
+        Port(ENCODER_ATTENTION_MASK, "int64", (BATCH, SOURCE)),
+        *_cache(config, dtype, past(config), PAST_TARGET, PAST_SOURCE),
+    )
+    outputs = (
+        Port(LOGITS, dtype, (BATCH, TARGET, config.target_vocab_size)),
+        *_cache(config, dtype, present(config), f"{PAST_TARGET} + {TARGET}", SOURCE),
+    )
+    return Graph(DECODER, "onnx/decoder_model_merged.onnx", inputs, outputs)
+
+
+def _select(config: TransformerConfig, dtype: str) -> Graph:
+    kept = (
+        Port(ENCODER_HIDDEN_STATES, dtype, (BATCH, SOURCE, config.d_model)),
+        Port(ENCODER_ATTENTION_MASK, "int64", (BATCH, SOURCE)),
+        *_cache(config, dtype, past(config), PAST_TARGET, PAST_SOURCE),
+    )
+    picked = tuple(Port(f"selected.{port.name}", port.dtype, ("selected_rows", *port.dims[1:])) for port in kept)
+    return Graph(SELECT, "onnx/select_rows.onnx", (*kept, Port(ROWS, "int64", ("selected_rows",))), picked)
+
+
+def _cache(config: TransformerConfig, dtype: str, names: tuple[str, ...], target: Dim, source: Dim) -> tuple[Port, ...]:
+    return tuple(
+        Port(name, dtype, (BATCH, config.heads, source if is_cross(name) else target, config.head_size))
+        for name in names
+    )

@@ -1,0 +1,121 @@
+"""Text <-> token ids, on the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from txport.models.config import TransformerConfig
+from txport.models.errors import BundleError, TextError
+
+Unknown = Literal["error", "skip"]
+
+
+class Tokenizer(Protocol):
+    """Both directions between text and token ids."""
+
+    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+        """Source ids, special tokens included; `TextError` on empty text or characters it does not know."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Target text, special tokens left out."""
+        ...
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Each id as the vocabulary writes it."""
+        ...
+
+
+class FileTokenizer:
+    """A `tokenizer.json`."""
+
+    def __init__(self, path: Path) -> None:
+        import tokenizers
+
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise BundleError(f"{path} is not a tokenizer: {error}") from error
+        self._tokenizer.encode_special_tokens = True  # "</s>" in a user's text is four characters
+        self._unknown = unknown_id(self._tokenizer.to_str())
+
+    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+        """See `Tokenizer.encode`; "skip" leaves unknown characters out."""
+        if not text.strip():
+            raise TextError("the text is empty; give at least one character")
+        encoding = self._tokenizer.encode(text)
+        strange = [span for id_, span in zip(encoding.ids, encoding.offsets, strict=True) if id_ == self._unknown]
+        if strange and unknown == "error":
+            found = ", ".join(dict.fromkeys(repr(text[start:end]) for start, end in strange))
+            raise TextError(f"{text!r} has characters outside the vocabulary: {found}; --unknown skip leaves them out")
+        ids = [id_ for id_ in encoding.ids if id_ != self._unknown]
+        if len(ids) == sum(encoding.special_tokens_mask):
+            raise TextError(f"{text!r} has no character of the vocabulary")
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer.decode`."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.tokens`."""
+        return [self._tokenizer.id_to_token(id_) or str(id_) for id_ in ids]
+
+
+def unknown_id(tokenizer: str) -> int | None:
+    """The id of what a tokenizer does not know: its JSON names it (WordLevel, BPE) or numbers it (Unigram)."""
+    model = json.loads(tokenizer)["model"]
+    number = model.get("unk_id", model["vocab"].get(model["unk_token"]) if model.get("unk_token") else None)
+    return None if number is None else int(number)
+
+
+class NumberTokenizer:
+    """For a checkpoint without a tokenizer: text is token ids, apart by spaces."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self._config = config
+
+    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+        """See `Tokenizer.encode`; the end-of-sequence id is appended."""
+        if not text.strip():
+            raise TextError("the text is empty; this model has no tokenizer, so give token ids such as '5 17 3'")
+        size = self._config.source_vocab_size
+        wrong = [word for word in text.split() if not (word.isascii() and word.isdigit() and int(word) < size)]
+        if wrong and unknown == "error":
+            limit = f"numbers from 0 to {size - 1}"
+            raise TextError(f"this model has no tokenizer, so text is token ids, {limit}; got {', '.join(wrong)}")
+        return [*(int(word) for word in text.split() if word not in wrong), self._config.eos_id]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer.decode`."""
+        special = (self._config.pad_id, self._config.bos_id, self._config.eos_id)
+        return " ".join(str(id_) for id_ in ids if id_ not in special)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.tokens`."""
+        return [str(id_) for id_ in ids]
+
+
+def load_tokenizer(path: Path, config: TransformerConfig) -> Tokenizer:
+    """The tokenizer of a checkpoint or a bundle; without a file, token ids stand for text."""
+    return FileTokenizer(path) if path.exists() else NumberTokenizer(config)
+
+
+def spelling_tokenizer(vocabulary: Sequence[str], letters: Sequence[str]) -> str:
+    """The JSON of a tokenizer that reads `letters` one by one, whatever their case, and writes words apart by spaces.
+
+    The first four tokens of `vocabulary` are padding, start, end and unknown.
+    """
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    pad, start, end, unknown = vocabulary[:4]
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unknown))
+    tokenizer.add_special_tokens([pad, start, end, unknown])
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, ids[end])])
+    return str(tokenizer.to_str(pretty=True))

@@ -1,0 +1,275 @@
+"""The reference encoder-decoder Transformer of Vaswani et al. 2017, "Attention is all you need".
+
+Letters in shape comments: B batch, S source length, T new target tokens, P past target tokens,
+N heads, H head size, D model size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txport.models.config import TransformerConfig
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+class Memory(NamedTuple):
+    """What the decoder sees of the source: the encoder's output and which positions are real."""
+
+    states: Tensor  # (B, S, D)
+    mask: Tensor  # (B, S) bool, False on padding
+
+
+class LayerCache(NamedTuple):
+    """Keys and values that one decoder layer keeps between calls."""
+
+    key: Tensor  # (B, N, P, H) of the target tokens so far
+    value: Tensor  # (B, N, P, H)
+    cross_key: Tensor  # (B, N, S, H) of the source, or length 0 before the first call
+    cross_value: Tensor  # (B, N, S, H)
+
+
+Cache = tuple[LayerCache, ...]
+
+
+def padding_mask(lengths: Tensor, size: int) -> Tensor:
+    """True where a position lies within its row's length: (B,) -> (B, size)."""
+    return torch.arange(size, device=lengths.device)[None, :] < lengths[:, None]
+
+
+def causal_mask(length: int, past: int, device: torch.device) -> Tensor:
+    """True where new token t may look at position s, its own and all before: -> (length, past + length)."""
+    new = torch.arange(past, past + length, device=device)
+    return torch.arange(past + length, device=device)[None, :] <= new[:, None]
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where the mask is True, a large negative *finite* number elsewhere, to be added to scores."""
+    return (~mask).to(dtype) * (torch.finfo(dtype).min / 2)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Scaled dot-product attention: (B, N, T, H) over (B, N, S, H), bias (..., T, S) -> (B, N, T, H)."""
+    scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])  # (B, N, T, S)
+    return torch.softmax(scores + bias, dim=-1) @ value
+
+
+class Attention(nn.Module):
+    """Multi-head attention, its projections kept apart so that a cache can stand between them."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.query = nn.Linear(config.d_model, config.d_model)
+        self.key = nn.Linear(config.d_model, config.d_model)
+        self.value = nn.Linear(config.d_model, config.d_model)
+        self.output = nn.Linear(config.d_model, config.d_model)
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, N, T, H)."""
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, D) -> two of (B, N, S, H)."""
+        return self.split(self.key(x)), self.split(self.value(x))
+
+    def forward(self, x: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        """(B, T, D) over keys and values (B, N, S, H) -> (B, T, D)."""
+        mixed = attend(self.split(self.query(x)), key, value, bias)  # (B, N, T, H)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """Two position-wise linear maps with an activation between them."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[config.activation]
+        self.inner = nn.Linear(config.d_model, config.feed_forward)
+        self.outer = nn.Linear(config.feed_forward, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        return self.outer(self.activation(self.inner(x)))
+
+
+class Residual(nn.Module):
+    """The layer norm, dropout and residual around a sublayer, norm first ("pre") or last ("post")."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.pre = config.norm == "pre"
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the sublayer sees."""
+        return self.norm(x) if self.pre else x
+
+    def leave(self, x: Tensor, result: Tensor) -> Tensor:
+        """What the next sublayer gets: the sublayer's input plus its result."""
+        x = x + self.dropout(result)
+        return x if self.pre else self.norm(x)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention over the whole source, then feed-forward."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.attention_residual = Residual(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        """(B, S, D) -> (B, S, D)."""
+        h = self.attention_residual.enter(x)
+        x = self.attention_residual.leave(x, self.attention(h, *self.attention.keys_values(h), bias))
+        h = self.feed_forward_residual.enter(x)
+        return self.feed_forward_residual.leave(x, self.feed_forward(h))
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention over the target so far, attention over the source, then feed-forward."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.attention_residual = Residual(config)
+        self.cross_attention = Attention(config)
+        self.cross_attention_residual = Residual(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, cache: LayerCache, bias: Tensor, memory_bias: Tensor
+    ) -> tuple[Tensor, LayerCache]:
+        """(B, T, D) and the layer's cache -> (B, T, D) and the cache grown by T."""
+        h = self.attention_residual.enter(x)
+        cache = self.extend(h, memory, cache)
+        x = self.attention_residual.leave(x, self.attention(h, cache.key, cache.value, bias))
+        h = self.cross_attention_residual.enter(x)
+        h = self.cross_attention(h, cache.cross_key, cache.cross_value, memory_bias)
+        x = self.cross_attention_residual.leave(x, h)
+        h = self.feed_forward_residual.enter(x)
+        return self.feed_forward_residual.leave(x, self.feed_forward(h)), cache
+
+    def extend(self, h: Tensor, memory: Tensor, cache: LayerCache) -> LayerCache:
+        """Append the keys and values of the new tokens, and of whatever source is not cached yet."""
+        key, value = self.attention.keys_values(h)
+        rest = memory[:, cache.cross_key.shape[2] :]  # all of it in the first call, nothing later
+        cross_key, cross_value = self.cross_attention.keys_values(rest)
+        return LayerCache(
+            torch.cat([cache.key, key], 2),
+            torch.cat([cache.value, value], 2),
+            torch.cat([cache.cross_key, cross_key], 2),
+            torch.cat([cache.cross_value, cross_value], 2),
+        )
+
+
+def sinusoids(length: int, size: int) -> Tensor:
+    """Section 3.5 of the paper, sine and cosine interleaved: -> (length, size)."""
+    position = torch.arange(length, dtype=torch.float64)[:, None]
+    rate = torch.exp(torch.arange(0, size, 2, dtype=torch.float64) * (-math.log(10000.0) / size))
+    angle = position * rate  # (length, size / 2)
+    return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1).float()
+
+
+class Embedding(nn.Module):
+    """Token embedding, scaled by sqrt(D) where the config says so, plus positions from `start` on."""
+
+    def __init__(self, config: TransformerConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.tokens = nn.Embedding(vocab_size, config.d_model)
+        if config.positions == "learned":
+            self.positions = nn.Parameter(torch.empty(config.max_length, config.d_model))
+        else:
+            self.register_buffer("positions", sinusoids(config.max_length, config.d_model), persistent=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """(B, T) -> (B, T, D)."""
+        places = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        return self.dropout(self.tokens(tokens) * self.scale + F.embedding(places, self.positions))
+
+
+class Transformer(nn.Module):
+    """The whole model; `encode` once per source, `decode` once or token by token."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.source_embedding = Embedding(config, config.source_vocab_size)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.encoder_norm = self.final_norm()
+        self.target_embedding = Embedding(config, config.target_vocab_size)
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.decoder_norm = self.final_norm()
+        self.projection = nn.Linear(config.d_model, config.target_vocab_size, bias=False)
+        self.tie()
+        self.initialise()
+
+    def final_norm(self) -> nn.Module:
+        """Pre-norm leaves a stack's output unnormalised, so one more norm ends it; post-norm needs none."""
+        config = self.config
+        return nn.LayerNorm(config.d_model, eps=config.norm_epsilon) if config.norm == "pre" else nn.Identity()
+
+    def tie(self) -> None:
+        """Let the projection and the embeddings be one tensor, as the config says."""
+        if self.config.tied != "none":
+            self.projection.weight = self.target_embedding.tokens.weight
+        if self.config.tied == "all":
+            self.source_embedding.tokens.weight = self.target_embedding.tokens.weight
+
+    def initialise(self) -> None:
+        """Xavier uniform for matrices (Glorot and Bengio 2010), zero biases, embeddings of deviation 1/sqrt(D)."""
+        for name, parameter in self.named_parameters():
+            if "embedding" in name:
+                nn.init.normal_(parameter, std=self.config.d_model**-0.5)
+            elif parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def empty_cache(self, batch: int) -> Cache:
+        """The cache before the first token: every length is 0."""
+        config, like = self.config, self.projection.weight
+        nothing = like.new_zeros(batch, config.heads, 0, config.head_size)
+        return tuple(LayerCache(nothing, nothing, nothing, nothing) for _ in self.decoder)
+
+    def encode(self, source: Tensor, lengths: Tensor) -> Memory:
+        """Source tokens (B, S), right-padded, and their lengths (B,) -> memory."""
+        return self.encode_masked(source, padding_mask(lengths, source.shape[1]))
+
+    def encode_masked(self, source: Tensor, mask: Tensor) -> Memory:
+        """As `encode`, from a mask (B, S) that is True on real tokens."""
+        x = self.source_embedding(source)  # -> (B, S, D)
+        bias = additive(mask, x.dtype)[:, None, None, :]  # -> (B, 1, 1, S)
+        for layer in self.encoder:
+            x = layer(x, bias)
+        return Memory(self.encoder_norm(x), mask)
+
+    def decode(self, tokens: Tensor, memory: Memory, cache: Cache) -> tuple[Tensor, Cache]:
+        """The next T tokens (B, T) after the P in the cache -> logits (B, T, V) and the cache of P + T."""
+        past = cache[0].key.shape[2]
+        x = self.target_embedding(tokens, past)  # -> (B, T, D)
+        bias = additive(causal_mask(tokens.shape[1], past, tokens.device), x.dtype)  # (T, P + T)
+        memory_bias = additive(memory.mask, x.dtype)[:, None, None, :]  # -> (B, 1, 1, S)
+        grown = []
+        for layer, kept in zip(self.decoder, cache, strict=True):
+            x, kept = layer(x, memory.states, kept, bias, memory_bias)
+            grown.append(kept)
+        return self.projection(self.decoder_norm(x)), tuple(grown)
+
+    def forward(self, source: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
+        """Teacher forcing, for training: (B, S), (B,), (B, T) -> logits (B, T, V)."""
+        memory = self.encode(source, lengths)
+        return self.decode(tokens, memory, self.empty_cache(tokens.shape[0]))[0]

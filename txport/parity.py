@@ -1,0 +1,415 @@
+"""Proof that a bundle computes what PyTorch computes, in the form in which it ships.
+
+Three comparisons, each against the checkpoint in PyTorch, in fp32 on the CPU: the weights inside the graphs,
+the outputs of each graph over inputs chosen to break it, and the tokens that search finds.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from txport import runtimes
+from txport.exporters.check import graph_weights
+from txport.exporters.graphs import run_graph
+from txport.generate import Found, SearchOptions, generate
+from txport.models.bundle import Bundle, load_bundle, write_json
+from txport.models.checkpoint import Checkpoint, expected_tensors
+from txport.models.config import TransformerConfig
+from txport.models.errors import UnsupportedError
+from txport.models.ports import (
+    DECODER,
+    ENCODER,
+    ENCODER_ATTENTION_MASK,
+    ENCODER_HIDDEN_STATES,
+    INPUT_IDS,
+    LAST_HIDDEN_STATE,
+    LOGITS,
+    past,
+    present,
+)
+from txport.models.tokenizer import load_tokenizer
+from txport.runtimes.base import GraphRuntime, Runtime
+
+Array = NDArray[Any]
+
+# The largest absolute difference to PyTorch in fp32 that counts as equal, for tensors whose values are about 1;
+# it grows with the largest value of the tensor. fp32: rounding in another order, some hundred times over, stays
+# under 1e-5. fp16: 11 bits of significand, so 5e-4 for each of the roundings that a dozen sublayers add up.
+TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2}
+SEARCH_TOKENS = 32
+BEAMS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch of sources and how many target tokens each further call of the decoder gets."""
+
+    name: str
+    sources: list[list[int]]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor of one case: where it differs most, and by how much."""
+
+    case: str
+    runtime: str
+    step: int
+    tensor: str
+    max_abs: float
+    allowed: float
+    index: tuple[int, ...]
+    expected: float
+    actual: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is allowed; NaN never is."""
+        return self.max_abs <= self.allowed
+
+
+@dataclass(frozen=True)
+class TokenComparison:
+    """The tokens of one kind of search in one case: rows equal, near-ties, and the first row that is wrong."""
+
+    case: str
+    runtime: str
+    search: str
+    rows: int
+    equal: int
+    near_ties: int
+    wrong: dict[str, Any] | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every row is equal, or as good as PyTorch's own within rounding."""
+        return self.equal + self.near_ties == self.rows
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was compared, and what with."""
+
+    about: dict[str, Any]
+    tensors: list[Comparison] = field(default_factory=list)
+    tokens: list[TokenComparison] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every comparison passed."""
+        return all(each.passed for each in self.tensors) and all(each.passed for each in self.tokens)
+
+    @property
+    def worst(self) -> Comparison:
+        """The largest difference for what is allowed; a wrong weight comes first, since it explains the rest."""
+        return max(self.tensors, key=lambda each: (np.isnan(each.max_abs), each.max_abs / max(each.allowed, 1e-30)))
+
+    def describe_worst(self) -> str:
+        """What went wrong, in one line."""
+        wrong = next((each for each in self.tokens if not each.passed), None)
+        if self.worst.passed and wrong:
+            return f"{wrong.runtime}, case {wrong.case}: {wrong.search} tokens differ: {wrong.wrong}"
+        worst = self.worst
+        where = f"{worst.runtime}, case {worst.case}, step {worst.step}: {worst.tensor}{list(worst.index)}"
+        return f"{where} is {worst.actual:.6g}, expected {worst.expected:.6g} (difference {worst.max_abs:.3g})"
+
+    def worst_of(self, tensor: str) -> float:
+        """The largest absolute difference of one port, over all cases and runtimes; 0 if it was not compared."""
+        return max((each.max_abs for each in self.tensors if each.tensor == tensor), default=0.0)
+
+    def summary(self) -> dict[str, Any]:
+        """What a manifest records."""
+        return {
+            "verdict": "pass" if self.passed else "fail",
+            "runtimes": sorted({each.runtime for each in self.tokens}),
+            "cases": len({each.case for each in self.tensors}),
+            "tensors": len(self.tensors),
+            "worst_logit_difference": float(f"{self.worst_of(LOGITS):.3g}"),
+            "rows_searched": sum(each.rows for each in self.tokens),
+            "near_ties": sum(each.near_ties for each in self.tokens),
+            "seed": self.about["seed"],
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; NaN and infinity as strings, which JSON has no numbers for."""
+        worst = asdict(self.worst)
+        return {
+            "verdict": "pass" if self.passed else "fail",
+            **self.about,
+            "worst_logit_difference": _number(self.worst_of(LOGITS)),
+            "worst": {key: _number(value) for key, value in worst.items()},
+            "cases": self._cases(),
+        }
+
+    def _cases(self) -> list[dict[str, Any]]:
+        parts: list[Comparison | TokenComparison] = [*self.tensors, *self.tokens]
+        keys = dict.fromkeys((each.case, each.runtime) for each in parts)
+        return [self._case(*key) for key in keys]
+
+    def _case(self, case: str, runtime: str) -> dict[str, Any]:
+        tensors = [each for each in self.tensors if (each.case, each.runtime) == (case, runtime)]
+        tokens = [each for each in self.tokens if (each.case, each.runtime) == (case, runtime)]
+        return {
+            "case": case,
+            "runtime": runtime,
+            "verdict": "pass" if Report({}, tensors, tokens).passed else "fail",
+            "tensors": [
+                {key: _number(value) for key, value in asdict(each).items() if key not in ("case", "runtime")}
+                for each in tensors
+            ],
+            "tokens": [asdict(each) for each in tokens],
+        }
+
+
+def _number(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def check(bundle: Bundle, checkpoint: Checkpoint, providers: Mapping[str, str], seed: int = 0) -> Report:
+    """Compare a bundle with its checkpoint on each runtime of `providers` (runtime -> provider).
+
+    Raises `UnsupportedError` if the checkpoint is not the one that the bundle was made from.
+    """
+    if bundle.manifest.checkpoint["sha256"] != checkpoint.sha256:
+        raise UnsupportedError(f"{bundle.path} was not made from this {checkpoint.name}: their hashes differ")
+    load_bundle(bundle.path)
+    report = Report(_about(bundle, providers, seed))
+    report.tensors.extend(compare_weights(bundle, checkpoint))
+    cases = draw_cases(bundle, seed)
+    reference = runtimes.load_torch(checkpoint)
+    precision = bundle.manifest.precision
+    for name, provider in providers.items():
+        runtime = runtimes.load(name, bundle, provider=provider)
+        label = name if provider == "cpu" else f"{name} {provider}"
+        for case in cases:
+            report.tensors.extend(compare_graphs(case, label, runtime, checkpoint, precision, seed))
+            report.tokens.extend(compare_search(case, label, runtime, reference, checkpoint, precision))
+    return report
+
+
+def _about(bundle: Bundle, providers: Mapping[str, str], seed: int) -> dict[str, Any]:
+    packages = ("txport", "torch", "onnx", "onnxscript", "numpy")
+    return {
+        "checkpoint": bundle.manifest.checkpoint,
+        "target": bundle.manifest.target,
+        "precision": bundle.manifest.precision,
+        "files": bundle.manifest.files,
+        "providers": dict(providers),
+        "tolerance": TOLERANCES[bundle.manifest.precision],
+        "seed": seed,
+        "versions": {
+            **{name: version(name) for name in packages},
+            **runtimes.versions(),
+            "python": platform.python_version(),
+        },
+        "machine": platform.machine(),
+    }
+
+
+def draw_cases(bundle: Bundle, seed: int) -> list[Case]:
+    """The cases that find what breaks in practice: shapes at the edges, padding on every row, real input."""
+    config, rng = bundle.manifest.config, np.random.default_rng(seed)
+    longest = config.max_length
+    middle = max(1, min(longest // 2, 11))
+
+    def draw(*lengths: int) -> list[list[int]]:
+        special = {config.pad_id, config.bos_id, config.eos_id}
+        allowed = [id_ for id_ in range(config.source_vocab_size) if id_ not in special] or [config.eos_id]
+        return [[*(int(id_) for id_ in rng.choice(allowed, max(0, n - 1))), config.eos_id] for n in lengths]
+
+    cases = [
+        Case("one row", draw(middle), _steps(config, 1, 1, 1, 1)),
+        Case("length 1", draw(1), _steps(config, 1, 2)),
+        Case("padded rows", draw(middle, 1, max(1, middle // 2), middle - 1 or 1), _steps(config, 3, 1, 2)),
+        Case("longer than traced", draw(min(longest, 48), min(longest, 37)), _steps(config, 17, 1, 5)),
+        Case("longest", draw(longest), _steps(config, longest - 1, 1)),
+    ]
+    if bundle.samples:
+        tokenizer = load_tokenizer(bundle.tokenizer, config)
+        cases.append(Case("real", [tokenizer.encode(text) for text in bundle.samples], _steps(config, 1, 4, 1)))
+    return cases
+
+
+def _steps(config: TransformerConfig, *lengths: int) -> tuple[int, ...]:
+    """As many of the calls as fit into the longest target."""
+    total, kept = 0, []
+    for length in lengths:
+        if length > 0 and total + length <= config.max_length:
+            total += length
+            kept.append(length)
+    return tuple(kept)
+
+
+def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparison]:
+    """Each weight in each graph, bit for bit, with the checkpoint's, in the precision of the bundle."""
+    expected = {
+        name: tensor.detach().numpy().astype(bundle.manifest.dtype)
+        for name, tensor in expected_tensors(checkpoint.model).items()
+    }
+    tied = {id(tensor): name for name, tensor in expected_tensors(checkpoint.model).items()}
+    aliases = {name: tied[id(p)] for name, p in checkpoint.model.named_parameters(remove_duplicate=False)}
+    for role in (ENCODER, DECODER):
+        for name, actual in graph_weights(bundle.file(role)).items():
+            if name in aliases:
+                yield compare("weights", role, 0, name, expected[aliases[name]], actual, 0.0)
+
+
+def compare_graphs(
+    case: Case, label: str, runtime: GraphRuntime, checkpoint: Checkpoint, precision: str, seed: int
+) -> Iterator[Comparison]:
+    """Every output of the encoder, then of the decoder call by call, each call fed what PyTorch computed before."""
+    config, tolerance = checkpoint.config, TOLERANCES[precision]
+    reference = TorchGraphs(checkpoint, precision)
+    inputs = encoder_inputs(case.sources, config)
+    expected, actual = reference.run(ENCODER, inputs), runtime.run_graph(ENCODER, reference.cast(inputs))
+    for tensor, values in expected.items():
+        yield compare(case.name, label, 0, tensor, values, actual[tensor], tolerance)
+    rng = np.random.default_rng(seed)
+    state = {
+        ENCODER_HIDDEN_STATES: expected[LAST_HIDDEN_STATE],
+        ENCODER_ATTENTION_MASK: inputs["attention_mask"],
+        **dict.fromkeys(past(config), reference.empty_cache(len(case.sources))),
+    }
+    for step, length in enumerate(case.steps):
+        tokens = rng.integers(0, config.target_vocab_size, (len(case.sources), length))
+        inputs = {INPUT_IDS: tokens, **state}
+        expected, actual = reference.run(DECODER, inputs), runtime.run_graph(DECODER, reference.cast(inputs))
+        for tensor, values in expected.items():
+            yield compare(case.name, label, step, tensor, values, actual[tensor], tolerance)
+        state.update(zip(past(config), (expected[name] for name in present(config)), strict=True))
+
+
+class TorchGraphs:
+    """PyTorch behind the ports of the graphs, in fp32, over inputs as the bundle's precision holds them."""
+
+    def __init__(self, checkpoint: Checkpoint, precision: str) -> None:
+        self._model, self._half = checkpoint.model, precision == "fp16"
+
+    def cast(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Floats as the bundle takes them."""
+        dtype = np.float16 if self._half else np.float32
+        return {name: array if array.dtype == np.int64 else array.astype(dtype) for name, array in inputs.items()}
+
+    def run(self, role: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """All inputs of a graph in port order -> all outputs, by port."""
+        seen = [array if array.dtype == np.int64 else array.astype(np.float32) for array in self.cast(inputs).values()]
+        outputs = run_graph(self._model, role, [torch.from_numpy(array) for array in seen])
+        names = [LAST_HIDDEN_STATE] if role == ENCODER else [LOGITS, *present(self._model.config)]
+        return {name: tensor.numpy() for name, tensor in zip(names, outputs, strict=True)}
+
+    def empty_cache(self, rows: int) -> Array:
+        """A cache tensor of no tokens."""
+        config = self._model.config
+        return np.zeros((rows, config.heads, 0, config.head_size), dtype=np.float32)
+
+
+def encoder_inputs(sources: Sequence[Sequence[int]], config: TransformerConfig) -> dict[str, Array]:
+    """Sources padded at the right, and their mask, by port."""
+    size = max(len(source) for source in sources)
+    ids = np.array([[*source, *[config.pad_id] * (size - len(source))] for source in sources], dtype=np.int64)
+    mask = np.array([[1] * len(source) + [0] * (size - len(source)) for source in sources], dtype=np.int64)
+    return {INPUT_IDS: ids, "attention_mask": mask}
+
+
+def compare(
+    case: str, runtime: str, step: int, tensor: str, expected: Array, actual: Array, tolerance: float
+) -> Comparison:
+    """Where two tensors differ most; a difference of shape counts as infinite."""
+    if expected.shape != actual.shape:
+        sizes = (float(np.prod(expected.shape)), float(np.prod(actual.shape)))
+        return Comparison(case, runtime, step, f"{tensor} (shape)", np.inf, tolerance, (), *sizes)
+    if expected.size == 0:
+        return Comparison(case, runtime, step, tensor, 0.0, tolerance, (), 0.0, 0.0)
+    difference = np.abs(expected.astype(np.float64) - actual.astype(np.float64))
+    index = np.unravel_index(int(np.argmax(np.nan_to_num(difference, nan=np.inf))), expected.shape)
+    return Comparison(
+        case=case,
+        runtime=runtime,
+        step=step,
+        tensor=tensor,
+        max_abs=float(difference[index]),
+        allowed=tolerance * max(1.0, float(np.abs(expected).max())),
+        index=tuple(int(i) for i in index),
+        expected=float(expected[index]),
+        actual=float(actual[index]),
+    )
+
+
+def compare_search(
+    case: Case, label: str, runtime: Runtime, reference: Runtime, checkpoint: Checkpoint, precision: str
+) -> Iterator[TokenComparison]:
+    """Greedy and beam tokens, row by row; a row that differs passes only as a near-tie by PyTorch's own score."""
+    config = checkpoint.config
+    length = min(SEARCH_TOKENS, config.max_length)
+    for search, beams in (("greedy", 1), (f"beam {BEAMS}", BEAMS)):
+        options = SearchOptions(max_new_tokens=length, beams=beams)
+        expected = [found[0] for found in generate(reference, case.sources, config, options)]
+        actual = [found[0] for found in generate(runtime, case.sources, config, options)]
+        different = [row for row, (e, a) in enumerate(zip(expected, actual, strict=True)) if e.tokens != a.tokens]
+        tied = [
+            row for row in different if near_tie(checkpoint, case.sources[row], expected[row], actual[row], precision)
+        ]
+        wrong = next((row for row in different if row not in tied), None)
+        yield TokenComparison(
+            case=case.name,
+            runtime=label,
+            search=search,
+            rows=len(expected),
+            equal=len(expected) - len(different),
+            near_ties=len(tied),
+            wrong=None
+            if wrong is None
+            else {"row": wrong, "expected": expected[wrong].tokens, "actual": actual[wrong].tokens},
+        )
+
+
+def near_tie(checkpoint: Checkpoint, source: list[int], expected: Found, actual: Found, precision: str) -> bool:
+    """Whether PyTorch itself scores the other tokens as well as its own, within the rounding of that many tokens."""
+    scores = [score_of(checkpoint, source, tokens) for tokens in (expected.tokens, actual.tokens)]
+    noise = TOLERANCES[precision] * max(len(expected.tokens), len(actual.tokens))
+    return abs(scores[0] - scores[1]) <= noise
+
+
+@torch.inference_mode()
+def score_of(checkpoint: Checkpoint, source: list[int], tokens: Sequence[int]) -> float:
+    """The log-probability of a target, by PyTorch."""
+    target = torch.tensor([[checkpoint.config.bos_id, *tokens]])
+    logits = checkpoint.model(torch.tensor([source]), torch.tensor([len(source)]), target[:, :-1])
+    log_probs = torch.log_softmax(logits, dim=2)
+    return float(log_probs.gather(2, target[:, 1:, None]).sum())
+
+
+def save(report: Report, path: Path) -> None:
+    """Write a report as JSON."""
+    write_json(path, json.loads(json.dumps(report.to_dict(), allow_nan=False)))
+
+
+def table(report: Report) -> Iterable[tuple[str, ...]]:
+    """Rows to show: runtime, case, tensors compared, largest difference, tokens, verdict."""
+    for case in report.to_dict()["cases"]:
+        differences = [float(each["max_abs"]) for each in case["tensors"]]
+        tokens = [_describe_tokens(each) for each in case["tokens"]]
+        yield (
+            case["runtime"],
+            case["case"],
+            str(len(differences)),
+            f"{max(differences, default=0.0):.2e}",
+            ", ".join(tokens),
+            case["verdict"],
+        )
+
+
+def _describe_tokens(each: Mapping[str, Any]) -> str:
+    ties = f" + {each['near_ties']} near-tie" if each["near_ties"] else ""
+    return f"{each['search']} {each['equal']}/{each['rows']}{ties}"

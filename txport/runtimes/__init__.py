@@ -1,0 +1,79 @@
+"""What runs a bundle. Never imports an exporter.
+
+Adding a runtime is a file with `require(provider)` and `load(...)`, a line here, and an extra in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+from typing import TYPE_CHECKING, Any
+
+from txport.models.errors import UnavailableError, UnsupportedError
+
+if TYPE_CHECKING:
+    from txport.models.bundle import Bundle
+    from txport.models.checkpoint import Checkpoint
+    from txport.runtimes.base import GraphRuntime, Runtime
+
+MODULES = {
+    "ort": "txport.runtimes.ort",
+    "reference": "txport.runtimes.reference",
+    "torch": "txport.runtimes.pytorch",
+}
+NEEDS = {"ort": "onnxruntime", "reference": "onnx", "torch": "torch"}
+ONNX_RUNTIME = re.compile(r"onnxruntime(-\w+)*")
+GRAPH_RUNTIMES = ("ort", "reference")  # these run bundles; torch runs the checkpoint
+
+
+def require(name: str, provider: str) -> None:
+    """Make sure that a runtime is installed and its provider works here, before any costly step.
+
+    Raises `UnsupportedError` for names that mean nothing, `UnavailableError` with the mend otherwise.
+    """
+    if name not in MODULES:
+        raise UnsupportedError(f"unknown runtime {name!r}; there are {', '.join(MODULES)}")
+    _module(name).require(provider)
+
+
+def installed() -> list[str]:
+    """The ONNX runtimes whose packages are here."""
+    return [name for name in GRAPH_RUNTIMES if importlib.util.find_spec(NEEDS[name])]
+
+
+def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
+    """Start a bundle on a runtime; `UnavailableError` if its package or the provider is not here."""
+    require(name, provider)
+    runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
+    return runtime
+
+
+def load_torch(
+    checkpoint: Checkpoint, *, provider: str = "cpu", threads: int | None = None, precision: str = "fp32"
+) -> Runtime:
+    """Start a checkpoint on PyTorch."""
+    require("torch", provider)
+    runtime: Runtime = _module("torch").load(checkpoint, provider=provider, threads=threads, precision=precision)
+    return runtime
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(MODULES[name])
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("txport"):
+            raise
+        extra = "txport" if name == "ort" else "txport[export]"
+        raise UnavailableError(f"the {name} runtime needs {NEEDS[name]}: pip install '{extra}'") from error
+
+
+def versions() -> dict[str, str]:
+    """The version of every ONNX Runtime wheel that is installed; more than one break each other."""
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"] or ""
+        if ONNX_RUNTIME.fullmatch(name) and name not in ("onnxruntime-genai", "onnxruntime-extensions"):
+            found[name] = distribution.version
+    return dict(sorted(found.items()))

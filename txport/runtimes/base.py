@@ -1,0 +1,69 @@
+"""The seam between search and whatever runs a model. NumPy on both sides; a state is opaque to the caller."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+State = Any
+
+
+class Scores(NamedTuple):
+    """What a step says of the next token of each row: full logits, or the k best log-probabilities.
+
+    Without `top`: `values` (R, V) are logits and `ids` is None. With it: `values` (R, k) are
+    log-probabilities in falling order and `ids` (R, k) their tokens.
+    """
+
+    values: Floats
+    ids: Ints | None
+
+
+class Runtime(Protocol):
+    """Encode once, then step token by token; rows are kept, dropped, repeated and reordered by `select`."""
+
+    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+        """Sources (B, S), right-padded, and their lengths (B,) -> a state of B rows for up to `max_length` tokens."""
+        ...
+
+    def step(self, tokens: Ints, state: State, *, top: int | None = None) -> tuple[Scores, State]:
+        """The last token of each row (R,) -> scores of the next one, and the state after it."""
+        ...
+
+    def select(self, state: State, rows: Ints) -> State:
+        """The state whose row i is the old row `rows[i]`."""
+        ...
+
+
+class GraphRuntime(Runtime, Protocol):
+    """A runtime that can also run one graph of a bundle by itself, which parity needs."""
+
+    def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """All inputs of a graph by port -> all of its outputs by port."""
+        ...
+
+
+def scores(logits: Floats, top: int | None) -> Scores:
+    """Logits (R, V) as a step returns them; ties go to the lower token id, on every runtime alike."""
+    if top is None:
+        return Scores(logits, None)
+    top = min(top, logits.shape[1])
+    ids = _best(logits, top)
+    shift = logits.max(axis=1, keepdims=True)
+    normaliser = shift + np.log(np.exp(logits - shift).sum(axis=1, keepdims=True))
+    return Scores(np.take_along_axis(logits, ids, axis=1) - normaliser, ids)
+
+
+def _best(logits: Floats, top: int) -> Ints:
+    if top == 1:
+        return logits.argmax(axis=1)[:, None]
+    candidates: Ints = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
+    if 4 * top < logits.shape[1]:  # a partial sort first, then order what it found
+        candidates = np.sort(np.argpartition(-logits, top - 1, axis=1)[:, :top], axis=1)
+    order = np.argsort(-np.take_along_axis(logits, candidates, axis=1), axis=1, kind="stable")
+    best: Ints = np.take_along_axis(candidates, order[:, :top], axis=1)
+    return best

@@ -1,0 +1,100 @@
+"""The driver of portable bundles, once for every engine that can run an ONNX graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.models.bundle import Manifest
+from txport.models.ports import (
+    ATTENTION_MASK,
+    DECODER,
+    ENCODER,
+    ENCODER_ATTENTION_MASK,
+    ENCODER_HIDDEN_STATES,
+    INPUT_IDS,
+    LAST_HIDDEN_STATE,
+    LOGITS,
+    ROWS,
+    SELECT,
+    is_cross,
+    past,
+    present,
+)
+from txport.runtimes.base import Ints, Scores, scores
+
+T = TypeVar("T")
+
+
+class Engine(Protocol[T]):
+    """What runs single graphs; `T` is its tensor, which may live on a device."""
+
+    def run(self, role: str, inputs: dict[str, T], outputs: list[str]) -> dict[str, T]:
+        """Run one graph and return the outputs asked for."""
+        ...
+
+    def from_numpy(self, array: NDArray[Any]) -> T:
+        """An array as a tensor of the engine."""
+        ...
+
+    def to_numpy(self, tensor: T) -> NDArray[Any]:
+        """A tensor as an array."""
+        ...
+
+
+@dataclass(frozen=True)
+class PortableState(Generic[T]):
+    """The decoder's inputs other than the tokens, by port, and how many tokens they hold."""
+
+    tensors: dict[str, T]
+    length: int
+    max_length: int
+
+
+class PortableRuntime(Generic[T]):
+    """`Runtime` and `GraphRuntime` over an engine."""
+
+    def __init__(self, engine: Engine[T], manifest: Manifest) -> None:
+        self._engine, self._manifest = engine, manifest
+        self._becomes = dict(zip(present(manifest.config), past(manifest.config), strict=True))
+        self._grows = {output: name for output, name in self._becomes.items() if not is_cross(name)}
+
+    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
+        """See `Runtime.encode`."""
+        mask = (np.arange(source.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
+        engine_mask = self._engine.from_numpy(mask)
+        inputs = {INPUT_IDS: self._engine.from_numpy(source), ATTENTION_MASK: engine_mask}
+        hidden = self._engine.run(ENCODER, inputs, [LAST_HIDDEN_STATE])[LAST_HIDDEN_STATE]
+        tensors = {ENCODER_HIDDEN_STATES: hidden, ENCODER_ATTENTION_MASK: engine_mask}
+        empty = self._engine.from_numpy(self._empty_cache(source.shape[0]))
+        return PortableState({**tensors, **dict.fromkeys(self._becomes.values(), empty)}, 0, max_length)
+
+    def step(self, tokens: Ints, state: PortableState[T], *, top: int | None = None) -> tuple[Scores, PortableState[T]]:
+        """See `Runtime.step`; the source's keys and values are fetched once, in the first step."""
+        assert state.length < state.max_length, "a step beyond max_length"
+        fetched = self._becomes if state.length == 0 else self._grows
+        inputs = {INPUT_IDS: self._engine.from_numpy(tokens[:, None]), **state.tensors}
+        results = self._engine.run(DECODER, inputs, [LOGITS, *fetched])
+        logits = self._engine.to_numpy(results[LOGITS])[:, -1].astype(np.float32, copy=False)  # (R, V)
+        tensors = {**state.tensors, **{name: results[output] for output, name in fetched.items()}}
+        return scores(logits, top), replace(state, tensors=tensors, length=state.length + 1)
+
+    def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:
+        """See `Runtime.select`; the rows are gathered where the tensors live."""
+        inputs = {**state.tensors, ROWS: self._engine.from_numpy(rows)}
+        results = self._engine.run(SELECT, inputs, [f"selected.{name}" for name in state.tensors])
+        return replace(state, tensors={name: results[f"selected.{name}"] for name in state.tensors})
+
+    def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """See `GraphRuntime.run_graph`."""
+        wanted = [port.name for port in self._manifest.graphs[role].outputs]
+        tensors = {name: self._engine.from_numpy(array) for name, array in inputs.items()}
+        results = self._engine.run(role, tensors, wanted)
+        return {name: self._engine.to_numpy(results[name]) for name in wanted}
+
+    def _empty_cache(self, rows: int) -> NDArray[Any]:
+        config = self._manifest.config
+        return np.zeros((rows, config.heads, 0, config.head_size), dtype=self._manifest.dtype)

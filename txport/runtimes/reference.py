@@ -1,0 +1,46 @@
+"""ONNX's own evaluator, in Python: slow, but the standard's word on what a graph means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from txport.models.bundle import Bundle
+from txport.models.errors import UnsupportedError
+from txport.runtimes.base import GraphRuntime
+from txport.runtimes.portable import PortableRuntime
+
+
+class ReferenceEngine:
+    """The graphs of a bundle; tensors are arrays."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._graphs = {role: ReferenceEvaluator(str(bundle.file(role))) for role in bundle.manifest.graphs}
+
+    def run(self, role: str, inputs: dict[str, NDArray[Any]], outputs: list[str]) -> dict[str, NDArray[Any]]:
+        """See `Engine.run`."""
+        return dict(zip(outputs, self._graphs[role].run(outputs, inputs), strict=True))
+
+    def from_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
+        """See `Engine.from_numpy`."""
+        return np.asarray(array)
+
+    def to_numpy(self, tensor: NDArray[Any]) -> NDArray[Any]:
+        """See `Engine.to_numpy`."""
+        return tensor
+
+
+def require(provider: str) -> None:
+    """See `runtimes.require`."""
+    if provider != "cpu":
+        raise UnsupportedError(f"the reference runtime runs on the cpu only, got provider {provider!r}")
+
+
+def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
+    """Start a bundle on the reference evaluator, which knows the CPU and one thread only."""
+    if threads not in (None, 1):
+        raise UnsupportedError(f"the reference runtime has one thread, got {threads}")
+    return PortableRuntime(ReferenceEngine(bundle), bundle.manifest)

@@ -1,0 +1,118 @@
+"""What people see: the tables of parity, bench, inspect and doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from txport.models.bundle import Bundle
+from txport.models.ports import Port
+
+if TYPE_CHECKING:
+    from txport.diagnose import Diagnosis
+    from txport.parity import Report
+
+
+def megabytes(size: float) -> str:
+    """Bytes as people read them."""
+    return f"{size / 1e6:.1f} MB"
+
+
+def show(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print one table; as wide as it needs to be when stdout is no terminal."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def show_parity(report: Report) -> None:
+    """Each case on each runtime, then the verdict."""
+    from txport.parity import table
+
+    columns = ["runtime", "case", "tensors", "largest difference", "tokens equal", "verdict"]
+    show("Compared with PyTorch fp32", columns, list(table(report)))
+    click.echo(f"\nverdict: {'pass' if report.passed else 'FAIL'}; worst: {report.describe_worst()}")
+
+
+def show_bench(result: dict[str, Any]) -> None:
+    """A row a phase, a column a runtime, and the ratio to the first."""
+    names = list(result["runtimes"])
+    columns = ["phase", "unit", *names, *(f"{names[0]} : {name}" for name in names[1:])]
+    rows = [
+        (phase, result["units"][phase], *cells, *ratios)
+        for phase in result["units"]
+        for cells, ratios in [_bench_row(result, phase, names)]
+    ]
+    protocol = ", ".join(f"{key} {value}" for key, value in result["protocol"].items() if value is not None)
+    show(f"Median (quartiles); {protocol}", columns, rows)
+
+
+def _bench_row(result: dict[str, Any], phase: str, names: list[str]) -> tuple[list[str], list[str]]:
+    figures = [result["runtimes"][name][phase] for name in names]
+    cells = [_figure(each) for each in figures]
+    base = figures[0]["median"]
+    ratios = [f"{base / each['median']:.2f}" for each in figures[1:]]
+    return cells, ratios
+
+
+def _figure(figure: dict[str, float]) -> str:
+    low, middle, high = (
+        f"{figure[key]:.3g}" if figure[key] < 1000 else f"{figure[key]:.0f}" for key in ("q1", "median", "q3")
+    )
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def show_bundle(bundle: Bundle) -> None:
+    """Sizes, ports, operators, parity figures, and where it lies."""
+    manifest = bundle.manifest
+    show("Files", ["file", "size"], [(name, megabytes(entry["bytes"])) for name, entry in manifest.files.items()])
+    for graph in manifest.graphs.values():
+        rows = [("in", *_port(port)) for port in graph.inputs] + [("out", *_port(port)) for port in graph.outputs]
+        show(f"\n{graph.file}", ["", "port", "type", "dims"], rows)
+        click.echo(_operators(bundle, graph.role))
+    parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in manifest.parity.items())
+    click.echo(f"\ncheckpoint: {manifest.checkpoint['name']} (SHA-256 {manifest.checkpoint['sha256'][:16]}...)")
+    click.echo(f"target: {manifest.target}, precision: {manifest.precision}, opset: {manifest.opset}")
+    click.echo(f"parity with PyTorch: {parity}")
+    click.echo(f"bundle: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
+
+
+def _port(port: Port) -> tuple[str, str, str]:
+    return port.name, port.dtype, "[" + ", ".join(str(dim) for dim in port.dims) + "]"
+
+
+def _short(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _operators(bundle: Bundle, role: str) -> str:
+    try:
+        from txport.exporters.check import operators
+    except ModuleNotFoundError:
+        return "operators: pip install 'txport[export]' to count them"
+    counts = operators(bundle.file(role))
+    return f"{counts.total()} operators: " + ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+
+def show_diagnosis(found: Diagnosis) -> None:
+    """Versions, providers, problems."""
+    show("Installed", ["package", "version"], [(name, version or "-") for name, version in found.versions.items()])
+    rows = [
+        (name, "starts" if reason is None else f"does not start: {reason}") for name, reason in found.providers.items()
+    ]
+    show("\nProviders of ONNX Runtime", ["provider", "here"], rows)
+    for problem in found.problems:
+        click.echo(f"\nproblem: {problem}")
+    if not found.problems:
+        click.echo("\nno problems found")

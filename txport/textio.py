@@ -1,0 +1,90 @@
+"""Text in and out: arguments, files and standard input as lines; output whole or not at all; a progress bar."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, BinaryIO, TypeVar
+
+from txport.models.errors import OutputError, TextError
+
+Item = TypeVar("Item")
+LONG = 64  # texts from which on a progress bar pays
+
+
+def open_texts(arguments: Sequence[str], files: Sequence[Path]) -> tuple[Iterable[str], int | None]:
+    """The texts of arguments, else of files, else of standard input, and how many there are if that is known."""
+    if arguments:
+        return arguments, len(arguments)
+    if not files:
+        return read_lines(sys.stdin.buffer, "standard input"), None
+    texts = [line for file in files for line in _read_file(file)]
+    return texts, len(texts)
+
+
+def _read_file(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as stream:
+            return list(read_lines(stream, str(path)))
+    except OSError as error:
+        raise TextError(f"{path} can't be read: {error.strerror}") from error
+
+
+def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    """UTF-8 lines without their ends; `TextError` names the line that is empty or not text."""
+    number = 0
+    for number, raw in enumerate(stream, 1):
+        try:
+            line = raw.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise TextError(f"{name}, line {number}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        if "\0" in line:
+            raise TextError(f"{name}, line {number}: binary data, expected UTF-8 text")
+        if not line.strip():
+            raise TextError(f"{name}, line {number}: the text is empty")
+        yield line
+    if number == 0:
+        raise TextError(f"{name} is empty; give at least one line of text")
+
+
+@contextlib.contextmanager
+def open_output(path: Path | None) -> Iterator[IO[str]]:
+    """Standard output, or a file that appears when the block ends well."""
+    if path is None:
+        yield sys.stdout
+        return
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder, expected a file to write")
+    if path.exists() and not path.is_file():  # /dev/null, a named pipe
+        with path.open("w", encoding="utf-8") as stream:
+            yield stream
+        return
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
+    except OSError as error:
+        raise OutputError(f"{path} can't be written: {error.strerror}; choose another place") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            yield stream
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(name).chmod(0o666 & ~mask)
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def with_progress(items: Iterable[Item], total: int | None) -> Iterator[Item]:
+    """The items, with a progress bar on stderr if it is a terminal and there are many or nobody knows."""
+    if not sys.stderr.isatty() or (total is not None and total < LONG):
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        yield from progress.track(items, total=total, description="generating")
