@@ -48,7 +48,7 @@ class GraphRuntime(Runtime, Protocol):
 
 
 def scores(logits: Floats, top: int | None) -> Scores:
-    """Logits (R, V) as a step returns them; ties go to the lower token id, on every runtime alike."""
+    """Logits (R, V) as a step returns them, on every runtime alike."""
     if top is None:
         return Scores(logits, None)
     top = min(top, logits.shape[1])
@@ -59,11 +59,13 @@ def scores(logits: Floats, top: int | None) -> Scores:
 
 
 def _best(logits: Floats, top: int) -> Ints:
+    best: Ints
     if top == 1:
-        return logits.argmax(axis=1)[:, None]
-    candidates: Ints = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
+        best = logits.argmax(axis=1)[:, None]
+        return best
+    candidates = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
     if 4 * top < logits.shape[1]:  # a partial sort first, then order what it found
         candidates = np.sort(np.argpartition(-logits, top - 1, axis=1)[:, :top], axis=1)
     order = np.argsort(-np.take_along_axis(logits, candidates, axis=1), axis=1, kind="stable")
-    best: Ints = np.take_along_axis(candidates, order[:, :top], axis=1)
+    best = np.take_along_axis(candidates, order[:, :top], axis=1)
     return best
