@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from txport.models.errors import TxportError
+
 __version__ = "0.1.0"
 __all__ = ["Generated", "Hypothesis", "Model", "TxportError", "__version__", "export", "load"]
 
 if TYPE_CHECKING:
     from txport.api import Generated, Hypothesis, Model, export, load
-    from txport.models.errors import TxportError
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,13 +16,11 @@ from typing import Any, TypeVar
 import click
 
 from txport import __version__
+from txport.models.bundle import PRECISIONS, TARGETS
 from txport.models.errors import OutputError, TxportError, UnsupportedError
+from txport.runtimes import GRAPH_RUNTIMES, MODULES
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-RUNTIMES = ("ort", "reference", "torch")
-TARGETS = ("portable",)
-PRECISIONS = ("fp32", "fp16")
 
 
 def say(message: str) -> None:
@@ -30,7 +29,7 @@ def say(message: str) -> None:
         click.echo(message, err=True)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group("txport", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="txport")
 def cli() -> None:
     """Take a PyTorch Transformer to production: export it to ONNX, run it, prove it, measure it.
@@ -59,7 +58,9 @@ def threads_option(command: F) -> F:
 @click.option(
     "--target", type=click.Choice(TARGETS), default="portable", show_default=True, help="What it is made for."
 )
-@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="Of the weights.")
+@click.option(
+    "--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True, help="Of the weights."
+)
 @click.option("--opset", type=click.IntRange(18, 25), default=18, show_default=True, help="ONNX operator set.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
@@ -81,7 +82,7 @@ def export(checkpoint: str, out: Path, target: str, precision: str, opset: int, 
 @cli.command()
 @click.argument("bundle")
 @click.argument("text", nargs=-1)
-@click.option("--runtime", type=click.Choice(RUNTIMES), default="ort", show_default=True, help="The engine.")
+@click.option("--runtime", type=click.Choice(list(MODULES)), default="ort", show_default=True, help="The engine.")
 @provider_option
 @threads_option
 @click.option("--checkpoint", help="For --runtime torch: the checkpoint, if it does not ship.")
@@ -153,12 +154,14 @@ def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
 @click.option(
     "--runtime",
     "names",
-    type=click.Choice([name for name in RUNTIMES if name != "torch"]),
+    type=click.Choice(GRAPH_RUNTIMES),
     multiple=True,
     help="Compare this runtime.  [repeatable; default: all that are installed]",
 )
 @provider_option
-@click.option("--precision", type=click.Choice(PRECISIONS), help="For a checkpoint's name: export it in this one.")
+@click.option(
+    "--precision", type=click.Choice(list(PRECISIONS)), help="For a checkpoint's name: export it in this one."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the random inputs.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write everything that was compared, as JSON.")
 def parity(
@@ -198,7 +201,7 @@ def _runtimes_for(provider: str) -> Sequence[str]:
 @click.option(
     "--runtime",
     "names",
-    type=click.Choice(RUNTIMES),
+    type=click.Choice(list(MODULES)),
     multiple=True,
     default=("torch", "ort"),
     show_default=True,
@@ -206,7 +209,9 @@ def _runtimes_for(provider: str) -> Sequence[str]:
 )
 @provider_option
 @threads_option
-@click.option("--precision", type=click.Choice(PRECISIONS), help="For a checkpoint's name: export it in this one.")
+@click.option(
+    "--precision", type=click.Choice(list(PRECISIONS)), help="For a checkpoint's name: export it in this one."
+)
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Rows at once.")
 @click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="Beams a row.")
 @click.option("--source", type=click.IntRange(1), default=16, show_default=True, help="Source length, in tokens.")
@@ -255,8 +260,9 @@ def bench(
 
 @cli.command()
 @click.argument("bundle")
+@click.option("--brief", is_flag=True, help="Print only what it is, its parity figures, and where it lies.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
-def inspect(bundle: str, as_json: bool) -> None:
+def inspect(bundle: str, brief: bool, as_json: bool) -> None:
     """Show what BUNDLE is: ports, operators, sizes, and how far it is from PyTorch."""
     from txport import tables
     from txport.locate import find_bundle
@@ -265,7 +271,7 @@ def inspect(bundle: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"path": str(found.path.resolve()), **found.manifest.to_dict()}))
     else:
-        tables.show_bundle(found)
+        tables.show_bundle(found, brief)
 
 
 @cli.command()
@@ -302,10 +308,18 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
-    """Run the command line and exit; every error that a user can cause is one line."""
+    """Run the command line and exit."""
+    run_guarded(cli, arguments)
+
+
+def run_guarded(command: click.Command, arguments: Iterable[str] | None = None) -> None:
+    """Run a command and exit with the code that its end means; every error a user can cause is one line."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        cli.main(None if arguments is None else list(arguments), standalone_mode=False)
+        # Not command.main(): it answers Ctrl-C and a closed pipe in ways of its own.
+        with command.make_context(command.name, list(sys.argv[1:] if arguments is None else arguments)) as context:
+            command.invoke(context)
+        sys.stdout.flush()
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
@@ -314,12 +328,21 @@ def main(arguments: Iterable[str] | None = None) -> None:
     except TxportError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:  # `txport run ... | head`
-        sys.stderr.close()
-        sys.exit(0)
+        _give_up_stdout()
     except (KeyboardInterrupt, click.Abort):
+        say("")  # ends the line on which the terminal wrote ^C
         _fail("interrupted; nothing was left half-written", 130)
     except OSError as error:
+        _give_up_stdout()
         _fail(f"{error.strerror or error}: {error.filename or 'standard output'}", OutputError.exit_code)
+
+
+def _give_up_stdout() -> None:
+    """Send what can't be written nowhere, else Python tries again at its end and complains in its own way."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -17,6 +17,7 @@ from txport.models.errors import UnsupportedError
 from txport.runtimes.base import Floats, Ints, Runtime, State
 
 EarlyStopping = bool | Literal["never"]
+STEEPEST = 20  # a length to this power is still a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,10 @@ class SearchOptions:
                 raise UnsupportedError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.nbest > self.beams:
             raise UnsupportedError(f"nbest can't exceed beams: {self.beams} beams end in at most that many hypotheses")
+        if not -STEEPEST <= self.length_penalty <= STEEPEST:  # NaN lies nowhere
+            raise UnsupportedError(f"length_penalty must lie in -{STEEPEST} to {STEEPEST}, got {self.length_penalty}")
+        if self.early_stopping not in (True, False, "never"):
+            raise UnsupportedError(f"early_stopping must be True, False or 'never', got {self.early_stopping!r}")
 
 
 @dataclass(frozen=True)
@@ -177,13 +182,13 @@ class Beams:
         del self._finished[self._options.beams :]
 
     def _is_done(self) -> bool:
-        options, best = self._options, self._sums.max()
+        options, best, length = self._options, self._sums.max(), self._tokens.shape[1]
         if best == -np.inf:
             return True
-        if len(self._finished) < options.beams:
+        if len(self._finished) < options.beams or length == options.max_new_tokens:  # at the end all compete
             return False
         if options.early_stopping is True:
             return True
-        patient = options.early_stopping == "never" and options.length_penalty > 0
-        length = options.max_new_tokens if patient else self._tokens.shape[1]
+        if options.early_stopping == "never" and options.length_penalty > 0:
+            length = options.max_new_tokens
         return bool(self._finished[-1].score >= best / length**options.length_penalty)

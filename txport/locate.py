@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-import platformdirs
-
 from txport import __version__
 from txport.models.bundle import MANIFEST, Bundle, load_bundle
 from txport.models.errors import BundleError, UnsupportedError
@@ -49,6 +47,8 @@ def checkpoint_of(bundle: Bundle) -> str:
 
 
 def _from_cache(name: str, precision: str, say: Say) -> Bundle:
+    import platformdirs
+
     path = platformdirs.user_cache_path("txport") / "bundles" / _key(name, precision)
     try:
         return load_bundle(path)

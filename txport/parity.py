@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from txport import runtimes
+from txport import __version__, runtimes
 from txport.exporters.check import graph_weights
 from txport.exporters.graphs import run_graph
 from txport.generate import Found, SearchOptions, generate
@@ -199,7 +199,7 @@ def check(bundle: Bundle, checkpoint: Checkpoint, providers: Mapping[str, str], 
 
 
 def _about(bundle: Bundle, providers: Mapping[str, str], seed: int) -> dict[str, Any]:
-    packages = ("txport", "torch", "onnx", "onnxscript", "numpy")
+    packages = ("torch", "onnx", "onnxscript", "numpy")
     return {
         "checkpoint": bundle.manifest.checkpoint,
         "target": bundle.manifest.target,
@@ -209,9 +209,10 @@ def _about(bundle: Bundle, providers: Mapping[str, str], seed: int) -> dict[str,
         "tolerance": TOLERANCES[bundle.manifest.precision],
         "seed": seed,
         "versions": {
+            "python": platform.python_version(),
+            "txport": __version__,
             **{name: version(name) for name in packages},
             **runtimes.versions(),
-            "python": platform.python_version(),
         },
         "machine": platform.machine(),
     }

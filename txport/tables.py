@@ -28,11 +28,12 @@ def show(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> Non
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
+    click.echo(title)
     console.print(table)
 
 
@@ -46,9 +47,9 @@ def show_parity(report: Report) -> None:
 
 
 def show_bench(result: dict[str, Any]) -> None:
-    """A row a phase, a column a runtime, and the ratio to the first."""
+    """A row a phase, a column a runtime, and by what factor it is better than the first."""
     names = list(result["runtimes"])
-    columns = ["phase", "unit", *names, *(f"{names[0]} : {name}" for name in names[1:])]
+    columns = ["phase", "unit", *names, *(f"{name} is better by" for name in names[1:])]
     rows = [
         (phase, result["units"][phase], *cells, *ratios)
         for phase in result["units"]
@@ -62,8 +63,14 @@ def _bench_row(result: dict[str, Any], phase: str, names: list[str]) -> tuple[li
     figures = [result["runtimes"][name][phase] for name in names]
     cells = [_figure(each) for each in figures]
     base = figures[0]["median"]
-    ratios = [f"{base / each['median']:.2f}" for each in figures[1:]]
+    ratios = [f"{_gain(phase, base, each['median']):.2f} x" for each in figures[1:]]
     return cells, ratios
+
+
+def _gain(phase: str, base: float, other: float) -> float:
+    from txport.bench import MORE_IS_BETTER
+
+    return other / base if phase in MORE_IS_BETTER else base / other
 
 
 def _figure(figure: dict[str, float]) -> str:
@@ -73,16 +80,18 @@ def _figure(figure: dict[str, float]) -> str:
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
-def show_bundle(bundle: Bundle) -> None:
-    """Sizes, ports, operators, parity figures, and where it lies."""
+def show_bundle(bundle: Bundle, brief: bool) -> None:
+    """Files, ports and operators, unless `brief`; then what it was made from, parity figures, and where it lies."""
     manifest = bundle.manifest
-    show("Files", ["file", "size"], [(name, megabytes(entry["bytes"])) for name, entry in manifest.files.items()])
-    for graph in manifest.graphs.values():
-        rows = [("in", *_port(port)) for port in graph.inputs] + [("out", *_port(port)) for port in graph.outputs]
-        show(f"\n{graph.file}", ["", "port", "type", "dims"], rows)
-        click.echo(_operators(bundle, graph.role))
+    if not brief:
+        show("Files", ["file", "size"], [(name, megabytes(entry["bytes"])) for name, entry in manifest.files.items()])
+        for graph in manifest.graphs.values():
+            rows = [("in", *_port(port)) for port in graph.inputs] + [("out", *_port(port)) for port in graph.outputs]
+            show(f"\n{graph.file}", ["", "port", "type", "dims"], rows)
+            click.echo(_operators(bundle, graph.role))
+    name, digest = manifest.checkpoint["name"], manifest.checkpoint["sha256"]
     parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in manifest.parity.items())
-    click.echo(f"\ncheckpoint: {manifest.checkpoint['name']} (SHA-256 {manifest.checkpoint['sha256'][:16]}...)")
+    click.echo(f"\ncheckpoint: {name} (SHA-256 {digest[:16]}...)")
     click.echo(f"target: {manifest.target}, precision: {manifest.precision}, opset: {manifest.opset}")
     click.echo(f"parity with PyTorch: {parity}")
     click.echo(f"bundle: {bundle.path.resolve()}  ({megabytes(bundle.size)})")

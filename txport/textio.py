@@ -57,16 +57,24 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
     if path is None:
         yield sys.stdout
         return
+    try:
+        with _open_file(path) as stream:
+            yield stream
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"{path} can't be written: {error.strerror or error}; choose another place") from error
+
+
+@contextlib.contextmanager
+def _open_file(path: Path) -> Iterator[IO[str]]:
     if path.is_dir():
         raise OutputError(f"{path} is a folder, expected a file to write")
     if path.exists() and not path.is_file():  # /dev/null, a named pipe
         with path.open("w", encoding="utf-8") as stream:
             yield stream
         return
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
-    except OSError as error:
-        raise OutputError(f"{path} can't be written: {error.strerror}; choose another place") from error
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             yield stream

@@ -171,7 +171,6 @@ def marian_config(config: TransformerConfig, precision: str, external: bool) -> 
         "activation_function": config.activation,
         "scale_embedding": config.scale_embedding,
         "max_position_embeddings": config.max_length,
-        "max_length": config.max_length,
         "pad_token_id": config.pad_id,
         "bos_token_id": config.bos_id,
         "eos_token_id": config.eos_id,

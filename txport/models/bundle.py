@@ -18,6 +18,9 @@ FORMAT = 1
 MANIFEST = "txport.json"
 TARGETS = ("portable",)
 PRECISIONS = {"fp32": "float32", "fp16": "float16"}
+VALUES = {"opset": int, "checkpoint": dict, "tools": dict, "generation": dict, "parity": dict, "files": dict}
+CHECKPOINT_VALUES = {"name": str, "sha256": str}
+FILE_VALUES = {"sha256": str, "bytes": int}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +123,10 @@ def read_manifest(path: Path) -> Manifest:
 def _manifest(file: Path, values: dict[str, Any]) -> Manifest:
     names = {entry.name for entry in dataclasses.fields(Manifest)}
     try:
+        _check_types(values, VALUES)
+        _check_types(values["checkpoint"], CHECKPOINT_VALUES)
+        for entry in values["files"].values():
+            _check_types(entry, FILE_VALUES)
         config = TransformerConfig.from_dict(values["config"])
         kept = {name: value for name, value in values.items() if name in names}
         manifest = Manifest(**{**kept, "config": config})
@@ -132,6 +139,12 @@ def _manifest(file: Path, values: dict[str, Any]) -> Manifest:
     if missing:
         raise BundleError(f"{file} lists no hash for {', '.join(missing)}; export the bundle again")
     return manifest
+
+
+def _check_types(values: Any, types: dict[str, type]) -> None:
+    for key, kind in types.items():
+        if not isinstance(values[key], kind):
+            raise TypeError(f"{key} must be {kind.__name__}, got {values[key]!r}")
 
 
 def _problem(bundle: Bundle, name: str) -> str | None:

@@ -105,7 +105,7 @@ def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) ->
             problems.append(f"{name} has shape {_shape(given[name])}, expected {_shape(expected[name])}")
         elif not given[name].is_floating_point():
             problems.append(f"{name} has type {given[name].dtype}, expected a floating-point type")
-        elif not torch.isfinite(given[name]).all():
+        elif not torch.isfinite(given[name].float()).all():  # float8 has no isfinite of its own
             problems.append(f"{name} holds NaN or infinity")
     if problems:
         raise CheckpointError(f"{path} does not fit its config: {'; '.join(sorted(problems))}")

@@ -31,20 +31,22 @@ def staged_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
 
     Raises `OutputError` if `out` exists and `force` is not given, is a file, or can't be written.
     """
-    _refuse(out, force)
     try:
+        _refuse(out, force)
+        out = out.absolute()  # "." has no name
         out.parent.mkdir(parents=True, exist_ok=True)
         stage = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+    except OutputError:
+        raise
     except OSError as error:
         raise OutputError(f"{out} can't be written: {error.strerror}; choose another place") from error
     try:
         yield stage
-        stage.chmod(0o777 & ~_umask())  # mkdtemp makes it private
-        _sync(stage)
+        _settle(stage)
         _replace(stage, out)
+    except OutputError:
+        raise
     except OSError as error:
-        if isinstance(error, OutputError):
-            raise
         raise OutputError(f"{out} can't be written: {error.strerror or error}; nothing was left there") from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -63,25 +65,25 @@ def _replace(stage: Path, out: Path) -> None:
         stage.rename(out)
         return
     aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
-    out.rename(aside / out.name)
     try:
+        out.rename(aside / out.name)
         stage.rename(out)
-    except OSError:
-        (aside / out.name).rename(out)
+    except BaseException:  # a Ctrl-C too must not cost the user what stood there
+        if not out.exists():
+            (aside / out.name).rename(out)
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
+def _settle(stage: Path) -> None:
+    """Give everything the modes that new files have (temporary ones are private), and wait for the disk."""
+    mask = os.umask(0)
+    os.umask(mask)
+    stage.chmod(0o777 & ~mask)
+    for path in stage.rglob("*"):
         if path.is_file():
+            path.chmod(0o666 & ~mask)
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

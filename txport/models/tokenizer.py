@@ -87,7 +87,10 @@ class NumberTokenizer:
         if wrong and unknown == "error":
             limit = f"numbers from 0 to {size - 1}"
             raise TextError(f"this model has no tokenizer, so text is token ids, {limit}; got {', '.join(wrong)}")
-        return [*(int(word) for word in text.split() if word not in wrong), self._config.eos_id]
+        ids = [int(word) for word in text.split() if word not in wrong]
+        if not ids:
+            raise TextError(f"{text!r} has no number from 0 to {size - 1}")
+        return [*ids, self._config.eos_id]
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
@@ -104,8 +107,8 @@ def load_tokenizer(path: Path, config: TransformerConfig) -> Tokenizer:
     return FileTokenizer(path) if path.exists() else NumberTokenizer(config)
 
 
-def spelling_tokenizer(vocabulary: Sequence[str], letters: Sequence[str]) -> str:
-    """The JSON of a tokenizer that reads `letters` one by one, whatever their case, and writes words apart by spaces.
+def spelling_tokenizer(vocabulary: Sequence[str]) -> str:
+    """The JSON of a tokenizer that reads text letter by letter, in lower case, and writes tokens apart by spaces.
 
     The first four tokens of `vocabulary` are padding, start, end and unknown.
     """
@@ -116,6 +119,6 @@ def spelling_tokenizer(vocabulary: Sequence[str], letters: Sequence[str]) -> str
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unknown))
     tokenizer.add_special_tokens([pad, start, end, unknown])
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, ids[end])])
     return str(tokenizer.to_str(pretty=True))

@@ -1,0 +1,42 @@
+# Two commands for a newcomer: `make run` and `make test`. `make check` is what CI runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+WORDS := transformer attention onnx pronunciation
+
+.PHONY: run test check format bench gpu clean
+
+run: $(INSTALLED)
+	@$(BIN)/txport run g2p-en $(WORDS)
+	@$(BIN)/txport inspect g2p-en --brief
+
+test: $(INSTALLED)
+	$(BIN)/pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)
+	$(BIN)/txport bench g2p-en
+
+# Uses the packages of the Python that runs it, so that it works on a machine without network:
+# make gpu PYTHON=python3
+gpu:
+	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[export,dev]'
+	touch $@

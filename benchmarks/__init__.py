@@ -1,0 +1,1 @@
+"""Measurements: what txport reaches, on which machine, by which command."""

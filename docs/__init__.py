@@ -1,0 +1,1 @@
+"""Documentation that is generated."""

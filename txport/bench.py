@@ -1,0 +1,255 @@
+"""How fast a bundle is, phase by phase, with PyTorch beside it on the same machine.
+
+Each runtime works in a process of its own, since idle thread pools of one slow the other; their rounds
+alternate, so that a drift of the machine meets all of them; and figures are medians with quartiles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from txport import runtimes
+from txport.locate import Say, silent
+from txport.models.bundle import Bundle, load_bundle
+from txport.models.config import TransformerConfig
+from txport.models.errors import TextError, UnavailableError, UnsupportedError
+from txport.runtimes.base import Ints, Runtime
+
+WARM_UP = 3
+UNITS = {
+    "load": "ms",  # imports, hashes, sessions
+    "encode": "ms",
+    "first token": "ms",  # the first call of the decoder, the source's keys and values included
+    "further token": "ms",  # a step; with beams, their reordering included
+    "tokens": "1/s",  # target tokens of all rows over the whole time, encode included
+    "peak memory": "MB",  # of the process
+}
+MORE_IS_BETTER = ("tokens",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """What is measured: sizes in tokens, rounds after the warm-up."""
+
+    provider: str = "cpu"
+    threads: int | None = None
+    batch: int = 1
+    beams: int = 1
+    source: int = 16
+    tokens: int = 16
+    rounds: int = 9
+
+
+def run(
+    bundle: Bundle, checkpoint: str | None, names: Sequence[str], protocol: Protocol, say: Say = silent
+) -> dict[str, Any]:
+    """Measure each runtime of `names`; -> the machine, the protocol, and quartiles by runtime and phase."""
+    longest = bundle.manifest.config.max_length
+    if max(protocol.source, protocol.tokens) > longest:
+        raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {longest}")
+    workers = {name: Worker(name, bundle, checkpoint, protocol) for name in dict.fromkeys(names)}
+    try:
+        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
+        for number in range(WARM_UP + protocol.rounds):
+            say(f"round {number + 1} of {WARM_UP + protocol.rounds}")
+            for name, worker in workers.items():
+                times = worker.ask("round")
+                if number >= WARM_UP:
+                    rounds[name].append(times)
+        ends = {name: worker.ask("end") for name, worker in workers.items()}
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return {
+        "machine": machine(),
+        "versions": {**runtimes.versions(), "python": platform.python_version()},
+        "bundle": {"checkpoint": bundle.manifest.checkpoint, "precision": bundle.manifest.precision},
+        "protocol": asdict(protocol),
+        "units": UNITS,
+        "same_tokens": len({each["digest"] for each in ends.values()}) == 1,
+        "runtimes": {name: _figures(rounds[name], ends[name]) for name in workers},
+    }
+
+
+class Worker:
+    """A process that runs one runtime and answers with times."""
+
+    def __init__(self, name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._name, (self._pipe, theirs) = name, context.Pipe()
+        arguments = (theirs, name, str(bundle.path), checkpoint, protocol)
+        self._process = context.Process(target=_work, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, what: str) -> dict[str, Any]:
+        """Send a request and wait for its answer."""
+        try:
+            self._pipe.send(what)
+            answer: dict[str, Any] = self._pipe.recv()
+        except (EOFError, BrokenPipeError) as error:
+            raise UnavailableError(f"the process of runtime {self._name} died; is there enough memory?") from error
+        if "error" in answer:
+            raise UnavailableError(f"runtime {self._name}: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(timeout=5)
+        if self._process.is_alive():
+            self._process.terminate()
+
+
+def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protocol: Protocol) -> None:
+    """Load, then answer until the other side closes."""
+    try:
+        started = time.perf_counter()
+        bundle = load_bundle(Path(path))
+        runtime = _load(name, bundle, checkpoint, protocol)
+        load = 1e3 * (time.perf_counter() - started)
+        config = bundle.manifest.config
+        source = draw_source(config, protocol)
+        ids: Ints | None = None
+        while True:
+            if pipe.recv() == "round":
+                times, ids = _round(runtime, source, config.bos_id, protocol)
+                pipe.send(times)
+            else:
+                assert ids is not None
+                digest = hashlib.sha256(ids.tobytes()).hexdigest()
+                pipe.send({"load": load, "peak memory": _peak_memory(), "digest": digest})
+    except (EOFError, KeyboardInterrupt):
+        return
+    except Exception as error:  # whatever it is, the user sees it in one line
+        pipe.send({"error": f"{type(error).__name__}: {error}"})
+
+
+def _load(name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol) -> Runtime:
+    if name != "torch":
+        return runtimes.load(name, bundle, provider=protocol.provider, threads=protocol.threads)
+    from txport.api import load_checkpoint
+
+    assert checkpoint is not None
+    precision = bundle.manifest.precision if protocol.provider == "cuda" else "fp32"
+    model = load_checkpoint(checkpoint)
+    return runtimes.load_torch(model, provider=protocol.provider, threads=protocol.threads, precision=precision)
+
+
+def draw_source(config: TransformerConfig, protocol: Protocol) -> Ints:
+    """Seeded sources (B, S) without special tokens but the end."""
+    special = (config.pad_id, config.bos_id, config.eos_id)
+    allowed = [id_ for id_ in range(config.source_vocab_size) if id_ not in special] or [config.eos_id]
+    source: Ints = np.random.default_rng(0).choice(allowed, (protocol.batch, protocol.source)).astype(np.int64)
+    source[:, -1] = config.eos_id
+    return source
+
+
+def _round(runtime: Runtime, source: Ints, start: int, protocol: Protocol) -> tuple[dict[str, float], Ints]:
+    """Encode, then `tokens` steps whatever they say of the end; -> milliseconds by phase, and the tokens."""
+    beams, clock = protocol.beams, [time.perf_counter()]
+    state = runtime.encode(source, np.full(len(source), source.shape[1]), max_length=protocol.tokens)
+    clock.append(time.perf_counter())
+    top = 1 if beams == 1 else 2 * beams
+    scores, state = runtime.step(np.full(len(source), start), state, top=top)
+    assert scores.ids is not None
+    tokens = scores.ids[:, :beams].ravel()
+    if beams > 1:
+        state = runtime.select(state, np.repeat(np.arange(len(source)), beams))
+    clock.append(time.perf_counter())
+    taken = [tokens]
+    turned = np.arange(len(tokens)).reshape(-1, beams)[:, ::-1].ravel()  # every beam moves in every step
+    for _ in range(protocol.tokens - 1):
+        scores, state = runtime.step(tokens, state, top=top)
+        assert scores.ids is not None
+        tokens = scores.ids[:, 0]
+        if beams > 1:
+            state, tokens = runtime.select(state, turned), tokens[turned]
+        taken.append(tokens)
+    clock.append(time.perf_counter())
+    encode, first, further = 1e3 * np.diff(clock)
+    times = {"encode": encode, "first token": first, "further token": further / (protocol.tokens - 1)}
+    times["tokens"] = len(source) * protocol.tokens / (clock[-1] - clock[0])
+    return {phase: float(value) for phase, value in times.items()}, np.stack(taken)
+
+
+def _figures(rounds: list[dict[str, float]], end: dict[str, float]) -> dict[str, dict[str, float]]:
+    figures = {}
+    for phase in UNITS:
+        values = [each[phase] for each in rounds] if phase in rounds[0] else [end[phase]]
+        q1, median, q3 = np.percentile(values, (25, 50, 75))
+        figures[phase] = {"q1": float(q1), "median": float(median), "q3": float(q3)}
+    return figures
+
+
+def _peak_memory() -> float:
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count the parent's pages from before exec
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024 / 1e6
+    if sys.platform == "win32":
+        return float("nan")
+    import resource
+
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1e6
+
+
+def machine() -> dict[str, Any]:
+    """The processor, its cores, the system, and the GPU if PyTorch is loaded and sees one."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    torch = sys.modules.get("torch")
+    gpu = torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None
+    return {"cpu": model, "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}", "gpu": gpu}
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """An older report of `run`; `TextError` if it is none."""
+    try:
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        report["runtimes"], report["protocol"]
+    except OSError as error:
+        raise TextError(f"{path} can't be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise TextError(f"{path} is not a report of `txport bench`") from error
+    return report
+
+
+def regressions(old: dict[str, Any], new: dict[str, Any], allowed: float) -> list[str]:
+    """What became slower than `allowed` percent, one line each.
+
+    With several runtimes, each is measured by its ratio to the first, which a busier machine changes little.
+    """
+    if old["protocol"] != new["protocol"] or list(old["runtimes"]) != list(new["runtimes"]):
+        raise UnsupportedError("the older report has another protocol or other runtimes; measure both in the same way")
+    lines = []
+    for name in list(new["runtimes"])[1:] or list(new["runtimes"]):
+        for phase in UNITS:
+            before, after = _cost(old, name, phase), _cost(new, name, phase)
+            if after > before * (1 + allowed / 100):
+                lines.append(f"{name}: {phase} is {100 * (after / before - 1):.0f} % worse, allowed are {allowed:g} %")
+    return lines
+
+
+def _cost(report: dict[str, Any], name: str, phase: str) -> float:
+    """A figure of which less is better, over the first runtime's if there are several."""
+    figures = report["runtimes"]
+    first = next(iter(figures))
+    cost: float = figures[name][phase]["median"] / (figures[first][phase]["median"] if len(figures) > 1 else 1)
+    return 1 / cost if phase in MORE_IS_BETTER else cost
