@@ -8,8 +8,8 @@ WORDS := transformer attention onnx pronunciation
 .PHONY: run test check format bench gpu clean
 
 run: $(INSTALLED)
-	@$(BIN)/txport run g2p-en $(WORDS)
-	@$(BIN)/txport inspect g2p-en --brief
+	$(BIN)/txport run g2p-en $(WORDS)
+	$(BIN)/txport inspect g2p-en --brief
 
 test: $(INSTALLED)
 	$(BIN)/pytest

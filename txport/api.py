@@ -9,25 +9,22 @@ print(model.generate(["hello"])[0].output)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txport import runtimes
 from txport.batching import in_batches
 from txport.generate import EarlyStopping, Found, SearchOptions, generate
-from txport.locate import Say, checkpoint_of, find_bundle, silent
-from txport.models.bundle import Bundle, seal
+from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
-from txport.models.errors import ParityError, TextError, UnavailableError, UnsupportedError
-from txport.models.files import staged_folder
-from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer
+from txport.models.errors import TextError, UnsupportedError
+from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
+from txport.release import Say, export, load_checkpoint, parity, silent
 from txport.runtimes.base import Runtime
 
-if TYPE_CHECKING:
-    from txport.models.checkpoint import Checkpoint
-    from txport.parity import Report
+__all__ = ["Generated", "Hypothesis", "Model", "export", "load", "load_checkpoint", "parity"]
 
 BATCH_SIZE = 32
 
@@ -103,8 +100,7 @@ class Model:
         """Token ids of a text, checked against the longest sequence of the model."""
         ids, longest = self.tokenizer.encode(text, unknown), self.config.max_length
         if len(ids) > longest:
-            shown = text if len(text) <= 40 else text[:37] + "..."
-            raise TextError(f"{shown!r} has {len(ids)} tokens, the model takes at most {longest}; split the text")
+            raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
         return ids
 
     def _result(self, text: str, found: list[Found]) -> Generated:
@@ -127,66 +123,15 @@ def load(
     The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship.
     """
     runtimes.require(runtime, provider)
+    if checkpoint is not None and runtime != "torch":
+        raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
     bundle = find_bundle(str(name), say=say)
     if runtime == "torch":
         source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint)
+        if source.sha256 != bundle.manifest.checkpoint["sha256"]:
+            raise UnsupportedError(f"{bundle.path} was not made from this {source.name}: their hashes differ")
         engine = runtimes.load_torch(source, provider=provider, threads=threads)
     else:
         engine = runtimes.load(runtime, bundle, provider=provider, threads=threads)
     config = bundle.manifest.config
     return Model(engine, load_tokenizer(bundle.tokenizer, config), config)
-
-
-def load_checkpoint(name: str | Path) -> Checkpoint:
-    """Load a checkpoint by path or name; `UnavailableError` where PyTorch is not installed."""
-    try:
-        from txport.models import checkpoint
-    except ModuleNotFoundError as error:
-        raise _needs_export(error) from error
-    return checkpoint.load_checkpoint(str(name))
-
-
-def export(
-    name: str | Path,
-    out: str | Path,
-    *,
-    precision: str = "fp32",
-    opset: int | None = None,
-    force: bool = False,
-    say: Say = silent,
-) -> Bundle:
-    """Export a checkpoint to a portable bundle at `out`, compare it with PyTorch, and only then put it there.
-
-    Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
-    that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
-    """
-    try:
-        from txport.exporters.export import DEFAULT_OPSET, export_graphs
-        from txport.parity import check
-    except ModuleNotFoundError as error:
-        raise _needs_export(error) from error
-    with staged_folder(Path(out), force=force) as folder:
-        checkpoint = load_checkpoint(name)
-        say(f"exporting {checkpoint.name} ({precision})")
-        exported = export_graphs(checkpoint, folder, precision=precision, opset=opset or DEFAULT_OPSET)
-        say("comparing with PyTorch")
-        report = check(seal(folder, exported.manifest), checkpoint, {"ort": "cpu"})
-        if not report.passed:
-            raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
-        bundle = seal(folder, dataclasses.replace(exported.manifest, parity=report.summary()))
-    return Bundle(Path(out), bundle.manifest)
-
-
-def parity(bundle: Bundle, checkpoint: str | Path, providers: Mapping[str, str], *, seed: int = 0) -> Report:
-    """Compare a bundle with the checkpoint that it was made from, on each runtime of `providers` (name -> provider)."""
-    try:
-        from txport.parity import check
-    except ModuleNotFoundError as error:
-        raise _needs_export(error) from error
-    return check(bundle, load_checkpoint(checkpoint), providers, seed=seed)
-
-
-def _needs_export(error: ModuleNotFoundError) -> UnavailableError:
-    if error.name is None or error.name.startswith("txport"):
-        raise error
-    return UnavailableError(f"this needs {error.name}, which is not installed: pip install 'txport[export]'")

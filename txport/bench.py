@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from txport import runtimes
-from txport.locate import Say, silent
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.config import TransformerConfig
 from txport.models.errors import TextError, UnavailableError, UnsupportedError
+from txport.release import Say, load_checkpoint, silent
 from txport.runtimes.base import Ints, Runtime
 
 WARM_UP = 3
@@ -141,8 +141,6 @@ def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protoc
 def _load(name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol) -> Runtime:
     if name != "torch":
         return runtimes.load(name, bundle, provider=protocol.provider, threads=protocol.threads)
-    from txport.api import load_checkpoint
-
     assert checkpoint is not None
     precision = bundle.manifest.precision if protocol.provider == "cuda" else "fp32"
     model = load_checkpoint(checkpoint)

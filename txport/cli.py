@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -315,6 +316,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
 def run_guarded(command: click.Command, arguments: Iterable[str] | None = None) -> None:
     """Run a command and exit with the code that its end means; every error a user can cause is one line."""
     signal.signal(signal.SIGTERM, _interrupt)
+    _prepare_streams()
     try:
         # Not command.main(): it answers Ctrl-C and a closed pipe in ways of its own.
         with command.make_context(command.name, list(sys.argv[1:] if arguments is None else arguments)) as context:
@@ -335,6 +337,13 @@ def run_guarded(command: click.Command, arguments: Iterable[str] | None = None) 
     except OSError as error:
         _give_up_stdout()
         _fail(f"{error.strerror or error}: {error.filename or 'standard output'}", OutputError.exit_code)
+
+
+def _prepare_streams() -> None:
+    """A stream that the caller has closed takes what we write all the same; data is UTF-8 whatever the locale."""
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def _give_up_stdout() -> None:

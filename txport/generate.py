@@ -88,7 +88,7 @@ def greedy(
     rows = np.arange(len(sources))  # which source each row of the state belongs to
     found: list[list[int]] = [[] for _ in sources]
     sums = np.zeros(len(sources), dtype=np.float64)
-    for _ in range(options.max_new_tokens):
+    for length in range(1, options.max_new_tokens + 1):
         scores, state = runtime.step(tokens, state, top=1)
         assert scores.ids is not None
         tokens = scores.ids[:, 0]
@@ -96,7 +96,7 @@ def greedy(
         for row, token in zip(rows, tokens, strict=True):
             found[row].append(int(token))
         running = np.flatnonzero(tokens != config.eos_id)
-        if not len(running):
+        if not len(running) or length == options.max_new_tokens:
             break
         if len(running) < len(rows):
             state, tokens, rows = runtime.select(state, running), tokens[running], rows[running]
@@ -114,7 +114,7 @@ def beam(
     beams = [Beams(options, config.eos_id) for _ in sources]
     running = list(range(len(sources)))
     tokens = np.full(len(sources), config.bos_id, dtype=np.int64)
-    for _ in range(options.max_new_tokens):
+    for length in range(1, options.max_new_tokens + 1):
         scores, state = runtime.step(tokens, state, top=2 * options.beams)
         assert scores.ids is not None
         width = len(tokens) // len(running)  # 1 row a source in the first step, K later
@@ -123,7 +123,7 @@ def beam(
             for source, start in zip(running, range(0, len(tokens), width), strict=True)
         ]
         kept = [number for number, source in enumerate(running) if not beams[source].done]
-        if not kept:
+        if not kept or length == options.max_new_tokens:
             break
         running = [running[number] for number in kept]
         rows = np.concatenate([parents[number] for number in kept])

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 from txport import __version__
 from txport.models.bundle import MANIFEST, Bundle, load_bundle
 from txport.models.errors import BundleError, UnsupportedError
-from txport.models.names import CONFIG, SHIPPED, digest, is_shipped, preset_name, shipped
-
-Say = Callable[[str], None]
-
-
-def silent(message: str) -> None:
-    """Say nothing."""
+from txport.models.names import SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
+from txport.release import Say, export, silent
 
 
 def find_bundle(name: str, *, precision: str | None = None, say: Say = silent) -> Bundle:
@@ -27,7 +21,7 @@ def find_bundle(name: str, *, precision: str | None = None, say: Say = silent) -
     if preset_name(name) or is_shipped(name):
         return _from_cache(name, precision or "fp32", say)
     path = Path(name)
-    if (path / CONFIG).is_file() and not (path / MANIFEST).exists():
+    if (path / WEIGHTS).is_file() and not (path / MANIFEST).exists():
         raise BundleError(f"{name} is a checkpoint, not a bundle; `txport export {name} OUT` makes one")
     if not path.is_dir():
         known = ", ".join(shipped())
@@ -54,8 +48,6 @@ def _from_cache(name: str, precision: str, say: Say) -> Bundle:
         return load_bundle(path)
     except BundleError:
         say(f"exporting {name} to {path} (once; about half a minute)")
-    from txport.api import export
-
     return export(name, path, precision=precision, force=True)
 
 

@@ -25,8 +25,9 @@ from txport.generate import Found, SearchOptions, generate
 from txport.models.bundle import Bundle, load_bundle, write_json
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.config import TransformerConfig
-from txport.models.errors import UnsupportedError
+from txport.models.errors import ParityError, UnsupportedError
 from txport.models.ports import (
+    ATTENTION_MASK,
     DECODER,
     ENCODER,
     ENCODER_ATTENTION_MASK,
@@ -46,6 +47,7 @@ Array = NDArray[Any]
 # it grows with the largest value of the tensor. fp32: rounding in another order, some hundred times over, stays
 # under 1e-5. fp16: 11 bits of significand, so 5e-4 for each of the roundings that a dozen sublayers add up.
 TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2}
+WEIGHTS = "weights"  # the case in which no graph runs
 SEARCH_TOKENS = 32
 BEAMS = 4
 
@@ -113,7 +115,12 @@ class Report:
     @property
     def worst(self) -> Comparison:
         """The largest difference for what is allowed; a wrong weight comes first, since it explains the rest."""
-        return max(self.tensors, key=lambda each: (np.isnan(each.max_abs), each.max_abs / max(each.allowed, 1e-30)))
+
+        def badness(each: Comparison) -> tuple[bool, bool, float]:
+            wrong_weight = each.case == WEIGHTS and not each.passed
+            return wrong_weight, bool(np.isnan(each.max_abs)), each.max_abs / max(each.allowed, 1e-30)
+
+        return max(self.tensors, key=badness)
 
     def describe_worst(self) -> str:
         """What went wrong, in one line."""
@@ -179,7 +186,8 @@ def _number(value: Any) -> Any:
 def check(bundle: Bundle, checkpoint: Checkpoint, providers: Mapping[str, str], seed: int = 0) -> Report:
     """Compare a bundle with its checkpoint on each runtime of `providers` (runtime -> provider).
 
-    Raises `UnsupportedError` if the checkpoint is not the one that the bundle was made from.
+    Raises `UnsupportedError` if the checkpoint is not the one that the bundle was made from, `ParityError`
+    where a graph does not run at all.
     """
     if bundle.manifest.checkpoint["sha256"] != checkpoint.sha256:
         raise UnsupportedError(f"{bundle.path} was not made from this {checkpoint.name}: their hashes differ")
@@ -194,6 +202,7 @@ def check(bundle: Bundle, checkpoint: Checkpoint, providers: Mapping[str, str], 
         label = name if provider == "cpu" else f"{name} {provider}"
         for case in cases:
             report.tensors.extend(compare_graphs(case, label, runtime, checkpoint, precision, seed))
+        for case in cases:  # once every graph is known to run on every shape
             report.tokens.extend(compare_search(case, label, runtime, reference, checkpoint, precision))
     return report
 
@@ -263,7 +272,7 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
     for role in (ENCODER, DECODER):
         for name, actual in graph_weights(bundle.file(role)).items():
             if name in aliases:
-                yield compare("weights", role, 0, name, expected[aliases[name]], actual, 0.0)
+                yield compare(WEIGHTS, role, 0, name, expected[aliases[name]], actual, 0.0)
 
 
 def compare_graphs(
@@ -273,22 +282,31 @@ def compare_graphs(
     config, tolerance = checkpoint.config, TOLERANCES[precision]
     reference = TorchGraphs(checkpoint, precision)
     inputs = encoder_inputs(case.sources, config)
-    expected, actual = reference.run(ENCODER, inputs), runtime.run_graph(ENCODER, reference.cast(inputs))
+    where = f"{label}, case {case.name}"
+    expected, actual = reference.run(ENCODER, inputs), _run(runtime, ENCODER, reference.cast(inputs), where)
     for tensor, values in expected.items():
         yield compare(case.name, label, 0, tensor, values, actual[tensor], tolerance)
     rng = np.random.default_rng(seed)
     state = {
         ENCODER_HIDDEN_STATES: expected[LAST_HIDDEN_STATE],
-        ENCODER_ATTENTION_MASK: inputs["attention_mask"],
+        ENCODER_ATTENTION_MASK: inputs[ATTENTION_MASK],
         **dict.fromkeys(past(config), reference.empty_cache(len(case.sources))),
     }
     for step, length in enumerate(case.steps):
         tokens = rng.integers(0, config.target_vocab_size, (len(case.sources), length))
         inputs = {INPUT_IDS: tokens, **state}
-        expected, actual = reference.run(DECODER, inputs), runtime.run_graph(DECODER, reference.cast(inputs))
+        where = f"{label}, case {case.name}, step {step}"
+        expected, actual = reference.run(DECODER, inputs), _run(runtime, DECODER, reference.cast(inputs), where)
         for tensor, values in expected.items():
             yield compare(case.name, label, step, tensor, values, actual[tensor], tolerance)
         state.update(zip(past(config), (expected[name] for name in present(config)), strict=True))
+
+
+def _run(runtime: GraphRuntime, role: str, inputs: dict[str, Array], where: str) -> dict[str, Array]:
+    try:
+        return runtime.run_graph(role, inputs)
+    except Exception as error:  # each runtime has errors of its own
+        raise ParityError(f"{where}: the {role} graph does not run: {error}") from error
 
 
 class TorchGraphs:
@@ -320,7 +338,7 @@ def encoder_inputs(sources: Sequence[Sequence[int]], config: TransformerConfig) 
     size = max(len(source) for source in sources)
     ids = np.array([[*source, *[config.pad_id] * (size - len(source))] for source in sources], dtype=np.int64)
     mask = np.array([[1] * len(source) + [0] * (size - len(source)) for source in sources], dtype=np.int64)
-    return {INPUT_IDS: ids, "attention_mask": mask}
+    return {INPUT_IDS: ids, ATTENTION_MASK: mask}
 
 
 def compare(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -21,7 +22,7 @@ def open_texts(arguments: Sequence[str], files: Sequence[Path]) -> tuple[Iterabl
     if arguments:
         return arguments, len(arguments)
     if not files:
-        return read_lines(sys.stdin.buffer, "standard input"), None
+        return read_lines(sys.stdin.buffer if sys.stdin else io.BytesIO(), "standard input"), None
     texts = [line for file in files for line in _read_file(file)]
     return texts, len(texts)
 

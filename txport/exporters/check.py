@@ -19,7 +19,7 @@ from txport.models.ports import Dim, Graph, Port
 
 PORTABLE_IR = 10
 CONTROL_FLOW = {"If", "Loop", "Scan"}
-ABSOLUTE_PATH = re.compile(r"(?:^|[\s\"'(=,:])(?:/[^/\s\"']+){2,}|[A-Za-z]:\\\\?\w")
+ABSOLUTE_PATH = re.compile(r"(?:(?<![\w./-])|\bfile://)(?:/[^/\s\"']+){2,}|[A-Za-z]:\\\\?\w")
 
 
 class GraphError(TxportError, AssertionError):
@@ -81,7 +81,7 @@ def _versions(model: ModelProto, opset: int) -> Iterator[str]:
     found = {entry.domain: entry.version for entry in model.opset_import}
     if found != {"": opset}:
         yield f"opsets {found}, expected {opset}"
-    lowest = onnx.helper.find_min_ir_version_for(list(model.opset_import))
+    lowest = onnx.helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
     if model.ir_version > max(PORTABLE_IR, lowest):
         yield f"IR version {model.ir_version}, expected at most {max(PORTABLE_IR, lowest)}"
 

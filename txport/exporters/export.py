@@ -22,7 +22,7 @@ from txport.exporters.check import check_graph
 from txport.exporters.graphs import MODULES
 from txport.exporters.passes import run_passes
 from txport.exporters.select import select_model
-from txport.models.bundle import Manifest, write_json
+from txport.models.bundle import PRECISIONS, Manifest, write_json
 from txport.models.checkpoint import Checkpoint
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
@@ -78,7 +78,8 @@ def export_graphs(
 
 
 def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Model], dict[str, dict[str, int]]]:
-    module = copy.deepcopy(checkpoint.model).to(getattr(torch, manifest.dtype))
+    dtype = getattr(torch, manifest.dtype)
+    module = checkpoint.model if dtype == torch.float32 else copy.deepcopy(checkpoint.model).to(dtype)
     models, counts = {}, {}
     for role, graph in manifest.graphs.items():
         if role == SELECT:
@@ -176,8 +177,13 @@ def marian_config(config: TransformerConfig, precision: str, external: bool) -> 
         "eos_token_id": config.eos_id,
         "decoder_start_token_id": config.bos_id,
         "use_cache": True,
-        "transformers.js_config": {"dtype": precision, "use_external_data_format": external},
+        "transformers.js_config": transformers_js_config(precision, external),
     }
+
+
+def transformers_js_config(precision: str, external: bool) -> dict[str, Any]:
+    """What transformers.js must know; its "fp32" means the file names without a suffix, whatever is in them."""
+    return {"dtype": "fp32", "kv_cache_dtype": PRECISIONS[precision], "use_external_data_format": external}
 
 
 def generation_config(config: TransformerConfig) -> dict[str, Any]:

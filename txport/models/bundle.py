@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def _manifest(file: Path, values: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _check_types(values: Any, types: dict[str, type]) -> None:
+def _check_types(values: Any, types: Mapping[str, type]) -> None:
     for key, kind in types.items():
         if not isinstance(values[key], kind):
             raise TypeError(f"{key} must be {kind.__name__}, got {values[key]!r}")

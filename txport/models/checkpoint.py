@@ -16,9 +16,10 @@ from torch import Tensor
 
 from txport.models.bundle import write_json
 from txport.models.config import PRESETS, TransformerConfig
-from txport.models.errors import CheckpointError
+from txport.models.errors import BundleError, CheckpointError, TextError
 from txport.models.files import staged_folder
 from txport.models.names import CONFIG, PRESET, SAMPLES, TOKENIZER, WEIGHTS, digest, find_folder, label, preset_name
+from txport.models.tokenizer import load_tokenizer
 from txport.models.transformer import Transformer
 
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
@@ -55,6 +56,7 @@ def load_checkpoint(name: str) -> Checkpoint:
         model = Transformer(config)
     weights = _read_weights(folder / WEIGHTS)
     _check(folder / WEIGHTS, expected_tensors(model), weights)
+    _check_text(folder, config)
     with torch.random.fork_rng(devices=[]):  # building a model draws its first weights; leave the caller's seed be
         model = Transformer(config)
     model.load_state_dict(weights, strict=False)  # a tied weight is stored once; _check saw to the rest
@@ -109,6 +111,22 @@ def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) ->
             problems.append(f"{name} holds NaN or infinity")
     if problems:
         raise CheckpointError(f"{path} does not fit its config: {'; '.join(sorted(problems))}")
+
+
+def _check_text(folder: Path, config: TransformerConfig) -> None:
+    """The tokenizer must be this model's, the samples text that it takes."""
+    try:
+        tokenizer = load_tokenizer(folder / TOKENIZER, config)
+    except BundleError as error:
+        raise CheckpointError(str(error)) from error
+    path = folder / SAMPLES
+    try:
+        samples = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        longest = max((len(tokenizer.encode(sample)) for sample in samples), default=0)
+    except (UnicodeDecodeError, TextError) as error:
+        raise CheckpointError(f"{path} must hold text that the model takes: {error}") from error
+    if longest > config.max_length:
+        raise CheckpointError(f"{path} has a line of {longest} tokens, the model takes at most {config.max_length}")
 
 
 def _shape(tensor: Tensor) -> str:

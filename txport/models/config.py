@@ -142,6 +142,8 @@ def _wrong_relations(config: TransformerConfig) -> list[str]:
         value = getattr(config, name)
         if not 0 <= value < config.target_vocab_size:
             problems.append(f"{name} must lie in the target vocabulary of {config.target_vocab_size}, got {value}")
+        elif name != "bos_id" and value >= config.source_vocab_size:  # sources end and are padded too
+            problems.append(f"{name} must lie in the source vocabulary of {config.source_vocab_size}, got {value}")
     return problems
 
 

@@ -46,15 +46,23 @@ class FileTokenizer:
         """See `Tokenizer.encode`; "skip" leaves unknown characters out."""
         if not text.strip():
             raise TextError("the text is empty; give at least one character")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise TextError(f"{shorten(text)} is not UTF-8 text")
         encoding = self._tokenizer.encode(text)
         strange = [span for id_, span in zip(encoding.ids, encoding.offsets, strict=True) if id_ == self._unknown]
         if strange and unknown == "error":
             found = ", ".join(dict.fromkeys(repr(text[start:end]) for start, end in strange))
-            raise TextError(f"{text!r} has characters outside the vocabulary: {found}; --unknown skip leaves them out")
+            mend = "--unknown skip leaves them out"
+            raise TextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {mend}")
         ids = [id_ for id_ in encoding.ids if id_ != self._unknown]
         if len(ids) == sum(encoding.special_tokens_mask):
-            raise TextError(f"{text!r} has no character of the vocabulary")
+            raise TextError(f"{shorten(text)} has no character of the vocabulary")
         return ids
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return 1 + max(self._tokenizer.get_vocab().values(), default=-1)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
@@ -83,13 +91,13 @@ class NumberTokenizer:
         if not text.strip():
             raise TextError("the text is empty; this model has no tokenizer, so give token ids such as '5 17 3'")
         size = self._config.source_vocab_size
-        wrong = [word for word in text.split() if not (word.isascii() and word.isdigit() and int(word) < size)]
+        wrong = [word for word in text.split() if not _is_below(size, word)]
         if wrong and unknown == "error":
-            limit = f"numbers from 0 to {size - 1}"
-            raise TextError(f"this model has no tokenizer, so text is token ids, {limit}; got {', '.join(wrong)}")
+            ids_wanted = f"token ids, numbers from 0 to {size - 1}"
+            raise TextError(f"this model has no tokenizer, so text is {ids_wanted}; got {shorten(' '.join(wrong))}")
         ids = [int(word) for word in text.split() if word not in wrong]
         if not ids:
-            raise TextError(f"{text!r} has no number from 0 to {size - 1}")
+            raise TextError(f"{shorten(text)} has no number from 0 to {size - 1}")
         return [*ids, self._config.eos_id]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -102,9 +110,24 @@ class NumberTokenizer:
         return [str(id_) for id_ in ids]
 
 
+def _is_below(size: int, word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 10 and int(word) < size
+
+
+def shorten(text: str) -> str:
+    """A text as an error message quotes it."""
+    return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
 def load_tokenizer(path: Path, config: TransformerConfig) -> Tokenizer:
     """The tokenizer of a checkpoint or a bundle; without a file, token ids stand for text."""
-    return FileTokenizer(path) if path.exists() else NumberTokenizer(config)
+    if not path.exists():
+        return NumberTokenizer(config)
+    tokenizer = FileTokenizer(path)
+    if tokenizer.size > config.source_vocab_size:
+        sizes = f"{tokenizer.size} tokens, the model's source vocabulary {config.source_vocab_size}"
+        raise BundleError(f"{path} has {sizes}: it belongs to another model")
+    return tokenizer
 
 
 def spelling_tokenizer(vocabulary: Sequence[str]) -> str:

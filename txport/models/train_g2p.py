@@ -1,6 +1,6 @@
 """The recipe of `g2p-en`: train the reference Transformer on spelling -> pronunciation, on a CPU.
 
-    python -m txport.models.train_g2p DICTIONARY OUT --epochs 80
+    python -m txport.models.train_g2p DICTIONARY OUT
 
 Seeded; writes OUT/training.pt after every epoch, goes on from it when started again, and ends with the
 checkpoint OUT/checkpoint, stored in 16 bits. The learning rate warms up, stays, and falls to zero over the
@@ -217,12 +217,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dictionary", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--epochs", type=int, default=80)
-    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--optimiser", choices=("muon", "adamw"), default="muon")
     parser.add_argument("--warmup", type=float, default=1.0, help="epochs")
     parser.add_argument("--decay", type=float, default=0.3, help="share of the epochs")
-    parser.add_argument("--batch-tokens", type=int, default=9000)
+    parser.add_argument("--batch-tokens", type=int, default=12000)
     parser.add_argument("--dropout", type=float, default=0.15)
     parser.add_argument("--average", type=float, default=0.998, help="decay of the averaged weights, a step")
     parser.add_argument("--size", type=int, default=256)

@@ -54,8 +54,8 @@ def scores(logits: Floats, top: int | None) -> Scores:
     top = min(top, logits.shape[1])
     ids = _best(logits, top)
     shift = logits.max(axis=1, keepdims=True)
-    normaliser = shift + np.log(np.exp(logits - shift).sum(axis=1, keepdims=True))
-    return Scores(np.take_along_axis(logits, ids, axis=1) - normaliser, ids)
+    total = np.log(np.exp(logits - shift).sum(axis=1, keepdims=True))
+    return Scores(np.take_along_axis(logits, ids, axis=1) - shift - total, ids)  # the shift first: it may be large
 
 
 def _best(logits: Floats, top: int) -> Ints:

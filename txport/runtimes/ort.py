@@ -56,11 +56,14 @@ def _session(bundle: Bundle, role: str, provider: str, threads: int | None) -> o
     providers = [(provider, provider_options(provider)), "CPUExecutionProvider"]
     if provider == "CPUExecutionProvider":
         providers = providers[1:]
-    session = ort.InferenceSession(str(bundle.file(role)), options, providers=providers)
+    file = bundle.file(role)
+    try:
+        session = ort.InferenceSession(str(file), options, providers=providers)
+    except Exception as error:  # its errors share no other base
+        mend = "update it, or export again with a lower --opset"
+        raise UnavailableError(f"ONNX Runtime {ort.__version__} can't load {file}: {error}; {mend}") from error
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
-        raise UnavailableError(
-            f"{provider} did not start for {bundle.file(role)}; `txport doctor` says what is missing"
-        )
+        raise UnavailableError(f"{provider} did not start for {file}; `txport doctor` says what is missing")
     return session
 
 

@@ -79,25 +79,25 @@ def _cuda() -> str | None:
     if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
         return f"the NVIDIA driver finds no GPU; {GPU_MEND}"
     ort.preload_dlls()
-    return _library("onnxruntime_providers_cuda")
+    return _library("onnxruntime_providers_cuda", GPU_MEND)
 
 
 def _tensorrt() -> str | None:
-    return _cuda() or _library("onnxruntime_providers_tensorrt")
+    return _cuda() or _library("onnxruntime_providers_tensorrt", "install NVIDIA TensorRT's libraries")
 
 
-def _library(name: str) -> str | None:
+def _library(name: str, mend: str) -> str | None:
     """Load a provider's library; the loader's own message names what it lacks."""
     folder = Path(ort.__file__).parent / "capi"
     file = f"{name}.dll" if sys.platform == "win32" else f"lib{name}.so"
     if not (folder / file).exists():
-        return f"{file} is not part of the installed ONNX Runtime; {GPU_MEND}"
+        return f"{file} is not part of the installed ONNX Runtime; {mend}"
     try:
         if sys.platform != "win32":
             ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(folder / file), mode=ctypes.RTLD_LOCAL)
     except OSError as error:
-        return f"{str(error).split(':')[0]} is missing; {GPU_MEND}"
+        return f"{str(error).split(':')[0]} is missing; {mend}"
     return None
 
 

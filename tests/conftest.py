@@ -1,0 +1,50 @@
+"""One tiny checkpoint and its bundle for the whole session: an export takes seconds."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+import txport
+from tests.tiny import SAMPLES, VOCABULARY, tiny_config, tiny_model
+from txport.models.bundle import Bundle
+from txport.models.checkpoint import save_checkpoint
+from txport.models.tokenizer import spelling_tokenizer
+
+# No deadline, since the machine may be busy; the same examples in every run, so that a failure is a change.
+settings.register_profile("txport", deadline=None, derandomize=True)
+settings.load_profile("txport")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The user's own cache is out of bounds."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder with all that one can have."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "toy"
+    save_checkpoint(folder, tiny_model(tiny_config()), spelling_tokenizer(VOCABULARY))
+    (folder / "samples.txt").write_text("".join(f"{sample}\n" for sample in SAMPLES), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """What `export` makes of it. Read only: a test that alters it takes `copied`."""
+    return txport.export(checkpoint, tmp_path_factory.mktemp("bundles") / "toy")
+
+
+@pytest.fixture
+def copied(bundle: Bundle, tmp_path: Path) -> Path:
+    """A copy of the bundle that a test may alter."""
+    return Path(shutil.copytree(bundle.path, tmp_path / "bundle"))

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import tiny_config
+from txport.models.bundle import FORMAT, MANIFEST, Bundle, Manifest, load_bundle, read_manifest, seal
+from txport.models.errors import BundleError
+from txport.models.ports import DECODER, ENCODER, SELECT
+
+
+def tiny_manifest(**changes: Any) -> Manifest:
+    checkpoint, tools = {"name": "toy", "sha256": "0" * 64}, {"txport": "0.1.0"}
+    values = {"target": "portable", "precision": "fp32", "opset": 18, "checkpoint": checkpoint, "tools": tools}
+    return Manifest(**{**values, "config": tiny_config(), "parity": {"verdict": "pass"}, **changes})
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Bundle:
+    """A bundle as far as its manifest can tell: the graphs are a few bytes."""
+    folder = tmp_path / "bundle"
+    manifest = tiny_manifest()
+    for graph in manifest.graphs.values():
+        (folder / graph.file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / graph.file).write_bytes(graph.role.encode())
+    (folder / "samples.txt").write_text("bad\nchief\n", encoding="utf-8")
+    return seal(folder, manifest)
+
+
+def change_manifest(bundle: Bundle, **changes: Any) -> None:
+    values = json.loads((bundle.path / MANIFEST).read_text(encoding="utf-8"))
+    (bundle.path / MANIFEST).write_text(json.dumps({**values, **changes}), encoding="utf-8")
+
+
+def test_round_trip(sealed: Bundle) -> None:
+    loaded = load_bundle(sealed.path)
+    assert loaded == sealed
+    assert loaded.manifest.parity == {"verdict": "pass"}
+    assert loaded.samples == ["bad", "chief"]
+    assert loaded.size == sum(file.stat().st_size for file in sealed.path.rglob("*.*") if file.name != MANIFEST)
+    for role in (ENCODER, DECODER, SELECT):
+        assert loaded.file(role).read_bytes() == role.encode()
+
+
+def test_seal_lists_every_file_but_itself(sealed: Bundle) -> None:
+    again = seal(sealed.path, sealed.manifest)
+    assert again.manifest == sealed.manifest
+    files = {path.relative_to(sealed.path).as_posix() for path in sealed.path.rglob("*") if path.is_file()}
+    assert set(again.manifest.files) == files - {MANIFEST}
+
+
+def test_seal_twice_gives_the_same_bytes(sealed: Bundle) -> None:
+    before = (sealed.path / MANIFEST).read_bytes()
+    seal(sealed.path, sealed.manifest)
+    assert (sealed.path / MANIFEST).read_bytes() == before
+
+
+FILES = ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx", "onnx/select_rows.onnx", "samples.txt"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_wrong_file_is_named(name: str, sealed: Bundle) -> None:
+    file = sealed.path / name
+    whole = file.read_bytes()
+    faults = {
+        bytes([whole[0] ^ 1]) + whole[1:]: f"{name} was altered",
+        whole[:-1]: f"{name} has {len(whole) - 1} bytes, expected {len(whole)}",
+        whole + b"\0": f"{name} has {len(whole) + 1} bytes, expected {len(whole)}",
+        b"": f"{name} has 0 bytes, expected {len(whole)}",
+    }
+    for content, message in faults.items():
+        file.write_bytes(content)
+        with pytest.raises(BundleError, match=message) as caught:
+            load_bundle(sealed.path)
+        assert not any(other in str(caught.value) for other in FILES if other != name)
+    file.unlink()
+    with pytest.raises(BundleError, match=f"{name} is missing"):
+        load_bundle(sealed.path)
+
+
+def test_all_wrong_files_at_once(sealed: Bundle) -> None:
+    (sealed.path / FILES[0]).unlink()
+    (sealed.path / FILES[1]).write_bytes(b"")
+    with pytest.raises(BundleError, match=f"{FILES[1]} has 0 bytes, expected 7; {FILES[0]} is missing; export it"):
+        load_bundle(sealed.path)
+
+
+def test_no_bundle(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(BundleError, match=r"is not a bundle: txport\.json is missing; `txport export"):
+            load_bundle(path)
+
+
+@pytest.mark.parametrize(
+    ("known", "mend"), [(FORMAT + 1, "update txport"), (0, "export it again"), ("1", "export it again"), (None, "")]
+)
+def test_other_formats(known: Any, mend: str, sealed: Bundle) -> None:
+    change_manifest(sealed, format=known)
+    with pytest.raises(BundleError, match=rf"has bundle format {known}, this txport reads format {FORMAT}; {mend}"):
+        load_bundle(sealed.path)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"null", b'"text"', b"{}", b"\xff\xfe", b'{"format": 1}'])
+def test_garbage_manifest(text: bytes, sealed: Bundle) -> None:
+    (sealed.path / MANIFEST).write_bytes(text)
+    with pytest.raises(BundleError, match=r"txport\.json"):
+        load_bundle(sealed.path)
+
+
+@pytest.mark.parametrize("key", ["target", "precision", "opset", "config", "checkpoint", "tools", "graphs", "files"])
+def test_manifest_without_a_key(key: str, sealed: Bundle) -> None:
+    values = json.loads((sealed.path / MANIFEST).read_text(encoding="utf-8"))
+    del values[key]
+    (sealed.path / MANIFEST).write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(BundleError, match=r"txport\.json"):
+        read_manifest(sealed.path)
+
+
+@pytest.mark.parametrize("junk", [None, 7, "text", [], ["text"], {}, {"text": 1}, {FILES[0]: {}}], ids=repr)
+@pytest.mark.parametrize("key", ["target", "precision", "config", "checkpoint", "graphs", "files"])
+def test_manifest_with_junk_is_refused_not_a_crash(key: str, junk: Any, sealed: Bundle) -> None:
+    change_manifest(sealed, **{key: junk})
+    with pytest.raises(BundleError, match=r"txport\.json"):
+        load_bundle(sealed.path)
+
+
+def test_file_entries_with_junk(sealed: Bundle) -> None:
+    for junk in (None, "text", {}, {"sha256": 1}, {"bytes": "1", "sha256": None}):
+        change_manifest(sealed, files={**sealed.manifest.files, "samples.txt": junk})
+        with pytest.raises(BundleError, match=r"txport\.json|samples\.txt"):
+            load_bundle(sealed.path)
+
+
+def test_other_ports(sealed: Bundle) -> None:
+    graphs = sealed.manifest.to_dict()["graphs"]
+    graphs[DECODER]["inputs"].reverse()
+    change_manifest(sealed, graphs=graphs)
+    with pytest.raises(BundleError, match="names graphs or ports that target 'portable' does not have"):
+        load_bundle(sealed.path)
+
+
+def test_unknown_target_and_precision(sealed: Bundle) -> None:
+    for change in ({"target": "npu"}, {"precision": "int2"}):
+        change_manifest(sealed, **change)
+        with pytest.raises(BundleError, match=r"txport\.json"):
+            load_bundle(sealed.path)
+        change_manifest(sealed, target="portable")
+
+
+def test_config_that_no_model_can_have(sealed: Bundle) -> None:
+    change_manifest(sealed, config={**sealed.manifest.config.to_dict(), "heads": 3})
+    with pytest.raises(BundleError, match=r"txport\.json is damaged .*heads must divide d_model"):
+        load_bundle(sealed.path)
+
+
+def test_graph_without_hash(sealed: Bundle) -> None:
+    files = {name: entry for name, entry in sealed.manifest.files.items() if name != FILES[0]}
+    change_manifest(sealed, files=files)
+    with pytest.raises(BundleError, match=f"lists no hash for {FILES[0]}"):
+        load_bundle(sealed.path)

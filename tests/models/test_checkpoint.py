@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.tiny import VOCABULARY, tiny_config, tiny_model
+from txport.models.checkpoint import expected_tensors, load_checkpoint, save_checkpoint
+from txport.models.config import CHOICES, PRESETS
+from txport.models.errors import CheckpointError, ConfigError
+from txport.models.names import digest, label, shipped
+from txport.models.tokenizer import spelling_tokenizer
+
+
+class Bomb:
+    """Unpickling it makes a folder: harmless, and easy to see."""
+
+    def __init__(self, crater: Path) -> None:
+        self.crater = crater
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.mkdir, (self.crater,)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "mine"
+    save_checkpoint(path, tiny_model(tiny_config()))
+    return path
+
+
+def alter(folder: Path, change: dict[str, Tensor | None]) -> None:
+    """Replace, add or (None) take away tensors of a checkpoint."""
+    file = folder / "model.safetensors"
+    weights = {**load_file(file), **change}
+    save_file({name: tensor for name, tensor in weights.items() if tensor is not None}, file)
+
+
+@pytest.mark.parametrize("tied", CHOICES["tied"])
+@pytest.mark.parametrize("positions", CHOICES["positions"])
+def test_round_trip(tied: str, positions: str, tmp_path: Path) -> None:
+    model = tiny_model(tiny_config(tied=tied, positions=positions))
+    save_checkpoint(tmp_path / "mine", model, spelling_tokenizer(VOCABULARY))
+    loaded = load_checkpoint(str(tmp_path / "mine"))
+    assert loaded.config == model.config
+    assert loaded.name == "mine"
+    assert [path.name for path in loaded.companions] == ["tokenizer.json"]
+    assert not loaded.model.training
+    expected, actual = model.state_dict(), loaded.model.state_dict()
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    assert (loaded.model.projection.weight is loaded.model.target_embedding.tokens.weight) == (tied != "none")
+
+
+def test_each_weight_is_stored_once(folder: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    names = ("projection.weight", "source_embedding.tokens.weight", "target_embedding.tokens.weight")
+    assert sum(name in stored for name in names) == 1
+    assert sum(tensor.numel() for tensor in stored.values()) == sum(
+        parameter.numel() for parameter in load_checkpoint(str(folder)).model.parameters()
+    )
+
+
+def test_half_is_stored_in_16_bits_and_loaded_in_32(tmp_path: Path) -> None:
+    model = tiny_model(tiny_config())
+    save_checkpoint(tmp_path / "mine", model, half=True)
+    stored = load_file(tmp_path / "mine" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
+    for name, tensor in expected_tensors(load_checkpoint(str(tmp_path / "mine")).model).items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, expected_tensors(model)[name].half().float())
+
+
+def test_all_that_does_not_fit_at_once(folder: Path) -> None:
+    nan, infinite = torch.ones(16), torch.ones(16)
+    nan[3], infinite[5] = torch.nan, -torch.inf
+    alter(
+        folder,
+        {
+            "encoder.0.attention.query.weight": None,
+            "decoder.1.cross_attention.key.bias": None,
+            "lm_head.weight": torch.zeros(3, 4),
+            "encoder.1.feed_forward.inner.weight": torch.zeros(16, 24),
+            "decoder.0.attention.key.bias": nan,
+            "decoder.0.attention.value.bias": infinite,
+            "decoder_norm.bias": torch.zeros(16, dtype=torch.int64),
+            "decoder_norm.weight": torch.zeros(16, dtype=torch.bool),
+        },
+    )
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(str(folder))
+    listed = str(caught.value).partition("does not fit its config: ")[2].split("; ")
+    assert sorted(listed) == sorted(
+        [
+            "missing encoder.0.attention.query.weight (16, 16)",
+            "missing decoder.1.cross_attention.key.bias (16,)",
+            "unexpected lm_head.weight (3, 4)",
+            "encoder.1.feed_forward.inner.weight has shape (16, 24), expected (24, 16)",
+            "decoder.0.attention.key.bias holds NaN or infinity",
+            "decoder.0.attention.value.bias holds NaN or infinity",
+            "decoder_norm.bias has type torch.int64, expected a floating-point type",
+            "decoder_norm.weight has type torch.bool, expected a floating-point type",
+        ]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
+def test_other_floating_types_are_read(dtype: torch.dtype, folder: Path) -> None:
+    value = torch.full((16,), 0.5)
+    alter(folder, {"decoder_norm.bias": value.to(dtype)})
+    bias = load_checkpoint(str(folder)).model.decoder_norm.bias
+    assert bias.dtype == torch.float32
+    assert torch.equal(bias, value)
+
+
+def test_another_config(folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace('"encoder_layers": 2', '"encoder_layers": 1'))
+    with pytest.raises(CheckpointError, match=r"unexpected encoder\.1\.attention\.key\.bias \(16,\)"):
+        load_checkpoint(str(folder))
+    file.write_text(file.read_text().replace('"heads": 2', '"heads": 3'))
+    with pytest.raises(ConfigError, match=re.escape(str(file))):
+        load_checkpoint(str(folder))
+
+
+def test_weights_missing(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing$"):
+        load_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("kept", [0, 7, 300, -1])
+def test_weights_truncated(kept: int, folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a whole safetensors file"):
+        load_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("name", ["model.pt", "pytorch_model.bin", "model.safetensors"])
+def test_pickle_is_never_loaded(name: str, folder: Path, tmp_path: Path) -> None:
+    crater = tmp_path / "crater"
+    (folder / "model.safetensors").unlink()
+    torch.save(Bomb(crater), folder / name)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(str(folder))
+    assert not crater.exists()
+    expected = "not a whole safetensors file" if name == "model.safetensors" else f"{name} may hold code"
+    assert expected in str(caught.value)
+    live = (folder / name).rename(tmp_path / "live.pt")
+    torch.load(live, weights_only=False)  # the bomb does go off, so the test means something
+    assert crater.exists()
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (b"bad\nbuzz\n", r"samples\.txt must hold text that the model takes: 'buzz' has characters outside"),
+        (b"bad\n\n", r"samples\.txt must hold text that the model takes: the text is empty"),
+        (b"b\xffd\n", r"samples\.txt must hold text that the model takes: .*utf-8"),
+        (b"a" * 24 + b"\n", r"samples\.txt has a line of 25 tokens, the model takes at most 24"),
+    ],
+)
+def test_samples_that_the_model_cannot_take(samples: bytes, message: str, folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
+    (folder / "samples.txt").write_bytes(samples)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(str(folder))
+
+
+def test_tokenizer_that_is_not_this_models(folder: Path) -> None:
+    for text, message in ((spelling_tokenizer([*VOCABULARY, "ZH"]), "23 tokens"), ("{}", "is not a tokenizer")):
+        (folder / "tokenizer.json").write_text(text)
+        with pytest.raises(CheckpointError, match=rf"tokenizer\.json .*{message}"):
+            load_checkpoint(str(folder))
+
+
+def test_unknown_names(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint g2p-xx; .*preset:base"):
+        load_checkpoint("g2p-xx")
+    with pytest.raises(CheckpointError, match="unknown preset 'huge'; there are tiny, base, big"):
+        load_checkpoint("preset:huge")
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint: config\.json is missing"):
+        load_checkpoint(str(tmp_path))
+
+
+def test_what_ships_is_whole() -> None:
+    for name in shipped():
+        loaded = load_checkpoint(name)
+        assert loaded.name == name
+        assert loaded.companions
+
+
+def test_presets_are_seeded() -> None:
+    first, second = load_checkpoint("preset:tiny"), load_checkpoint("preset:tiny")
+    assert first.config == PRESETS["tiny"]
+    assert (first.name, first.sha256) == (second.name, second.sha256)
+    names = first.model.state_dict()
+    assert all(torch.equal(names[name], tensor) for name, tensor in second.model.state_dict().items())
+
+
+def test_loading_leaves_the_callers_seed_alone(folder: Path) -> None:
+    before = torch.get_rng_state()
+    load_checkpoint(str(folder))
+    load_checkpoint("preset:tiny")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_digest_covers_all_that_makes_a_checkpoint(folder: Path) -> None:
+    seen = [digest(str(folder))]
+    (folder / "notes.txt").write_text("not part of it")
+    assert digest(str(folder)) == seen[0]
+    (folder / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
+    seen.append(digest(str(folder)))
+    (folder / "samples.txt").write_text("bad\n")
+    seen.append(digest(str(folder)))
+    alter(folder, {"decoder_norm.bias": torch.ones(16)})
+    seen.append(digest(str(folder)))
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace('"norm": "pre"', '"norm": "post"'))
+    seen.append(digest(str(folder)))
+    assert len(set(seen)) == 5
+
+
+def test_label_is_never_a_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert label(str(folder)) == label(".") == label("../mine/") == "mine"
+    assert label("preset:tiny") == "preset:tiny"

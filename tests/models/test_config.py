@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import tiny_config
+from txport.models.config import CHOICES, PRESETS, TransformerConfig
+from txport.models.errors import ConfigError
+
+SIZES = {"source_vocab_size": 20, "target_vocab_size": 20}
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    config = tiny_config(norm="post", positions="learned", tied="target", dropout=0.0, norm_epsilon=1e-6)
+    assert TransformerConfig.from_dict(config.to_dict()) == config
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.to_dict()), encoding="utf-8")
+    assert TransformerConfig.from_file(file) == config
+
+
+def test_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tiny_config().heads = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head": 4}, r"unknown key 'head' \(did you mean 'heads'\?\)"),
+        ({"quux": 4}, r"unknown key 'quux'$"),
+        ({"heads": 0}, "heads must be at least 1, got 0"),
+        ({"d_model": -16}, "d_model must be at least 1, got -16"),
+        ({"encoder_layers": 0}, "encoder_layers must be at least 1, got 0"),
+        ({"decoder_layers": 0}, "decoder_layers must be at least 1, got 0"),
+        ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"d_model": 20, "heads": 3}, "heads must divide d_model, got 3 heads for d_model 20"),
+        ({"d_model": 15, "heads": 3}, "sinusoidal positions need an even d_model, got 15"),
+        ({"target_vocab_size": 21}, "tied 'all' needs one vocabulary for source and target, got sizes 20 and 21"),
+        ({"norm": "middle"}, "norm must be one of pre, post; got 'middle'"),
+        ({"family": "encoder"}, "family must be one of encoder-decoder; got 'encoder'"),
+        ({"tied": ""}, "tied must be one of none, target, all; got ''"),
+        ({"heads": "8"}, "heads must be int, got '8'"),
+        ({"heads": 8.0}, "heads must be int, got 8.0"),
+        ({"heads": None}, "heads must be int, got None"),
+        ({"norm": ["pre"]}, r"norm must be str, got \['pre'\]"),
+        ({"heads": True}, "heads must be int, got True"),
+        ({"dropout": False}, "dropout must be float, got False"),
+        ({"scale_embedding": 1}, "scale_embedding must be bool, got 1"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+        ({"dropout": float("nan")}, r"dropout must be in \[0, 1\), got nan"),
+        ({"norm_epsilon": 0.0}, r"norm_epsilon must be in \(0, 1\), got 0.0"),
+        ({"eos_id": 20}, "eos_id must lie in the target vocabulary of 20, got 20"),
+        ({"source_vocab_size": 2, "tied": "none"}, "eos_id must lie in the source vocabulary of 2, got 2"),
+        ({"source_vocab_size": 5, "tied": "none", "pad_id": 7}, "pad_id must lie in the source vocabulary of 5, got 7"),
+        ({"pad_id": -1}, "pad_id must lie in the target vocabulary of 20, got -1"),
+    ],
+)
+def test_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TransformerConfig.from_dict({**SIZES, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dropout": 0},
+        {"d_model": 15, "heads": 3, "positions": "learned"},
+        {"target_vocab_size": 9, "tied": "target"},
+        {"source_vocab_size": 3, "tied": "none", "bos_id": 7},
+    ],
+)
+def test_accepted(changes: dict[str, Any]) -> None:
+    config = TransformerConfig.from_dict({**SIZES, **changes})
+    assert {name: getattr(config, name) for name in changes} == changes
+
+
+def test_missing_key() -> None:
+    with pytest.raises(ConfigError, match="key 'source_vocab_size' is missing") as caught:
+        TransformerConfig.from_dict({"target_vocab_size": 4})
+    assert "target_vocab_size" not in str(caught.value)
+
+
+def test_all_problems_at_once() -> None:
+    with pytest.raises(ConfigError, match="head_count") as caught:
+        TransformerConfig.from_dict({"head_count": 1, "layer_count": 2})
+    for part in ("layer_count", "'source_vocab_size' is missing", "'target_vocab_size' is missing"):
+        assert part in str(caught.value)
+    with pytest.raises(ConfigError, match=r"heads must be at least 1, got 0.*dropout"):
+        tiny_config(heads=0, dropout=2.0)
+
+
+@pytest.mark.parametrize("name", list(CHOICES))
+def test_choices_are_fields_with_a_default_among_them(name: str) -> None:
+    field = {field.name: field for field in dataclasses.fields(TransformerConfig)}[name]
+    assert field.default in CHOICES[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{", "is not JSON"),
+        (b"", "is not JSON"),
+        (b"\xff\xfe{}", "is not JSON"),
+        (b"[1]", "holds a list, expected an object"),
+        (b"{}", "key 'source_vocab_size' is missing"),
+    ],
+)
+def test_file_refused_by_name(text: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        TransformerConfig.from_file(file)
+    assert str(file) in str(caught.value)
+
+
+# Vaswani et al. 2017, table 3: layers, D, feed-forward, heads, H, dropout.
+@pytest.mark.parametrize(("name", "row"), [("base", (6, 512, 2048, 8, 64, 0.1)), ("big", (6, 1024, 4096, 16, 64, 0.3))])
+def test_presets_are_the_published_sizes(name: str, row: tuple[float, ...]) -> None:
+    config = PRESETS[name]
+    sizes = (config.d_model, config.feed_forward, config.heads, config.head_size, config.dropout)
+    assert (config.encoder_layers, *sizes) == row
+    assert config.decoder_layers == config.encoder_layers
+    assert (config.norm, config.positions, config.activation, config.tied) == ("post", "sinusoidal", "relu", "all")
+    assert config.scale_embedding

@@ -1,0 +1,109 @@
+"""The portable contract, written out: Optimum and transformers.js load it by these names, in this order."""
+
+from __future__ import annotations
+
+import pytest
+
+from txport.models.config import TransformerConfig
+from txport.models.ports import DECODER, ENCODER, SELECT, Port, is_cross, past, portable, present
+
+# D 24, 3 heads of 8, 11 source and 13 target tokens, 1 + 2 layers: every number is another.
+CONFIG = TransformerConfig(
+    source_vocab_size=11,
+    target_vocab_size=13,
+    tied="target",
+    d_model=24,
+    heads=3,
+    feed_forward=32,
+    encoder_layers=1,
+    decoder_layers=2,
+)
+B, S, T = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
+PAST_T, PAST_S = "past_decoder_sequence_length", "past_encoder_sequence_length"
+NEW_T = "past_decoder_sequence_length + decoder_sequence_length"
+
+Row = tuple[str, str, tuple[str | int, ...]]
+
+
+def contract(float_type: str) -> dict[str, tuple[str, list[Row], list[Row]]]:
+    f = float_type
+    return {
+        "encoder": (
+            "onnx/encoder_model.onnx",
+            [("input_ids", "int64", (B, S)), ("attention_mask", "int64", (B, S))],
+            [("last_hidden_state", f, (B, S, 24))],
+        ),
+        "decoder": (
+            "onnx/decoder_model_merged.onnx",
+            [
+                ("input_ids", "int64", (B, T)),
+                ("encoder_hidden_states", f, (B, S, 24)),
+                ("encoder_attention_mask", "int64", (B, S)),
+                ("past_key_values.0.decoder.key", f, (B, 3, PAST_T, 8)),
+                ("past_key_values.0.decoder.value", f, (B, 3, PAST_T, 8)),
+                ("past_key_values.0.encoder.key", f, (B, 3, PAST_S, 8)),
+                ("past_key_values.0.encoder.value", f, (B, 3, PAST_S, 8)),
+                ("past_key_values.1.decoder.key", f, (B, 3, PAST_T, 8)),
+                ("past_key_values.1.decoder.value", f, (B, 3, PAST_T, 8)),
+                ("past_key_values.1.encoder.key", f, (B, 3, PAST_S, 8)),
+                ("past_key_values.1.encoder.value", f, (B, 3, PAST_S, 8)),
+            ],
+            [
+                ("logits", f, (B, T, 13)),
+                ("present.0.decoder.key", f, (B, 3, NEW_T, 8)),
+                ("present.0.decoder.value", f, (B, 3, NEW_T, 8)),
+                ("present.0.encoder.key", f, (B, 3, S, 8)),
+                ("present.0.encoder.value", f, (B, 3, S, 8)),
+                ("present.1.decoder.key", f, (B, 3, NEW_T, 8)),
+                ("present.1.decoder.value", f, (B, 3, NEW_T, 8)),
+                ("present.1.encoder.key", f, (B, 3, S, 8)),
+                ("present.1.encoder.value", f, (B, 3, S, 8)),
+            ],
+        ),
+    }
+
+
+@pytest.mark.parametrize("float_type", ["float32", "float16"])
+@pytest.mark.parametrize("role", [ENCODER, DECODER])
+def test_contract(role: str, float_type: str) -> None:
+    file, inputs, outputs = contract(float_type)[role]
+    graph = {graph.role: graph for graph in portable(CONFIG, float_type)}[role]
+    assert graph.file == file
+    assert graph.inputs == tuple(Port(*row) for row in inputs)
+    assert graph.outputs == tuple(Port(*row) for row in outputs)
+
+
+def test_select_takes_the_whole_state_of_the_decoder() -> None:
+    graphs = {graph.role: graph for graph in portable(CONFIG, "float32")}
+    select, state = graphs[SELECT], graphs[DECODER].inputs[1:]
+    assert select.inputs == (*state, Port("rows", "int64", ("selected_rows",)))
+    assert select.outputs == tuple(
+        Port(f"selected.{port.name}", port.dtype, ("selected_rows", *port.dims[1:])) for port in state
+    )
+    assert select.file.startswith("onnx/")
+
+
+def test_each_cache_output_becomes_the_input_of_its_place() -> None:
+    pairs = list(zip(present(CONFIG), past(CONFIG), strict=True))
+    assert len(pairs) == 8
+    assert all(output.removeprefix("present") == name.removeprefix("past_key_values") for output, name in pairs)
+    assert [is_cross(name) for _, name in pairs] == [False, False, True, True] * 2
+
+
+def test_no_port_that_breaks_optimum() -> None:
+    _, inputs, _ = contract("float32")[DECODER]
+    names = {port.name for graph in portable(CONFIG, "float32") for port in graph.inputs}
+    assert "attention_mask" not in {name for name, *_ in inputs}
+    assert "use_cache_branch" not in names
+
+
+def test_manifest_spells_out_the_ports() -> None:
+    graph = portable(CONFIG, "float32")[0]
+    assert graph.to_dict() == {
+        "file": "onnx/encoder_model.onnx",
+        "inputs": [
+            {"name": "input_ids", "dtype": "int64", "dims": [B, S]},
+            {"name": "attention_mask", "dtype": "int64", "dims": [B, S]},
+        ],
+        "outputs": [{"name": "last_hidden_state", "dtype": "float32", "dims": [B, S, 24]}],
+    }

@@ -1,0 +1,354 @@
+"""Every runtime behind the seam computes what PyTorch computes, on exactly the provider that was asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from tests.tiny import VOCABULARY, edit_graph
+from txport import diagnose, runtimes
+from txport.models.bundle import Bundle
+from txport.models.checkpoint import load_checkpoint
+from txport.models.errors import UnavailableError, UnsupportedError
+from txport.models.ports import DECODER, ENCODER, is_cross, past
+from txport.models.transformer import Transformer
+from txport.runtimes import ort, providers
+from txport.runtimes.base import Floats, Ints, Runtime, scores
+
+TOLERANCE = {"torch": 1e-6, "ort": 2e-5, "reference": 2e-5}
+RUNTIMES = list(TOLERANCE)
+
+# What becomes of the rows after each step; None leaves them alone.
+CASES: dict[str, tuple[list[int], list[list[int] | None]]] = {
+    "one row": ([5], [None, None, None]),
+    "length 1": ([1], [None, None]),
+    "padded rows": ([6, 1, 4], [None, None, None]),
+    "drop rows": ([6, 1, 4, 5], [[0, 2, 3], None, [1], None]),
+    "drop the longest": ([9, 2, 1], [None, [1, 2], None]),
+    "repeat rows": ([3, 6], [[0, 0, 0, 1, 1, 1], None, None]),
+    "reorder rows": ([3, 6, 2], [[2, 0, 1], [1, 2, 0], None]),
+    "beams": ([3, 6], [[0, 0, 1, 1], [1, 1, 2, 3], [0, 1, 3, 3], [1, 0], None]),
+    "before the first step": ([4, 2], [[1, 1, 0]]),
+    "as long as it may get": ([24, 24], [None] * 24),
+}
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> Transformer:
+    return load_checkpoint(str(checkpoint)).model
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest, bundle: Bundle, checkpoint: Path) -> tuple[str, Runtime]:
+    name = request.param
+    return name, (
+        runtimes.load_torch(load_checkpoint(str(checkpoint))) if name == "torch" else runtimes.load(name, bundle)
+    )
+
+
+def sources_of(lengths: list[int]) -> tuple[Ints, Ints]:
+    padded = np.random.default_rng(0).integers(4, len(VOCABULARY), (len(lengths), max(lengths)))
+    padded[np.arange(max(lengths))[None, :] >= np.array(lengths)[:, None]] = 0
+    return padded, np.array(lengths)
+
+
+@torch.no_grad()
+def uncached(model: Transformer, *inputs: Ints) -> Floats:
+    """The last logits of the whole target at once."""
+    logits: Floats = model(*(torch.from_numpy(array) for array in inputs))[:, -1].numpy()
+    return logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_and_selections_agree(case: str, runtime: tuple[str, Runtime], model: Transformer) -> None:
+    name, under_test = runtime
+    source, lengths = sources_of(CASES[case][0])
+    state = under_test.encode(source, lengths, max_length=24)
+    history, rng = np.zeros((len(source), 0), dtype=np.int64), np.random.default_rng(1)
+    if case == "before the first step":
+        rows = np.array(CASES[case][1][0])
+        state, source, lengths, history = under_test.select(state, rows), source[rows], lengths[rows], history[rows]
+    for rows in CASES[case][1]:
+        tokens = rng.integers(1, len(VOCABULARY), len(source))
+        history = np.column_stack([history, tokens])
+        found, state = under_test.step(tokens, state)
+        assert found.ids is None
+        assert found.values.dtype == np.float32
+        expected = uncached(model, source, lengths, history)
+        np.testing.assert_allclose(
+            found.values, expected, rtol=0, atol=TOLERANCE[name] * max(1, np.abs(expected).max())
+        )
+        if rows is not None and case != "before the first step":
+            state = under_test.select(state, np.array(rows))
+            source, lengths, history = source[rows], lengths[rows], history[rows]
+
+
+def test_a_state_is_not_changed_by_steps(runtime: tuple[str, Runtime]) -> None:
+    """Search may step twice from one state: nothing is hidden in the runtime."""
+    under_test = runtime[1]
+    state = under_test.encode(*sources_of([5, 3]), max_length=24)
+    for _ in range(2):
+        once = under_test.step(np.array([4, 5]), state)
+        under_test.step(np.array([6, 7]), state)
+        again = under_test.step(np.array([4, 5]), state)
+        assert np.array_equal(once[0].values, again[0].values)
+        state = once[1]
+
+
+@pytest.mark.parametrize("name", ["ort", "reference"])
+def test_the_source_is_projected_once(name: str, bundle: Bundle) -> None:
+    """Every step could do it anew and compute the same, only slowly."""
+    runtime: Any = runtimes.load(name, bundle)
+    state = runtime.encode(*sources_of([5, 3]), max_length=24)
+    first = runtime.step(np.array([4, 5]), state)[1]
+    second = runtime.step(np.array([6, 7]), first)[1]
+    for port in filter(is_cross, past(bundle.manifest.config)):
+        assert runtime._engine.to_numpy(first.tensors[port]).shape == (2, 2, 5, 8)
+        assert second.tensors[port] is first.tensors[port]
+
+
+@pytest.mark.parametrize("top", [1, 2, 7, len(VOCABULARY), 99])
+def test_top_scores_are_the_log_softmax_of_the_logits(top: int, runtime: tuple[str, Runtime]) -> None:
+    under_test = runtime[1]
+    state = under_test.encode(*sources_of([5, 3, 1]), max_length=24)
+    tokens = np.array([4, 5, 1])
+    logits = under_test.step(tokens, state)[0].values.astype(np.float64)
+    found = under_test.step(tokens, state, top=top)[0]
+    assert found.ids is not None
+    assert found.ids.shape == found.values.shape == (3, min(top, len(VOCABULARY)))
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(found.values, np.take_along_axis(expected, found.ids, 1), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.values, -np.sort(-expected, axis=1)[:, :top], rtol=0, atol=1e-5)
+
+
+def test_top_of_huge_logits_and_of_ties() -> None:
+    logits = np.array([[1e4, -1e4, 1e4, 0.0] * 10], dtype=np.float32)
+    found = scores(logits, 3)
+    assert found.ids is not None
+    assert logits[0, found.ids[0]].tolist() == [1e4] * 3
+    assert len(set(found.ids[0].tolist())) == 3
+    np.testing.assert_allclose(found.values, np.full((1, 3), -np.log(20)), rtol=1e-4)
+
+
+def test_run_graph_returns_every_output(bundle: Bundle) -> None:
+    config = bundle.manifest.config
+    ids = np.array([[5, 6, 2], [7, 2, 0]])
+    for name in ("ort", "reference"):
+        runtime = runtimes.load(name, bundle)
+        mask = np.array([[1, 1, 1], [1, 1, 0]])
+        hidden = runtime.run_graph(ENCODER, {"input_ids": ids, "attention_mask": mask})["last_hidden_state"]
+        assert hidden.shape == (2, 3, config.d_model)
+        empty = np.zeros((2, config.heads, 0, config.head_size), dtype=np.float32)
+        graph = bundle.manifest.graphs[DECODER]
+        caches = {port.name: empty for port in graph.inputs[3:]}
+        inputs = {"input_ids": ids[:, :2], "encoder_hidden_states": hidden, "encoder_attention_mask": mask, **caches}
+        outputs = runtime.run_graph(DECODER, inputs)
+        assert list(outputs) == [port.name for port in graph.outputs]
+        assert outputs["logits"].shape == (2, 2, config.target_vocab_size)
+        assert outputs["present.1.decoder.key"].shape == (2, config.heads, 2, config.head_size)
+        assert outputs["present.1.encoder.value"].shape == (2, config.heads, 3, config.head_size)
+
+
+def test_threads(bundle: Bundle) -> None:
+    state = runtimes.load("ort", bundle, threads=1).encode(*sources_of([3]), max_length=24)
+    assert state.length == 0
+    with pytest.raises(UnsupportedError, match="the reference runtime has one thread, got 2"):
+        runtimes.load("reference", bundle, threads=2)
+
+
+def test_unknown_names(bundle: Bundle) -> None:
+    with pytest.raises(UnsupportedError, match="unknown runtime 'tvm'; there are ort, reference, torch"):
+        runtimes.load("tvm", bundle)
+    with pytest.raises(UnsupportedError, match=r"unknown provider 'gpu'; give one of cpu, cuda"):
+        runtimes.load("ort", bundle, provider="gpu")
+    with pytest.raises(UnsupportedError, match="the reference runtime runs on the cpu only, got provider 'cuda'"):
+        runtimes.load("reference", bundle, provider="cuda")
+    with pytest.raises(UnsupportedError, match="the torch runtime runs on cpu or cuda, got provider 'tensorrt'"):
+        runtimes.require("torch", "tensorrt")
+
+
+@pytest.mark.parametrize("name", ["cpu", "CPU", "CPUExecutionProvider", "cpuexecutionprovider"])
+def test_spellings_of_a_provider(name: str) -> None:
+    assert providers.full_name(name) == "CPUExecutionProvider"
+
+
+def test_every_short_name_means_a_provider() -> None:
+    for short, name in providers.SHORT_NAMES.items():
+        assert providers.full_name(short) == name
+        assert name.endswith("ExecutionProvider")
+
+
+@pytest.mark.parametrize("provider", ["rocm", "coreml", "QNNExecutionProvider"])
+def test_provider_that_the_wheel_was_built_without(
+    provider: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    with pytest.raises(UnavailableError, match=f"was built without {providers.full_name(provider)}; install a wheel"):
+        runtimes.load("ort", bundle, provider=provider)
+
+
+def has_driver() -> bool:
+    try:
+        return bool(ctypes.CDLL("libcuda.so.1"))
+    except OSError:
+        return False
+
+
+def test_cuda_runs_there_or_says_what_is_missing(bundle: Bundle, runtime: tuple[str, Runtime]) -> None:
+    """The one test that means another thing on a machine with a GPU."""
+    reason = providers.missing("CUDAExecutionProvider")
+    if reason is None:
+        engine = ort.OrtEngine(bundle, "cuda", None)
+        assert {session.get_providers()[0] for session in engine._sessions.values()} == {"CUDAExecutionProvider"}
+        on_cuda, source = runtimes.load("ort", bundle, provider="cuda"), sources_of([5, 2])
+        found = [
+            each.step(np.array([4, 5]), each.encode(*source, max_length=24))[0].values for each in (on_cuda, runtime[1])
+        ]
+        np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-4)
+        return
+    with pytest.raises(UnavailableError, match="provider cuda can't run here: ") as caught:
+        runtimes.load("ort", bundle, provider="cuda")
+    assert reason in str(caught.value)
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers() and not has_driver():
+        assert "the NVIDIA driver is missing (libcuda.so.1 not found)" in reason
+        assert "pip install 'txport[cuda]'" in reason
+
+
+class Driver:
+    """An NVIDIA driver as ctypes shows it."""
+
+    def __init__(self, devices: int) -> None:
+        self.devices = devices
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802 - NVIDIA's name
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = self.devices
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("devices", "missing", "message"),
+    [
+        (None, None, "the NVIDIA driver is missing"),
+        (0, None, "the NVIDIA driver finds no GPU"),
+        (1, "libcudnn.so.9", r"libcudnn\.so\.9 is missing; .*pip install 'txport\[cuda\]'"),
+        (1, None, None),
+    ],
+)
+def test_each_thing_that_cuda_lacks_is_named(
+    devices: int | None, missing: str | None, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_library(name: str, mode: int = 0) -> Any:
+        if "cuda.so.1" in name or "nvcuda" in name:
+            if devices is None:
+                raise OSError(f"{name}: cannot open shared object file: No such file or directory")
+            return Driver(devices)
+        if missing and "providers_cuda" in name:
+            raise OSError(f"{missing}: cannot open shared object file: No such file or directory")
+        return object()
+
+    capi = tmp_path / "capi"
+    capi.mkdir()
+    for name in ("libonnxruntime_providers_cuda.so", "onnxruntime_providers_cuda.dll"):
+        (capi / name).touch()
+    monkeypatch.setattr(onnxruntime, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
+    monkeypatch.setattr(ctypes, "CDLL", open_library)
+    providers._cuda.cache_clear()
+    try:
+        if message is None:
+            assert providers.require_provider("cuda") == "CUDAExecutionProvider"
+        else:
+            with pytest.raises(UnavailableError, match=message):
+                providers.require_provider("cuda")
+    finally:
+        providers._cuda.cache_clear()
+
+
+class FallenBack:
+    """A session as ONNX Runtime makes it when a provider does not start: on the CPU, with no error."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.asked = options["providers"]
+
+    def get_providers(self) -> list[str]:
+        return ["CPUExecutionProvider"]
+
+
+def test_fallback_is_caught(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "missing", lambda name: None)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", FallenBack)
+    with pytest.raises(UnavailableError, match=r"CUDAExecutionProvider did not start for .*encoder_model\.onnx"):
+        runtimes.load("ort", bundle, provider="cuda")
+    assert providers.start("CUDAExecutionProvider") == "ONNX Runtime fell back to another provider without saying why"
+
+
+def test_opset_that_the_installed_runtime_does_not_know(copied: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        model.opset_import[0].version = 999
+
+    bundle = edit_graph(copied, DECODER, edit)
+    with pytest.raises(
+        UnavailableError, match=r"(?s)can't load .*decoder_model_merged\.onnx: .*; update it, or export"
+    ):
+        runtimes.load("ort", bundle)
+
+
+def test_package_that_is_not_installed(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr(runtimes.importlib, "import_module", absent)
+    for name, package, extra in (("reference", "onnx", "txport[export]"), ("ort", "onnxruntime", "txport")):
+        with pytest.raises(UnavailableError) as caught:
+            runtimes.load(name, bundle)
+        assert str(caught.value) == f"the {name} runtime needs {package}: pip install '{extra}'"
+
+
+class Wheel:
+    """An installed distribution."""
+
+    version = "1.31.1"
+
+    def __init__(self, name: str) -> None:
+        self.metadata = {"Name": name}
+
+
+@pytest.mark.parametrize(
+    ("installed", "broken"),
+    [
+        (["numpy", "onnxruntime-gpu"], False),
+        (["onnxruntime", "onnxruntime-genai", "onnxruntime-extensions"], False),
+        (["onnxruntime", "onnxruntime-gpu"], True),
+        (["onnxruntime-directml", "onnxruntime"], True),
+    ],
+)
+def test_doctor_finds_two_wheels(installed: list[str], broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels = [Wheel(name) for name in installed]
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "distributions", lambda: wheels)
+        found = runtimes.versions()
+    monkeypatch.setattr(runtimes, "versions", lambda: found)
+    problems = diagnose.examine().problems
+    assert bool(problems) == broken
+    if broken:
+        assert f"2 ONNX Runtime wheels are installed ({', '.join(found)})" in problems[0]
+        assert "pip uninstall" in problems[0]
+
+
+def test_doctor_starts_every_provider() -> None:
+    found = diagnose.examine()
+    assert found.providers["CPUExecutionProvider"] is None
+    assert set(onnxruntime.get_available_providers()) <= set(found.providers)
+    assert found.versions["torch"] == importlib.metadata.version("torch")

@@ -1,0 +1,266 @@
+"""What applications import, and what it finds for a name."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txport
+from tests.tiny import SAMPLES, tiny_config, tiny_model
+from txport import api, locate, runtimes
+from txport.exporters import export as exporter
+from txport.models.bundle import MANIFEST, Bundle, load_bundle
+from txport.models.checkpoint import save_checkpoint
+from txport.models.errors import (
+    BundleError,
+    CheckpointError,
+    ConfigError,
+    OutputError,
+    TextError,
+    UnavailableError,
+    UnsupportedError,
+)
+from txport.models.tokenizer import NumberTokenizer
+
+
+@pytest.fixture(scope="module")
+def model(bundle: Bundle) -> txport.Model:
+    return txport.load(bundle.path)
+
+
+def test_one_text_or_many(model: txport.Model) -> None:
+    many = model.generate(list(SAMPLES))
+    assert [each.input for each in many] == list(SAMPLES)
+    assert [model.generate(text)[0].output for text in SAMPLES] == [each.output for each in many]
+    assert model.generate([]) == []
+    assert model.generate(text for text in SAMPLES) == many
+
+
+def test_a_result_is_its_best_hypothesis(model: txport.Model) -> None:
+    found = model.generate("chief", beams=4, nbest=3)[0]
+    assert len(found.hypotheses) == 3
+    assert [each.score for each in found.hypotheses] == sorted((each.score for each in found.hypotheses), reverse=True)
+    best = found.hypotheses[0]
+    assert (found.output, found.score) == (best.output, best.score)
+    assert found.output == model.tokenizer.decode(best.tokens)
+    assert found.to_dict()["hypotheses"][0] == {"output": best.output, "score": best.score, "tokens": best.tokens}
+
+
+@pytest.mark.parametrize("options", [{}, {"beams": 3, "nbest": 2}], ids=["greedy", "beam"])
+def test_batches_change_nothing(options: dict[str, Any], model: txport.Model) -> None:
+    texts = list(SAMPLES) * 3
+    expected = model.generate(texts, batch_size=1, **options)
+    for batch_size in (2, 5, 32):
+        for one, other in zip(expected, model.generate(texts, batch_size=batch_size, **options), strict=True):
+            assert one.input == other.input
+            assert [each.tokens for each in one.hypotheses] == [each.tokens for each in other.hypotheses]
+            assert one.score == pytest.approx(other.score, abs=1e-5)
+
+
+@pytest.mark.parametrize("runtime", ["reference", "torch"])
+def test_other_runtimes_find_the_same(runtime: str, model: txport.Model, bundle: Bundle, checkpoint: Path) -> None:
+    other = txport.load(bundle.path, runtime=runtime, checkpoint=checkpoint if runtime == "torch" else None)
+    for options in ({}, {"beams": 3}):
+        expected, actual = model.generate(SAMPLES, **options), other.generate(SAMPLES, **options)
+        assert [each.hypotheses[0].tokens for each in actual] == [each.hypotheses[0].tokens for each in expected]
+        assert [each.score for each in actual] == pytest.approx([each.score for each in expected], abs=1e-5)
+
+
+def test_stream_reads_no_more_than_it_needs(model: txport.Model) -> None:
+    endless = (SAMPLES[number % 4] for number in itertools.count())
+    found = list(itertools.islice(model.stream(endless, batch_size=2, max_new_tokens=2), 5))
+    assert [each.input for each in found] == [*SAMPLES, SAMPLES[0]]
+
+
+def test_max_new_tokens(model: txport.Model) -> None:
+    whole = model.generate("chief")[0].hypotheses[0].tokens
+    assert len(whole) > 3
+    for limit in (1, 3):
+        assert model.generate("chief", max_new_tokens=limit)[0].hypotheses[0].tokens == whole[:limit]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"beams": 0}, "beams must be at least 1, got 0"),
+        ({"beams": 2, "nbest": 3}, "nbest can't exceed beams"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"max_new_tokens": 25}, "max_new_tokens must not exceed the model's longest sequence, 24; got 25"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str, model: txport.Model) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        model.generate("bad", **options)
+
+
+def test_texts_that_the_model_cannot_take(model: txport.Model) -> None:
+    with pytest.raises(TextError, match=r"'a{23}b' has 25 tokens, the model takes at most 24; split the text"):
+        model.generate("a" * 23 + "b")
+    assert model.generate("a" * 23)
+    with pytest.raises(TextError, match="'buzz' has characters outside the vocabulary: 'u', 'z'"):
+        model.generate(["bad", "buzz"])
+    assert model.generate("buzbad", unknown="skip")[0].output == model.generate("bbad")[0].output
+    with pytest.raises(TextError, match="the text is empty"):
+        model.generate(["bad", " "])
+
+
+def test_errors_are_ours_and_the_builtin(model: txport.Model) -> None:
+    for builtin in (txport.TxportError, ValueError):
+        with pytest.raises(builtin):
+            model.generate("")
+    with pytest.raises(RuntimeError):
+        raise UnavailableError
+
+
+def test_export_refuses_a_place_that_is_taken(checkpoint: Path, copied: Path, tmp_path: Path) -> None:
+    before = (copied / MANIFEST).read_bytes()
+    with pytest.raises(OutputError, match=r"bundle exists; --force replaces it"):
+        txport.export(checkpoint, copied)
+    assert (copied / MANIFEST).read_bytes() == before
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match="file is a file, expected a folder"):
+        txport.export(checkpoint, tmp_path / "file", force=True)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_export_never_replaces_the_checkpoint(checkpoint: Path) -> None:
+    before = {path: path.read_bytes() for path in checkpoint.iterdir()}
+    for out in (checkpoint, checkpoint.parent, checkpoint / "../toy"):
+        with pytest.raises(OutputError, match="holds the checkpoint itself; choose another place"):
+            txport.export(checkpoint, out, force=True)
+    assert {path: path.read_bytes() for path in checkpoint.iterdir()} == before
+
+
+def test_export_of_a_bad_checkpoint_leaves_nothing(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "bad", tiny_model(tiny_config()))
+    weights = tmp_path / "bad" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        txport.export(tmp_path / "bad", tmp_path / "out")
+    (tmp_path / "bad" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="'source_vocab_size' is missing"):
+        txport.export(tmp_path / "bad", tmp_path / "out")
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        txport.export(tmp_path / "nowhere", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad"]
+
+
+def test_export_interrupted_leaves_nothing(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(checkpoint: Any, folder: Path, **options: Any) -> Any:
+        (folder / "half-written").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporter, "export_graphs", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        txport.export(checkpoint, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_load_refuses_what_is_no_bundle(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"is a checkpoint, not a bundle; `txport export .* OUT` makes one"):
+        txport.load(checkpoint)
+    with pytest.raises(BundleError, match="there is no bundle nowhere; give the folder"):
+        txport.load("nowhere")
+    with pytest.raises(BundleError, match=r"txport\.json is missing"):
+        txport.load(tmp_path)
+    with pytest.raises(CheckpointError, match="unknown preset 'huge'"):
+        txport.load("preset:huge")
+
+
+def test_load_asks_for_the_runtime_before_any_costly_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "find_bundle", lambda *arguments, **options: pytest.fail("looked for the bundle first"))
+    with pytest.raises(UnsupportedError, match="unknown runtime"):
+        txport.load("preset:big", runtime="tvm")
+    with pytest.raises(UnsupportedError, match="unknown provider"):
+        txport.load("preset:big", provider="gpu")
+
+
+def test_load_on_torch_needs_the_checkpoint(bundle: Bundle, checkpoint: Path, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(), seed=1))
+    with pytest.raises(UnsupportedError, match="was not made from this toy: their hashes differ"):
+        txport.load(bundle.path, runtime="torch", checkpoint=tmp_path / "toy")
+    with pytest.raises(UnsupportedError, match="a checkpoint is for the torch runtime; ort runs the bundle by itself"):
+        txport.load(bundle.path, checkpoint=checkpoint)
+    with pytest.raises(UnsupportedError, match="was made from a checkpoint of yours, toy; name it with --checkpoint"):
+        txport.load(bundle.path, runtime="torch")
+    assert txport.load(bundle.path, runtime="torch", checkpoint=checkpoint).generate("bad")
+
+
+def test_precision_of_a_bundle_is_what_it_was_made_with(bundle: Bundle) -> None:
+    assert locate.find_bundle(str(bundle.path), precision="fp32").manifest == bundle.manifest
+    with pytest.raises(UnsupportedError, match="was exported in fp32; export it again for fp16"):
+        locate.find_bundle(str(bundle.path), precision="fp16")
+
+
+def test_bundle_can_move(bundle: Bundle, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = copied.rename(tmp_path / "moved here")
+    monkeypatch.chdir(tmp_path)
+    assert txport.load(moved.name).generate("bad") == txport.load(bundle.path).generate("bad")
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the checkpoints that are really exported."""
+    done: list[str] = []
+    whole = exporter.export_graphs
+
+    def export_graphs(checkpoint: Any, folder: Path, **options: Any) -> Any:
+        done.append(checkpoint.name)
+        return whole(checkpoint, folder, **options)
+
+    monkeypatch.setattr(exporter, "export_graphs", export_graphs)
+    return done
+
+
+def test_a_name_is_exported_once_and_again_when_it_is_damaged(
+    exports: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    first = txport.load("preset:tiny", say=said.append)
+    assert exports == ["preset:tiny"]
+    assert any("once" in message for message in said)
+    folder = next((cache / "txport" / "bundles").iterdir())
+    assert folder.name.startswith("preset-tiny-portable-fp32-")
+    assert load_bundle(folder).manifest.parity["verdict"] == "pass"
+    said.clear()
+    second = txport.load("preset:tiny", say=said.append)
+    assert (exports, said) == (["preset:tiny"], [])
+    assert isinstance(first.tokenizer, NumberTokenizer)
+    assert first.generate("5 6 7", beams=2) == second.generate("5 6 7", beams=2)
+    # The torch runtime finds the checkpoint by the name that the bundle records.
+    expected = txport.load("preset:tiny", runtime="torch").generate("5 6 7")[0].hypotheses[0].tokens
+    assert first.generate("5 6 7")[0].hypotheses[0].tokens == expected
+
+    damaged = folder / "onnx" / "encoder_model.onnx"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+
+    class ExportedAgainError(Exception):
+        """Enough to know: the export itself takes seconds."""
+
+    def export(name: str, out: Path, *, force: bool, **options: Any) -> Bundle:
+        raise ExportedAgainError(name, out, force)
+
+    monkeypatch.setattr(locate, "export", export)
+    with pytest.raises(ExportedAgainError) as caught:
+        locate.find_bundle("preset:tiny")
+    assert caught.value.args == ("preset:tiny", folder, True)
+
+
+def test_cache_entry_changes_with_precision_and_checkpoint() -> None:
+    keys = {locate._key(name, precision) for name in ("preset:tiny", "preset:base") for precision in ("fp32", "fp16")}
+    assert len(keys) == 4
+    assert not any(set(key) & set(':/\\"*?<>|') for key in keys)
+
+
+def test_parity_through_the_api(bundle: Bundle, checkpoint: Path) -> None:
+    report = api.parity(bundle, checkpoint, {"ort": "cpu"}, seed=3)
+    assert report.passed
+    assert report.about["seed"] == 3
+
+
+def test_every_runtime_is_there() -> None:
+    assert runtimes.installed() == ["ort", "reference"]

@@ -1,0 +1,86 @@
+"""Batches: the caller sees one stream in order, the model sees items of similar length."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txport.batching import READ_AHEAD, in_batches
+
+Item = tuple[int, int]  # its number and its length
+LENGTHS = st.lists(st.integers(0, 9), max_size=400)
+
+
+def items_of(lengths: list[int]) -> list[Item]:
+    return list(enumerate(lengths))
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, batch_size=st.integers(1, 5))
+def test_results_come_in_the_order_of_the_items(lengths: list[int], batch_size: int) -> None:
+    items = items_of(lengths)
+    results = in_batches(
+        items, lambda batch: [("did", item) for item in batch], batch_size, length=lambda item: item[1]
+    )
+    assert list(results) == [("did", item) for item in items]
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, batch_size=st.integers(1, 5))
+def test_batches_are_full_and_sorted_by_length_within_a_window(lengths: list[int], batch_size: int) -> None:
+    batches: list[list[Item]] = []
+
+    def work(batch: list[Item]) -> list[Item]:
+        batches.append(batch)
+        return batch
+
+    items = items_of(lengths)
+    assert list(in_batches(items, work, batch_size, length=lambda item: item[1])) == items
+    size = READ_AHEAD * batch_size
+    expected = [
+        list(batch)
+        for window in chunks(items, size)
+        for batch in chunks(sorted(window, key=lambda item: item[1]), batch_size)
+    ]
+    assert batches == expected
+
+
+def chunks(items: list[Item], size: int) -> Iterator[list[Item]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_an_endless_input_is_read_a_bounded_way_ahead(batch_size: int) -> None:
+    taken: list[int] = []
+
+    def endless() -> Iterator[int]:
+        for number in itertools.count():
+            taken.append(number)
+            yield number
+
+    results = in_batches(endless(), list, batch_size, length=lambda number: -number)
+    assert taken == []
+    window = READ_AHEAD * batch_size
+    for expected in range(window):
+        assert next(results) == expected
+        assert len(taken) == window
+    assert next(results) == window
+    assert len(taken) == 2 * window
+
+
+def test_no_items_are_no_work() -> None:
+    def work(batch: list[int]) -> list[int]:
+        raise AssertionError(batch)
+
+    assert list(in_batches([], work, 4, length=lambda item: item)) == []
+
+
+def test_work_that_loses_a_result_is_found_out() -> None:
+    results = in_batches([1, 2, 3], lambda batch: batch[1:], 3, length=lambda item: item)
+    with pytest.raises(ValueError, match="shorter"):
+        next(results)

@@ -1,0 +1,77 @@
+"""Measuring: every phase of every runtime, in processes of their own, and regressions by ratio."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txport import bench
+from txport.models.bundle import Bundle
+from txport.models.errors import UnavailableError, UnsupportedError
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def result(bundle: Bundle, checkpoint: Path) -> dict[str, Any]:
+    protocol = bench.Protocol(batch=2, beams=2, source=5, tokens=4, rounds=3, threads=1)
+    return bench.run(bundle, str(checkpoint), ("torch", "ort"), protocol)
+
+
+def test_every_phase_of_every_runtime_has_ordered_quartiles(result: dict[str, Any]) -> None:
+    assert list(result["runtimes"]) == ["torch", "ort"]
+    for phases in result["runtimes"].values():
+        assert list(phases) == list(bench.UNITS)
+        assert all(0 < each["q1"] <= each["median"] <= each["q3"] for each in phases.values())
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_runtimes_generate_the_same_tokens_and_work_in_processes_of_their_own(result: dict[str, Any]) -> None:
+    assert result["same_tokens"]
+    memory = {name: phases["peak memory"]["median"] for name, phases in result["runtimes"].items()}
+    assert memory["ort"] < memory["torch"], "a process that runs a bundle must not hold PyTorch"
+
+
+def test_a_regression_is_told_by_ratio_to_the_first_runtime(result: dict[str, Any]) -> None:
+    busier, slower = copy.deepcopy(result), copy.deepcopy(result)
+    for phases in busier["runtimes"].values():
+        phases["encode"]["median"] *= 3
+    slower["runtimes"]["ort"]["encode"]["median"] *= 1.5
+    slower["runtimes"]["ort"]["tokens"]["median"] /= 1.5
+    assert bench.regressions(result, busier, 10) == []
+    assert [line.split(" is ")[0] for line in bench.regressions(result, slower, 10)] == ["ort: encode", "ort: tokens"]
+    assert bench.regressions(result, slower, 60) == []
+
+
+def test_reports_of_different_protocols_are_not_compared(result: dict[str, Any]) -> None:
+    other = copy.deepcopy(result)
+    other["protocol"]["batch"] = 3
+    with pytest.raises(UnsupportedError, match="another protocol"):
+        bench.regressions(result, other, 10)
+
+
+def test_lengths_beyond_the_model_are_refused(bundle: Bundle) -> None:
+    with pytest.raises(UnsupportedError, match="longest sequence"):
+        bench.run(bundle, None, ("ort",), bench.Protocol(tokens=10_000))
+
+
+def test_a_runtime_that_fails_to_load_is_one_error(bundle: Bundle) -> None:
+    with pytest.raises(UnavailableError, match="there is no checkpoint nowhere"):
+        bench.run(bundle, "nowhere", ("torch",), bench.Protocol(source=4, tokens=4, rounds=3))
+
+
+def test_the_gpu_record_needs_a_gpu() -> None:
+    """Where there is none, it says what is missing and exits 3."""
+    code = "import torch; raise SystemExit(torch.cuda.is_available())"
+    if subprocess.run([sys.executable, "-c", code], check=False).returncode:
+        pytest.skip("there is a GPU here: `make gpu` makes the record")
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "CUDA" in done.stderr or "NVIDIA" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

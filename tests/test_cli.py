@@ -1,0 +1,852 @@
+"""The command line as users meet it: what it prints where, how it ends, and what every mistake costs: one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import txport
+from tests.tiny import VOCABULARY, edit_graph
+from txport import cli, runtimes
+from txport.exporters import export as exporter
+from txport.models.bundle import MANIFEST, Bundle, load_bundle
+from txport.models.checkpoint import Checkpoint
+from txport.models.errors import UnavailableError
+from txport.models.tokenizer import spelling_tokenizer
+
+SCRIPT = Path(sys.executable).parent / "txport"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+WORDS = ["bad", "chief", "a", "di'ed", "badge", "cabbage", "hi"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Ended]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+    """Run a command in this process: quick, since PyTorch is loaded already."""
+
+    def run(*arguments: object, stdin: bytes = b"") -> Ended:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code: Any = 0
+        try:
+            cli.main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code
+        return Ended(code, *capsys.readouterr())
+
+    handler = signal.getsignal(signal.SIGTERM)
+    yield run
+    signal.signal(signal.SIGTERM, handler)
+
+
+def spawn(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """Run the console script itself."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [str(SCRIPT), *(str(argument) for argument in arguments)]
+    return subprocess.Popen(command, **{**pipes, "text": True, "env": ENVIRONMENT, **options})
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    out, err = process.communicate(timeout=300)
+    return Ended(process.returncode, out or "", err or "")
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """All that lies below a folder, hidden or not."""
+    paths = sorted(folder.rglob("*"))
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+@pytest.fixture
+def model(bundle: Bundle) -> txport.Model:
+    return txport.load(bundle.path)
+
+
+# ------------------------------------------------------------------------------------------------ good paths
+
+
+def test_run_prints_one_line_a_text(call: Cli, bundle: Bundle, model: txport.Model) -> None:
+    expected = "".join(f"{each.output}\n" for each in model.generate(WORDS))
+    assert call("run", bundle.path, *WORDS) == Ended(0, expected, "")
+    assert call("run", bundle.path, stdin="\r\n".join(WORDS).encode()) == Ended(0, expected, "")
+
+
+def test_the_script_does_the_same(call: Cli, bundle: Bundle) -> None:
+    assert ended(spawn("run", bundle.path, *WORDS)) == call("run", bundle.path, *WORDS)
+
+
+def test_json_lines_have_a_contract(call: Cli, bundle: Bundle, model: txport.Model) -> None:
+    options = ("--beams", 3, "--nbest", 2, "--unknown", "skip")
+    done = call("run", bundle.path, "bad", "é", "É a", "--json", *options, "--max-new-tokens", 5)
+    assert (done.code, done.out) == (2, "")
+    done = call("run", bundle.path, "bad", "É a", "--json", *options, "--max-new-tokens", 5)
+    assert (done.code, done.err) == (0, "")
+    assert '"É a"' in done.out, "people read these lines too"
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    for line, text in zip(lines, ["bad", "É a"], strict=True):
+        assert list(line) == ["input", "output", "score", "hypotheses"]
+        assert line["input"] == text
+        assert len(line["hypotheses"]) == 2
+        for each in line["hypotheses"]:
+            assert list(each) == ["output", "score", "tokens"]
+            assert all(isinstance(token, int) for token in each["tokens"])
+        assert (line["output"], line["score"]) == (line["hypotheses"][0]["output"], line["hypotheses"][0]["score"])
+    expected = model.generate(["bad", "É a"], beams=3, nbest=2, max_new_tokens=5, unknown="skip")
+    assert lines == [json.loads(json.dumps(each.to_dict())) for each in expected]
+
+
+def test_characters_outside_the_vocabulary_can_be_left_out(call: Cli, bundle: Bundle) -> None:
+    assert call("run", bundle.path, "b@ad€", "--unknown", "skip") == call("run", bundle.path, "bad")
+
+
+def test_nbest_gives_scored_lines_best_first(call: Cli, bundle: Bundle) -> None:
+    done = call("run", bundle.path, "bad", "chief", "--beams", 4, "--nbest", 3)
+    assert (done.code, done.err) == (0, "")
+    lines = [line.split("\t") for line in done.out.splitlines()]
+    assert len(lines) == 2 * 3
+    for group in (lines[:3], lines[3:]):
+        scores = [float(score) for score, _ in group]
+        assert scores == sorted(scores, reverse=True)
+        assert len({output for _, output in group}) == 3
+
+
+@pytest.mark.parametrize("option", ["--beams=4", "--length-penalty=-1", "--early-stopping=never", "--max-new-tokens=2"])
+def test_search_options_reach_the_search(call: Cli, bundle: Bundle, model: txport.Model, option: str) -> None:
+    name, value = option.removeprefix("--").split("=")
+    base = {"beams": 3, "length_penalty": 2.0}
+    wanted = {**base, name.replace("-", "_"): value if value == "never" else int(value)}
+    done = call("run", bundle.path, *WORDS, "--json", "--beams=3", "--length-penalty=2", option)
+    assert done.code == 0
+    assert [json.loads(line)["score"] for line in done.out.splitlines()] == pytest.approx(
+        [each.score for each in model.generate(WORDS, **wanted)], abs=1e-5
+    )
+    if value != "never":
+        assert [each.score for each in model.generate(WORDS, **wanted)] != [
+            each.score for each in model.generate(WORDS, **base)
+        ]
+
+
+def test_files_in_and_out_keep_the_order(call: Cli, bundle: Bundle, model: txport.Model, tmp_path: Path) -> None:
+    """Batches are made of texts of similar length, from both files; nobody sees it."""
+    one, two, out = tmp_path / "one", tmp_path / "two", tmp_path / "out"
+    one.write_text("\n".join(WORDS))
+    two.write_bytes("".join(f"{word}\r\n" for word in reversed(WORDS)).encode())
+    options = ("--batch-size", 2, "--json", "--max-new-tokens", 6)
+    assert call("run", bundle.path, "--input", one, "--input", two, "--output", out, *options) == Ended(0, "", "")
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [line["input"] for line in lines] == [*WORDS, *reversed(WORDS)]
+    for line in lines:
+        (alone,) = model.generate(line["input"], max_new_tokens=6)
+        assert (line["output"], line["score"]) == (alone.output, pytest.approx(alone.score, abs=1e-5))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "out", "two"]
+
+
+@pytest.mark.parametrize("runtime", ["torch", "reference"])
+def test_other_runtimes_find_the_same(call: Cli, bundle: Bundle, checkpoint: Path, runtime: str) -> None:
+    options = ["bad", "chief", "--beams", 2, "--max-new-tokens", 6, "--json", "--threads", 1]
+    source = ["--checkpoint", checkpoint] if runtime == "torch" else []
+    done, expected = (
+        call("run", bundle.path, *options, "--runtime", runtime, *source),
+        call("run", bundle.path, *options),
+    )
+    assert (done.code, done.err) == (0, "")
+    for line, other in zip(done.out.splitlines(), expected.out.splitlines(), strict=True):
+        actual, wanted = json.loads(line), json.loads(other)
+        assert actual["output"] == wanted["output"]
+        assert actual["score"] == pytest.approx(wanted["score"], abs=1e-4)
+
+
+def test_parity_holds_and_reports(call: Cli, bundle: Bundle, checkpoint: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = call("parity", bundle.path, "--checkpoint", checkpoint, "--runtime", "ort", "--seed", 3, "--report", report)
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"^verdict: pass; worst: ", done.out, flags=re.MULTILINE)
+    values = json.loads(report.read_text(encoding="utf-8"))
+    assert (values["verdict"], values["seed"], values["providers"]) == ("pass", 3, {"ort": "cpu"})
+    assert values["checkpoint"] == bundle.manifest.checkpoint
+    assert values["files"] == bundle.manifest.files
+    assert {case["verdict"] for case in values["cases"]} == {"pass"}
+
+
+def alter_weight(value: float) -> Callable[[onnx.ModelProto], None]:
+    def edit(model: onnx.ModelProto) -> None:
+        weight = next(tensor for tensor in model.graph.initializer if tensor.name.endswith("output.weight"))
+        array = onnx.numpy_helper.to_array(weight).copy()
+        array[0, 0] = value
+        weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
+
+    return edit
+
+
+@pytest.mark.parametrize("value", [3.0, np.nan])
+def test_parity_finds_a_weight_that_was_altered_under_a_mended_hash(
+    call: Cli, copied: Path, checkpoint: Path, tmp_path: Path, value: float
+) -> None:
+    edit_graph(copied, "encoder", alter_weight(value))
+    assert call("inspect", copied, "--json").code == 0, "the hashes must not be what finds it"
+    report = tmp_path / "report.json"
+    done = call("parity", copied, "--checkpoint", checkpoint, "--runtime", "ort", "--report", report)
+    assert (done.code, done.err) == (1, "")
+    assert "verdict: FAIL; worst: encoder, case weights, step 0: " in done.out
+    assert "output.weight[0, 0] is" in done.out
+    values = json.loads(report.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert values["verdict"] == "fail"
+    assert values["worst"]["tensor"].endswith("output.weight")
+
+
+def test_inspect(call: Cli, bundle: Bundle) -> None:
+    done = call("inspect", bundle.path)
+    assert (done.code, done.err) == (0, "")
+    for expected in [*bundle.manifest.files, "past_key_values.1.encoder.value", "MatMul", "opset: 18", "parity with"]:
+        assert expected in done.out
+    brief = call("inspect", bundle.path, "--brief")
+    assert (brief.code, brief.err) == (0, "")
+    assert "MatMul" not in brief.out
+    assert done.out.endswith(brief.out)
+
+
+def test_inspect_json_is_the_manifest_and_where_it_lies(call: Cli, bundle: Bundle) -> None:
+    done = call("inspect", bundle.path, "--json")
+    assert (done.code, done.err) == (0, "")
+    manifest = json.loads((bundle.path / MANIFEST).read_text(encoding="utf-8"))
+    assert json.loads(done.out) == {"path": str(bundle.path.resolve()), **manifest}
+
+
+def test_doctor(call: Cli) -> None:
+    done = call("doctor")
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"CPUExecutionProvider +starts", done.out)
+    assert "no problems found" in done.out
+    values = json.loads(call("doctor", "--json").out)
+    assert list(values) == ["versions", "providers", "problems"]
+    assert values["versions"]["txport"] == txport.__version__
+    assert values["providers"]["CPUExecutionProvider"] is None
+    assert values["problems"] == []
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_doctor_fails_where_wheels_overwrite_each_other(
+    call: Cli, monkeypatch: pytest.MonkeyPatch, option: tuple[str]
+) -> None:
+    monkeypatch.setattr(runtimes, "versions", lambda: {"onnxruntime": "1", "onnxruntime-gpu": "2"})
+    done = call("doctor", *option)
+    assert (done.code, done.err) == (1, "")
+    assert "2 ONNX Runtime wheels are installed (onnxruntime, onnxruntime-gpu); pip uninstall" in done.out
+
+
+@pytest.mark.parametrize("name", [None, *cli.cli.commands])
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_every_command_has_help(call: Cli, name: str | None, option: str) -> None:
+    done = call(*([name] if name else []), option)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"Usage: txport {name or ''}".rstrip())
+
+
+def test_version(call: Cli) -> None:
+    assert call("--version") == Ended(0, f"txport, version {txport.__version__}\n", "")
+
+
+def test_export_prints_the_manifest_and_replaces_by_force(call: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").touch()
+    done = call("export", checkpoint, out, "--force", "--json", "--opset", 20, "--precision", "fp16")
+    assert (done.code, done.err) == (0, "")
+    manifest = json.loads(done.out)
+    assert manifest == load_bundle(out).manifest.to_dict()
+    assert (manifest["opset"], manifest["precision"], manifest["parity"]["verdict"]) == (20, "fp16", "pass")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    assert not (out / "old").exists()
+
+
+def a_wrong_export(bundle: Bundle) -> Callable[..., exporter.Exported]:
+    """An exporter that gets one weight wrong."""
+
+    def export_graphs(checkpoint: Checkpoint, folder: Path, **options: Any) -> exporter.Exported:
+        shutil.copytree(bundle.path, folder, dirs_exist_ok=True)
+        return exporter.Exported(edit_graph(folder, "encoder", alter_weight(3.0)).manifest, {})
+
+    return export_graphs
+
+
+def test_an_export_that_differs_from_pytorch_does_not_appear(
+    call: Cli, bundle: Bundle, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "export_graphs", a_wrong_export(bundle))
+    done = call("export", checkpoint, tmp_path / "out")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("txport: the export of toy differs from PyTorch: encoder, case weights, step 0: ")
+    assert done.err.count("\n") == 1
+    assert tree(tmp_path) == {}
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a test may ruin: copies of a bundle and its checkpoint, beside a folder for files."""
+
+    tmp: Path
+    bundle: Path
+    checkpoint: Path
+
+
+@pytest.fixture
+def place(copied: Path, checkpoint: Path, tmp_path: Path) -> Place:
+    return Place(tmp_path, copied, Path(shutil.copytree(checkpoint, tmp_path / "checkpoint")))
+
+
+def assert_refused(done: Ended, message: str, code: int = 2) -> None:
+    """One line that says what was given and what to do; no traceback, no data."""
+    assert done.out == ""
+    assert done.err.startswith("txport: ")
+    assert done.err.count("\n") == 1
+    assert done.err.endswith("\n")
+    assert message in done.err
+    assert done.code == code
+
+
+def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2, stdin: bytes = b"") -> None:
+    """Run a command with its places filled in: it is refused, and every file stays as it was."""
+    before = tree(place.tmp)
+    filled = [argument.format(**vars(place)) for argument in shlex.split(command)]
+    assert_refused(call(*filled, stdin=stdin), message.format(**vars(place)), code)
+    assert tree(place.tmp) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("''", "the text is empty"),
+        ("' \t'", "the text is empty"),
+        ("bad ''", "the text is empty"),
+        ("b@d", "'b@d' has characters outside the vocabulary: '@'; --unknown skip"),
+        ("bad 'x€d y'", "'x€d y' has characters outside the vocabulary: 'x', '€', ' ', 'y'"),
+        ("@€ --unknown skip", "'@€' has no character of the vocabulary"),
+        ("'a\nz'", r"'a\nz' has characters outside the vocabulary: '\n', 'z'"),
+        ("a\udcff", r"'a\udcff' is not UTF-8 text"),
+        ("abcdefghiabcdefghiabcdef", "'abcdefghiabcdefghiabcdef' has 25 tokens, the model takes at most 24; split"),
+        ("bad --max-new-tokens 25", "max_new_tokens must not exceed the model's longest sequence, 24; got 25"),
+        ("bad --beams 2 --nbest 3", "nbest can't exceed beams"),
+        ("bad --nbest 2", "nbest can't exceed beams"),
+        ("bad --length-penalty nan", "length_penalty must lie in"),
+        ("bad --length-penalty 1e9", "length_penalty must lie in"),
+        ("bad --input {bundle}/config.json", "give TEXT or --input, not both"),
+        ("--input {tmp}/missing", "{tmp}/missing can't be read: No such file or directory"),
+        ("--input {tmp}", "{tmp} can't be read: Is a directory"),
+        ("--input /dev/null", "/dev/null is empty; give at least one line of text"),
+        ("--input {bundle}/onnx/encoder_model.onnx", "encoder_model.onnx, line "),
+        ("bad --output {tmp}", "{tmp} is a folder, expected a file to write"),
+        ("bad --output {tmp}/missing/out", "{tmp}/missing/out can't be written: No such file or directory"),
+        ("bad --output {bundle}/txport.json/out", "out can't be written: Not a directory"),
+        ("bad b@d --output {tmp}/out", "outside the vocabulary"),
+        ("bad --checkpoint {checkpoint}", "a checkpoint is for the torch runtime; ort runs the bundle by itself"),
+        ("bad --runtime torch", "was made from a checkpoint of yours, toy; name it with --checkpoint"),
+        ("bad --runtime torch --checkpoint {tmp}/missing", "there is no checkpoint {tmp}/missing"),
+        ("bad --runtime torch --checkpoint preset:tiny", "was not made from this preset:tiny: their hashes differ"),
+        ("bad --runtime reference --threads 2", "the reference runtime has one thread, got 2"),
+        ("bad --runtime reference --provider cuda", "the reference runtime runs on the cpu only"),
+        ("bad --provider npu", "unknown provider 'npu'; give one of cpu, cuda, "),
+    ],
+)
+def test_run_refuses(call: Cli, place: Place, command: str, message: str) -> None:
+    refuse(call, place, f"run {{bundle}} {command}", message)
+
+
+@pytest.mark.parametrize(
+    ("stdin", "message"),
+    [
+        (b"", "standard input is empty; give at least one line of text"),
+        (b"bad\n\n", "standard input, line 2: the text is empty"),
+        (b"bad\nb\xe4d\n", "standard input, line 2: not UTF-8 text"),
+        (b"\x1f\x8b\x08\0\0\0\0\0", "standard input, line 1: not UTF-8 text"),
+        (b"bad\0", "standard input, line 1: binary data, expected UTF-8 text"),
+        ("bad\nbäd\n".encode(), "'bäd' has characters outside the vocabulary: 'ä'"),
+    ],
+)
+def test_run_refuses_standard_input(call: Cli, place: Place, stdin: bytes, message: str) -> None:
+    refuse(call, place, "run {bundle}", message, stdin=stdin)
+
+
+def numbers(call: Cli, bundle: Path, text: str, *options: str) -> Ended:
+    """Run a bundle that has no tokenizer."""
+    (bundle / "tokenizer.json").unlink()
+    values = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
+    del values["files"]["tokenizer.json"]
+    (bundle / MANIFEST).write_text(json.dumps(values), encoding="utf-8")
+    return call("run", bundle, text, *options)
+
+
+@pytest.mark.parametrize("text", ["bad", "5 -1", "5 22", "5 1.5", "5 ٣", "9" * 5000])
+def test_run_refuses_words_where_token_ids_stand_for_text(call: Cli, copied: Path, text: str) -> None:
+    done = numbers(call, copied, text)
+    assert_refused(done, "this model has no tokenizer, so text is token ids, numbers from 0 to 21; got")
+    assert len(done.err) < 200
+
+
+def test_run_takes_token_ids_where_there_is_no_tokenizer(call: Cli, copied: Path, model: txport.Model) -> None:
+    (expected,) = model.generate("bad")
+    ids = " ".join(str(VOCABULARY.index(letter)) for letter in "bad")
+    done = numbers(call, copied, ids, "--json")
+    assert json.loads(done.out)["hypotheses"][0]["tokens"] == expected.hypotheses[0].tokens
+
+
+FILES = [
+    "onnx/encoder_model.onnx",
+    "onnx/decoder_model_merged.onnx",
+    "onnx/select_rows.onnx",
+    "tokenizer.json",
+    "samples.txt",
+    "config.json",
+    "generation_config.json",
+]
+
+
+def lose(file: Path) -> None:
+    file.unlink()
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def alter(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lose, "{name} is missing"),
+        (empty, "{name} has 0 bytes, expected "),
+        (truncate, "{name} has "),
+        (alter, "{name} was altered (its SHA-256 does not match)"),
+    ],
+)
+def test_a_damaged_file_of_a_bundle_is_named(
+    call: Cli, place: Place, name: str, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(place.bundle / name)
+    refuse(call, place, "run {bundle} bad", f"{place.bundle}: {message.format(name=name)}")
+    refuse(call, place, "inspect {bundle}", name)
+
+
+def test_all_damage_is_named_at_once(call: Cli, place: Place) -> None:
+    lose(place.bundle / FILES[0])
+    alter(place.bundle / FILES[1])
+    done = call("parity", place.bundle, "--checkpoint", place.checkpoint)
+    assert_refused(done, f"{FILES[0]} is missing")
+    assert_refused(done, f"{FILES[1]} was altered")
+
+
+def manifest_with(**changes: Any) -> Callable[[Path], None]:
+    def damage(bundle: Path) -> None:
+        values = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
+        (bundle / MANIFEST).write_text(json.dumps({**values, **changes}), encoding="utf-8")
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda bundle: (bundle / MANIFEST).unlink(), "is not a bundle: txport.json is missing"),
+        (lambda bundle: shutil.rmtree(bundle), "there is no bundle {bundle}; give the folder that"),
+        (lambda bundle: empty(bundle / MANIFEST), "txport.json is damaged"),
+        (lambda bundle: (bundle / MANIFEST).write_bytes(b"\xff"), "txport.json is damaged"),
+        (lambda bundle: (bundle / MANIFEST).write_text("[]"), "txport.json is damaged"),
+        (manifest_with(format=2), "has bundle format 2, this txport reads format 1; update txport"),
+        (manifest_with(format=0), "has bundle format 0, this txport reads format 1; export it again"),
+        (manifest_with(files={}), "lists no hash for onnx/encoder_model.onnx"),
+        (manifest_with(files=None), "is damaged"),
+        (manifest_with(files={name: {} for name in FILES}), "is damaged"),
+        (manifest_with(checkpoint="toy"), "is damaged"),
+        (manifest_with(parity=[]), "is damaged"),
+        (manifest_with(precision="fp64"), "is damaged"),
+        (manifest_with(target="cuda"), "'cuda'"),
+        (manifest_with(graphs={}), "names graphs or ports that target 'portable' does not have"),
+        (manifest_with(config={"layers": 2}), "unknown key 'layers'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run {bundle} bad", "inspect {bundle}"])
+def test_what_is_no_bundle_is_refused(
+    call: Cli, place: Place, command: str, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(place.bundle)
+    refuse(call, place, command, message)
+
+
+@pytest.mark.parametrize("command", ["run", "inspect", "parity"])
+def test_a_checkpoint_is_no_bundle(call: Cli, place: Place, command: str) -> None:
+    mend = "{checkpoint} is a checkpoint, not a bundle; `txport export {checkpoint} OUT` makes one"
+    refuse(call, place, f"{command} {{checkpoint}}", mend)
+
+
+@pytest.mark.parametrize("command", ["run", "inspect", "parity"])
+def test_a_bundle_that_is_not_there(call: Cli, place: Place, command: str) -> None:
+    refuse(call, place, f"{command} {{tmp}}/missing", "there is no bundle {tmp}/missing; give the folder")
+    refuse(call, place, f"{command} '{{tmp}}/two\nlines'", "there is no bundle {tmp}/two lines; give the folder")
+    refuse(call, place, f"{command} {{bundle}}/txport.json", "there is no bundle {bundle}/txport.json")
+    refuse(call, place, f"{command} preset:huge", "unknown preset 'huge'; there are tiny, base, big")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("{bundle}", "was made from a checkpoint of yours, toy; name it with --checkpoint"),
+        ("{bundle} --checkpoint preset:tiny", "was not made from this preset:tiny: their hashes differ"),
+        ("{bundle} --checkpoint {tmp}/missing", "there is no checkpoint {tmp}/missing"),
+        ("{bundle} --checkpoint {checkpoint} --precision fp16", "was exported in fp32; export it again for fp16"),
+        ("{bundle} --checkpoint {checkpoint} --provider npu", "unknown provider 'npu'"),
+        ("{bundle} --checkpoint {checkpoint} --runtime ort --report {tmp}", "{tmp} is a folder, expected a file"),
+    ],
+)
+def test_parity_refuses(call: Cli, place: Place, command: str, message: str) -> None:
+    refuse(call, place, f"parity {command}", message)
+
+
+def config_with(**changes: Any) -> Callable[[Path], None]:
+    def damage(checkpoint: Path) -> None:
+        file = checkpoint / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return damage
+
+
+def weights_with(change: Callable[[dict[str, Tensor]], None]) -> Callable[[Path], None]:
+    def damage(checkpoint: Path) -> None:
+        weights = load_file(checkpoint / "model.safetensors")
+        change(weights)
+        save_file(weights, checkpoint / "model.safetensors")
+
+    return damage
+
+
+def put(name: str, data: bytes) -> Callable[[Path], None]:
+    return lambda checkpoint: (checkpoint / name).write_bytes(data) and None
+
+
+EMBEDDING = "source_embedding.tokens.weight"
+MORE_TOKENS = spelling_tokenizer((*VOCABULARY, "ZH")).encode()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder), "there is no checkpoint {checkpoint}; give a folder with config.json"),
+        (lambda folder: lose(folder / "config.json"), "is not a checkpoint: config.json is missing"),
+        (put("config.json", b"{"), "config.json is not JSON"),
+        (put("config.json", b"\xff"), "config.json is not JSON"),
+        (put("config.json", b"[]"), "config.json holds a list, expected an object"),
+        (config_with(head=2), "config.json: unknown key 'head' (did you mean 'heads'?)"),
+        (config_with(d_model=0), "config.json: d_model must be at least 1, got 0"),
+        (config_with(decoder_layers=-1), "decoder_layers must be at least 1, got -1"),
+        (config_with(heads=3), "heads must divide d_model, got 3 heads for d_model 16"),
+        (config_with(heads="2"), "heads must be int, got '2'"),
+        (config_with(norm="rms"), "norm must be one of pre, post; got 'rms'"),
+        (config_with(eos_id=99), "eos_id must lie in the target vocabulary of 22, got 99"),
+        (lambda folder: lose(folder / "model.safetensors"), "model.safetensors is missing"),
+        (lambda folder: empty(folder / "model.safetensors"), "model.safetensors is not a whole safetensors file"),
+        (lambda folder: truncate(folder / "model.safetensors"), "model.safetensors is not a whole safetensors file"),
+        (weights_with(lambda weights: weights[EMBEDDING].fill_(torch.nan)), f"{EMBEDDING} holds NaN or infinity"),
+        (weights_with(lambda weights: weights[EMBEDDING][0, 0].fill_(torch.inf)), f"{EMBEDDING} holds NaN or infinity"),
+        (put("tokenizer.json", b"{}"), "{checkpoint}/tokenizer.json is not a tokenizer"),
+        (put("tokenizer.json", MORE_TOKENS), "has 23 tokens, the model's source vocabulary 22: it belongs to another"),
+        (put("samples.txt", b"a" * 24), "samples.txt has a line of 25 tokens, the model takes at most 24"),
+        (put("samples.txt", b"a\nb@d\n"), "samples.txt must hold text that the model takes: 'b@d' has characters"),
+        (put("samples.txt", b"\xff\n"), "samples.txt must hold text that the model takes"),
+    ],
+)
+def test_export_refuses_a_checkpoint_that_does_not_fit(
+    call: Cli, place: Place, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(place.checkpoint)
+    refuse(call, place, "export {checkpoint} {tmp}/out", message)
+
+
+def test_export_lists_every_tensor_that_does_not_fit_in_one_line(call: Cli, place: Place) -> None:
+    def change(weights: dict[str, Tensor]) -> None:
+        del weights["decoder.1.cross_attention.key.bias"], weights["encoder.0.feed_forward.inner.weight"]
+        weights["head.weight"] = torch.zeros(3, 4)
+        weights[EMBEDDING] = torch.zeros(20, 16)
+        weights["encoder.1.attention.query.bias"] = torch.zeros(16, dtype=torch.int64)
+
+    weights_with(change)(place.checkpoint)
+    done = call("export", place.checkpoint, place.tmp / "out")
+    for message in [
+        "model.safetensors does not fit its config: ",
+        "missing decoder.1.cross_attention.key.bias (16,)",
+        "missing encoder.0.feed_forward.inner.weight (24, 16)",
+        "unexpected head.weight (3, 4)",
+        f"{EMBEDDING} has shape (20, 16), expected (22, 16)",
+        "encoder.1.attention.query.bias has type torch.int64, expected a floating-point type",
+    ]:
+        assert_refused(done, message)
+    assert not (place.tmp / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.safetensors"])
+def test_a_pickle_runs_no_code(call: Cli, place: Place, name: str) -> None:
+    marker, file = place.tmp / "marker", place.checkpoint / name
+    (place.checkpoint / "model.safetensors").unlink()
+    file.write_bytes(f"cos\nmkdir\n(V{marker}\ntR.".encode())
+    subprocess.run([sys.executable, "-m", "pickle", file], check=True, capture_output=True)
+    marker.rmdir()  # so it is armed
+    hint = "is not a whole safetensors file" if name == "model.safetensors" else f"{name} may hold code and is never"
+    refuse(call, place, "export {checkpoint} {tmp}/out", hint)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("export {checkpoint} {bundle}", "{bundle} exists; --force replaces it"),
+        (
+            "export {checkpoint} {bundle}/txport.json",
+            "txport.json is a file, expected a folder to make; choose another",
+        ),
+        ("export {checkpoint} {bundle}/txport.json --force", "txport.json is a file, expected a folder to make"),
+        ("export {checkpoint} {bundle}/txport.json/out", "txport.json/out can't be written: "),
+        ("export {checkpoint} {tmp}/" + "x" * 300, "can't be written: File name too long; choose another place"),
+        ("export {checkpoint} {checkpoint} --force", "{checkpoint} holds the checkpoint itself; choose another place"),
+        ("export {checkpoint} {tmp} --force", "{tmp} holds the checkpoint itself; choose another place"),
+        ("export {bundle} {tmp}/out", "unknown key"),
+        ("export {tmp}/missing {tmp}/out", "there is no checkpoint {tmp}/missing; give a folder with config.json, or"),
+        ("export preset:huge {tmp}/out", "unknown preset 'huge'; there are tiny, base, big"),
+    ],
+)
+def test_export_refuses(call: Cli, place: Place, command: str, message: str) -> None:
+    refuse(call, place, command, message)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "frobnicate",
+        "run",
+        "export {checkpoint}",
+        "run {bundle} bad --beams 0",
+        "run {bundle} bad --beams two",
+        "run {bundle} bad --batch-size 0",
+        "run {bundle} bad --max-new-tokens 0",
+        "run {bundle} bad --runtime tract",
+        "run {bundle} bad --early-stopping sometimes",
+        "run {bundle} bad --beam 2",
+        "export {checkpoint} {tmp}/out --opset 17",
+        "export {checkpoint} {tmp}/out --precision int3",
+        "export {checkpoint} {tmp}/out --target cuda",
+        "parity {bundle} --runtime torch",
+        "inspect {bundle} extra",
+    ],
+)
+def test_wrong_usage_is_click_s_to_explain(call: Cli, place: Place, command: str) -> None:
+    before = tree(place.tmp)
+    done = call(*(argument.format(**vars(place)) for argument in shlex.split(command)))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("Usage: txport ")
+    assert "Traceback" not in done.err
+    assert tree(place.tmp) == before
+
+
+# ------------------------------------------------------------------------------------------------ not available here
+
+
+def has_cuda() -> bool:
+    try:
+        runtimes.require("ort", "cuda")
+    except UnavailableError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(has_cuda(), reason="CUDA works here")
+@pytest.mark.parametrize("command", ["run {bundle} bad", "parity {bundle} --checkpoint {checkpoint}"])
+def test_cuda_without_cuda_is_refused_with_the_mend(call: Cli, place: Place, command: str) -> None:
+    message = "provider cuda can't run here: "
+    refuse(call, place, f"{command} --provider cuda", message, code=3)
+    refuse(call, place, f"{command} --provider CUDAExecutionProvider", "pip install 'txport[cuda]'", code=3)
+
+
+def test_a_provider_that_the_wheel_lacks_is_refused_with_the_mend(call: Cli, place: Place) -> None:
+    message = "was built without CoreMLExecutionProvider; install a wheel that has it"
+    refuse(call, place, "run {bundle} bad --provider coreml", message, code=3)
+
+
+def test_export_without_its_packages_is_refused_with_the_mend(
+    call: Cli, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("txport.exporters", "txport.parity"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    mend = "which is not installed: pip install 'txport[export]'"
+    refuse(call, place, "export {checkpoint} {tmp}/out", mend, code=3)
+
+
+# ------------------------------------------------------------------------------------------------ real processes
+
+
+def test_a_mistake_in_a_real_process_is_one_line(place: Place) -> None:
+    assert_refused(ended(spawn("run", place.bundle, b"a\xff".decode(errors="surrogateescape"))), "is not UTF-8 text")
+    assert_refused(ended(spawn("run", place.bundle)), "standard input is empty")
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """More lines than a pipe holds of their answers."""
+    path = tmp_path / "many"
+    path.write_text("bad\n" * 1000)
+    return path
+
+
+def test_a_reader_that_goes_away_ends_it_in_silence(bundle: Bundle, many: Path) -> None:
+    process = spawn("run", bundle.path, "--input", many, "--json", "--max-new-tokens", 2)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith('{"input": "bad"')
+    process.stdout.close()
+    assert ended(process) == Ended(0, "", "")
+
+
+@pytest.mark.parametrize("arguments", [["run", "bad"], ["inspect"], ["inspect", "--json"], ["--help"]], ids=" ".join)
+def test_a_reader_that_never_came_or_has_no_space(bundle: Bundle, arguments: list[str]) -> None:
+    command = arguments if "--help" in arguments else [arguments[0], str(bundle.path), *arguments[1:]]
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = spawn(*command, stdout=writing)
+    os.close(writing)
+    assert ended(process) == Ended(0, "", "")
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("w") as full:
+            assert ended(spawn(*command, stdout=full)) == Ended(
+                2, "", "txport: No space left on device: standard output\n"
+            )
+
+
+@pytest.mark.parametrize(("closed", "code"), [("<&-", 0), (">&-", 0), ("2>&-", 0), (">&- 2>&-", 0)])
+def test_closed_streams_are_no_reason_to_fail(bundle: Bundle, closed: str, code: int) -> None:
+    command = f"{shlex.quote(str(SCRIPT))} run {shlex.quote(str(bundle.path))} bad {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert bool(done.stdout) == (">&-" not in closed.split())
+
+
+def test_data_is_utf_8_whatever_the_locale(bundle: Bundle) -> None:
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    process = spawn("run", bundle.path, "aé", "--json", "--unknown", "skip", env=environment, text=False)
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    assert b'"a\xc3\xa9"' in bytes(out)  # type: ignore[arg-type]
+
+
+def wait_for(folder: Path, pattern: str) -> None:
+    for _ in range(30000):
+        if any(folder.glob(pattern)):
+            return
+        time.sleep(0.01)
+    pytest.fail(f"{pattern} did not appear in {folder}")
+
+
+INTERRUPTED = Ended(130, "", "txport: interrupted; nothing was left half-written\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "moment", "force"),
+    [
+        pytest.param(signal.SIGINT, ".out.partial-*", False, id="Ctrl-C at the start"),
+        pytest.param(signal.SIGTERM, ".out.partial-*/onnx/decoder*", True, id="SIGTERM near the end"),
+    ],
+)
+def test_an_export_that_is_interrupted_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, number: int, moment: str, force: bool
+) -> None:
+    out = tmp_path / "out"
+    if force:
+        out.mkdir()
+        (out / "old").write_text("old")
+    before = tree(tmp_path)
+    process = spawn("export", checkpoint, out, *(["--force"] if force else []))
+    wait_for(tmp_path, moment)
+    process.send_signal(number)
+    assert ended(process) == INTERRUPTED
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_leaves_nothing(bundle: Bundle, tmp_path: Path, number: int) -> None:
+    process = spawn("run", bundle.path, "--output", tmp_path / "out", stdin=subprocess.PIPE)
+    wait_for(tmp_path, ".out.partial-*")
+    process.send_signal(number)
+    assert ended(process) == INTERRUPTED
+    assert tree(tmp_path) == {}
+
+
+FULL_DISK = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+from txport.cli import main
+main(sys.argv[2:])
+"""
+
+
+def on_a_disk_of(size: int, *arguments: object) -> Ended:
+    """Run a command where no file can grow beyond so many bytes."""
+    command = [sys.executable, "-c", FULL_DISK, str(size), *(str(argument) for argument in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_disk_that_fills_up_during_an_export(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").write_text("old")
+    done = on_a_disk_of(20_000, "export", checkpoint, out, "--force")
+    assert_refused(done, f"{out} can't be written: File too large; nothing was left there")
+    assert tree(tmp_path) == {"out": None, "out/old": b"old"}
+
+
+def test_a_disk_that_fills_up_during_a_run(bundle: Bundle, many: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = tree(tmp_path)
+    arguments = ("--input", many, "--output", out, "--json", "--max-new-tokens", 2)
+    done = on_a_disk_of(20_000, "run", bundle.path, *arguments)
+    assert_refused(done, f"{out} can't be written: File too large; choose another place")
+    assert tree(tmp_path) == before

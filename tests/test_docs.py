@@ -1,0 +1,38 @@
+"""The documents are true: the README's example runs, and docs/cli.md is the help that the commands print."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.cli import PAGE, render
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert example is not None
+    done = subprocess.run([sys.executable, "-c", example[1]], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"transformer -> ([A-Z]{1,2} )+[A-Z]{1,2} \(score -0\.", done.stdout)
+    assert (tmp_path / "bundle" / "txport.json").is_file()
+
+
+def test_the_page_of_the_command_line_is_what_the_commands_print() -> None:
+    assert PAGE.read_text(encoding="utf-8") == render(), "run `python -m docs.cli`"
+
+
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_no_page_waits_for_a_figure() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("txport/models/*/README.md")]
+    assert [page.name for page in pages if "@@" in page.read_text(encoding="utf-8")] == []

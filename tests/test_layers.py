@@ -1,0 +1,156 @@
+"""Imports point one way and through the package, and the ones that cost time happen only where they are used."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import setuptools
+
+import txport
+
+PACKAGE = Path(txport.__file__).parent
+ROOT = PACKAGE.parent
+ROOMS = ("models", "exporters", "runtimes")
+# What each room may import of ours; the rest of the package, the product, may import everything.
+ALLOWED = {"models": {"models"}, "exporters": {"exporters", "models"}, "runtimes": {"runtimes", "models"}}
+VERSION = ("txport", "__version__")
+
+
+def room_of(module: str) -> str:
+    """`runtimes` of `txport.runtimes.ort`, `product` of all that lies in no room."""
+    first = module.removeprefix("txport").lstrip(".").partition(".")[0]
+    return first if first in ROOMS else "product"
+
+
+def breaches(source: str, room: str) -> Iterator[str]:
+    """The imports in a file of `room` that break a rule."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield f"line {node.lineno}: relative"
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            for module, name in imported(node):
+                wanted = room_of(f"{module}.{name}" if module == "txport" else module)
+                if module.partition(".")[0] in ROOMS:
+                    yield f"line {node.lineno}: {module} is not ours; txport.{module} is"
+                elif module.partition(".")[0] != "txport" or wanted in ALLOWED.get(room, {wanted}):
+                    continue
+                elif room == "models" or (module, name) != VERSION:  # a constant that stands above the rooms
+                    yield f"line {node.lineno}: {room} imports {wanted} ({module})"
+
+
+def imported(node: ast.ImportFrom | ast.Import) -> Iterator[tuple[str, str]]:
+    for alias in node.names:
+        yield (alias.name, "") if isinstance(node, ast.Import) else (node.module or "", alias.name)
+
+
+def files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", files(), ids=lambda file: file.relative_to(PACKAGE).as_posix())
+def test_imports_point_one_way(file: Path) -> None:
+    room = file.relative_to(PACKAGE).parts[0]
+    assert list(breaches(file.read_text(encoding="utf-8"), room if room in ROOMS else "product")) == []
+
+
+def test_every_room_was_looked_at() -> None:
+    names = {file.relative_to(PACKAGE).as_posix() for file in files()}
+    assert {"cli.py", "models/config.py", "exporters/export.py", "runtimes/ort.py"} <= names
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("exporters", "from txport.runtimes import load"),
+        ("exporters", "import txport.runtimes.ort"),
+        ("exporters", "from txport import runtimes"),
+        ("exporters", "from txport.parity import check"),
+        ("exporters", "from txport import load"),
+        ("runtimes", "from txport.exporters.check import operators"),
+        ("runtimes", "def f():\n    from txport.generate import generate"),
+        ("models", "from txport.runtimes.base import Ints"),
+        ("models", "from txport import __version__"),
+        ("models", "import txport"),
+        ("product", "from models.config import TransformerConfig"),
+        ("product", "import runtimes"),
+        ("models", "from .config import TransformerConfig"),
+        ("product", "from . import api"),
+    ],
+)
+def test_breach_is_found(room: str, source: str) -> None:
+    assert len(list(breaches(source, room))) == 1
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("exporters", "from txport import __version__\nfrom txport.models.config import PRESETS\nimport torch"),
+        ("runtimes", "from txport.runtimes.base import Ints\nfrom txport.models import ports"),
+        ("models", "from txport.models import config\nimport txport.models.ports"),
+        ("product", "from txport import runtimes\nfrom txport.exporters.export import export_graphs"),
+    ],
+)
+def test_what_is_allowed_is_no_breach(room: str, source: str) -> None:
+    assert list(breaches(source, room)) == []
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_links_show_the_rooms_at_first_sight(name: str) -> None:
+    link = ROOT / name
+    assert link.is_symlink()
+    assert link.readlink() == Path("txport") / name
+    assert link.resolve() == PACKAGE / name
+
+
+def test_links_are_in_no_wheel() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as stream:
+        include = tomllib.load(stream)["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert set(ROOMS) <= set(setuptools.find_packages(str(ROOT)))  # setuptools does follow links
+    packages = setuptools.find_packages(str(ROOT), include=include)
+    assert {"txport", *(f"txport.{name}" for name in ROOMS)} <= set(packages)
+    assert {package.partition(".")[0] for package in packages} == {"txport"}
+
+
+def test_links_are_on_no_import_path(tmp_path: Path) -> None:
+    code = "import importlib.util as u, sys; sys.exit(any(u.find_spec(name) for name in sys.argv[1:]))"
+    subprocess.run([sys.executable, "-I", "-c", code, *ROOMS], cwd=tmp_path, check=True)
+    assert importlib.util.find_spec("txport") is not None
+
+
+HEAVY = {"torch", "onnxruntime", "onnx", "onnxscript", "onnx_ir", "safetensors", "tokenizers", "numpy"}
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level modules that a new interpreter has loaded after `code`."""
+    ending = "\nimport sys; print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code + ending], check=True, capture_output=True, text=True)
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_import_is_light() -> None:
+    modules = loaded_by("import txport; txport.__version__")
+    assert "txport" in modules
+    assert not modules & {*HEAVY, "click", "rich"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["export", "--help"], ["nonsense"]]
+)
+def test_help_loads_neither_torch_nor_onnxruntime(arguments: list[str]) -> None:
+    modules = loaded_by(f"from txport.cli import main\ntry:\n    main({arguments!r})\nexcept SystemExit:\n    pass")
+    assert "click" in modules
+    assert not modules & HEAVY
+
+
+def test_every_public_name_is_there() -> None:
+    for name in txport.__all__:
+        assert getattr(txport, name) is not None
+    with pytest.raises(AttributeError, match="module 'txport' has no attribute 'nonsense'"):
+        _ = txport.nonsense

@@ -1,0 +1,57 @@
+"""Seeded models so small that a test can afford one of each kind, and what tests do to the bundles made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+from txport.models.bundle import MANIFEST, Bundle, load_bundle, write_json
+from txport.models.config import TransformerConfig
+from txport.models.files import sha256
+from txport.models.transformer import Transformer
+
+SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+LETTERS = tuple("'abcdefghi")
+WORDS = ("AA", "B", "CH", "D", "EH", "F", "G", "HH")
+VOCABULARY = (*SPECIAL, *LETTERS, *WORDS)
+SAMPLES = ("bad", "chief", "a", "di'ed")
+
+
+def tiny_config(**changes: Any) -> TransformerConfig:
+    sizes = {"d_model": 16, "heads": 2, "feed_forward": 24, "encoder_layers": 2, "decoder_layers": 2, "max_length": 24}
+    vocabulary = {"source_vocab_size": len(VOCABULARY), "target_vocab_size": len(VOCABULARY)}
+    return TransformerConfig(**{**vocabulary, **sizes, "norm": "pre", **changes})
+
+
+def tiny_model(config: TransformerConfig, seed: int = 0) -> Transformer:
+    """Random weights with biases and norms that count, else a graph that drops them would compute the same."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = Transformer(config).eval()
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    return model
+
+
+def reseal(path: Path) -> Bundle:
+    """Mend the hashes in the manifest, so that only the numbers can tell that a file was altered."""
+    values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    values["files"] = {
+        name: {"sha256": sha256(path / name), "bytes": (path / name).stat().st_size} for name in values["files"]
+    }
+    write_json(path / MANIFEST, values)
+    return load_bundle(path)
+
+
+def edit_graph(path: Path, role: str, edit: Callable[[onnx.ModelProto], None]) -> Bundle:
+    """Change one graph of the bundle at `path`, and seal it as if nothing had happened."""
+    file = load_bundle(path).file(role)
+    model = onnx.load(str(file))
+    edit(model)
+    onnx.save(model, str(file))
+    return reseal(path)

@@ -1,0 +1,84 @@
+"""Checkpoint -> bundle, and only one that computes what PyTorch computes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from txport.models.bundle import Bundle, seal
+from txport.models.errors import OutputError, ParityError, UnavailableError
+from txport.models.files import staged_folder
+
+if TYPE_CHECKING:
+    from txport.models.checkpoint import Checkpoint
+    from txport.parity import Report
+
+Say = Callable[[str], None]
+
+
+def silent(message: str) -> None:
+    """Say nothing."""
+
+
+def load_checkpoint(name: str | Path) -> Checkpoint:
+    """Load a checkpoint by path or name; `UnavailableError` where PyTorch is not installed."""
+    try:
+        from txport.models import checkpoint
+    except ModuleNotFoundError as error:
+        raise _needs_export(error) from error
+    return checkpoint.load_checkpoint(str(name))
+
+
+def export(
+    name: str | Path,
+    out: str | Path,
+    *,
+    precision: str = "fp32",
+    opset: int | None = None,
+    force: bool = False,
+    say: Say = silent,
+) -> Bundle:
+    """Export a checkpoint to a portable bundle at `out`, compare it with PyTorch, and only then put it there.
+
+    Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
+    that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
+    """
+    try:
+        from txport.exporters.export import DEFAULT_OPSET, export_graphs
+        from txport.parity import check
+    except ModuleNotFoundError as error:
+        raise _needs_export(error) from error
+    _spare_source(Path(name), Path(out))
+    with staged_folder(Path(out), force=force) as folder:
+        checkpoint = load_checkpoint(name)
+        say(f"exporting {checkpoint.name} ({precision})")
+        exported = export_graphs(checkpoint, folder, precision=precision, opset=opset or DEFAULT_OPSET)
+        say("comparing with PyTorch")
+        report = check(seal(folder, exported.manifest), checkpoint, {"ort": "cpu"})
+        if not report.passed:
+            raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
+        bundle = seal(folder, dataclasses.replace(exported.manifest, parity=report.summary()))
+    return Bundle(Path(out), bundle.manifest)
+
+
+def _spare_source(source: Path, out: Path) -> None:
+    """Replacing the checkpoint, or a folder around it, would cost the user their weights."""
+    if source.is_dir() and out.resolve() in (source.resolve(), *source.resolve().parents):
+        raise OutputError(f"{out} holds the checkpoint itself; choose another place")
+
+
+def parity(bundle: Bundle, checkpoint: str | Path, providers: Mapping[str, str], *, seed: int = 0) -> Report:
+    """Compare a bundle with the checkpoint that it was made from, on each runtime of `providers` (name -> provider)."""
+    try:
+        from txport.parity import check
+    except ModuleNotFoundError as error:
+        raise _needs_export(error) from error
+    return check(bundle, load_checkpoint(checkpoint), providers, seed=seed)
+
+
+def _needs_export(error: ModuleNotFoundError) -> UnavailableError:
+    if error.name is None or error.name.startswith("txport"):
+        raise error
+    return UnavailableError(f"this needs {error.name}, which is not installed: pip install 'txport[export]'")
