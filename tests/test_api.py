@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -217,13 +218,14 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_name_is_exported_once_and_again_when_it_is_damaged(
-    exports: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+    exports: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said: list[str] = []
     first = txport.load("preset:tiny", say=said.append)
     assert exports == ["preset:tiny"]
     assert any("once" in message for message in said)
-    folder = next((cache / "txport" / "bundles").iterdir())
+    folder = next((tmp_path / "txport" / "bundles").iterdir())
     assert folder.name.startswith("preset-tiny-portable-fp32-")
     assert load_bundle(folder).manifest.parity["verdict"] == "pass"
     said.clear()
@@ -241,13 +243,30 @@ def test_a_name_is_exported_once_and_again_when_it_is_damaged(
     class ExportedAgainError(Exception):
         """Enough to know: the export itself takes seconds."""
 
-    def export(name: str, out: Path, *, force: bool, **options: Any) -> Bundle:
-        raise ExportedAgainError(name, out, force)
+    def export(name: str, out: Path, **options: Any) -> Bundle:
+        raise ExportedAgainError(name, out, out.exists())
 
     monkeypatch.setattr(locate, "export", export)
     with pytest.raises(ExportedAgainError) as caught:
         locate.find_bundle("preset:tiny")
-    assert caught.value.args == ("preset:tiny", folder, True)
+    assert caught.value.args == ("preset:tiny", folder, False)
+
+
+def test_cache_entry_that_another_process_made_meanwhile_is_used(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(name: str, out: Path, **options: Any) -> Bundle:
+        shutil.copytree(bundle.path, out)
+        raise OutputError(f"{out} exists")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(locate, "export", export)
+    assert locate.find_bundle("preset:tiny").manifest == bundle.manifest
+
+
+def test_unknown_way_with_unknown_characters_is_refused(bundle: Bundle) -> None:
+    with pytest.raises(UnsupportedError, match="unknown must be 'error' or 'skip', got 'ignore'"):
+        txport.load(bundle.path).generate("bad", unknown="ignore")
 
 
 def test_cache_entry_changes_with_precision_and_checkpoint() -> None:

@@ -279,6 +279,11 @@ def test_export_prints_the_manifest_and_replaces_by_force(call: Cli, checkpoint:
     out = tmp_path / "out"
     out.mkdir()
     (out / "old").touch()
+    done = call("export", checkpoint, out, "--force")
+    assert (done.code, done.out) == (2, "")
+    assert "out has no txport.json, so --force does not replace it; choose another place" in done.err
+    assert tree(out) == {"old": b""}, "a folder that is no bundle may be anything"
+    (out / MANIFEST).touch()
     done = call("export", checkpoint, out, "--force", "--json", "--opset", 20, "--precision", "fp16")
     assert (done.code, done.err) == (0, "")
     manifest = json.loads(done.out)

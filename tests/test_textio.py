@@ -248,3 +248,7 @@ def test_progress_is_no_reason_to_read_ahead(monkeypatch: pytest.MonkeyPatch) ->
     progress = textio.with_progress(items(), None)
     assert next(progress) == 1
     progress.close()  # type: ignore[attr-defined]
+
+
+def test_a_byte_order_mark_is_no_text() -> None:
+    assert list(textio.read_lines(io.BytesIO(b"\xef\xbb\xbfbad\nchief\n"), "input")) == ["bad", "chief"]

@@ -81,6 +81,8 @@ class Model:
         """
         if batch_size < 1:
             raise UnsupportedError(f"batch_size must be at least 1, got {batch_size}")
+        if unknown not in ("error", "skip"):
+            raise UnsupportedError(f"unknown must be 'error' or 'skip', got {unknown!r}")
         options = SearchOptions(
             beams=beams,
             nbest=nbest,

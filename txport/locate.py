@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 from txport import __version__
 from txport.models.bundle import MANIFEST, Bundle, load_bundle
-from txport.models.errors import BundleError, UnsupportedError
+from txport.models.errors import BundleError, OutputError, UnsupportedError
 from txport.models.names import SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
 from txport.release import Say, export, silent
 
@@ -48,7 +49,13 @@ def _from_cache(name: str, precision: str, say: Say) -> Bundle:
         return load_bundle(path)
     except BundleError:
         say(f"exporting {name} to {path} (once; about half a minute)")
-    return export(name, path, precision=precision, force=True)
+        shutil.rmtree(path, ignore_errors=True)  # damaged, if it is there at all
+    try:
+        return export(name, path, precision=precision)
+    except OutputError:
+        if path.is_dir():  # another process was quicker
+            return load_bundle(path)
+        raise
 
 
 def _key(name: str, precision: str) -> str:

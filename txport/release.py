@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txport.models.bundle import Bundle, seal
+from txport.models.bundle import MANIFEST, Bundle, seal
 from txport.models.errors import OutputError, ParityError, UnavailableError
 from txport.models.files import staged_folder
 
@@ -51,7 +51,7 @@ def export(
     except ModuleNotFoundError as error:
         raise _needs_export(error) from error
     _spare_source(Path(name), Path(out))
-    with staged_folder(Path(out), force=force) as folder:
+    with staged_folder(Path(out), force=force, holding=MANIFEST) as folder:
         checkpoint = load_checkpoint(name)
         say(f"exporting {checkpoint.name} ({precision})")
         exported = export_graphs(checkpoint, folder, precision=precision, opset=opset or DEFAULT_OPSET)

@@ -40,7 +40,7 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     number = 0
     for number, raw in enumerate(stream, 1):
         try:
-            line = raw.decode("utf-8").rstrip("\r\n")
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise TextError(f"{name}, line {number}: not UTF-8 text ({error.reason} at byte {error.start})") from error
         if "\0" in line:

@@ -81,6 +81,16 @@ def test_wrong_file_is_named(name: str, sealed: Bundle) -> None:
         load_bundle(sealed.path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "samples.txt"])
+def test_file_that_was_added_is_named(name: str, sealed: Bundle) -> None:
+    unlisted = {file: entry for file, entry in sealed.manifest.files.items() if file != name}
+    values = json.loads((sealed.path / MANIFEST).read_text())
+    (sealed.path / MANIFEST).write_text(json.dumps({**values, "files": unlisted}))
+    (sealed.path / name).write_text("{}")
+    with pytest.raises(BundleError, match=f"{name} was added"):
+        load_bundle(sealed.path)
+
+
 def test_all_wrong_files_at_once(sealed: Bundle) -> None:
     (sealed.path / FILES[0]).unlink()
     (sealed.path / FILES[1]).write_bytes(b"")

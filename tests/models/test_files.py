@@ -68,6 +68,33 @@ def test_force_replaces_all_that_was_there(old: Path) -> None:
     assert names(old.parent) == ["out"]
 
 
+def test_force_replaces_only_a_folder_of_its_kind(old: Path) -> None:
+    with (
+        pytest.raises(OutputError, match="out has no manifest, so --force does not replace it"),
+        staged_folder(old, force=True, holding="manifest"),
+    ):
+        pytest.fail("the block ran")
+    assert contents(old.parent) == {"out/precious": "old"}
+    with staged_folder(old, force=True, holding="precious") as folder:
+        (folder / "manifest").write_text("new")
+    assert contents(old.parent) == {"out/manifest": "new"}
+
+
+def test_what_appears_meanwhile_stays_without_force(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def slower() -> None:
+        with staged_folder(out) as folder:
+            (folder / "file").write_text("slower")
+            out.mkdir()
+            (out / "file").write_text("quicker")
+
+    with pytest.raises(OutputError, match="can't be written"):
+        slower()
+    assert contents(tmp_path) == {"out/file": "quicker"}
+    assert names(tmp_path) == ["out"]
+
+
 def test_what_exists_is_refused_before_any_work(old: Path) -> None:
     with pytest.raises(OutputError, match="out exists; --force replaces it"), staged_folder(old):
         pytest.fail("the block ran")

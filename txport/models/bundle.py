@@ -98,8 +98,11 @@ def seal(folder: Path, manifest: Manifest) -> Bundle:
 
 def load_bundle(path: Path) -> Bundle:
     """Read a bundle and check every file against its hash; `BundleError` names what does not match."""
-    bundle = Bundle(path, read_manifest(path))
+    manifest = read_manifest(path)
+    bundle = Bundle(path, manifest)
     problems = [problem for name in bundle.manifest.files if (problem := _problem(bundle, name))]
+    read = [name for name in (TOKENIZER, SAMPLES) if (path / name).exists()]
+    problems += [f"{name} was added (the manifest has no hash for it)" for name in read if name not in manifest.files]
     if problems:
         raise BundleError(f"{path}: {'; '.join(problems)}; export it again")
     return bundle

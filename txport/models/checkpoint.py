@@ -75,7 +75,7 @@ def random_checkpoint(preset: str) -> Checkpoint:
 def save_checkpoint(out: Path, model: Transformer, tokenizer: str | None = None, *, half: bool = False) -> None:
     """Write a checkpoint folder; with `half`, the weights are stored in 16 bits."""
     weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(model).items()}
-    with staged_folder(out, force=True) as folder:
+    with staged_folder(out, force=True, holding=CONFIG) as folder:
         write_json(folder / CONFIG, model.config.to_dict())
         save_file({name: tensor.half() if half else tensor for name, tensor in weights.items()}, folder / WEIGHTS)
         if tokenizer is not None:

@@ -26,13 +26,14 @@ def hash_of(parts: dict[str, str]) -> str:
 
 
 @contextmanager
-def staged_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
+def staged_folder(out: Path, *, force: bool = False, holding: str | None = None) -> Iterator[Path]:
     """A new folder beside `out` that becomes `out` if the block ends well, and vanishes if it does not.
 
-    Raises `OutputError` if `out` exists and `force` is not given, is a file, or can't be written.
+    With `force` it replaces a folder, but only one with a file named `holding`, if that is given: a home
+    directory is no bundle. Raises `OutputError` if `out` is in the way, is a file, or can't be written.
     """
     try:
-        _refuse(out, force)
+        _refuse(out, force, holding)
         out = out.absolute()  # "." has no name
         out.parent.mkdir(parents=True, exist_ok=True)
         stage = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
@@ -43,7 +44,7 @@ def staged_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
     try:
         yield stage
         _settle(stage)
-        _replace(stage, out)
+        _replace(stage, out, force)
     except OutputError:
         raise
     except OSError as error:
@@ -52,16 +53,19 @@ def staged_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _refuse(out: Path, force: bool) -> None:
-    if out.is_dir() and not force and any(out.iterdir()):
-        raise OutputError(f"{out} exists; --force replaces it")
+def _refuse(out: Path, force: bool, holding: str | None) -> None:
+    if out.is_dir() and any(out.iterdir()):
+        if not force:
+            raise OutputError(f"{out} exists; --force replaces it")
+        if holding and not (out / holding).is_file():
+            raise OutputError(f"{out} has no {holding}, so --force does not replace it; choose another place")
     if not out.is_dir() and (out.exists() or out.is_symlink()):
         raise OutputError(f"{out} is a file, expected a folder to make; choose another place")
 
 
-def _replace(stage: Path, out: Path) -> None:
+def _replace(stage: Path, out: Path, force: bool) -> None:
     """Put the staged folder in place; what stood there is moved aside first and removed last."""
-    if not out.exists():
+    if not out.exists() or not force:  # what appeared meanwhile stays: a rename takes the place of an empty folder only
         stage.rename(out)
         return
     aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
