@@ -13,16 +13,15 @@ PAGE = Path(__file__).with_name("cli.md")
 
 def render() -> str:
     """The whole page."""
-    parts = ["# The command line", _help(cli, "txport")]
-    parts += [
-        f"## txport {name}\n\n{_help(command, f'txport {name}')}" for name, command in sorted(cli.commands.items())
-    ]
+    top = click.Context(cli, info_name="txport", terminal_width=100, **cli.context_settings)
+    parts = ["# The command line", _block(cli.get_help(top))]
+    for name, command in sorted(cli.commands.items()):
+        parts += [f"## txport {name}", _block(command.get_help(click.Context(command, parent=top, info_name=name)))]
     return "\n\n".join(parts) + "\n"
 
 
-def _help(command: click.Command, name: str) -> str:
-    context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100)
-    return f"```\n{command.get_help(context)}\n```"
+def _block(text: str) -> str:
+    return f"```\n{text}\n```"
 
 
 if __name__ == "__main__":
