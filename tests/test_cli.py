@@ -805,7 +805,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(
     out = tmp_path / "out"
     if force:
         out.mkdir()
-        (out / "old").write_text("old")
+        (out / MANIFEST).write_text("old")
     before = tree(tmp_path)
     process = spawn("export", checkpoint, out, *(["--force"] if force else []))
     wait_for(tmp_path, moment)
@@ -842,10 +842,10 @@ def on_a_disk_of(size: int, *arguments: object) -> Ended:
 def test_a_disk_that_fills_up_during_an_export(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    (out / "old").write_text("old")
+    (out / MANIFEST).write_text("old")
     done = on_a_disk_of(20_000, "export", checkpoint, out, "--force")
     assert_refused(done, f"{out} can't be written: File too large; nothing was left there")
-    assert tree(tmp_path) == {"out": None, "out/old": b"old"}
+    assert tree(tmp_path) == {"out": None, f"out/{MANIFEST}": b"old"}
 
 
 def test_a_disk_that_fills_up_during_a_run(bundle: Bundle, many: Path, tmp_path: Path) -> None:

@@ -26,7 +26,20 @@ from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoin
 from txport.models.config import TransformerConfig
 from txport.models.errors import ParityError, UnsupportedError
 from txport.models.ports import DECODER, ENCODER
-from txport.parity import BEAMS, WEIGHTS, Case, Report, check, compare, compare_search, draw_cases, save, table
+from txport.parity import (
+    BEAMS,
+    TOLERANCES,
+    WEIGHTS,
+    Case,
+    Report,
+    allowed,
+    check,
+    compare,
+    compare_search,
+    draw_cases,
+    save,
+    table,
+)
 from txport.runtimes.base import Ints, Runtime, Scores, State
 from txport.runtimes.pytorch import TorchRuntime
 
@@ -422,13 +435,19 @@ def test_compare() -> None:
     changed[1, 2] = 0.5
     assert difference(zeros, zeros) == ("x", 0.0, (0, 0), True)
     assert difference(zeros, changed) == ("x", 0.5, (1, 2), False)
-    assert difference(zeros + 1e4, changed + 1e4)[3]  # what is allowed grows with the values
+    assert not difference(zeros + 1e4, changed + 1e4)[3]
     assert difference(zeros, zeros[:1]) == ("x (shape)", math.inf, (), False)
     assert difference(zeros[:0], zeros[:0]) == ("x", 0.0, (), True)
     changed[0, 1] = math.nan
     name, size, index, passed = difference(zeros, changed)
     assert (name, index, passed) == ("x", (0, 1), False)
     assert math.isnan(size)
+
+
+def test_what_is_allowed_is_absolute_in_fp32_and_grows_with_the_values_in_fp16() -> None:
+    values = np.array([3.0, -40.0], dtype=np.float32)
+    assert (allowed(values, "fp32"), allowed(values, "fp16")) == (1e-4, 40 * TOLERANCES["fp16"])
+    assert allowed(values[:0], "fp16") == TOLERANCES["fp16"]
 
 
 @pytest.mark.parametrize("max_length", [1, 2, 3, 7, 24, 100])

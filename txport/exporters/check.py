@@ -95,7 +95,7 @@ def _paths(model: ModelProto) -> Iterator[str]:
 def _strings(message: Message) -> Iterator[str]:
     """Every string in a protobuf message, tensors' raw bytes left out."""
     for descriptor, value in message.ListFields():
-        values = value if descriptor.is_repeated else [value]
+        values: Any = [value] if isinstance(value, str | bytes | int | float | Message) else value
         if descriptor.type == FieldDescriptor.TYPE_MESSAGE:
             for part in values:
                 yield from _strings(part)
