@@ -33,9 +33,6 @@ SPEED: list[tuple[str, str, list[bench.Protocol]]] = [
     )
     for precision in ("fp32", "fp16")
 ]
-SPEED += [
-    ("preset:base", "fp16", [bench.Protocol(provider="cuda", batch=batch, source=32, tokens=32) for batch in (1, 32)])
-]
 
 
 def say(message: str) -> None:
