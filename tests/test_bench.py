@@ -13,7 +13,7 @@ import pytest
 
 from txport import bench
 from txport.models.bundle import Bundle
-from txport.models.errors import UnavailableError, UnsupportedError
+from txport.models.errors import CheckpointError, UnavailableError, UnsupportedError
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,7 +62,14 @@ def test_lengths_beyond_the_model_are_refused(bundle: Bundle) -> None:
 
 
 def test_a_runtime_that_fails_to_load_is_one_error(bundle: Bundle) -> None:
-    with pytest.raises(UnavailableError, match="there is no checkpoint nowhere"):
+    with pytest.raises(UnavailableError, match="runtime nonsense: UnsupportedError: unknown runtime 'nonsense'"):
+        bench.run(bundle, None, ("nonsense",), bench.Protocol(source=4, tokens=4, rounds=3))
+
+
+def test_another_model_is_not_measured_beside_it(bundle: Bundle) -> None:
+    with pytest.raises(UnsupportedError, match="was not made from this preset:tiny: their hashes differ"):
+        bench.run(bundle, "preset:tiny", ("torch",), bench.Protocol(source=4, tokens=4, rounds=3))
+    with pytest.raises(CheckpointError, match="there is no checkpoint nowhere"):
         bench.run(bundle, "nowhere", ("torch",), bench.Protocol(source=4, tokens=4, rounds=3))
 
 

@@ -130,8 +130,7 @@ def load(
     bundle = find_bundle(str(name), say=say)
     if runtime == "torch":
         source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint)
-        if source.sha256 != bundle.manifest.checkpoint["sha256"]:
-            raise UnsupportedError(f"{bundle.path} was not made from this {source.name}: their hashes differ")
+        bundle.require_source(source.name, source.sha256)
         engine = runtimes.load_torch(source, provider=provider, threads=threads)
     else:
         engine = runtimes.load(runtime, bundle, provider=provider, threads=threads)

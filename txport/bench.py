@@ -25,6 +25,7 @@ from txport import runtimes
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.config import TransformerConfig
 from txport.models.errors import TextError, UnavailableError, UnsupportedError
+from txport.models.names import digest, label
 from txport.release import Say, load_checkpoint, silent
 from txport.runtimes.base import Ints, Runtime
 
@@ -60,6 +61,8 @@ def run(
     longest = bundle.manifest.config.max_length
     if max(protocol.source, protocol.tokens) > longest:
         raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {longest}")
+    if checkpoint is not None:
+        bundle.require_source(label(checkpoint), digest(checkpoint))
     workers = {name: Worker(name, bundle, checkpoint, protocol) for name in dict.fromkeys(names)}
     try:
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in workers}

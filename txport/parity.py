@@ -6,12 +6,10 @@ the outputs of each graph over inputs chosen to break it, and the tokens that se
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +20,10 @@ from txport import __version__, runtimes
 from txport.exporters.check import graph_weights
 from txport.exporters.graphs import run_graph
 from txport.generate import Found, SearchOptions, generate
-from txport.models.bundle import Bundle, load_bundle, write_json
+from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.config import TransformerConfig
-from txport.models.errors import ParityError, UnsupportedError
+from txport.models.errors import ParityError
 from txport.models.ports import (
     ATTENTION_MASK,
     DECODER,
@@ -190,8 +188,7 @@ def check(bundle: Bundle, checkpoint: Checkpoint, providers: Mapping[str, str], 
     Raises `UnsupportedError` if the checkpoint is not the one that the bundle was made from, `ParityError`
     where a graph does not run at all.
     """
-    if bundle.manifest.checkpoint["sha256"] != checkpoint.sha256:
-        raise UnsupportedError(f"{bundle.path} was not made from this {checkpoint.name}: their hashes differ")
+    bundle.require_source(checkpoint.name, checkpoint.sha256)
     load_bundle(bundle.path)
     report = Report(_about(bundle, providers, seed))
     report.tensors.extend(compare_weights(bundle, checkpoint))
@@ -414,11 +411,6 @@ def score_of(checkpoint: Checkpoint, source: list[int], tokens: Sequence[int]) -
     logits = checkpoint.model(torch.tensor([source]), torch.tensor([len(source)]), target[:, :-1])
     log_probs = torch.log_softmax(logits, dim=2)
     return float(log_probs.gather(2, target[:, 1:, None]).sum())
-
-
-def save(report: Report, path: Path) -> None:
-    """Write a report as JSON."""
-    write_json(path, json.loads(json.dumps(report.to_dict(), allow_nan=False)))
 
 
 def table(report: Report) -> Iterable[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from txport.models.config import TransformerConfig
-from txport.models.errors import BundleError, ConfigError
+from txport.models.errors import BundleError, ConfigError, UnsupportedError
 from txport.models.files import sha256
 from txport.models.names import SAMPLES, TOKENIZER
 from txport.models.ports import Graph, portable
@@ -67,6 +67,11 @@ class Bundle:
     def file(self, role: str) -> Path:
         """The path of one graph."""
         return self.path / self.manifest.graphs[role].file
+
+    def require_source(self, name: str, sha256: str) -> None:
+        """Raise `UnsupportedError` unless the bundle was made from the checkpoint with this hash."""
+        if self.manifest.checkpoint["sha256"] != sha256:
+            raise UnsupportedError(f"{self.path} was not made from this {name}: their hashes differ")
 
     @property
     def tokenizer(self) -> Path:
