@@ -1,11 +1,12 @@
 # Two commands for a newcomer: `make run` and `make test`. `make check` is what CI runs.
 PYTHON ?= python3
 VENV := .venv
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORDS := transformer attention onnx pronunciation
 
-.PHONY: run test check format bench gpu clean
+.PHONY: run test check format bench bench-peers gpu clean
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -27,16 +28,25 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/txport bench g2p-en
 
+# Against CTranslate2, Optimum and PyTorch, which live in an environment of their own.
+bench-peers: $(INSTALLED) $(PEERS)/.installed
+	$(BIN)/python -m benchmarks.peers --peers-python $(PEERS)/bin/python
+
 # Uses the packages of the Python that runs it, so that it works on a machine without network:
 # make gpu PYTHON=python3
 gpu:
 	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(PEERS) build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[export,dev]'
+	touch $@
+
+$(PEERS)/.installed: benchmarks/peers/requirements.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@

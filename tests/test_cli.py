@@ -28,7 +28,7 @@ import txport
 from tests.tiny import VOCABULARY, edit_graph
 from txport import cli, runtimes
 from txport.exporters import export as exporter
-from txport.models.bundle import MANIFEST, Bundle, load_bundle
+from txport.models.bundle import MANIFEST, Bundle, Manifest, load_bundle
 from txport.models.checkpoint import Checkpoint
 from txport.models.errors import UnavailableError
 from txport.models.tokenizer import spelling_tokenizer
@@ -293,12 +293,12 @@ def test_export_prints_the_manifest_and_replaces_by_force(call: Cli, checkpoint:
     assert not (out / "old").exists()
 
 
-def a_wrong_export(bundle: Bundle) -> Callable[..., exporter.Exported]:
+def a_wrong_export(bundle: Bundle) -> Callable[..., Manifest]:
     """An exporter that gets one weight wrong."""
 
-    def export_graphs(checkpoint: Checkpoint, folder: Path, **options: Any) -> exporter.Exported:
+    def export_graphs(checkpoint: Checkpoint, folder: Path, **options: Any) -> Manifest:
         shutil.copytree(bundle.path, folder, dirs_exist_ok=True)
-        return exporter.Exported(edit_graph(folder, "encoder", alter_weight(3.0)).manifest, {})
+        return edit_graph(folder, "encoder", alter_weight(3.0)).manifest
 
     return export_graphs
 

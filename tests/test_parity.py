@@ -20,7 +20,6 @@ from onnx import ModelProto, NodeProto, numpy_helper
 import txport
 from tests.tiny import VOCABULARY, edit_graph, tiny_config, tiny_model
 from txport.exporters import export as exporter
-from txport.exporters.export import Exported
 from txport.models.bundle import Bundle, Manifest, load_bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.config import TransformerConfig
@@ -344,9 +343,9 @@ def faulty_exporter(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     """An exporter that drops the source's mask."""
     copy = edit_graph(Path(shutil.copytree(bundle.path, tmp_path / "faulty")), DECODER, without_mask(3)).path
 
-    def export_graphs(checkpoint: Checkpoint, folder: Path, **options: Any) -> Exported:
+    def export_graphs(checkpoint: Checkpoint, folder: Path, **options: Any) -> Manifest:
         shutil.copytree(copy, folder, dirs_exist_ok=True)
-        return Exported(replace(bundle.manifest, files={}, parity={}), {})
+        return replace(bundle.manifest, files={}, parity={})
 
     monkeypatch.setattr(exporter, "export_graphs", export_graphs)
 

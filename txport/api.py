@@ -9,7 +9,7 @@ print(model.generate(["hello"])[0].output)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,8 @@ class Generated:
 class Model:
     """A model that is loaded and ready; `load` makes one."""
 
-    def __init__(self, runtime: Runtime, tokenizer: Tokenizer, config: TransformerConfig) -> None:
-        self.runtime, self.tokenizer, self.config = runtime, tokenizer, config
+    def __init__(self, runtime: Runtime, tokenizer: Tokenizer, config: TransformerConfig, workers: int = 1) -> None:
+        self.runtime, self.tokenizer, self.config, self.workers = runtime, tokenizer, config, workers
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
         """Generate for one text or many; the options are those of `stream`. -> one result a text, in order."""
@@ -71,6 +71,7 @@ class Model:
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
         max_new_tokens: int | None = None,
+        min_new_tokens: int = 0,
         batch_size: int = BATCH_SIZE,
         unknown: Unknown = "error",
     ) -> Iterator[Generated]:
@@ -89,6 +90,7 @@ class Model:
             length_penalty=length_penalty,
             early_stopping=early_stopping,
             max_new_tokens=self.config.max_length if max_new_tokens is None else max_new_tokens,
+            min_new_tokens=min_new_tokens,
         )
 
         def work(batch: list[tuple[str, list[int]]]) -> list[Generated]:
@@ -96,7 +98,18 @@ class Model:
             return [self._result(text, each) for (text, _), each in zip(batch, found, strict=True)]
 
         encoded = ((text, self.encode(text, unknown)) for text in texts)
-        return in_batches(encoded, work, batch_size, length=lambda item: len(item[1]))
+        return in_batches(encoded, work, batch_size, length=lambda item: len(item[1]), workers=self.workers)
+
+    def search(
+        self, sources: Iterable[Sequence[int]], *, batch_size: int = BATCH_SIZE, **options: Any
+    ) -> list[list[Found]]:
+        """As `generate`, from token ids to token ids; `options` are those of `SearchOptions`."""
+        chosen = SearchOptions(**{"max_new_tokens": self.config.max_length, **options})
+
+        def work(batch: list[Sequence[int]]) -> list[list[Found]]:
+            return generate(self.runtime, batch, self.config, chosen)
+
+        return list(in_batches(sources, work, batch_size, length=len, workers=self.workers))
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """Token ids of a text, checked against the longest sequence of the model."""
@@ -116,15 +129,22 @@ def load(
     runtime: str = "ort",
     provider: str = "cpu",
     threads: int | None = None,
+    workers: int = 1,
     checkpoint: str | Path | None = None,
     say: Say = silent,
 ) -> Model:
     """Load a bundle: a folder that `export` wrote, or the name of a checkpoint that ships.
 
+    `threads` work on one operator, by default one for each core; for bulk work, as many `workers` as there
+    are cores, each on a batch of its own with one thread, get more done.
+
     The provider is the one asked for, or `UnavailableError` says what it lacks; there is no fallback.
     The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship.
     """
     runtimes.require(runtime, provider)
+    if workers < 1:
+        raise UnsupportedError(f"workers must be at least 1, got {workers}")
+    threads = 1 if threads is None and workers > 1 else threads
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
     bundle = find_bundle(str(name), say=say)
@@ -135,4 +155,4 @@ def load(
     else:
         engine = runtimes.load(runtime, bundle, provider=provider, threads=threads)
     config = bundle.manifest.config
-    return Model(engine, load_tokenizer(bundle.tokenizer, config), config)
+    return Model(engine, load_tokenizer(bundle.tokenizer, config), config, workers)

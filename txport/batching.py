@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
@@ -13,14 +14,34 @@ READ_AHEAD = 64  # batches that are sorted together; bounds memory on endless in
 
 
 def in_batches(
-    items: Iterable[Item], work: Callable[[list[Item]], list[Result]], batch_size: int, length: Callable[[Item], int]
+    items: Iterable[Item],
+    work: Callable[[list[Item]], list[Result]],
+    batch_size: int,
+    length: Callable[[Item], int],
+    workers: int = 1,
 ) -> Iterator[Result]:
-    """Apply `work` to batches of items of similar length; the results come in the order of the items."""
+    """Apply `work` to batches of items of similar length, `workers` at once; results come in the order of the items."""
     iterator = iter(items)
     while window := list(islice(iterator, READ_AHEAD * batch_size)):
         order = sorted(range(len(window)), key=lambda index: length(window[index]))
+        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
         results: dict[int, Result] = {}
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
-            results.update(zip(batch, work([window[index] for index in batch]), strict=True))
+        for batch, done in zip(batches, _each(work, window, batches, workers), strict=True):
+            results.update(zip(batch, done, strict=True))
         yield from (results[index] for index in range(len(window)))
+
+
+def _each(
+    work: Callable[[list[Item]], list[Result]], window: list[Item], batches: list[list[int]], workers: int
+) -> Iterator[list[Result]]:
+    """What comes of each batch; the longest, which come last, start first where several work at once."""
+    picked = [[window[index] for index in batch] for batch in batches]
+    if workers == 1:
+        yield from map(work, picked)
+        return
+    with ThreadPoolExecutor(workers) as executor:
+        futures = [executor.submit(work, batch) for batch in reversed(picked)]
+        try:
+            yield from (future.result() for future in reversed(futures))
+        finally:
+            executor.shutdown(cancel_futures=True)

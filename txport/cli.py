@@ -63,16 +63,23 @@ def threads_option(command: F) -> F:
     "--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True, help="Of the weights."
 )
 @click.option("--opset", type=click.IntRange(18, 25), default=18, show_default=True, help="ONNX operator set.")
+@click.option(
+    "--rows",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Rows (batch x beams) that a step of a quantised cpu bundle usually has; kernels are chosen by it.",
+)
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
-def export(checkpoint: str, out: Path, target: str, precision: str, opset: int, force: bool, as_json: bool) -> None:
+def export(checkpoint: str, out: Path, target: str, precision: str, as_json: bool, **options: Any) -> None:
     """Export CHECKPOINT to a bundle at OUT, and prove it.
 
     The graphs are checked, compared with PyTorch, and appear at OUT only if they agree.
     """
     from txport import api
 
-    bundle = api.export(checkpoint, out, precision=precision, opset=opset, force=force, say=say)
+    bundle = api.export(checkpoint, out, target=target, precision=precision, say=say, **options)
     if as_json:
         click.echo(json.dumps(bundle.manifest.to_dict()))
     else:
@@ -86,6 +93,7 @@ def export(checkpoint: str, out: Path, target: str, precision: str, opset: int, 
 @click.option("--runtime", type=click.Choice(list(MODULES)), default="ort", show_default=True, help="The engine.")
 @provider_option
 @threads_option
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Batches at once, for bulk work.")
 @click.option("--checkpoint", help="For --runtime torch: the checkpoint, if it does not ship.")
 @click.option(
     "--beams", type=click.IntRange(1), default=1, show_default=True, help="Width of beam search; 1 is greedy."
@@ -100,6 +108,7 @@ def export(checkpoint: str, out: Path, target: str, precision: str, opset: int, 
     help="When beam search ends, with Hugging Face's meaning.",
 )
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Longest target.  [default: the model's longest]")
+@click.option("--min-new-tokens", type=click.IntRange(0), default=0, show_default=True, help="Shortest target.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @click.option(
     "--unknown",
@@ -119,6 +128,7 @@ def run(
     runtime: str,
     provider: str,
     threads: int | None,
+    workers: int,
     checkpoint: str | None,
     inputs: tuple[Path, ...],
     output: Path | None,
@@ -132,7 +142,8 @@ def run(
     if text and inputs:
         raise UnsupportedError("give TEXT or --input, not both")
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
-    model = api.load(bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, say=say)
+    where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
+    model = api.load(bundle, **where, checkpoint=checkpoint, say=say)
     source, total = textio.open_texts(text, inputs)
     with textio.open_output(output) as stream:
         for result in textio.with_progress(model.stream(source, **options), total):

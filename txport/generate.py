@@ -27,19 +27,27 @@ class SearchOptions:
     A hypothesis scores the sum of its tokens' log-probabilities over its length to the power of
     `length_penalty`, the end token counted. Beam search ends when `beams` hypotheses are finished and
     the best running one can't win any more: as judged by its present length (`early_stopping=False`),
-    by the length that suits it best ("never"), or without asking (True).
+    by the length that suits it best ("never"), or without asking (True). The end token is suppressed
+    until there are `min_new_tokens`. Without `scores`, greedy search does not normalise, and scores are NaN.
     """
 
     max_new_tokens: int
+    min_new_tokens: int = 0
     beams: int = 1
     nbest: int = 1
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
+    scores: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "beams", "nbest"):
             if getattr(self, name) < 1:
                 raise UnsupportedError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            limit = f"0 to max_new_tokens, {self.max_new_tokens}"
+            raise UnsupportedError(f"min_new_tokens must lie in {limit}; got {self.min_new_tokens}")
+        if not self.scores and self.beams > 1:
+            raise UnsupportedError("beam search can't do without scores")
         if self.nbest > self.beams:
             raise UnsupportedError(f"nbest can't exceed beams: {self.beams} beams end in at most that many hypotheses")
         if not -STEEPEST <= self.length_penalty <= STEEPEST:  # NaN lies nowhere
@@ -89,10 +97,8 @@ def greedy(
     found: list[list[int]] = [[] for _ in sources]
     sums = np.zeros(len(sources), dtype=np.float64)
     for length in range(1, options.max_new_tokens + 1):
-        scores, state = runtime.step(tokens, state, top=1)
-        assert scores.ids is not None
-        tokens = scores.ids[:, 0]
-        sums[rows] += scores.values[:, 0]
+        tokens, log_probs, state = _likeliest(runtime, tokens, state, config.eos_id, length, options)
+        sums[rows] += log_probs
         for row, token in zip(rows, tokens, strict=True):
             found[row].append(int(token))
         running = np.flatnonzero(tokens != config.eos_id)
@@ -106,6 +112,23 @@ def greedy(
     ]
 
 
+def _likeliest(
+    runtime: Runtime, tokens: Ints, state: State, eos_id: int, length: int, options: SearchOptions
+) -> tuple[Ints, Floats, State]:
+    """Token number `length` of each row, and its log-probability; NaN where no scores are wanted."""
+    ends_too_soon = length <= options.min_new_tokens
+    if not options.scores:
+        scores, state = runtime.step(tokens, state)
+        if ends_too_soon:
+            scores.values[:, eos_id] = -np.inf
+        return scores.values.argmax(axis=1), np.full(len(tokens), np.nan, np.float32), state
+    scores, state = runtime.step(tokens, state, top=2 if ends_too_soon else 1)
+    assert scores.ids is not None
+    second = (scores.ids[:, 0] == eos_id).astype(np.int64) if ends_too_soon else np.zeros(len(tokens), np.int64)
+    rows = np.arange(len(tokens))
+    return scores.ids[rows, second], scores.values[rows, second], state
+
+
 def beam(
     runtime: Runtime, sources: Sequence[Sequence[int]], config: TransformerConfig, options: SearchOptions
 ) -> list[list[Found]]:
@@ -115,8 +138,11 @@ def beam(
     running = list(range(len(sources)))
     tokens = np.full(len(sources), config.bos_id, dtype=np.int64)
     for length in range(1, options.max_new_tokens + 1):
-        scores, state = runtime.step(tokens, state, top=2 * options.beams)
+        ends_too_soon = length <= options.min_new_tokens
+        scores, state = runtime.step(tokens, state, top=2 * options.beams + ends_too_soon)
         assert scores.ids is not None
+        if ends_too_soon:
+            scores.values[scores.ids == config.eos_id] = -np.inf
         width = len(tokens) // len(running)  # 1 row a source in the first step, K later
         parents = [
             beams[source].advance(scores.values[start : start + width], scores.ids[start : start + width]) + start

@@ -6,6 +6,7 @@ the outputs of each graph over inputs chosen to break it, and the tokens that se
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,35 +18,32 @@ import torch
 from numpy.typing import NDArray
 
 from txport import __version__, runtimes
-from txport.exporters.check import graph_weights
-from txport.exporters.graphs import run_graph
+from txport.exporters.weights import held_weights, holding
 from txport.generate import Found, SearchOptions, generate
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.config import TransformerConfig
 from txport.models.errors import ParityError
-from txport.models.ports import (
-    ATTENTION_MASK,
-    DECODER,
-    ENCODER,
-    ENCODER_ATTENTION_MASK,
-    ENCODER_HIDDEN_STATES,
-    INPUT_IDS,
-    LAST_HIDDEN_STATE,
-    LOGITS,
-    past,
-    present,
-)
+from txport.models.ports import DECODER, ENCODER, LOGITS, STEP
 from txport.models.tokenizer import load_tokenizer
 from txport.runtimes.base import GraphRuntime, Runtime
+from txport.walks import Reference
 
 Array = NDArray[Any]
 
 # The largest difference to PyTorch in fp32 that counts as equal. fp32: absolute; rounding in another order, some
 # hundred times over, stays under 3e-5. fp16: for values of about 1, and growing with the largest value of a tensor;
-# 11 bits of significand, so 5e-4 for each of the roundings that a dozen sublayers add up.
-TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2}
+# 11 bits of significand, so 5e-4 for each of the roundings that a dozen sublayers add up. int8 and int4 are held
+# against PyTorch with the very weights that the bundle holds, so that what is left comes of the activations' 8 bits:
+# a step of 1/255 of a tensor's range, which outliers widen, in every product. A single number may be far off, so the
+# whole tensor counts; the figure here is for the margin between two tokens.
+TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "int8": 3e-1, "int4": 3e-1}
 GROWS = ("fp16",)
+RELATIVE = {"int8": 1.5e-1, "int4": 1.5e-1}  # of the error's root mean square over the tensor's
+# How far a quantised weight may lie from the checkpoint's, in steps of its scale: by rounding, half a step; in
+# 4 bits the largest of a block may be cut so that the others are finer.
+STEPS = {8: 0.501, 4: 2.1}
+WEIGHTED = (ENCODER, DECODER, STEP)
 WEIGHTS = "weights"  # the case in which no graph runs
 SEARCH_TOKENS = 32
 BEAMS = 4
@@ -73,11 +71,20 @@ class Comparison:
     index: tuple[int, ...]
     expected: float
     actual: float
+    relative: float = 0.0  # the error's root mean square over the tensor's
+    allowed_relative: float | None = None  # what counts in place of the largest difference, where it is given
+
+    @property
+    def badness(self) -> float:
+        """The error over what is allowed; NaN if it is NaN."""
+        if self.allowed_relative is not None:
+            return self.relative / self.allowed_relative
+        return self.max_abs / self.allowed if self.allowed else (0.0 if self.max_abs == 0 else self.max_abs / 1e-30)
 
     @property
     def passed(self) -> bool:
         """Whether the difference is allowed; NaN never is."""
-        return self.max_abs <= self.allowed
+        return self.badness <= 1
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class Report:
 
         def badness(each: Comparison) -> tuple[bool, bool, float]:
             wrong_weight = each.case == WEIGHTS and not each.passed
-            return wrong_weight, bool(np.isnan(each.max_abs)), each.max_abs / max(each.allowed, 1e-30)
+            return wrong_weight, bool(np.isnan(each.badness)), each.badness
 
         return max(self.tensors, key=badness)
 
@@ -193,13 +200,14 @@ def check(bundle: Bundle, checkpoint: Checkpoint, providers: Mapping[str, str], 
     report = Report(_about(bundle, providers, seed))
     report.tensors.extend(compare_weights(bundle, checkpoint))
     cases = draw_cases(bundle, seed)
-    reference = runtimes.load_torch(checkpoint)
     precision = bundle.manifest.precision
+    checkpoint = holding(bundle, checkpoint)
+    reference, graphs = runtimes.load_torch(checkpoint), Reference(checkpoint.model, bundle.manifest)
     for name, provider in providers.items():
         runtime = runtimes.load(name, bundle, provider=provider)
         label = name if provider == "cpu" else f"{name} {provider}"
         for case in cases:
-            report.tensors.extend(compare_graphs(case, label, runtime, checkpoint, precision, seed))
+            report.tensors.extend(compare_graphs(case, label, runtime, graphs, precision, seed))
         for case in cases:  # once every graph is known to run on every shape
             report.tokens.extend(compare_search(case, label, runtime, reference, checkpoint, precision))
     return report
@@ -260,44 +268,32 @@ def _steps(config: TransformerConfig, *lengths: int) -> tuple[int, ...]:
 
 
 def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparison]:
-    """Each weight in each graph, bit for bit, with the checkpoint's, in the precision of the bundle."""
-    expected = {
-        name: tensor.detach().numpy().astype(bundle.manifest.dtype)
-        for name, tensor in expected_tensors(checkpoint.model).items()
-    }
-    tied = {id(tensor): name for name, tensor in expected_tensors(checkpoint.model).items()}
-    aliases = {name: tied[id(p)] for name, p in checkpoint.model.named_parameters(remove_duplicate=False)}
-    for role in (ENCODER, DECODER):
-        for name, actual in graph_weights(bundle.file(role)).items():
-            if name in aliases:
-                yield compare(WEIGHTS, role, 0, name, expected[aliases[name]], actual, 0.0)
+    """Each weight in each graph with the checkpoint's: bit for bit, or, if quantised, in steps of its scale."""
+    own = expected_tensors(checkpoint.model)
+    names = {id(tensor): name for name, tensor in own.items()}
+    aliases = {name: names[id(p)] for name, p in checkpoint.model.named_parameters(remove_duplicate=False)}
+    for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
+        for held in held_weights(bundle.file(role)):
+            if held.name not in aliases:
+                continue
+            expected = own[aliases[held.name]].detach().numpy().astype(bundle.manifest.dtype)
+            if held.steps is None:
+                yield compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0)
+            else:
+                values = (expected / held.steps, held.values / held.steps)
+                yield compare(WEIGHTS, role, 0, held.name, *values, STEPS[held.bits])
 
 
 def compare_graphs(
-    case: Case, label: str, runtime: GraphRuntime, checkpoint: Checkpoint, precision: str, seed: int
+    case: Case, label: str, runtime: GraphRuntime, reference: Reference, precision: str, seed: int
 ) -> Iterator[Comparison]:
-    """Every output of the encoder, then of the decoder call by call, each call fed what PyTorch computed before."""
-    config = checkpoint.config
-    reference = TorchGraphs(checkpoint, precision)
-    inputs = encoder_inputs(case.sources, config)
-    where = f"{label}, case {case.name}"
-    expected, actual = reference.run(ENCODER, inputs), _run(runtime, ENCODER, reference.cast(inputs), where)
-    for tensor, values in expected.items():
-        yield compare(case.name, label, 0, tensor, values, actual[tensor], allowed(values, precision))
-    rng = np.random.default_rng(seed)
-    state = {
-        ENCODER_HIDDEN_STATES: expected[LAST_HIDDEN_STATE],
-        ENCODER_ATTENTION_MASK: inputs[ATTENTION_MASK],
-        **dict.fromkeys(past(config), reference.empty_cache(len(case.sources))),
-    }
-    for step, length in enumerate(case.steps):
-        tokens = rng.integers(0, config.target_vocab_size, (len(case.sources), length))
-        inputs = {INPUT_IDS: tokens, **state}
-        where = f"{label}, case {case.name}, step {step}"
-        expected, actual = reference.run(DECODER, inputs), _run(runtime, DECODER, reference.cast(inputs), where)
-        for tensor, values in expected.items():
-            yield compare(case.name, label, step, tensor, values, actual[tensor], allowed(values, precision))
-        state.update(zip(past(config), (expected[name] for name in present(config)), strict=True))
+    """Every output of every graph, call by call, each call fed what PyTorch computed before."""
+    for call in reference.walk(case.sources, case.steps, seed):
+        where = f"{label}, case {case.name}, step {call.step}"
+        actual = _run(runtime, call.role, call.inputs, where)
+        for tensor, values in call.expected.items():
+            found = compare(case.name, label, call.step, tensor, values, actual[tensor], allowed(values, precision))
+            yield dataclasses.replace(found, allowed_relative=RELATIVE.get(precision))
 
 
 def _run(runtime: GraphRuntime, role: str, inputs: dict[str, Array], where: str) -> dict[str, Array]:
@@ -305,38 +301,6 @@ def _run(runtime: GraphRuntime, role: str, inputs: dict[str, Array], where: str)
         return runtime.run_graph(role, inputs)
     except Exception as error:  # each runtime has errors of its own
         raise ParityError(f"{where}: the {role} graph does not run: {error}") from error
-
-
-class TorchGraphs:
-    """PyTorch behind the ports of the graphs, in fp32, over inputs as the bundle's precision holds them."""
-
-    def __init__(self, checkpoint: Checkpoint, precision: str) -> None:
-        self._model, self._half = checkpoint.model, precision == "fp16"
-
-    def cast(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Floats as the bundle takes them."""
-        dtype = np.float16 if self._half else np.float32
-        return {name: array if array.dtype == np.int64 else array.astype(dtype) for name, array in inputs.items()}
-
-    def run(self, role: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """All inputs of a graph in port order -> all outputs, by port."""
-        seen = [array if array.dtype == np.int64 else array.astype(np.float32) for array in self.cast(inputs).values()]
-        outputs = run_graph(self._model, role, [torch.from_numpy(array) for array in seen])
-        names = [LAST_HIDDEN_STATE] if role == ENCODER else [LOGITS, *present(self._model.config)]
-        return {name: tensor.numpy() for name, tensor in zip(names, outputs, strict=True)}
-
-    def empty_cache(self, rows: int) -> Array:
-        """A cache tensor of no tokens."""
-        config = self._model.config
-        return np.zeros((rows, config.heads, 0, config.head_size), dtype=np.float32)
-
-
-def encoder_inputs(sources: Sequence[Sequence[int]], config: TransformerConfig) -> dict[str, Array]:
-    """Sources padded at the right, and their mask, by port."""
-    size = max(len(source) for source in sources)
-    ids = np.array([[*source, *[config.pad_id] * (size - len(source))] for source in sources], dtype=np.int64)
-    mask = np.array([[1] * len(source) + [0] * (size - len(source)) for source in sources], dtype=np.int64)
-    return {INPUT_IDS: ids, ATTENTION_MASK: mask}
 
 
 def allowed(expected: Array, precision: str) -> float:
@@ -366,7 +330,12 @@ def compare(
         index=tuple(int(i) for i in index),
         expected=float(expected[index]),
         actual=float(actual[index]),
+        relative=_rms(difference) / max(_rms(expected), 1e-30),
     )
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(values.astype(np.float64))))) if values.size else 0.0
 
 
 def compare_search(
@@ -398,19 +367,28 @@ def compare_search(
 
 
 def near_tie(checkpoint: Checkpoint, source: list[int], expected: Found, actual: Found, precision: str) -> bool:
-    """Whether PyTorch itself scores the other tokens as well as its own, within the rounding of that many tokens."""
+    """Whether PyTorch itself finds the other tokens as good as its own, within rounding.
+
+    That is either the whole of both targets, for beam search, or the first two tokens that differ: what
+    follows them follows from other beginnings.
+    """
     scores = [score_of(checkpoint, source, tokens) for tokens in (expected.tokens, actual.tokens)]
     noise = TOLERANCES[precision] * max(len(expected.tokens), len(actual.tokens))
-    return abs(scores[0] - scores[1]) <= noise
+    if abs(scores[0].sum() - scores[1].sum()) <= noise:
+        return True
+    pairs = zip(expected.tokens, actual.tokens, strict=False)
+    first = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
+    return first is not None and abs(float(scores[0][first] - scores[1][first])) <= 2 * TOLERANCES[precision]
 
 
 @torch.inference_mode()
-def score_of(checkpoint: Checkpoint, source: list[int], tokens: Sequence[int]) -> float:
-    """The log-probability of a target, by PyTorch."""
+def score_of(checkpoint: Checkpoint, source: list[int], tokens: Sequence[int]) -> Array:
+    """The log-probability of each token of a target, by PyTorch."""
     target = torch.tensor([[checkpoint.config.bos_id, *tokens]])
     logits = checkpoint.model(torch.tensor([source]), torch.tensor([len(source)]), target[:, :-1])
     log_probs = torch.log_softmax(logits, dim=2)
-    return float(log_probs.gather(2, target[:, 1:, None]).sum())
+    values: Array = log_probs.gather(2, target[:, 1:, None])[0, :, 0].double().numpy()
+    return values
 
 
 def table(report: Report) -> Iterable[tuple[str, ...]]:

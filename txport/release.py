@@ -35,12 +35,17 @@ def export(
     name: str | Path,
     out: str | Path,
     *,
+    target: str = "portable",
     precision: str = "fp32",
     opset: int | None = None,
+    rows: int = 1,
     force: bool = False,
     say: Say = silent,
 ) -> Bundle:
-    """Export a checkpoint to a portable bundle at `out`, compare it with PyTorch, and only then put it there.
+    """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and only then put it there.
+
+    `target` is "portable" or "cpu"; `rows` is how many rows a step of a quantised cpu bundle usually has
+    (batch x beams), by which its kernels are chosen.
 
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
@@ -53,13 +58,20 @@ def export(
     _spare_source(Path(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST) as folder:
         checkpoint = load_checkpoint(name)
-        say(f"exporting {checkpoint.name} ({precision})")
-        exported = export_graphs(checkpoint, folder, precision=precision, opset=opset or DEFAULT_OPSET)
+        say(f"exporting {checkpoint.name} ({target} {precision})")
+        manifest = export_graphs(
+            checkpoint,
+            folder,
+            target=target,
+            precision=precision,
+            opset=DEFAULT_OPSET if opset is None else opset,
+            rows=rows,
+        )
         say("comparing with PyTorch")
-        report = check(seal(folder, exported.manifest), checkpoint, {"ort": "cpu"})
+        report = check(seal(folder, manifest), checkpoint, {"ort": "cpu"})
         if not report.passed:
             raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
-        bundle = seal(folder, dataclasses.replace(exported.manifest, parity=report.summary()))
+        bundle = seal(folder, dataclasses.replace(manifest, parity=report.summary()))
     return Bundle(Path(out), bundle.manifest)
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
+from txport.models.bundle import Manifest
 from txport.models.errors import TxportError
 from txport.models.ports import Dim, Graph, Port
 
 PORTABLE_IR = 10
+DOMAINS: dict[str, dict[str, int]] = {"portable": {}, "cpu": {"com.microsoft": 1}}  # beyond the standard, by target
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 ABSOLUTE_PATH = re.compile(r"(?:(?<![\w./-])|\bfile://)(?:/[^/\s\"']+){2,}|[A-Za-z]:\\\\?\w")
 
@@ -28,28 +29,28 @@ class GraphError(TxportError, AssertionError):
     exit_code = 1
 
 
-def check_graph(path: Path, graph: Graph, opset: int) -> None:
+def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
     """Run the ONNX checker with full shape inference, then hold the file against the contract."""
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise GraphError(f"{path.name} is not valid ONNX: {error}") from error
     model = onnx.load(str(path), load_external_data=False)
-    problems = [*_ports(model, graph), *_operators(model), *_versions(model, opset), *_paths(model)]
+    domains = DOMAINS[manifest.target]
+    problems = [
+        *_ports(model, graph),
+        *_operators(model, domains),
+        *_versions(model, manifest.opset, domains),
+        *_paths(model),
+    ]
     if problems:
-        raise GraphError(f"{path.name} breaks the portable contract: {'; '.join(problems)}")
+        raise GraphError(f"{path.name} breaks the {manifest.target} contract: {'; '.join(problems)}")
 
 
 def operators(path: Path) -> Counter[str]:
     """How often each operator stands in a graph."""
     model = onnx.load(str(path), load_external_data=False)
     return Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in model.graph.node)
-
-
-def graph_weights(path: Path) -> dict[str, NDArray[Any]]:
-    """Every initializer of a graph by name; those that come from the checkpoint bear its names."""
-    model = onnx.load(str(path))
-    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
 def _ports(model: ModelProto, graph: Graph) -> Iterator[str]:
@@ -67,20 +68,20 @@ def _port(value: ValueInfoProto) -> Port:
     return Port(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, dims)
 
 
-def _operators(model: ModelProto) -> Iterator[str]:
-    foreign = sorted(
-        {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain not in ("", "ai.onnx")}
-    )
+def _operators(model: ModelProto, domains: Mapping[str, int]) -> Iterator[str]:
+    known = ("", "ai.onnx", *domains)
+    foreign = sorted({f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain not in known})
     if foreign or model.functions:
-        yield f"operators outside the standard: {', '.join(foreign) or 'local functions'}"
+        yield f"operators outside {', '.join(['the standard', *domains])}: {', '.join(foreign) or 'local functions'}"
     if control := sorted({node.op_type for node in model.graph.node} & CONTROL_FLOW):
         yield f"control flow: {', '.join(control)}"
 
 
-def _versions(model: ModelProto, opset: int) -> Iterator[str]:
-    found = {entry.domain: entry.version for entry in model.opset_import}
-    if found != {"": opset}:
-        yield f"opsets {found}, expected {opset}"
+def _versions(model: ModelProto, opset: int, domains: Mapping[str, int]) -> Iterator[str]:
+    given = {entry.domain: entry.version for entry in model.opset_import}
+    found = dict(given)
+    if found.pop("", None) != opset or not found.items() <= domains.items():
+        yield f"opsets {given}, expected {dict(domains, **{'': opset}) if domains else opset}"
     lowest = onnx.helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
     if model.ir_version > max(PORTABLE_IR, lowest):
         yield f"IR version {model.ir_version}, expected at most {max(PORTABLE_IR, lowest)}"

@@ -1,10 +1,9 @@
-"""Modules whose inputs and outputs are exactly the ports of `txport.models.ports`, in their order."""
+"""Modules of the portable target: their inputs and outputs are exactly its ports, in their order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from txport.models.ports import DECODER, ENCODER
@@ -43,11 +42,4 @@ class DecoderGraph(nn.Module):
         return (logits, *(tensor for layer in grown for tensor in layer))
 
 
-MODULES: dict[str, Callable[[Transformer], nn.Module]] = {ENCODER: EncoderGraph, DECODER: DecoderGraph}
-
-
-@torch.no_grad()
-def run_graph(model: Transformer, role: str, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    """What PyTorch computes for the ports of one graph."""
-    result = MODULES[role](model)(*inputs)
-    return result if isinstance(result, tuple) else (result,)
+PORTABLE: dict[str, Callable[[Transformer], nn.Module]] = {ENCODER: EncoderGraph, DECODER: DecoderGraph}

@@ -9,6 +9,7 @@ from onnx_ir.passes import PassBase
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 
+from txport.exporters.fusions import pack_projections, plain_reshapes
 from txport.models.ports import Graph
 
 Pass = Callable[[ir.Model, Graph], int]
@@ -56,20 +57,32 @@ def strip_metadata(model: ir.Model, graph: Graph) -> int:
     return len(noisy)
 
 
-PASSES: dict[str, Pass] = {
+CLEANING: dict[str, Pass] = {
     "inline functions": library(passes.InlinePass),
     "fold constants": fold_constants,
     "remove unused nodes": library(passes.RemoveUnusedNodesPass),
     "remove identities": library(passes.IdentityEliminationPass),
+}
+FINISHING: dict[str, Pass] = {
     "merge equal nodes": library(passes.CommonSubexpressionEliminationPass),
     "lift constants": library(lambda: passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)),
     "remove unused opsets": library(passes.RemoveUnusedOpsetsPass),
-    "name weights": name_weights,
     "name dims": name_dims,
     "strip metadata": strip_metadata,
 }
+PASSES: dict[str, dict[str, Pass]] = {
+    "portable": {**CLEANING, "name weights": name_weights, **FINISHING},
+    "cpu": {
+        "name weights": name_weights,
+        **CLEANING,
+        "pack projections": pack_projections,
+        "plain reshapes": plain_reshapes,
+        "drop what is left over": library(passes.RemoveUnusedNodesPass),
+        **FINISHING,
+    },
+}
 
 
-def run_passes(model: ir.Model, graph: Graph) -> dict[str, int]:
-    """Run them all, in place; -> how often each fired."""
-    return {name: run(model, graph) for name, run in PASSES.items()}
+def run_passes(model: ir.Model, graph: Graph, target: str) -> dict[str, int]:
+    """Run those of a target, in place; -> how often each fired."""
+    return {name: run(model, graph) for name, run in PASSES[target].items()}

@@ -13,15 +13,35 @@ from txport.models.config import TransformerConfig
 from txport.models.errors import BundleError, ConfigError, UnsupportedError
 from txport.models.files import sha256
 from txport.models.names import SAMPLES, TOKENIZER
-from txport.models.ports import Graph, portable
+from txport.models.ports import CONTRACTS, Graph
 
 FORMAT = 1
 MANIFEST = "txport.json"
-TARGETS = ("portable",)
-PRECISIONS = {"fp32": "float32", "fp16": "float16"}
-VALUES = {"opset": int, "checkpoint": dict, "tools": dict, "generation": dict, "parity": dict, "files": dict}
+TARGETS = tuple(CONTRACTS)
+# precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "int8": "float32", "int4": "float32"}
+OFFERED = {"portable": ("fp32", "fp16"), "cpu": ("fp32", "int8", "int4")}
+VALUES = {
+    "opset": int,
+    "checkpoint": dict,
+    "tools": dict,
+    "generation": dict,
+    "passes": dict,
+    "quantization": dict,
+    "parity": dict,
+    "files": dict,
+}
 CHECKPOINT_VALUES = {"name": str, "sha256": str}
 FILE_VALUES = {"sha256": str, "bytes": int}
+
+
+def require_offer(target: str, precision: str) -> None:
+    """Raise `UnsupportedError` unless there are bundles of this target in this precision."""
+    if target not in OFFERED:
+        raise UnsupportedError(f"unknown target {target!r}; there are {', '.join(OFFERED)}")
+    if precision not in OFFERED[target]:
+        offers = "; ".join(f"{name}: {', '.join(each)}" for name, each in OFFERED.items())
+        raise UnsupportedError(f"there are no {target} bundles in {precision!r}, but of {offers}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +56,8 @@ class Manifest:
     checkpoint: dict[str, str]  # name and sha256 of what was exported
     tools: dict[str, str]  # versions
     generation: dict[str, Any] = field(default_factory=dict)
+    passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> how often it fired
+    quantization: dict[str, str] = field(default_factory=dict)  # weight -> the form in which it is held
     parity: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
 
@@ -47,7 +69,7 @@ class Manifest:
     @property
     def graphs(self) -> dict[str, Graph]:
         """The bundle's graphs by role, with their ports."""
-        return {graph.role: graph for graph in portable(self.config, self.dtype)}
+        return {graph.role: graph for graph in CONTRACTS[self.target](self.config, self.dtype)}
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, with the graphs and their ports spelt out for other programs."""
@@ -138,11 +160,12 @@ def _manifest(file: Path, values: dict[str, Any]) -> Manifest:
             _check_types(entry, FILE_VALUES)
         config = TransformerConfig.from_dict(values["config"])
         kept = {name: value for name, value in values.items() if name in names}
+        require_offer(kept["target"], kept["precision"])
         manifest = Manifest(**{**kept, "config": config})
         matches = manifest.to_dict()["graphs"] == values["graphs"]
-    except (ConfigError, KeyError, TypeError) as error:
+    except (ConfigError, UnsupportedError, KeyError, TypeError) as error:
         raise BundleError(f"{file} is damaged ({error}); export the bundle again") from error
-    if not matches or manifest.target not in TARGETS:
+    if not matches:
         raise BundleError(f"{file} names graphs or ports that target {manifest.target!r} does not have")
     missing = [graph.file for graph in manifest.graphs.values() if graph.file not in manifest.files]
     if missing:

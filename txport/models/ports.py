@@ -1,7 +1,9 @@
 """The only place that names the inputs and outputs of a graph: exporters, checks, runtimes and tests read it.
 
 The portable contract is the one that Hugging Face Optimum and transformers.js load unmodified; the order
-of the ports is part of it.
+of the ports is part of it. The cpu contract is made for speed: the source's keys and values are computed
+once, in the encoder; the target's lie in buffers of a fixed capacity, written in place by binding the
+`present` outputs to the memory of the `past` inputs; and lengths stand in place of masks.
 """
 
 from __future__ import annotations
@@ -17,17 +19,25 @@ Dim = str | int
 ENCODER = "encoder"
 DECODER = "decoder"
 SELECT = "select"
+STEP = "step"
+TOP = "top"
 
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
 LAST_HIDDEN_STATE = "last_hidden_state"
 ENCODER_HIDDEN_STATES = "encoder_hidden_states"
 ENCODER_ATTENTION_MASK = "encoder_attention_mask"
+SOURCE_LENGTHS = "source_lengths"
+PAST_LENGTHS = "past_lengths"
+CAPACITY = "cache_capacity"
 LOGITS = "logits"
+COUNT = "k"
+LOG_PROBS, IDS = "log_probs", "ids"
 ROWS = "rows"
 
 BATCH, SOURCE, TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
 PAST_TARGET, PAST_SOURCE = "past_decoder_sequence_length", "past_encoder_sequence_length"
+BEAMS, ALL_ROWS, ROOM = "beams", "rows", "capacity"  # rows = batch_size x beams, those of one source side by side
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,55 @@ def portable(config: TransformerConfig, dtype: str) -> tuple[Graph, ...]:
     return _encoder(config, dtype), _decoder(config, dtype), _select(config, dtype)
 
 
+def cross_names(config: TransformerConfig) -> tuple[str, ...]:
+    """The source's keys and values, layer by layer: what the encoder of the cpu target computes."""
+    return tuple(f"cross.{layer}.{part}" for layer in range(config.decoder_layers) for part in ("key", "value"))
+
+
+def own_names(config: TransformerConfig, prefix: str) -> tuple[str, ...]:
+    """The target's own keys and values, layer by layer, after `past` or `present`."""
+    return tuple(f"{prefix}.{layer}.{part}" for layer in range(config.decoder_layers) for part in ("key", "value"))
+
+
+def cpu(config: TransformerConfig, dtype: str) -> tuple[Graph, ...]:
+    """The graphs of the cpu target: encoder, one step of the decoder, and the choice of the best tokens."""
+    return _cpu_encoder(config, dtype), _cpu_step(config, dtype), _cpu_top(config, dtype)
+
+
+def _cpu_encoder(config: TransformerConfig, dtype: str) -> Graph:
+    inputs = (Port(INPUT_IDS, "int64", (BATCH, SOURCE)), Port(SOURCE_LENGTHS, "int32", (BATCH,)))
+    return Graph(ENCODER, "onnx/encoder.onnx", inputs, _cross(config, dtype))
+
+
+def _cpu_step(config: TransformerConfig, dtype: str) -> Graph:
+    inputs = (
+        Port(INPUT_IDS, "int64", (BATCH, BEAMS)),
+        Port(PAST_LENGTHS, "int32", (ALL_ROWS,)),
+        Port(CAPACITY, "int32", (1,)),
+        Port(SOURCE_LENGTHS, "int32", (BATCH,)),
+        *_cross(config, dtype),
+        *_own(config, dtype, "past"),
+    )
+    outputs = (Port(LOGITS, dtype, (ALL_ROWS, config.target_vocab_size)), *_own(config, dtype, "present"))
+    return Graph(STEP, "onnx/step.onnx", inputs, outputs)
+
+
+def _cpu_top(config: TransformerConfig, dtype: str) -> Graph:
+    inputs = (Port(LOGITS, dtype, (ALL_ROWS, config.target_vocab_size)), Port(COUNT, "int64", (1,)))
+    outputs = (Port(LOG_PROBS, dtype, (ALL_ROWS, COUNT)), Port(IDS, "int64", (ALL_ROWS, COUNT)))
+    return Graph(TOP, "onnx/top.onnx", inputs, outputs)
+
+
+def _cross(config: TransformerConfig, dtype: str) -> tuple[Port, ...]:
+    dims = (BATCH, config.heads, SOURCE, config.head_size)
+    return tuple(Port(name, dtype, dims) for name in cross_names(config))
+
+
+def _own(config: TransformerConfig, dtype: str, prefix: str) -> tuple[Port, ...]:
+    dims = (ALL_ROWS, config.heads, ROOM, config.head_size)
+    return tuple(Port(name, dtype, dims) for name in own_names(config, prefix))
+
+
 def _encoder(config: TransformerConfig, dtype: str) -> Graph:
     tokens = (BATCH, SOURCE)
     inputs = (Port(INPUT_IDS, "int64", tokens), Port(ATTENTION_MASK, "int64", tokens))
@@ -121,3 +180,6 @@ def _cache(config: TransformerConfig, dtype: str, names: tuple[str, ...], target
         Port(name, dtype, (BATCH, config.heads, source if is_cross(name) else target, config.head_size))
         for name in names
     )
+
+
+CONTRACTS = {"portable": portable, "cpu": cpu}

@@ -35,7 +35,7 @@ class Runtime(Protocol):
         ...
 
     def select(self, state: State, rows: Ints) -> State:
-        """The state whose row i is the old row `rows[i]`."""
+        """The state whose row i is the old row `rows[i]`; a state may be changed in place, so the old one is gone."""
         ...
 
 

@@ -9,10 +9,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from txport.models.bundle import Bundle
-from txport.models.errors import UnavailableError
+from txport.models.errors import UnsupportedError
+from txport.models.ports import STEP
 from txport.runtimes.base import GraphRuntime
+from txport.runtimes.fused import FusedRuntime
 from txport.runtimes.portable import PortableRuntime
-from txport.runtimes.providers import device_of, full_name, provider_options, require_provider
+from txport.runtimes.providers import device_of, full_name, require_provider
+from txport.runtimes.sessions import start_sessions
 
 OrtValue = Any  # onnxruntime has no types
 
@@ -21,9 +24,8 @@ class OrtEngine:
     """The sessions of a bundle, with tensors that stay on the provider's device."""
 
     def __init__(self, bundle: Bundle, provider: str, threads: int | None) -> None:
-        name = full_name(provider)
-        self._device = device_of(name)
-        self._sessions = {role: _session(bundle, role, name, threads) for role in bundle.manifest.graphs}
+        self._device = device_of(full_name(provider))
+        self._sessions = start_sessions(bundle, provider, threads)
 
     def run(self, role: str, inputs: dict[str, OrtValue], outputs: list[str]) -> dict[str, OrtValue]:
         """See `Engine.run`."""
@@ -45,28 +47,6 @@ class OrtEngine:
         return tensor.numpy()  # type: ignore[no-any-return]
 
 
-def _session(bundle: Bundle, role: str, provider: str, threads: int | None) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.inter_op_num_threads = 1
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    # The sessions take turns; threads that spin while another session works would starve it.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    providers = [(provider, provider_options(provider)), "CPUExecutionProvider"]
-    if provider == "CPUExecutionProvider":
-        providers = providers[1:]
-    file = bundle.file(role)
-    try:
-        session = ort.InferenceSession(str(file), options, providers=providers)
-    except Exception as error:  # its errors share no other base
-        mend = "update it, or export again with a lower --opset"
-        raise UnavailableError(f"ONNX Runtime {ort.__version__} can't load {file}: {error}; {mend}") from error
-    if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
-        raise UnavailableError(f"{provider} did not start for {file}; `txport doctor` says what is missing")
-    return session
-
-
 def require(provider: str) -> None:
     """See `runtimes.require`."""
     require_provider(provider)
@@ -74,4 +54,9 @@ def require(provider: str) -> None:
 
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on ONNX Runtime; `UnavailableError` if the provider can't work here."""
-    return PortableRuntime(OrtEngine(bundle, provider, threads), bundle.manifest)
+    target = bundle.manifest.target
+    if target == "portable":
+        return PortableRuntime(OrtEngine(bundle, provider, threads), bundle.manifest)
+    if device_of(full_name(provider)) != target:
+        raise UnsupportedError(f"{bundle.path} was exported for the {target}; export --target portable for {provider}")
+    return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP))

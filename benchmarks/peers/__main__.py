@@ -1,0 +1,141 @@
+"""Measure txport's cpu bundles beside CTranslate2, Optimum and PyTorch; print the table.
+
+    python -m benchmarks.peers [--only SUBSTRING] [--rounds N] [--quick]
+
+The peers live in an environment of their own, which `make bench-peers` makes. Exits 1 if a required ratio is not
+reached or a line could not be measured, 3 where the peers' environment is missing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.peers import duel, report
+from benchmarks.peers.duel import Place
+from benchmarks.peers.lines import BASE, LENGTH, LINES, TINY, AbsentError, Line, quick
+from txport import bench
+from txport.cli import run_guarded
+from txport.models.config import PRESETS
+from txport.models.errors import TxportError, UnavailableError, UnsupportedError
+from txport.models.names import PRESET
+
+RESULTS, TABLE = Path("benchmarks/results/peers-cpu.json"), Path("docs/peers.md")
+QUICK_ROUNDS = 2
+
+
+def say(message: str) -> None:
+    """Progress to stderr, so that a log shows where the time goes."""
+    click.echo(f"{datetime.datetime.now(tz=datetime.UTC):%H:%M:%S} {message}", err=True)
+
+
+def chosen(only: str | None) -> list[Line]:
+    """The lines with `only` in their title."""
+    lines = [line for line in LINES if only is None or only in line.title]
+    if not lines:
+        titles = "; ".join(line.title for line in LINES)
+        raise UnsupportedError(f"no line has {only!r} in its title; there are: {titles}")
+    return lines
+
+
+def measure(line: Line, place: Place) -> dict[str, Any]:
+    """A line's record, also if it could not be measured."""
+    try:
+        return duel.run(line, place)
+    except AbsentError as error:
+        return {**duel.describe(line), "skipped": str(error)}
+    except TxportError as error:
+        return {**duel.describe(line), "failed": str(error)}
+
+
+def result_of(records: Sequence[dict[str, Any]], place: Place, checkpoint: str) -> dict[str, Any]:
+    """All that is recorded."""
+    versions: dict[str, str] = {}
+    for record in records:
+        for name, numbers in record.get("versions", {}).items():
+            versions |= {f"{package} ({name})" if package == "python" else package: n for package, n in numbers.items()}
+    return {
+        "date": f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}",
+        "machine": bench.machine(),
+        "versions": versions,
+        "protocol": {
+            "checkpoint": checkpoint,
+            "vocabulary": PRESETS[checkpoint.removeprefix(PRESET)].target_vocab_size,
+            "source": LENGTH,
+            "tokens": LENGTH,
+            "cores": place.cores,
+            "rounds": place.rounds,
+            "trials": duel.TRIALS,
+        },
+        "lines": list(records),
+    }
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, its folder too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    say(f"wrote {path}")
+
+
+@click.command(help=__doc__)
+@click.option("--only", help="Lines with this in their title: 'batch 1,', 'Optimum', 'beam'.")
+@click.option("--rounds", type=click.IntRange(1), default=9, show_default=True)
+@click.option("--quick", "is_quick", is_flag=True, help="preset:tiny and few rounds, to try it out; nothing is judged.")
+@click.option("--results", type=click.Path(path_type=Path), help=f"JSON.  [default: {RESULTS}, if every line is run]")
+@click.option("--table", type=click.Path(path_type=Path), help=f"Markdown.  [default: {TABLE}, if every line is run]")
+@click.option("--peers-python", type=click.Path(path_type=Path), default=".venv-peers/bin/python", show_default=True)
+@click.option("--words", type=click.Path(file_okay=False, path_type=Path), help="Folder of the g2p dictionary.")
+@click.option("--work", type=click.Path(path_type=Path), default="build/peers", show_default=True)
+@click.option("--cores", type=click.IntRange(1), help="Of both sides.  [default: all that this process may use]")
+def peers(
+    only: str | None,
+    rounds: int,
+    is_quick: bool,
+    results: Path | None,
+    table: Path | None,
+    peers_python: Path,
+    words: Path | None,
+    work: Path,
+    cores: int | None,
+) -> None:
+    """Measure, write, judge."""
+    if not peers_python.exists():
+        raise UnavailableError(f"there is no {peers_python}; `make bench-peers` makes the peers' environment")
+    lines = [quick(line) for line in chosen(only)] if is_quick else chosen(only)
+    place = Place(
+        work=work,
+        peers_python=peers_python,
+        words=words,
+        cores=cores or available_cores(),
+        rounds=min(rounds, QUICK_ROUNDS) if is_quick else rounds,
+        say=say,
+    )
+    records = [measure(line, place) for line in lines]
+    result = result_of(records, place, TINY if is_quick else BASE)
+    whole = only is None and not is_quick
+    if path := results or (RESULTS if whole else None):
+        write(path, json.dumps(result, indent=2) + "\n")
+    if path := table or (TABLE if whole else None):
+        write(path, report.markdown(result))
+    click.echo(report.text(records))
+    if is_quick:
+        click.echo("--quick measures a toy: nothing is judged.")
+    elif any(report.falls_short(record) for record in records):
+        sys.exit(1)
+
+
+def available_cores() -> int:
+    """The cores that this process, and so its children, may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+if __name__ == "__main__":
+    run_guarded(peers)

@@ -1,0 +1,110 @@
+"""The settings that each side may choose from: it is measured at its own best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from benchmarks.peers.engines import Model
+from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, OPTIMUM, Line, Task
+
+ENGINES = "benchmarks.peers.engines."
+OURS = ENGINES + "txport_cpu"
+BULK_BATCHES = (16, 32, 64, 128)
+MANY_ROWS = 32
+# What CTranslate2 takes by itself; oneDNN; matrices packed for MKL at load.
+BACKENDS: list[dict[str, str]] = [{}, {"CT2_USE_MKL": "0"}, {"CT2_USE_EXPERIMENTAL_PACKED_GEMM": "1"}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One setting of one engine."""
+
+    engine: str
+    model: Model
+    options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        settings = {"precision": self.model.precision, **self.options, **self.environment}
+        return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+def threads_of(task: Task, cores: int) -> Iterator[dict[str, int]]:
+    """One caller: one batch at once, on one core or on all. Bulk: as many batches as cores, a core each."""
+    if task.batch is None:
+        for size in BULK_BATCHES:
+            yield {"threads": 1, "workers": cores, "batch_size": size}
+    else:
+        for threads in sorted({1, cores}):
+            yield {"threads": threads, "workers": 1, "batch_size": task.batch}
+
+
+def ours(line: Line, cores: int) -> list[Candidate]:
+    """txport: the kernels of int8 and int4 are chosen at export, by the rows of a step."""
+    rows = 1 if line.task.rows == 1 else MANY_ROWS
+    return [
+        Candidate(
+            engine=OURS,
+            model=Model(checkpoint=line.task.checkpoint, precision=precision, rows=1 if precision == "fp32" else rows),
+            options=options,
+        )
+        for precision, options in product(line.precisions, threads_of(line.task, cores))
+    ]
+
+
+def theirs(line: Line, cores: int) -> list[Candidate]:
+    """The peer's."""
+    return PEERS[line.against](line.task, cores)
+
+
+def ctranslate2(precision: str) -> Callable[[Task, int], list[Candidate]]:
+    """CTranslate2 in one precision."""
+
+    def candidates(task: Task, cores: int) -> list[Candidate]:
+        model = Model(checkpoint=task.checkpoint, precision=precision)
+        return [
+            Candidate(engine=ENGINES + "ct2", model=model, options=options, environment=environment)
+            for environment, options in product(BACKENDS, threads_of(task, cores))
+        ]
+
+    return candidates
+
+
+def optimum(task: Task, cores: int) -> list[Candidate]:
+    """Optimum in fp32 and with its own int8."""
+    switches = product(("fp32", "int8"), sorted({1, cores}), (False, True))
+    return [
+        Candidate(
+            engine=ENGINES + "hf_optimum",
+            model=Model(checkpoint=task.checkpoint, precision=precision),
+            options={"threads": threads, "io_binding": io_binding},
+        )
+        for precision, threads, io_binding in switches
+    ]
+
+
+def pytorch(compiled: bool) -> Callable[[Task, int], list[Candidate]]:
+    """PyTorch, eager or compiled."""
+
+    def candidates(task: Task, cores: int) -> list[Candidate]:
+        model = Model(checkpoint=task.checkpoint)
+        return [
+            Candidate(engine=ENGINES + "pytorch", model=model, options={"threads": threads, "compile": compiled})
+            for threads in sorted({1, cores})
+        ]
+
+    return candidates
+
+
+PEERS: dict[str, Callable[[Task, int], list[Candidate]]] = {
+    CT2_INT8: ctranslate2("int8"),
+    CT2_FP32: ctranslate2("fp32"),
+    OPTIMUM: optimum,
+    EAGER: pytorch(compiled=False),
+    COMPILED: pytorch(compiled=True),
+}

@@ -1,0 +1,188 @@
+"""One line measured: the best setting of each side, then both sides alternating, each in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import candidates
+from benchmarks.peers.candidates import Candidate
+from benchmarks.peers.engines import Sources
+from benchmarks.peers.lines import Line, Task, search_of, sources_of
+from benchmarks.peers.process import Worker, WorkerError
+from txport.models.files import hash_of, sha256
+from txport.models.names import digest, label
+from txport.release import Say, silent
+
+TRIALS = 3
+PEERS = Path(__file__).parent
+PACKAGE = PEERS.parents[1] / "txport"
+Side = tuple[Worker, Candidate]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where and how it is measured."""
+
+    work: Path
+    peers_python: Path
+    words: Path | None = None
+    cores: int = 1
+    rounds: int = 9
+    say: Say = silent
+
+    def start(self, candidate: Candidate) -> Worker:
+        """A process for a candidate."""
+        python = Path(sys.executable) if candidate.engine == candidates.OURS else self.peers_python
+        log = self.work / f"{candidate.engine.rpartition('.')[2]}.log"
+        return Worker(python.absolute(), candidate.environment, log.absolute())
+
+    def folder(self, candidate: Candidate) -> Path:
+        """Where a candidate's weights lie: another name for every checkpoint and every version of the converter."""
+        model, engine = candidate.model, candidate.engine.rpartition(".")[2]
+        made_by = sorted(PACKAGE.rglob("*.py")) if candidate.engine == candidates.OURS else [PEERS / "requirements.txt"]
+        sources = {str(path): sha256(path) for path in [*made_by, PEERS / "engines" / f"{engine}.py"] if path.exists()}
+        stamp = hash_of({**sources, "checkpoint": digest(model.checkpoint)})[:12]
+        name = label(model.checkpoint).replace(":", "-")
+        return self.work.absolute() / f"{engine}-{name}-{model.precision}-rows{model.rows}-{stamp}"
+
+    def prepare(self, candidate: Candidate) -> Path:
+        """Convert the weights, unless an earlier run has."""
+        folder = self.folder(candidate)
+        if not folder.exists():
+            self.say(f"  prepare {folder.name}")
+            with self.start(candidate) as worker:
+                worker.ask("prepare", engine=candidate.engine, folder=str(folder), model=asdict(candidate.model))
+        return folder
+
+    def load(self, worker: Worker, candidate: Candidate, task: Task, sources: Sources) -> dict[str, str]:
+        """Let a process load a candidate and run it once; -> versions."""
+        answer = worker.ask(
+            "load",
+            engine=candidate.engine,
+            folder=str(self.prepare(candidate)),
+            search=asdict(search_of(task)),
+            options=candidate.options,
+            sources=sources,
+            batch=task.batch,
+        )
+        worker.ask("round")
+        versions: dict[str, str] = answer["versions"]
+        return versions
+
+
+def run(line: Line, place: Place) -> dict[str, Any]:
+    """Measure a line; -> its record: quartiles of both sides and of the ratio, settings, candidates, equal rows."""
+    place.say(line.title)
+    sources = sources_of(line.task, place.words)
+    sides = {"txport": candidates.ours(line, place.cores), "peer": candidates.theirs(line, place.cores)}
+    tried = {name: [try_out(each, line, sources, place) for each in options] for name, options in sides.items()}
+    best = {name: options[fastest(tried[name])] for name, options in sides.items()}
+    with place.start(best["txport"]) as our_worker, place.start(best["peer"]) as their_worker:
+        our_side, their_side = (our_worker, best["txport"]), (their_worker, best["peer"])
+        record = compare(our_side, their_side, line, sources, place)
+    return {
+        **describe(line),
+        **record,
+        "settings": {name: asdict(candidate) for name, candidate in best.items()},
+        "candidates": tried,
+    }
+
+
+def describe(line: Line) -> dict[str, Any]:
+    """What a line is, in its record."""
+    return {"name": line.name, "against": line.against, "unit": line.unit, "required": line.required} | {
+        "task": asdict(line.task),
+        "search": asdict(search_of(line.task)),
+    }
+
+
+def try_out(candidate: Candidate, line: Line, sources: Sources, place: Place) -> dict[str, Any]:
+    """A few rounds of one candidate alone; -> its median seconds, or why it can't run."""
+    record: dict[str, Any] = {"setting": candidate.label}
+    try:
+        with place.start(candidate) as worker:
+            place.load(worker, candidate, line.task, sources)
+            seconds = [worker.ask("round")["seconds"] for _ in range(TRIALS)]
+    except WorkerError as error:
+        return {**record, "error": str(error)}
+    median = float(np.median(seconds))
+    place.say(f"  {candidate.engine.rpartition('.')[2]}: {candidate.label}: {amount(line, sources) / median:.0f} 1/s")
+    return {**record, "seconds": median, "rate": amount(line, sources) / median}
+
+
+def fastest(tried: Sequence[dict[str, Any]]) -> int:
+    """Which candidate was the fastest; `WorkerError` if none could run."""
+    running = [number for number, each in enumerate(tried) if "seconds" in each]
+    if not running:
+        raise WorkerError(tried[0]["error"])
+    return min(running, key=lambda number: float(tried[number]["seconds"]))
+
+
+def compare(ours: Side, theirs: Side, line: Line, sources: Sources, place: Place) -> dict[str, Any]:
+    """Alternate; the side that does not work is held, and whoever begins a round ends the next."""
+    versions = {}
+    for name, (worker, candidate) in (("txport", ours), ("peer", theirs)):
+        versions[name] = place.load(worker, candidate, line.task, sources)
+        worker.pause()
+    seconds: dict[str, list[float]] = {"txport": [], "peer": []}
+    workers = {"txport": ours[0], "peer": theirs[0]}
+    for number in range(place.rounds):
+        for name in sorted(workers, reverse=number % 2 == 0):
+            seconds[name].append(workers[name].ask("round")["seconds"])
+            workers[name].pause()
+    tokens = {name: worker.ask("tokens")["tokens"] for name, worker in workers.items()}
+    require_length(line, tokens)
+    memory = {name: worker.ask("end")["peak_memory"] for name, worker in workers.items()}
+    return {
+        **figures(line, sources, seconds, memory),
+        "equal_rows": equal_rows(tokens["txport"], tokens["peer"]),
+        "rows": len(sources),
+        "peak_memory": memory,
+        "versions": versions,
+    }
+
+
+def figures(
+    line: Line, sources: Sources, seconds: dict[str, list[float]], memory: dict[str, float | None]
+) -> dict[str, Any]:
+    """Quartiles of what the line measures, and of the ratio: how many times better txport is, round by round."""
+    if line.unit == "MB":
+        if None in memory.values():
+            raise WorkerError("peak memory can be read on Linux only")
+        measured = {name: np.array([value], dtype=float) for name, value in memory.items()}
+        ratio = measured["peer"] / measured["txport"]
+    else:
+        measured = {name: amount(line, sources) / np.array(values) for name, values in seconds.items()}
+        ratio = measured["txport"] / measured["peer"]
+    return {**{name: quartiles(values) for name, values in measured.items()}, "ratio": quartiles(ratio)}
+
+
+def quartiles(values: Any) -> dict[str, float]:
+    """Of rounds."""
+    q1, median, q3 = np.percentile(values, (25, 50, 75))
+    return {"q1": float(q1), "median": float(median), "q3": float(q3)}
+
+
+def amount(line: Line, sources: Sources) -> int:
+    """How much a round generates: tokens, or words where the model ends them by itself."""
+    return len(sources) * (search_of(line.task).max_new_tokens if line.task.forced else 1)
+
+
+def require_length(line: Line, tokens: dict[str, list[list[int]]]) -> None:
+    """Both sides must have done the whole work."""
+    wanted = search_of(line.task).max_new_tokens
+    for name, targets in tokens.items():
+        lengths = {len(target) for target in targets}
+        if line.task.forced and lengths != {wanted}:
+            raise WorkerError(f"the {name} side generated {sorted(lengths)} tokens a source, expected {wanted}")
+
+
+def equal_rows(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> int:
+    """How many sources both sides gave the same target."""
+    return sum(list(a) == list(b) for a, b in zip(first, second, strict=True))

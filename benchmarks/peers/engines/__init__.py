@@ -1,0 +1,53 @@
+"""One file for each engine, and what all of them have in common.
+
+An engine's module has `prepare(model, folder)`, which puts the weights of a checkpoint into the engine's own
+format, `PACKAGES`, whose versions are recorded, and a class `Engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Protocol
+
+Sources = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which weights, in which precision, and how many rows a step usually has."""
+
+    checkpoint: str
+    precision: str = "fp32"
+    rows: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How to search: greedy or with beams, for how many tokens, whether the end token may come before."""
+
+    beams: int = 1
+    max_new_tokens: int = 32
+    forced: bool = True  # exactly `max_new_tokens` for every source
+
+
+class Engine(Protocol):
+    """A loaded model; only `generate` is timed."""
+
+    def encode(self, sources: Sources) -> Any:
+        """Token ids as the engine takes them."""
+        ...
+
+    def generate(self, inputs: Any) -> Any:
+        """Search; what it finds stays in the engine's own form."""
+        ...
+
+    def decode(self, outputs: Any) -> list[list[int]]:
+        """The best target of each source, in their order: token ids without the start and the end."""
+        ...
+
+
+def before_end(ids: Iterable[int], eos_id: int) -> list[int]:
+    """What stands before the end token."""
+    return [int(id_) for id_ in takewhile(lambda id_: id_ != eos_id, ids)]

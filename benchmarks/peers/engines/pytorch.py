@@ -1,0 +1,50 @@
+"""PyTorch, through txport's own torch runtime and search: eager, or with the decoder compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.peers.engines import Model, Search, Sources, before_end
+from txport.generate import SearchOptions, generate
+from txport.models.checkpoint import load_checkpoint, save_checkpoint
+from txport.models.errors import UnsupportedError
+from txport.runtimes.pytorch import TorchRuntime
+
+PACKAGES = ("torch", "numpy")
+
+
+def prepare(model: Model, folder: Path) -> None:
+    """Write the checkpoint as a folder."""
+    if model.precision != "fp32":
+        raise UnsupportedError(f"PyTorch is measured in fp32, got {model.precision}")
+    save_checkpoint(folder / "checkpoint", load_checkpoint(model.checkpoint).model)
+
+
+class Engine:
+    """Options: `threads`, `compile`."""
+
+    def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
+        torch.set_num_threads(options["threads"])
+        model = load_checkpoint(str(folder / "checkpoint")).model
+        if options["compile"]:
+            model.decode = torch.compile(model.decode, dynamic=True)  # type: ignore[method-assign]
+        self._runtime, self._config = TorchRuntime(model), model.config
+        length = search.max_new_tokens
+        self._options = SearchOptions(
+            beams=search.beams, max_new_tokens=length, min_new_tokens=length if search.forced else 0
+        )
+
+    def encode(self, sources: Sources) -> Sources:
+        """Ids are what it takes."""
+        return sources
+
+    def generate(self, inputs: Sources) -> Any:
+        """Search one batch."""
+        return generate(self._runtime, inputs, self._config, self._options)
+
+    def decode(self, outputs: Any) -> list[list[int]]:
+        """The best hypothesis of each source."""
+        return [before_end(found[0].tokens, self._config.eos_id) for found in outputs]

@@ -1,0 +1,42 @@
+"""txport's own cpu bundles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import txport
+from benchmarks.peers.engines import Model, Search, Sources, before_end
+
+PACKAGES = ("txport", "onnxruntime", "onnxruntime-gpu", "numpy")
+
+
+def prepare(model: Model, folder: Path) -> None:
+    """Export, parity included: a bundle that does not compute what PyTorch computes is not measured."""
+    txport.export(model.checkpoint, folder, target="cpu", precision=model.precision, rows=model.rows)
+
+
+class Engine:
+    """Options: `threads` of one operator, `workers` (batches at once), `batch_size`."""
+
+    def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
+        self._model = txport.load(folder, threads=options["threads"], workers=options["workers"])
+        self._options = {
+            "beams": search.beams,
+            "max_new_tokens": search.max_new_tokens,
+            "min_new_tokens": search.max_new_tokens if search.forced else 0,
+            "batch_size": options["batch_size"],
+            "scores": False,
+        }
+
+    def encode(self, sources: Sources) -> Sources:
+        """Ids are what it takes."""
+        return sources
+
+    def generate(self, inputs: Sources) -> Any:
+        """Search."""
+        return self._model.search(inputs, **self._options)
+
+    def decode(self, outputs: Any) -> list[list[int]]:
+        """The best hypothesis of each source."""
+        return [before_end(found.tokens, self._model.config.eos_id) for found in outputs]

@@ -1,0 +1,141 @@
+"""What is compared: every line of the table, and how many times faster txport must be."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.peers.engines import Search
+from txport import bench
+from txport.models.config import PRESETS, TransformerConfig
+from txport.models.errors import UnavailableError
+from txport.models.g2p import read_dictionary
+from txport.models.names import CONFIG, TOKENIZER, find_folder, preset_name
+from txport.models.tokenizer import load_tokenizer
+
+Unit = Literal["tokens/s", "words/s", "MB"]
+BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"
+LENGTH = 32  # of source and target, where the task does not say
+LONGEST_WORD = 48
+TEST_WORDS = "g014b2b.test"
+
+
+class AbsentError(UnavailableError):
+    """Data that a line needs and that are not here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is generated in a round: `sources` of them, in batches that the caller makes, or all in one call (bulk)."""
+
+    checkpoint: str = BASE
+    batch: int | None = None
+    beams: int = 1
+    sources: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows a step has, where the caller makes the batches; many in bulk."""
+        return 32 if self.batch is None else self.batch * self.beams
+
+    @property
+    def forced(self) -> bool:
+        """Random weights end a target at random, so its length is given; a trained model ends by itself."""
+        return preset_name(self.checkpoint) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of the table: the same task for txport, in the best of `precisions`, and for a peer."""
+
+    name: str
+    against: str
+    task: Task
+    precisions: tuple[str, ...]
+    required: float | None
+    unit: Unit = "tokens/s"
+
+    @property
+    def title(self) -> str:
+        """What `--only` searches."""
+        return f"{self.name}, against {self.against}"
+
+
+def one_caller(batch: int, beams: int = 1) -> Task:
+    """One batch in flight; as many batches in a round as make it last."""
+    sources = {(1, 1): 8, (8, 1): 32, (32, 1): 64, (1, 4): 4, (8, 4): 16}
+    return Task(batch=batch, beams=beams, sources=sources[batch, beams])
+
+
+def line(
+    name: str, against: str, task: Task, required: float | None, *precisions: str, unit: Unit = "tokens/s"
+) -> Line:
+    """A line, in the order in which the table reads."""
+    return Line(name=name, against=against, task=task, required=required, precisions=precisions, unit=unit)
+
+
+CT2_INT8, CT2_FP32 = "CTranslate2 int8", "CTranslate2 fp32"
+OPTIMUM, EAGER, COMPILED = "Optimum", "PyTorch eager", "torch.compile"
+BULK = Task(sources=512)
+LINES = [
+    line("greedy, batch 1, int8", CT2_INT8, one_caller(1), 3.5, "int8"),
+    line("greedy, batch 1, int4", CT2_INT8, one_caller(1), 4.5, "int4", "int8"),
+    line("greedy, batch 8, int8", CT2_INT8, one_caller(8), 2.0, "int8"),
+    line("greedy, batch 32, int8", CT2_INT8, one_caller(32), 2.2, "int8"),
+    line("greedy, bulk, int8", CT2_INT8, BULK, 1.5, "int8"),
+    line("beam 4, batch 1, int8", CT2_INT8, one_caller(1, beams=4), 2.5, "int8"),
+    line("beam 4, batch 8, int8", CT2_INT8, one_caller(8, beams=4), 1.8, "int8"),
+    line("greedy, batch 1, fp32", CT2_FP32, one_caller(1), 1.25, "fp32"),
+    line("greedy, batch 8, fp32", CT2_FP32, one_caller(8), 2.0, "fp32"),
+    line("greedy, batch 32, fp32", CT2_FP32, one_caller(32), 2.0, "fp32"),
+    line("greedy, batch 1, int8", OPTIMUM, one_caller(1), 4.0, "int8"),
+    line("greedy, batch 8, int8", OPTIMUM, one_caller(8), 4.0, "int8"),
+    line("greedy, batch 32, int8", OPTIMUM, one_caller(32), 4.0, "int8"),
+    line("g2p-en, test words, bulk", CT2_INT8, Task(checkpoint=G2P, sources=12_000), 2.0, "int8", unit="words/s"),
+    line("peak memory, batch 1, int8", CT2_INT8, one_caller(1), 1.0, "int8", unit="MB"),
+    *(
+        line(f"greedy, batch {batch}, fp32", peer, one_caller(batch), None, "fp32")
+        for peer in (EAGER, COMPILED)
+        for batch in (1, 8, 32)
+    ),
+]
+
+
+def quick(line: Line) -> Line:
+    """The same line with a model so small that it shows only that everything works."""
+    name = TINY if line.task.checkpoint == BASE else line.task.checkpoint
+    task = replace(line.task, checkpoint=name, sources=min(line.task.sources, 128))
+    return replace(line, task=task, required=None)
+
+
+def search_of(task: Task) -> Search:
+    """How a task's targets are searched."""
+    longest = LENGTH if task.forced else LONGEST_WORD
+    return Search(beams=task.beams, max_new_tokens=min(longest, config_of(task).max_length), forced=task.forced)
+
+
+def config_of(task: Task) -> TransformerConfig:
+    """What the task's model is made of."""
+    if preset := preset_name(task.checkpoint):
+        return PRESETS[preset]
+    return TransformerConfig.from_file(find_folder(task.checkpoint) / CONFIG)
+
+
+def sources_of(task: Task, words: Path | None) -> list[list[int]]:
+    """Token ids: drawn by seed for random weights, words of the dictionary's test split for the g2p model."""
+    config = config_of(task)
+    if task.forced:
+        drawn = bench.draw_source(config, bench.Protocol(batch=task.sources, source=LENGTH))
+        return [[int(id_) for id_ in row] for row in drawn]
+    tokenizer = load_tokenizer(find_folder(task.checkpoint) / TOKENIZER, config)
+    return [tokenizer.encode(word) for word in read_words(words)[: task.sources]]
+
+
+def read_words(folder: Path | None) -> list[str]:
+    """The words of the test split; `AbsentError` without the dictionary."""
+    folder = folder or Path(os.environ.get("TXPORT_G2P", Path(__file__).parents[3] / "shared/data/g2p"))
+    if not (folder / TEST_WORDS).is_file():
+        raise AbsentError(f"there is no {TEST_WORDS} in {folder}; --words names its folder")
+    return list(read_dictionary(folder / TEST_WORDS))

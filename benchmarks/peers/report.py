@@ -1,0 +1,108 @@
+"""The record of a run as text: one row a line, the required ratio beside the measured one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HEADERS = ("what", "against", "unit", "txport", "peer", "ratio", "required", "equal targets", "verdict")
+Record = Mapping[str, Any]
+
+
+def verdict(record: Record) -> str:
+    """What became of a line; one that was not measured has not passed."""
+    for what in ("skipped", "failed"):
+        if what in record:
+            return what
+    if record["required"] is None:
+        return "not judged"
+    return "reached" if record["ratio"]["median"] >= record["required"] else "falls short"
+
+
+def falls_short(record: Record) -> bool:
+    """Whether a line is a reason to exit with 1."""
+    return verdict(record) not in ("reached", "not judged")
+
+
+def row(record: Record) -> list[str]:
+    """A line's cells."""
+    required = "" if record["required"] is None else f"{record['required']:g}"
+    start = [record["name"], record["against"], record["unit"]]
+    if "ratio" not in record:
+        return [*start, "", "", "", required, "", verdict(record)]
+    figures = [quartiles(record[side], ".0f") for side in ("txport", "peer")]
+    equal = f"{record['equal_rows']} of {record['rows']}"
+    return [*start, *figures, quartiles(record["ratio"], ".2f"), required, equal, verdict(record)]
+
+
+def quartiles(figure: Mapping[str, float], form: str) -> str:
+    """Median, and the quartiles where there are any."""
+    median, q1, q3 = (format(figure[name], form) for name in ("median", "q1", "q3"))
+    return median if q1 == median == q3 else f"{median} ({q1} to {q3})"
+
+
+def text(records: Sequence[Record]) -> str:
+    """The table for a terminal, and why lines were not measured."""
+    table = [list(HEADERS), *map(row, records)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
+    return "\n".join([*(line.rstrip() for line in lines), *reasons(records)])
+
+
+def reasons(records: Sequence[Record]) -> list[str]:
+    """Why lines were skipped or failed."""
+    return [
+        f"{verdict(record)}: {record['name']}, against {record['against']}: {record[verdict(record)]}"
+        for record in records
+        if verdict(record) in record
+    ]
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The whole page: machine, rules, table, settings."""
+    records: Sequence[Record] = result["lines"]
+    parts = ["# Measured beside its peers", introduction(result), pipes(HEADERS, map(row, records))]
+    if why := reasons(records):
+        parts.append("\n".join(f"- {reason}" for reason in why))
+    parts += ["## Settings that were best", pipes(("what", "txport", "against", "peer"), settings(records))]
+    return "\n\n".join(parts) + "\n"
+
+
+def introduction(result: Mapping[str, Any]) -> str:
+    """Machine, versions, rules, and how to measure again."""
+    machine, protocol = result["machine"], result["protocol"]
+    versions = ", ".join(f"{name} {number}" for name, number in sorted(result["versions"].items()))
+    sizes = f"{protocol['checkpoint']} has {protocol['vocabulary']:,} tokens and seeded random weights"
+    lengths = f"sources have {protocol['source']} tokens, targets {protocol['tokens']}"
+    return f"""Measured on {machine["cpu"]}, {protocol["cores"]} cores, {machine["system"]}, {result["date"]}.
+{versions}.
+`make bench-peers` measures again; `benchmarks/results/peers-cpu.json` has every figure and every setting tried.
+
+{sizes}; {lengths}, the end token suppressed.
+g2p-en pronounces the test words, each to its own end. Both sides get the same weights, the same ids and the same
+cores, each at the best of its settings, in a process of its own; the process that does not work is held.
+Medians (and quartiles) of {protocol["rounds"]} alternating rounds; the ratio says how many times better txport is,
+round by round. "Batch" is one caller with one batch in flight; "bulk" is all sources at once. Optimum is the best
+of its fp32 and its own dynamic int8. "Equal targets" are sources to which both sides gave the same tokens; two ways
+of rounding to int8 need not agree."""
+
+
+def pipes(headers: Sequence[str], rows: Any) -> str:
+    """A Markdown table."""
+    lines = [list(headers), ["---"] * len(headers), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def settings(records: Sequence[Record]) -> list[list[str]]:
+    """What each side chose."""
+    return [
+        [record["name"], setting(record["settings"]["txport"]), record["against"], setting(record["settings"]["peer"])]
+        for record in records
+        if "settings" in record
+    ]
+
+
+def setting(candidate: Mapping[str, Any]) -> str:
+    """One candidate in words."""
+    values = {"precision": candidate["model"]["precision"], **candidate["options"], **candidate["environment"]}
+    return ", ".join(f"{name} {value}" for name, value in values.items())

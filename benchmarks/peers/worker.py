@@ -1,0 +1,129 @@
+"""A process that runs one engine: requests and answers are lines of JSON on stdin and stdout.
+
+python -m benchmarks.peers.worker
+
+    {"do": "prepare", "engine": MODULE, "folder": PATH, "model": {...}}                    -> {}
+    {"do": "load", "engine": MODULE, "folder": PATH, "search": {...}, "options": {...},
+     "sources": [[ids], ...], "batch": SIZE or null}                                      -> {"versions": {...}}
+    {"do": "round"}   every source once, in batches of that size, null: all in one call    -> {"seconds": S}
+    {"do": "tokens"}  what the newest round found                                         -> {"tokens": [[ids], ...]}
+    {"do": "end"}                                                                         -> {"peak_memory": MB}
+
+An answer may be {"error": TEXT} instead. Whatever libraries print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from benchmarks.peers.engines import Engine, Model, Search, Sources
+
+WARM_UP = 32  # sources, at most, that go before each round untimed: the other process has used the caches
+Request = dict[str, Any]
+
+
+class Session:
+    """An engine, its inputs, and what it found."""
+
+    def __init__(self, engine: Engine, sources: Sources, batch: int | None) -> None:
+        self._engine = engine
+        self._inputs = [engine.encode(each) for each in in_order(sources, batch or len(sources))]
+        self._first = engine.encode(sources[: min(batch or WARM_UP, WARM_UP)])
+        self._outputs: list[Any] = []
+
+    def round(self) -> dict[str, Any]:
+        """Every source once."""
+        self._engine.generate(self._first)
+        started = time.perf_counter()
+        outputs = [self._engine.generate(inputs) for inputs in self._inputs]
+        seconds = time.perf_counter() - started
+        self._outputs = outputs
+        return {"seconds": seconds}
+
+    def tokens(self) -> dict[str, Any]:
+        """What the newest round found, source by source."""
+        return {"tokens": [target for outputs in self._outputs for target in self._engine.decode(outputs)]}
+
+
+def in_order(sources: Sources, size: int) -> list[Sequence[Sequence[int]]]:
+    """Batches of `size`; the last may be smaller."""
+    return [sources[start : start + size] for start in range(0, len(sources), size)]
+
+
+def prepare(request: Request) -> None:
+    """Put a checkpoint into the engine's format; the folder appears whole or not at all."""
+    from txport.models.files import staged_folder
+
+    engine = importlib.import_module(request["engine"])
+    with staged_folder(Path(request["folder"])) as folder:
+        engine.prepare(Model(**request["model"]), folder)
+
+
+def load(request: Request) -> tuple[Session, dict[str, str]]:
+    """Start an engine; -> it, and the versions of its packages."""
+    module = importlib.import_module(request["engine"])
+    engine: Engine = module.Engine(Path(request["folder"]), Search(**request["search"]), request["options"])
+    return Session(engine, request["sources"], request["batch"]), versions(module.PACKAGES)
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of those packages that are installed, and of Python."""
+    found = {"python": platform.python_version()}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # one of two wheels of ONNX Runtime
+            continue
+    return found
+
+
+def peak_memory() -> float | None:
+    """The most memory this process has held, in MB, as Linux tells it; None elsewhere."""
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM")), None)
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Answer until the other side closes."""
+    session: Session | None = None
+    for line in requests:
+        request = json.loads(line)
+        answer: dict[str, Any] = {}
+        try:
+            match request["do"]:
+                case "prepare":
+                    prepare(request)
+                case "load":
+                    session, answer["versions"] = load(request)
+                case "end":
+                    answer["peak_memory"] = peak_memory()
+                case what:
+                    assert session is not None
+                    answer = {"round": session.round, "tokens": session.tokens}[what]()
+        except Exception as error:  # whatever it is, the user sees it in one line
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def main() -> None:
+    """Keep stdout for answers alone, also from libraries that write to the descriptor."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

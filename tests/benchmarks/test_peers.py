@@ -1,0 +1,311 @@
+"""The peers' benchmark: what is compared, that both sides do the same work, that one process works at a time."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import candidates, duel, report
+from benchmarks.peers.candidates import Candidate
+from benchmarks.peers.duel import Place
+from benchmarks.peers.engines import Model, Search, before_end
+from benchmarks.peers.lines import LINES, AbsentError, Line, Task, config_of, quick, search_of, sources_of
+from benchmarks.peers.process import ROOT, Worker, WorkerError
+from benchmarks.peers.worker import in_order
+from txport.models.names import digest
+
+TINY = Task(checkpoint="preset:tiny", batch=2, sources=4)
+LINE = Line(name="greedy", against="a peer", task=TINY, precisions=("int8",), required=2.0)
+
+# Its targets repeat the source's first id; it sleeps as long as it is told, and it is noisy.
+FAKE = """
+import os, time
+PACKAGES = ("numpy", "there-is-no-such-package")
+
+def prepare(model, folder):
+    print("noise from Python")
+    os.write(1, b"noise from a library\\n")
+    if model.precision == "int4":
+        raise ValueError("int4 did not pass")
+    (folder / "weights").write_text(model.precision)
+
+class Engine:
+    def __init__(self, folder, search, options):
+        self.precision, self.search, self.options = (folder / "weights").read_text(), search, options
+
+    def encode(self, sources):
+        return [[str(id_) for id_ in source] for source in sources]
+
+    def generate(self, inputs):
+        print("more noise")
+        if self.options.get("dies"):
+            os._exit(9)
+        time.sleep(self.options["seconds"])
+        return [[source[0]] * self.options.get("tokens", self.search.max_new_tokens) for source in inputs]
+
+    def decode(self, outputs):
+        return [[int(id_) for id_ in target] for target in outputs]
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "fake_engine.py").write_text(FAKE, encoding="utf-8")
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(work=tmp_path / "work", peers_python=Path(sys.executable), cores=2, rounds=4)
+
+
+def fake(environment: dict[str, str], precision: str = "int8", **options: Any) -> Candidate:
+    model = Model(checkpoint="preset:tiny", precision=precision)
+    return Candidate(engine="fake_engine", model=model, options=options, environment=environment)
+
+
+def test_every_line_has_a_title_of_its_own_and_both_sides_have_candidates() -> None:
+    assert len({line.title for line in LINES}) == len(LINES)
+    for line in LINES:
+        assert candidates.ours(line, 2)
+        assert candidates.theirs(line, 2)
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.title)
+def test_one_caller_is_never_split_and_bulk_uses_every_core(line: Line) -> None:
+    for each in [*candidates.ours(line, 4), *candidates.theirs(line, 4)]:
+        threads, workers = each.options["threads"], each.options.get("workers", 1)
+        if line.task.batch is None:
+            assert (threads, workers) == (1, 4)
+        else:
+            assert workers == 1
+            assert threads in (1, 4)
+            assert each.options.get("batch_size", line.task.batch) == line.task.batch
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.title)
+def test_on_one_core_no_candidate_is_tried_twice(line: Line) -> None:
+    for side in (candidates.ours(line, 1), candidates.theirs(line, 1)):
+        assert len({(each.model, each.label) for each in side}) == len(side)
+
+
+def test_kernels_for_one_row_are_only_for_lines_with_one() -> None:
+    rows = {line.title: {each.model.rows for each in candidates.ours(line, 2)} for line in LINES}
+    for line in LINES:
+        wanted = 1 if line.task.rows == 1 or line.precisions == ("fp32",) else 32
+        assert rows[line.title] == {wanted}
+
+
+def test_a_peer_has_the_weights_that_txport_has() -> None:
+    for line in LINES:
+        sides = [*candidates.ours(line, 2), *candidates.theirs(line, 2)]
+        assert {each.model.checkpoint for each in sides} == {line.task.checkpoint}
+
+
+def test_sources_are_seeded_whole_and_end() -> None:
+    config, sources = config_of(TINY), sources_of(TINY, None)
+    assert sources == sources_of(TINY, None)
+    assert len({tuple(source) for source in sources}) == TINY.sources
+    assert all(len(source) == 32 and source[-1] == config.eos_id for source in sources)
+    assert not {config.pad_id, config.bos_id, config.eos_id} & {id_ for source in sources for id_ in source[:-1]}
+
+
+def test_words_come_from_the_dictionary_and_end_by_themselves(tmp_path: Path) -> None:
+    task = Task(checkpoint="g2p-en", sources=2)
+    with pytest.raises(AbsentError, match=r"there is no g014b2b\.test"):
+        sources_of(task, tmp_path)
+    (tmp_path / "g014b2b.test").write_text("AB\tAE B\nAB\tEY B\nBAD\tB AE D\nCAB\tK AE B\n", encoding="utf-8")
+    assert [len(source) for source in sources_of(task, tmp_path)] == [3, 4]  # an end token each
+    assert search_of(task) == Search(max_new_tokens=48, forced=False)
+    assert search_of(TINY) == Search(max_new_tokens=32, forced=True)
+
+
+def test_batches_hold_every_source_in_order() -> None:
+    sources = [[number] for number in range(7)]
+    assert [len(batch) for batch in in_order(sources, 3)] == [3, 3, 1]
+    assert [source for batch in in_order(sources, 3) for source in batch] == sources
+
+
+def test_a_target_ends_before_its_end_token() -> None:
+    assert before_end([5, 2, 7, 2], eos_id=2) == [5]
+    assert before_end([5, 7], eos_id=2) == [5, 7]
+
+
+def test_a_worker_keeps_stdout_for_answers(environment: dict[str, str], tmp_path: Path) -> None:
+    folder, log = tmp_path / "weights", tmp_path / "log"
+    with Worker(Path(sys.executable), environment, log) as worker:
+        assert worker.ask("prepare", engine="fake_engine", folder=str(folder), model={"checkpoint": "x"}) == {}
+        options = {"search": {"max_new_tokens": 3}, "options": {"seconds": 0.05}}
+        sources = {"sources": [[7, 2], [8, 2], [9, 2]], "batch": 2}
+        answer = worker.ask("load", engine="fake_engine", folder=str(folder), **options, **sources)
+        assert {"python", "numpy"} == set(answer["versions"])
+        assert worker.ask("round")["seconds"] >= 0.1, "two batches"
+        assert worker.ask("tokens")["tokens"] == [[7, 7, 7], [8, 8, 8], [9, 9, 9]]
+        assert worker.ask("end")["peak_memory"] > 1
+    for noise in ("noise from Python", "noise from a library", "more noise"):
+        assert noise in log.read_text(encoding="utf-8")
+
+
+def test_an_engine_s_error_is_one_line_and_the_worker_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
+    folder, model = tmp_path / "weights", {"checkpoint": "x", "precision": "int4"}
+    with Worker(Path(sys.executable), environment, tmp_path / "log") as worker:
+        with pytest.raises(WorkerError, match="ValueError: int4 did not pass"):
+            worker.ask("prepare", engine="fake_engine", folder=str(folder), model=model)
+        assert not folder.exists(), "what was not prepared must not be taken for prepared"
+        with pytest.raises(WorkerError, match="no_such_engine"):
+            worker.ask("prepare", engine="no_such_engine", folder=str(folder), model=model)
+        assert worker.ask("end")["peak_memory"] > 1
+    assert "Traceback" in (tmp_path / "log").read_text(encoding="utf-8")
+
+
+def test_a_worker_that_dies_is_an_error(environment: dict[str, str], place: Place) -> None:
+    candidate = fake(environment, seconds=0, dies=True)
+    with place.start(candidate) as worker, pytest.raises(WorkerError, match=r"the process died; .* has what it said"):
+        place.load(worker, candidate, TINY, sources_of(TINY, None))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the state of a process from /proc")
+def test_a_paused_worker_is_held_until_it_is_asked(environment: dict[str, str], tmp_path: Path) -> None:
+    with Worker(Path(sys.executable), environment, tmp_path / "log") as worker:
+        worker.ask("end")
+        status = Path(f"/proc/{worker._process.pid}/stat")
+        worker.pause()
+        assert status.read_text().rpartition(")")[2].split()[0] == "T"
+        assert worker.ask("end")["peak_memory"] > 1
+        worker.pause()
+    assert worker._process.returncode == 0, "a paused process must end too"
+
+
+def test_a_line_is_measured_with_the_fastest_of_each_side(
+    environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = [fake(environment, "int4", seconds=0), fake(environment, seconds=0.02), fake(environment, seconds=0.2)]
+    theirs = [fake(environment, seconds=0.3), fake(environment, seconds=0.15)]
+    monkeypatch.setattr(candidates, "ours", lambda line, cores: ours)
+    monkeypatch.setattr(candidates, "theirs", lambda line, cores: theirs)
+    record = duel.run(LINE, place)
+    assert record["settings"]["txport"]["options"] == {"seconds": 0.02}
+    assert record["settings"]["peer"]["options"] == {"seconds": 0.15}
+    assert record["candidates"]["txport"][0]["error"] == "ValueError: int4 did not pass"
+    assert [len(record["candidates"][side]) for side in ("txport", "peer")] == [3, 2]
+    assert 1 < record["ratio"]["median"] <= 7.5
+    assert 0 < record["peer"]["q1"] <= record["peer"]["median"] <= 4 * 32 / 0.3
+    assert (record["equal_rows"], record["rows"]) == (4, 4)
+    assert report.verdict({**record, "required": 1.0}) == "reached"
+    assert report.verdict({**record, "required": 8.0}) == "falls short"
+
+
+def test_weights_are_prepared_once(environment: dict[str, str], place: Place) -> None:
+    said: list[str] = []
+    place = replace(place, say=said.append)
+    first, second = place.prepare(fake(environment)), place.prepare(fake(environment))
+    assert first == second
+    assert len(said) == 1
+    assert place.folder(fake(environment, "fp32")) != first
+
+
+def test_a_side_without_a_candidate_that_runs_says_why() -> None:
+    assert duel.fastest([{"error": "no"}, {"seconds": 2.0}, {"seconds": 1.0}]) == 2
+    with pytest.raises(WorkerError, match="the first reason"):
+        duel.fastest([{"error": "the first reason"}, {"error": "another"}])
+
+
+def test_ratios_are_of_rounds_and_memory_is_better_when_smaller() -> None:
+    seconds, memory = {"txport": [1.0, 2.0, 4.0], "peer": [2.0, 6.0, 8.0]}, {"txport": 100.0, "peer": 150.0}
+    sources = sources_of(TINY, None)
+    speed = duel.figures(LINE, sources, seconds, memory)
+    assert speed["ratio"] == {"q1": 2.0, "median": 2.0, "q3": 2.5}
+    assert speed["txport"]["median"] == 4 * 32 / 2.0
+    space = duel.figures(replace(LINE, unit="MB"), sources, seconds, memory)
+    assert (space["txport"]["median"], space["ratio"]["median"]) == (100.0, 1.5)
+    with pytest.raises(WorkerError, match="peak memory"):
+        duel.figures(replace(LINE, unit="MB"), sources, seconds, {"txport": None, "peer": 1.0})
+
+
+def test_a_side_that_generates_less_is_refused() -> None:
+    whole = [[5] * 32] * 4
+    duel.require_length(LINE, {"txport": whole, "peer": whole})
+    with pytest.raises(WorkerError, match=r"the peer side generated \[31, 32\] tokens a source, expected 32"):
+        duel.require_length(LINE, {"txport": whole, "peer": [*whole[1:], [5] * 31]})
+
+
+RECORD: dict[str, Any] = {
+    **duel.describe(LINE),
+    **{name: {"q1": 1.0, "median": 2.0, "q3": 3.0} for name in ("txport", "peer", "ratio")},
+    "equal_rows": 3,
+    "rows": 4,
+}
+
+
+def test_only_a_line_that_was_measured_can_pass() -> None:
+    skipped, failed = ({**duel.describe(LINE), what: "the reason"} for what in ("skipped", "failed"))
+    assert [report.verdict(each) for each in (RECORD, skipped, failed)] == ["reached", "skipped", "failed"]
+    assert [report.falls_short(each) for each in (RECORD, skipped, failed)] == [False, True, True]
+    short = {**RECORD, "required": 2.01}
+    assert (report.verdict(short), report.falls_short(short)) == ("falls short", True)
+    free = {**RECORD, "required": None}
+    assert (report.verdict(free), report.falls_short(free)) == ("not judged", False)
+    assert "skipped: greedy, against a peer: the reason" in report.text([RECORD, skipped])
+
+
+def test_the_page_has_a_row_a_line_and_every_row_every_column() -> None:
+    records = [copy.deepcopy(RECORD), {**duel.describe(LINE), "skipped": "the reason"}]
+    protocol = {"checkpoint": "preset:base", "vocabulary": 32000, "source": 32, "tokens": 32, "cores": 2, "rounds": 9}
+    machine = {"cpu": "a processor", "cores": 2, "system": "Linux x86_64", "gpu": None}
+    result = {"date": "2000-01-01", "machine": machine, "versions": {"torch": "1"}, "protocol": protocol}
+    page = report.markdown({**result, "lines": records})
+    assert "Measured on a processor, 2 cores, Linux x86_64, 2000-01-01." in page
+    assert "make bench-peers" in page
+    rows = [line for line in page.splitlines() if line.startswith("| greedy |")]
+    assert [row.count(" | ") for row in rows] == [len(report.HEADERS) - 1] * 2
+    assert "2.00 (1.00 to 3.00)" in rows[0]
+
+
+def test_a_quick_run_is_a_toy_and_judges_nothing() -> None:
+    for line in map(quick, LINES):
+        assert line.required is None
+        assert line.task.checkpoint != "preset:base"
+        assert digest(line.task.checkpoint)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.peers", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_without_the_peers_environment_it_says_how_to_make_it() -> None:
+    done = run("--peers-python", "nowhere/python")
+    assert done.returncode == 3
+    assert "`make bench-peers` makes the peers' environment" in done.stderr
+
+
+def test_a_line_that_there_is_not_is_wrong_usage() -> None:
+    done = run("--peers-python", sys.executable, "--only", "nonsense")
+    assert done.returncode == 2
+    assert "no line has 'nonsense' in its title; there are: greedy, batch 1, int8" in done.stderr
+
+
+def test_random_weights_come_from_the_same_pytorch_on_both_sides() -> None:
+    """A preset is a seed: another version may draw other weights."""
+    pins = [(ROOT / name).read_text(encoding="utf-8").split() for name in ("constraints.txt",)]
+    pins.append((ROOT / "benchmarks/peers/requirements.txt").read_text(encoding="utf-8").split())
+    ours, theirs = ([pin for pin in each if pin.startswith("torch==")] for each in pins)
+    assert ours == theirs
+    assert len(ours) == 1
+
+
+def test_pytorch_generates_exactly_as_many_tokens_as_asked(tmp_path: Path) -> None:
+    task, place = TINY, Place(work=tmp_path, peers_python=Path(sys.executable))
+    model = Model(checkpoint=task.checkpoint)
+    candidate = Candidate(engine=candidates.ENGINES + "pytorch", model=model, options={"threads": 1, "compile": False})
+    with place.start(candidate) as worker:
+        assert "torch" in place.load(worker, candidate, task, sources_of(task, None))
+        targets = worker.ask("tokens")["tokens"]
+    assert [len(target) for target in targets] == [32] * task.sources

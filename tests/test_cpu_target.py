@@ -1,0 +1,179 @@
+"""The cpu target computes what PyTorch computes, in every precision, and drives its memory without mixing up rows."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import txport
+from tests.tiny import edit_graph, tiny_config, tiny_model
+from txport import runtimes
+from txport.exporters.check import operators
+from txport.exporters.quantize import DYNAMIC, ROWS, dequantize, quantize, steps
+from txport.generate import SearchOptions, generate
+from txport.models.bundle import Bundle
+from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.models.errors import UnsupportedError
+from txport.models.ports import ENCODER, STEP
+from txport.parity import check
+from txport.runtimes.fused import group
+
+SOURCES = [[5, 9, 7, 2], [6, 2], [4, 8, 8, 10, 12, 5, 2], [11, 2], [7, 6, 5, 2]]
+KINDS = {
+    "pre": {"norm": "pre"},
+    "post, learned, untied": {"norm": "post", "positions": "learned", "tied": "none", "activation": "gelu"},
+    "target tied": {"tied": "target", "activation": "silu", "heads": 1, "decoder_layers": 1},
+}
+PRECISIONS = [("fp32", 1), ("int8", 1), ("int8", 8), ("int4", 1)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints") / "toy"
+    save_checkpoint(folder, tiny_model(tiny_config(**KINDS[request.param])))
+    return folder
+
+
+@pytest.fixture(scope="module", params=PRECISIONS, ids=str)
+def exported(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    precision, rows = request.param
+    out = tmp_path_factory.mktemp("bundles") / "toy"
+    return txport.export(source, out, target="cpu", precision=precision, rows=rows)  # parity is part of it
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Bundle]:
+    folder = tmp_path_factory.mktemp("plain")
+    save_checkpoint(folder / "toy", tiny_model(tiny_config(max_length=80)))
+    bundle = txport.export(folder / "toy", folder / "bundle", target="cpu")
+    return load_checkpoint(str(folder / "toy")), bundle
+
+
+def test_each_weight_lies_once_on_disk(exported: Bundle) -> None:
+    files = {path.name: path.stat().st_size for path in (exported.path / "onnx").iterdir()}
+    assert set(files) == {"encoder.onnx", "step.onnx", "top.onnx", "weights.bin"}
+    regions: dict[int, int] = {}
+    for role in (ENCODER, STEP):
+        for tensor in onnx.load(str(exported.file(role)), load_external_data=False).graph.initializer:
+            entry = {each.key: each.value for each in tensor.external_data}
+            if entry:
+                assert regions.setdefault(int(entry["offset"]), int(entry["length"])) == int(entry["length"])
+    ends = sorted((start, start + size) for start, size in regions.items())
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+
+
+def test_every_part_is_fused_and_said_so(exported: Bundle) -> None:
+    config, passes = exported.manifest.config, exported.manifest.passes
+    counts = operators(exported.file(STEP))
+    assert counts["com.microsoft.GroupQueryAttention"] == config.decoder_layers
+    assert counts["com.microsoft.MultiHeadAttention"] == config.decoder_layers
+    assert passes[STEP]["pack projections"] == config.decoder_layers
+    quantized = exported.manifest.precision != "fp32"
+    assert bool(exported.manifest.quantization) == quantized
+    assert counts["Gemm"] == (0 if quantized else 6 * config.decoder_layers + 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"scores": False, "min_new_tokens": 9}, {"beams": 3, "nbest": 3}, {"beams": 4}]
+)
+def test_tokens_are_those_of_pytorch_beyond_the_first_capacity(
+    plain: tuple[Checkpoint, Bundle], options: dict[str, Any]
+) -> None:
+    checkpoint, bundle = plain
+    search = SearchOptions(max_new_tokens=70, **options)
+    expected = generate(runtimes.load_torch(checkpoint), SOURCES, checkpoint.config, search)
+    actual = generate(runtimes.load("ort", bundle), SOURCES, checkpoint.config, search)
+    assert [[one.tokens for one in each] for each in actual] == [[one.tokens for one in each] for each in expected]
+
+
+def test_memory_that_comes_back_is_clean(plain: tuple[Checkpoint, Bundle]) -> None:
+    checkpoint, bundle = plain
+    runtime, search = runtimes.load("ort", bundle), SearchOptions(max_new_tokens=40, beams=3)
+    first = generate(runtime, SOURCES, checkpoint.config, search)
+    for sources in (SOURCES[:2], SOURCES[::-1], SOURCES[3:]):
+        generate(runtime, sources, checkpoint.config, search)
+    assert generate(runtime, SOURCES, checkpoint.config, search) == first
+
+
+@given(data=st.data())
+def test_select_is_the_same_rows_as_in_pytorch(plain: tuple[Checkpoint, Bundle], data: st.DataObject) -> None:
+    """Any rows, kept, dropped, repeated or turned around, at any time: the next logits are PyTorch's."""
+    checkpoint, bundle = plain
+    both = [FUSED.setdefault("ours", runtimes.load("ort", bundle)), runtimes.load_torch(checkpoint)]
+    ids = np.array([[5, 9, 2], [6, 2, 0], [4, 8, 2]])
+    states = [runtime.encode(ids, np.array([3, 2, 3]), max_length=20) for runtime in both]
+    rows = 3
+    for _ in range(data.draw(st.integers(1, 4))):
+        for _ in range(data.draw(st.integers(1, 2))):
+            tokens = np.array(data.draw(st.lists(st.integers(3, 12), min_size=rows, max_size=rows)))
+            results = [runtime.step(tokens, state) for runtime, state in zip(both, states, strict=True)]
+            states = [state for _, state in results]
+            np.testing.assert_allclose(results[0][0].values, results[1][0].values, atol=1e-4)
+        chosen = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=7)))
+        states = [runtime.select(state, chosen) for runtime, state in zip(both, states, strict=True)]
+        rows = len(chosen)
+
+
+FUSED: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("sources", "groups", "beams"),
+    [([0, 0, 1, 1], [0, 1], 2), ([0, 1], [0, 1], 1), ([0, 0, 1], [0, 0, 1], 1), ([1, 1, 1], [1], 3)],
+)
+def test_group(sources: list[int], groups: list[int], beams: int) -> None:
+    found, width = group(np.array(sources))
+    assert (found.tolist(), width) == (groups, beams)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), form=st.sampled_from([DYNAMIC, ROWS, "8-bit blocks of 16", "4-bit blocks of 16"])
+)
+def test_quantised_weights_come_back_within_their_steps(seed: int, form: str) -> None:
+    matrix = np.random.default_rng(seed).standard_normal((5, 48)).astype(np.float32)
+    matrix[2] = 0
+    quantized = quantize(matrix, form)
+    error = np.abs(dequantize(quantized) - matrix) / steps(quantized)
+    assert error.max() <= (2.1 if form.startswith("4") else 0.501)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_a_wrong_weight_is_named(precision: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "toy", tiny_model(tiny_config()))
+    path = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu", precision=precision).path
+
+    def edit(model: onnx.ModelProto) -> None:
+        name = "decoder.1.feed_forward.outer.weight"
+        tensor = next(
+            each for each in model.graph.initializer if each.name.startswith(name) and "scale" not in each.name
+        )
+        values = onnx.numpy_helper.to_array(tensor).copy()
+        values.flat[7] = values.flat[7] + (3 if precision == "fp32" else 100)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+
+    report = check(edit_graph(path, STEP, edit), load_checkpoint(str(tmp_path / "toy")), {"ort": "cpu"})
+    assert not report.passed
+    assert "decoder.1.feed_forward.outer.weight" in report.describe_worst()
+
+
+def test_what_cannot_be_fused_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(d_model=12)))
+    with pytest.raises(UnsupportedError, match="head size that is a multiple of 8, this model's is 6"):
+        txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
+    with pytest.raises(UnsupportedError, match="there are no portable bundles in 'int8'"):
+        txport.export(tmp_path / "toy", tmp_path / "out", precision="int8")
+    assert not (tmp_path / "out").exists()
+
+
+def test_workers_give_the_same_results_in_order(plain: tuple[Checkpoint, Bundle]) -> None:
+    sources = [[3 + (7 * number + at) % 20 for at in range(1 + number % 9)] + [2] for number in range(40)]
+    one, two = (txport.load(plain[1].path, threads=1, workers=workers) for workers in (1, 2))
+    options = {"max_new_tokens": 20, "batch_size": 4, "beams": 2}
+    assert one.search(sources, **options) == two.search(sources, **options)

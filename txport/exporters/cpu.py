@@ -1,0 +1,45 @@
+"""The cpu target: ONNX Runtime's fused operators, caches written in place, weights in 32, 8 or 4 bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from txport.exporters.check import check_graph
+from txport.exporters.fused import FUSED, require_fusable
+from txport.exporters.fusions import check_fusions
+from txport.exporters.passes import run_passes
+from txport.exporters.quantize import apply_forms, choose_forms
+from txport.exporters.small import top_model
+from txport.exporters.trace import sign, trace
+from txport.exporters.weights import share_weights
+from txport.models.bundle import Manifest
+from txport.models.checkpoint import Checkpoint
+from txport.models.ports import TOP
+
+
+def write(
+    checkpoint: Checkpoint, manifest: Manifest, folder: Path, rows: int
+) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+    """Write the graphs, checked, and their weights; -> graph -> pass -> how often it fired, and weight -> form."""
+    config = checkpoint.config
+    require_fusable(config)
+    traced = {role: graph for role, graph in manifest.graphs.items() if role != TOP}
+    models = {role: trace(FUSED[role](checkpoint.model), graph, manifest.opset) for role, graph in traced.items()}
+    counts = {role: run_passes(model, traced[role], manifest.target) for role, model in models.items()}
+    for role, model in models.items():
+        check_fusions(model, config, role)
+    forms: dict[str, dict[str, str]] = {}
+    if manifest.precision != "fp32":
+        forms = choose_forms(models, manifest.precision, rows)
+        for role, model in models.items():
+            counts[role]["quantize"] = apply_forms(model, forms[role])
+    models[TOP] = top_model(manifest.graphs[TOP], manifest.opset)
+    share_weights(models, folder / "onnx")
+    for role, model in models.items():
+        sign(model, role, manifest)
+        path = folder / manifest.graphs[role].file
+        ir.save(model, path)
+        check_graph(path, manifest.graphs[role], manifest)
+    return counts, {name: form for each in forms.values() for name, form in each.items()}

@@ -1,0 +1,150 @@
+"""Modules of the cpu target: the reference model's parts around ONNX Runtime's fused attention operators.
+
+Activations are (rows, D) between the operators, so that every linear map becomes one Gemm. In PyTorch itself
+the attention functions compute what the operators do, which makes these modules their own reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txport.models.config import TransformerConfig
+from txport.models.errors import UnsupportedError
+from txport.models.ports import ENCODER, STEP
+from txport.models.transformer import Attention, DecoderLayer, EncoderLayer, Transformer, additive, attend, padding_mask
+
+MICROSOFT = "com.microsoft"
+HEAD_SIZE_STEP = 8  # GroupQueryAttention takes head sizes that are multiples of it
+MASKED = -3e38  # MultiHeadAttention's own -10000 would let padding through where scores are large
+
+
+def require_fusable(config: TransformerConfig) -> None:
+    """Raise `UnsupportedError` for a model that the fused operators can't compute."""
+    if config.head_size % HEAD_SIZE_STEP:
+        need = f"a head size that is a multiple of {HEAD_SIZE_STEP}, this model's is {config.head_size}"
+        raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
+
+
+class CpuEncoder(nn.Module):
+    """input_ids, source_lengths -> the keys and values of the source for each decoder layer."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
+        """(B, S) int64, (B,) int32 -> two of (B, N, S, H) a layer."""
+        model, batch, size = self.model, input_ids.shape[0], input_ids.shape[1]
+        x = model.source_embedding(input_ids).flatten(0, 1)  # -> (B * S, D)
+        for layer in cast(Iterable[EncoderLayer], model.encoder):
+            h = layer.attention_residual.enter(x)
+            own = layer.attention
+            query, key, value = (part(h).view(batch, size, -1) for part in (own.query, own.key, own.value))
+            mixed = multi_head_attention(query, key, value, source_lengths, own.heads)  # -> (B, S, D)
+            x = layer.attention_residual.leave(x, own.output(mixed.flatten(0, 1)))
+            h = layer.feed_forward_residual.enter(x)
+            x = layer.feed_forward_residual.leave(x, layer.feed_forward(h))
+        memory = model.encoder_norm(x)  # (B * S, D)
+        looks = [layer.cross_attention for layer in cast(Iterable[DecoderLayer], model.decoder)]
+        maps = (part for look in looks for part in (look.key, look.value))
+        return tuple(split_heads(part(memory).view(batch, size, -1), model.config.heads) for part in maps)
+
+
+class CpuStep(nn.Module):
+    """One token of every row: ids, lengths, the source's keys and values, and the rows' own -> logits.
+
+    The rows' own keys and values lie in buffers of a fixed capacity M; the outputs are the same buffers
+    with the new token's written at its place.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, past_lengths: Tensor, cache_capacity: Tensor, source_lengths: Tensor, *caches: Tensor
+    ) -> tuple[Tensor, ...]:
+        """(B, K), (B * K,), (1,), (B,), (B, N, S, H) twice a layer, then (B * K, N, M, H) twice a layer.
+
+        -> logits (B * K, V) and the caches.
+        """
+        model, layers = self.model, len(self.model.decoder)
+        cross, own = caches[: 2 * layers], caches[2 * layers :]
+        embedding = model.target_embedding
+        x = embedding.tokens(input_ids.flatten()) * embedding.scale  # -> (B * K, D)
+        x = x + F.embedding(past_lengths, embedding.positions)
+        grown: list[Tensor] = []
+        for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
+            h = layer.attention_residual.enter(x)
+            key, value = own[2 * number : 2 * number + 2]
+            h, key, value = self_attention(layer.attention, h, key, value, past_lengths, cache_capacity)
+            grown += [key, value]
+            x = layer.attention_residual.leave(x, layer.attention.output(h))
+            key, value = cross[2 * number : 2 * number + 2]
+            x = self._look_at_source(layer, x, input_ids, key, value, source_lengths)
+            h = layer.feed_forward_residual.enter(x)
+            x = layer.feed_forward_residual.leave(x, layer.feed_forward(h))
+        return (model.projection(model.decoder_norm(x)), *grown)
+
+    @staticmethod
+    def _look_at_source(
+        layer: DecoderLayer, x: Tensor, input_ids: Tensor, key: Tensor, value: Tensor, source_lengths: Tensor
+    ) -> Tensor:
+        """The beams of one source are the queries over its keys, which so are held once for all of them."""
+        own = layer.cross_attention
+        h = own.query(layer.cross_attention_residual.enter(x))  # (B * K, D)
+        h = h.view(*input_ids.shape, -1)  # -> (B, K, D)
+        mixed = multi_head_attention(h, key, value, source_lengths, own.heads)  # -> (B, K, D)
+        return layer.cross_attention_residual.leave(x, own.output(mixed.flatten(0, 1)))
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, S, D) -> (B, N, S, H)."""
+    return x.unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def multi_head_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, heads: int) -> Tensor:
+    """Queries (B, T, D) over keys and values (B, S, D) or (B, N, S, H), of which `lengths` are real -> (B, T, D)."""
+    if torch.onnx.is_in_onnx_export():
+        return torch.onnx.ops.symbolic(
+            f"{MICROSOFT}::MultiHeadAttention",
+            [query, key, value, None, lengths],
+            {"num_heads": heads, "mask_filter_value": MASKED},
+            dtype=query.dtype,
+            shape=query.shape,
+            version=1,
+        )
+    key, value = (x if x.dim() == 4 else split_heads(x, heads) for x in (key, value))
+    bias = additive(padding_mask(lengths, key.shape[2]), query.dtype)[:, None, None, :]  # -> (B, 1, 1, S)
+    return attend(split_heads(query, heads), key, value, bias).transpose(1, 2).flatten(2)
+
+
+def self_attention(
+    attention: Attention, h: Tensor, key: Tensor, value: Tensor, past_lengths: Tensor, capacity: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One token (R, D) over the `past_lengths` before it and itself -> (R, D) and the two buffers (R, N, M, H)."""
+    packed = torch.cat([attention.query(h), attention.key(h), attention.value(h)], 1)  # -> (R, 3 D)
+    if torch.onnx.is_in_onnx_export():
+        mixed, key, value = torch.onnx.ops.symbolic_multi_out(
+            f"{MICROSOFT}::GroupQueryAttention",
+            [packed.unsqueeze(1), None, None, key, value, past_lengths, capacity],
+            {"num_heads": attention.heads, "kv_num_heads": attention.heads},
+            dtypes=[h.dtype] * 3,
+            shapes=[(h.shape[0], 1, h.shape[1]), key.shape, value.shape],
+            version=1,
+        )
+        return mixed.view(-1, h.shape[1]), key, value
+    new_query, new_key, new_value = (x.unflatten(1, (attention.heads, -1)) for x in packed.chunk(3, 1))  # (R, N, H)
+    rows, places = torch.arange(len(h)), past_lengths.long()
+    key, value = key.clone(), value.clone()
+    key[rows, :, places], value[rows, :, places] = new_key, new_value
+    bias = additive(padding_mask(past_lengths + 1, key.shape[2]), h.dtype)[:, None, None, :]  # -> (R, 1, 1, M)
+    return attend(new_query[:, :, None], key, value, bias).flatten(1), key, value
+
+
+FUSED: dict[str, Callable[[Transformer], nn.Module]] = {ENCODER: CpuEncoder, STEP: CpuStep}

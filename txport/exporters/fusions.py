@@ -1,0 +1,114 @@
+"""What turns a graph of the cpu target into one that the fused kernels can run fast, and the count of what fired."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from txport.exporters.check import GraphError
+from txport.models.config import TransformerConfig
+from txport.models.ports import ENCODER, STEP, Graph
+
+
+def plain_reshapes(model: ir.Model, graph: Graph) -> int:
+    """Where only one dim of a Reshape is dynamic, -1 says so; nothing has to be computed for it in each step."""
+    fired = 0
+    for node in list(model.graph):
+        shape = node.outputs[0].shape if node.op_type == "Reshape" else None
+        if shape is None or sum(not isinstance(dim, int) for dim in shape) > 1:
+            continue
+        dims = np.array([dim if isinstance(dim, int) else -1 for dim in shape], dtype=np.int64)
+        constant = ir.node("Constant", [], attributes={"value": ir.tensor(dims)})
+        model.graph.insert_before(node, constant)
+        node.replace_input_with(1, constant.outputs[0])
+        fired += 1
+    return fired
+
+
+def pack_projections(model: ir.Model, graph: Graph) -> int:
+    """Linear maps of one input whose results are joined become one linear map: a layer's query, key and value."""
+    fired = 0
+    for node in list(model.graph):
+        parts = [value.producer() for value in node.inputs if value is not None] if node.op_type == "Concat" else []
+        linear = [part for part in parts if part is not None and is_linear(part) and len(part.inputs) == 3]
+        if len(parts) < 2 or len(linear) != len(parts) or len({id(part.inputs[0]) for part in linear}) != 1:
+            continue
+        weights = [part.inputs[1] for part in linear]
+        biases = [part.inputs[2] for part in linear]
+        packed = ir.node(
+            "Gemm",
+            [linear[0].inputs[0], _join(model, weights), _join(model, biases)],
+            attributes={"transB": 1},
+            outputs=[ir.Value(name=f"{node.outputs[0].name}.packed", type=node.outputs[0].type)],
+        )
+        packed.outputs[0].shape = node.outputs[0].shape
+        model.graph.insert_before(node, packed)
+        node.outputs[0].replace_all_uses_with(packed.outputs[0])
+        model.graph.remove([node, *linear], safe=True)
+        fired += 1
+    return fired
+
+
+def is_linear(node: ir.Node) -> bool:
+    """Whether a node is x @ weight.T (+ bias) with a weight (out, in) from the checkpoint."""
+    weight = node.inputs[1] if node.op_type == "Gemm" else None
+    return weight is not None and weight.is_initializer() and node.attributes.get_int("transB", 0) == 1
+
+
+def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
+    """One initializer out of several, along their first axis, bearing the names of all: `a.{b,c}.weight`."""
+    known = [value for value in values if value is not None and value.const_value is not None]
+    array = np.concatenate([value.const_value.numpy() for value in known if value.const_value is not None])
+    joined = ir.Value(name=join_names([str(value.name) for value in known]), const_value=ir.tensor(array))
+    joined.shape, joined.type = ir.Shape(array.shape), known[0].type
+    model.graph.register_initializer(joined)
+    return joined
+
+
+def join_names(names: list[str]) -> str:
+    """`a.b.weight`, `a.c.weight` -> `a.{b,c}.weight`."""
+    split = [name.split(".") for name in names]
+    different = [at for at, parts in enumerate(zip(*split, strict=True)) if len(set(parts)) > 1]
+    assert len(different) == 1, names
+    at = different[0]
+    return ".".join([*split[0][:at], "{" + ",".join(name[at] for name in split) + "}", *split[0][at + 1 :]])
+
+
+def split_name(name: str) -> list[str]:
+    """`a.{b,c}.weight` -> `a.b.weight`, `a.c.weight`; any other name as it is."""
+    if "{" not in name:
+        return [name]
+    before, rest = name.split("{")
+    inner, after = rest.split("}")
+    return [f"{before}{part}{after}" for part in inner.split(",")]
+
+
+def expected(config: TransformerConfig, role: str) -> dict[str, int]:
+    """How many fused operators a graph of this model has, if nothing was missed."""
+    encoder, decoder = config.encoder_layers, config.decoder_layers
+    final = 1 if config.norm == "pre" else 0
+    counts = {
+        ENCODER: {"MultiHeadAttention": encoder, "LayerNormalization": 2 * encoder + final},
+        STEP: {
+            "GroupQueryAttention": decoder,
+            "MultiHeadAttention": decoder,
+            "LayerNormalization": 3 * decoder + final,
+        },
+    }
+    linear = {ENCODER: 6 * encoder + 2 * decoder, STEP: 6 * decoder + 1}
+    return {**counts[role], "linear maps": linear[role]}
+
+
+def check_fusions(model: ir.Model, config: TransformerConfig, role: str) -> None:
+    """Raise `GraphError` unless every part of the model has become the operator that is meant for it."""
+    found = Counter(node.op_type for node in model.graph)
+    found["linear maps"] = sum(is_linear(node) for node in model.graph)
+    wanted = expected(config, role)
+    missed = [f"{found[name]} {name} instead of {count}" for name, count in wanted.items() if found[name] != count]
+    if found["MatMul"] or found["Softmax"]:
+        missed.append(f"{found['MatMul']} MatMul and {found['Softmax']} Softmax left over")
+    if missed:
+        raise GraphError(f"the {role} graph was not fused as this model's shape says: {', '.join(missed)}")

@@ -1,0 +1,106 @@
+"""The one file that holds the weights of all graphs of a bundle, each once, and what comes out of it again."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+
+from txport.exporters.fusions import split_name
+from txport.exporters.quantize import DYNAMIC, ROWS, Quantized, dequantize, read_blocks, read_name, steps
+from txport.models.bundle import Bundle
+from txport.models.checkpoint import Checkpoint
+from txport.models.ports import ENCODER, STEP
+
+Array = NDArray[Any]
+
+FILE = "weights.bin"
+INLINE_BELOW = 256  # bytes; what shape inference reads stays in the graph
+PAGE = 4096  # a tensor of several pages starts on one, so that it can be mapped into memory
+
+
+def share_weights(models: dict[str, ir.Model], folder: Path) -> None:
+    """Write the weights of all graphs to `folder`, equal ones once, and let the graphs refer to them."""
+    places: dict[tuple[str, str], int] = {}
+    with (folder / FILE).open("wb") as file:
+        for model in models.values():
+            for value in model.graph.initializers.values():
+                tensor = value.const_value
+                if tensor is None or tensor.nbytes < INLINE_BELOW:
+                    continue
+                content = tensor.tobytes()
+                key = (hashlib.sha256(content).hexdigest(), str(tensor.dtype))
+                if key not in places:
+                    file.write(bytes(-file.tell() % (PAGE if len(content) >= PAGE else 64)))
+                    places[key] = file.tell()
+                    file.write(content)
+                value.const_value = ir.ExternalTensor(
+                    FILE,
+                    places[key],
+                    len(content),
+                    tensor.dtype,
+                    shape=ir.Shape(tensor.shape.numpy()),
+                    name=str(value.name),
+                    base_dir=folder,
+                )
+
+
+@dataclass(frozen=True)
+class Held:
+    """A weight as a graph holds it, under the checkpoint's name; quantised ones with the size of a step, and bits."""
+
+    name: str
+    values: Array
+    steps: Array | None = None
+    bits: int = 32
+
+
+def graph_weights(path: Path) -> dict[str, Array]:
+    """Every initializer of a graph by name."""
+    model = onnx.load(str(path))
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def held_weights(path: Path) -> Iterator[Held]:
+    """The weights of a graph, dequantised and unpacked."""
+    initializers = graph_weights(path)
+    for name, values in initializers.items():
+        base, form = read_name(name)
+        if form is None:
+            yield from _unpack(name, values)
+        elif f"{base}.scale" in initializers:
+            quantized = Quantized(form, values, initializers[f"{base}.scale"])
+            bits = 8 if form in (DYNAMIC, ROWS) else read_blocks(form)[0]
+            yield from _unpack(base, dequantize(quantized), steps(quantized), bits)
+
+
+def _unpack(name: str, values: Array, sizes: Array | None = None, bits: int = 32) -> Iterator[Held]:
+    names = split_name(name)
+    parts = np.split(values, len(names)) if len(names) > 1 else [values]
+    each = np.split(sizes, len(names)) if sizes is not None and len(names) > 1 else [sizes] * len(names)
+    for part, array, size in zip(names, parts, each, strict=True):
+        yield Held(part, array, size, bits)
+
+
+def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the weights that a quantised bundle holds in their place; any other checkpoint as it is."""
+    if not bundle.manifest.quantization:
+        return checkpoint
+    model = copy.deepcopy(checkpoint.model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for role in (ENCODER, STEP):
+            for held in held_weights(bundle.file(role)):
+                if held.steps is not None:
+                    parameters[held.name].copy_(torch.from_numpy(held.values))
+    return dataclasses.replace(checkpoint, model=model)

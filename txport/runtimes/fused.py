@@ -1,0 +1,248 @@
+"""The driver of cpu bundles: every tensor lies in memory of ours, bound once, and is written in place.
+
+The source's keys and values are computed once and held once for all beams. The rows' own lie in buffers of a
+fixed capacity that doubles when it is full. A step allocates nothing: it writes the tokens, runs, and adds one
+to the lengths. Letters: B sources, K beams, R = B x K rows, L layers, N heads, M capacity, H head size.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from txport.models.bundle import Bundle
+from txport.models.ports import (
+    CAPACITY,
+    COUNT,
+    ENCODER,
+    IDS,
+    INPUT_IDS,
+    LOG_PROBS,
+    LOGITS,
+    PAST_LENGTHS,
+    SOURCE_LENGTHS,
+    STEP,
+    TOP,
+    cross_names,
+    own_names,
+)
+from txport.runtimes.base import Ints, Scores
+from txport.runtimes.sessions import Sessions
+
+FIRST_CAPACITY = 32
+SMALLEST = 1 << 12  # bytes of a pooled buffer
+
+
+class Pool:
+    """Buffers that come back when nobody holds them, so that a new request touches no new memory."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+        """An array of any content, until `owner` is gone."""
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        size = max(SMALLEST, 1 << (count - 1).bit_length()) if count else SMALLEST
+        with self._lock:
+            free = self._free.setdefault(size, [])
+            buffer = free.pop() if free else np.empty(size, np.uint8)
+        weakref.finalize(owner, self._give_back, buffer).atexit = False
+        array: NDArray[Any] = buffer[:count].view(dtype).reshape(shape)
+        return array
+
+    def _give_back(self, buffer: NDArray[np.uint8]) -> None:
+        with self._lock:
+            self._free[buffer.size].append(buffer)
+
+
+class Hold:
+    """What a buffer's life hangs on."""
+
+
+@dataclass
+class Source:
+    """The keys and values of B sources (2 L, B, N, S, H), and their lengths (B,) int32."""
+
+    hold: Hold
+    caches: NDArray[np.float32]
+    lengths: NDArray[np.int32]
+
+
+@dataclass
+class Rows:
+    """The keys and values of R rows (2 L, R, N, M, H); where each place of each row was first written: (R, M)."""
+
+    hold: Hold
+    caches: NDArray[np.float32]
+    origin: Ints
+
+
+class FusedState:
+    """A batch at work: its memory, and the binding of the step graph to it."""
+
+    def __init__(self, source: Source, rows: Rows, beams: int, length: int, max_length: int) -> None:
+        self.source, self.rows = source, rows
+        self.beams, self.length, self.max_length = beams, length, max_length
+        self.binding: Binding | None = None
+
+    @property
+    def size(self) -> int:
+        """R, the number of rows."""
+        return len(self.source.lengths) * self.beams
+
+
+class Binding:
+    """The step graph's inputs and outputs over the memory of one state, for as long as its shapes stay."""
+
+    def __init__(self, runtime: FusedRuntime, state: FusedState) -> None:
+        size, vocabulary = state.size, runtime.config.target_vocab_size
+        self.hold = Hold()
+        self.tokens = np.empty((len(state.source.lengths), state.beams), np.int64)
+        self.flat = self.tokens.ravel()
+        self.lengths = np.full(size, state.length, np.int32)
+        self.logits = runtime.pool.take(self.hold, (size, vocabulary))
+        self.io = runtime.sessions[STEP].io_binding()
+        self._values: list[Any] = []  # a bound OrtValue must outlive the binding
+        capacity = np.array([state.rows.caches.shape[3]], np.int32)
+        lengths = {PAST_LENGTHS: self.lengths, CAPACITY: capacity, SOURCE_LENGTHS: state.source.lengths}
+        inputs: dict[str, NDArray[Any]] = {INPUT_IDS: self.tokens, **lengths}
+        for name, array in inputs.items():
+            self.io.bind_ortvalue_input(name, self._value(array))
+        for name, array in zip(cross_names(runtime.config), state.source.caches, strict=True):
+            self.io.bind_ortvalue_input(name, self._value(array))
+        self.io.bind_ortvalue_output(LOGITS, self._value(self.logits))
+        pairs = zip(own_names(runtime.config, "past"), own_names(runtime.config, "present"), strict=True)
+        for (past, present), array in zip(pairs, state.rows.caches, strict=True):
+            value = self._value(array[:size])
+            self.io.bind_ortvalue_input(past, value)
+            self.io.bind_ortvalue_output(present, value)  # the same memory: the kernel writes in place
+
+    def _value(self, array: NDArray[Any]) -> Any:
+        value = ort.OrtValue.ortvalue_from_numpy(array)
+        self._values.append(value)
+        return value
+
+
+class FusedRuntime:
+    """`Runtime` over the sessions of a cpu bundle. A state is changed in place: use the one that came last."""
+
+    def __init__(self, bundle: Bundle, sessions: Sessions) -> None:
+        self.config, self.sessions, self.pool = bundle.manifest.config, sessions, Pool()
+        self._graphs = bundle.manifest.graphs
+
+    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> FusedState:
+        """See `Runtime.encode`."""
+        config, (batch, size), hold = self.config, source.shape, Hold()
+        shape = (2 * config.decoder_layers, batch, config.heads, size, config.head_size)
+        held = Source(hold, self.pool.take(hold, shape), source_lengths.astype(np.int32))
+        io = self.sessions[ENCODER].io_binding()
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (source, held.lengths, *held.caches)]
+        io.bind_ortvalue_input(INPUT_IDS, values[0])
+        io.bind_ortvalue_input(SOURCE_LENGTHS, values[1])
+        for name, value in zip(cross_names(config), values[2:], strict=True):
+            io.bind_ortvalue_output(name, value)
+        self.sessions[ENCODER].run_with_iobinding(io)
+        return FusedState(held, self._make_rows(batch, min(FIRST_CAPACITY, max_length)), 1, 0, max_length)
+
+    def step(self, tokens: Ints, state: FusedState, *, top: int | None = None) -> tuple[Scores, FusedState]:
+        """See `Runtime.step`."""
+        assert state.length < state.max_length, "a step beyond max_length"
+        if state.length == state.rows.caches.shape[3]:
+            self._grow(state)
+        binding = state.binding = state.binding or Binding(self, state)
+        binding.flat[:] = tokens
+        self.sessions[STEP].run_with_iobinding(binding.io)
+        state.rows.origin[: state.size, state.length] = np.arange(state.size)
+        binding.lengths += 1
+        state.length += 1
+        return self._scores(binding, top), state
+
+    def select(self, state: FusedState, rows: Ints) -> FusedState:
+        """See `Runtime.select`; a row is moved from the place on where it differs from what lies there already."""
+        sources, beams = group(rows // state.beams)
+        if not np.array_equal(sources, np.arange(len(state.source.lengths))):
+            state.source, state.binding = self._pick_sources(state.source, sources), None
+        if beams != state.beams:
+            state.beams, state.binding = beams, None
+        if len(rows) > state.rows.caches.shape[1]:
+            state.rows, state.binding = self._pick_rows(state, rows, state.rows.caches.shape[3]), None
+        else:
+            move(state.rows, rows, state.length)
+        return state
+
+    def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """See `GraphRuntime.run_graph`."""
+        names = [port.name for port in self._graphs[role].outputs]
+        return dict(zip(names, self.sessions[role].run(names, inputs), strict=True))
+
+    def _scores(self, binding: Binding, top: int | None) -> Scores:
+        if top is None:
+            return Scores(binding.logits, None)
+        size, count = len(binding.logits), min(top, self.config.target_vocab_size)
+        io = self.sessions[TOP].io_binding()
+        log_probs, ids = np.empty((size, count), np.float32), np.empty((size, count), np.int64)
+        values = [
+            ort.OrtValue.ortvalue_from_numpy(each) for each in (binding.logits, np.array([count]), log_probs, ids)
+        ]
+        io.bind_ortvalue_input(LOGITS, values[0])
+        io.bind_ortvalue_input(COUNT, values[1])
+        io.bind_ortvalue_output(LOG_PROBS, values[2])
+        io.bind_ortvalue_output(IDS, values[3])
+        self.sessions[TOP].run_with_iobinding(io)
+        return Scores(log_probs, ids)
+
+    def _make_rows(self, size: int, capacity: int) -> Rows:
+        config, hold = self.config, Hold()
+        shape = (2 * config.decoder_layers, size, config.heads, capacity, config.head_size)
+        return Rows(hold, self.pool.take(hold, shape), np.zeros((size, capacity), np.int64))
+
+    def _pick_rows(self, state: FusedState, rows: Ints, capacity: int) -> Rows:
+        """The rows asked for, in new memory."""
+        picked, length = self._make_rows(len(rows), capacity), state.length
+        picked.caches[..., :length, :] = state.rows.caches[:, rows, :, :length]
+        picked.origin[:, :length] = state.rows.origin[rows, :length]
+        return picked
+
+    def _grow(self, state: FusedState) -> None:
+        capacity = min(2 * state.rows.caches.shape[3], state.max_length)
+        state.rows, state.binding = self._pick_rows(state, np.arange(state.size), capacity), None
+
+    def _pick_sources(self, source: Source, chosen: Ints) -> Source:
+        lengths = source.lengths[chosen]
+        if np.all(np.diff(chosen) > 0):  # some are dropped: the others move up, where they lie
+            for place, row in enumerate(chosen):
+                if place != row:
+                    source.caches[:, place] = source.caches[:, row]
+            return Source(source.hold, source.caches[:, : len(chosen)], lengths)
+        hold, shape = Hold(), source.caches.shape
+        caches = self.pool.take(hold, (shape[0], len(chosen), *shape[2:]))
+        np.take(source.caches, chosen, axis=1, out=caches)
+        return Source(hold, caches, lengths)
+
+
+def group(sources: Ints) -> tuple[Ints, int]:
+    """The source of each row -> the source of each group of K neighbours that share one, and K."""
+    starts = np.flatnonzero(np.diff(sources, prepend=-1))
+    sizes = np.diff(starts, append=len(sources))
+    if len(sizes) and np.all(sizes == sizes[0]):
+        return sources[starts], int(sizes[0])
+    return sources, 1
+
+
+def move(rows: Rows, chosen: Ints, length: int) -> None:
+    """Let row i be what row `chosen[i]` was; places that hold the same already stay."""
+    wanted, present = rows.origin[chosen, :length], rows.origin[: len(chosen), :length]
+    different = wanted != present
+    changed = np.flatnonzero(different.any(axis=1))
+    if not len(changed):
+        return
+    start = int(different.argmax(axis=1)[changed].min())
+    rows.caches[:, changed, :, start:length] = rows.caches[:, chosen[changed], :, start:length]
+    rows.origin[: len(chosen), :length] = wanted

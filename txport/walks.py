@@ -1,0 +1,155 @@
+"""PyTorch behind the graphs of a bundle: what each graph must give, call by call, for a batch of sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from txport.exporters.fused import FUSED
+from txport.exporters.graphs import PORTABLE
+from txport.models.bundle import Manifest
+from txport.models.config import TransformerConfig
+from txport.models.ports import (
+    ATTENTION_MASK,
+    CAPACITY,
+    COUNT,
+    DECODER,
+    ENCODER,
+    ENCODER_ATTENTION_MASK,
+    ENCODER_HIDDEN_STATES,
+    INPUT_IDS,
+    LAST_HIDDEN_STATE,
+    LOG_PROBS,
+    LOGITS,
+    PAST_LENGTHS,
+    SOURCE_LENGTHS,
+    STEP,
+    TOP,
+    own_names,
+    past,
+    present,
+)
+from txport.models.transformer import Transformer
+
+Array = NDArray[Any]
+TOP_COUNT = 5
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of one graph: all inputs, as the bundle's precision holds them, and all outputs, by port."""
+
+    role: str
+    step: int
+    inputs: dict[str, Array]
+    expected: dict[str, Array]
+
+
+class Reference:
+    """The reference model behind the ports of a bundle's graphs, in fp32."""
+
+    def __init__(self, model: Transformer, manifest: Manifest) -> None:
+        self._model, self._manifest = model, manifest
+
+    def walk(self, sources: Sequence[Sequence[int]], steps: Sequence[int], seed: int) -> Iterator[Call]:
+        """The encoder, then a call of the decoder for each of `steps`."""
+        return WALKS[self._manifest.target](self, sources, steps, np.random.default_rng(seed))
+
+    @property
+    def config(self) -> TransformerConfig:
+        """The model's."""
+        return self._manifest.config
+
+    def call(self, role: str, step: int, inputs: Mapping[str, Array]) -> Call:
+        """What PyTorch computes for the ports of one graph."""
+        cast = {name: self._cast(array) for name, array in inputs.items()}
+        seen = [torch.from_numpy(array.astype(np.float32) if is_float(array) else array) for array in cast.values()]
+        with torch.inference_mode():
+            outputs = MODULES[self._manifest.target][role](self._model)(*seen)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        names = [port.name for port in self._manifest.graphs[role].outputs]
+        return Call(role, step, cast, {name: each.numpy() for name, each in zip(names, outputs, strict=True)})
+
+    def _cast(self, array: Array) -> Array:
+        return array.astype(self._manifest.dtype) if is_float(array) else array
+
+
+def is_float(array: Array) -> bool:
+    """Whether an array holds floating point numbers."""
+    return bool(np.issubdtype(array.dtype, np.floating))
+
+
+def top_reference(model: Transformer) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The best tokens, as PyTorch chooses them."""
+    return lambda logits, count: tuple(torch.log_softmax(logits, 1).topk(int(count), dim=1))
+
+
+MODULES: dict[str, dict[str, Callable[[Transformer], Any]]] = {
+    "portable": PORTABLE,
+    "cpu": {**FUSED, TOP: top_reference},
+}
+
+
+def pad(sources: Sequence[Sequence[int]], pad_id: int) -> tuple[Array, Array]:
+    """Sources padded at the right (B, S), and their lengths (B,)."""
+    lengths = np.array([len(source) for source in sources], dtype=np.int64)
+    ids = np.full((len(sources), lengths.max()), pad_id, dtype=np.int64)
+    for row, source in zip(ids, sources, strict=True):
+        row[: len(source)] = source
+    return ids, lengths
+
+
+def walk_portable(
+    reference: Reference, sources: Sequence[Sequence[int]], steps: Sequence[int], rng: np.random.Generator
+) -> Iterator[Call]:
+    """The encoder, then the decoder over random tokens, its cache growing from call to call."""
+    config = reference.config
+    ids, lengths = pad(sources, config.pad_id)
+    mask = (np.arange(ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
+    encoded = reference.call(ENCODER, 0, {INPUT_IDS: ids, ATTENTION_MASK: mask})
+    yield encoded
+    nothing = np.zeros((len(sources), config.heads, 0, config.head_size), dtype=np.float32)
+    memory = {ENCODER_HIDDEN_STATES: encoded.expected[LAST_HIDDEN_STATE], ENCODER_ATTENTION_MASK: mask}
+    state = {**memory, **dict.fromkeys(past(config), nothing)}
+    for step, length in enumerate(steps):
+        tokens = rng.integers(0, config.target_vocab_size, (len(sources), length))
+        call = reference.call(DECODER, step, {INPUT_IDS: tokens, **state})
+        yield call
+        state.update(zip(past(config), (call.expected[name] for name in present(config)), strict=True))
+
+
+def walk_cpu(
+    reference: Reference, sources: Sequence[Sequence[int]], steps: Sequence[int], rng: np.random.Generator
+) -> Iterator[Call]:
+    """The encoder, then single tokens over random caches that end at each of `steps`, rows of unequal lengths.
+
+    The first row always has the longest past; one beam a source in turn with two.
+    """
+    config = reference.config
+    ids, lengths = pad(sources, config.pad_id)
+    source_lengths = lengths.astype(np.int32)
+    encoded = reference.call(ENCODER, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: source_lengths})
+    yield encoded
+    for step, position in enumerate(np.cumsum(steps)):
+        beams = 1 + step % 2
+        rows = beams * len(sources)
+        past_lengths = rng.integers(0, position, rows).astype(np.int32)
+        past_lengths[0] = position - 1
+        shape = (rows, config.heads, position, config.head_size)
+        real = (np.arange(position) < past_lengths[:, None])[:, None, :, None]  # beyond, a kernel may write zeros
+        own = {name: (real * rng.standard_normal(shape)).astype(np.float32) for name in own_names(config, "past")}
+        tokens = rng.integers(0, config.target_vocab_size, (len(sources), beams))
+        fixed = {PAST_LENGTHS: past_lengths, CAPACITY: np.array([position], np.int32), SOURCE_LENGTHS: source_lengths}
+        call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **encoded.expected, **own})
+        yield call
+        count = min(TOP_COUNT, config.target_vocab_size)
+        best = reference.call(TOP, step, {LOGITS: call.expected[LOGITS], COUNT: np.array([count])})
+        yield Call(TOP, step, best.inputs, {LOG_PROBS: best.expected[LOG_PROBS]})
+
+
+WALKS = {"portable": walk_portable, "cpu": walk_cpu}
