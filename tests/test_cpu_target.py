@@ -106,7 +106,7 @@ def test_memory_that_comes_back_is_clean(plain: tuple[Checkpoint, Bundle]) -> No
 def test_select_is_the_same_rows_as_in_pytorch(plain: tuple[Checkpoint, Bundle], data: st.DataObject) -> None:
     """Any rows, kept, dropped, repeated or turned around, at any time: the next logits are PyTorch's."""
     checkpoint, bundle = plain
-    both = [FUSED.setdefault("ours", runtimes.load("ort", bundle)), runtimes.load_torch(checkpoint)]
+    both = [runtimes.load("ort", bundle), runtimes.load_torch(checkpoint)]
     ids = np.array([[5, 9, 2], [6, 2, 0], [4, 8, 2]])
     states = [runtime.encode(ids, np.array([3, 2, 3]), max_length=20) for runtime in both]
     rows = 3
@@ -119,9 +119,6 @@ def test_select_is_the_same_rows_as_in_pytorch(plain: tuple[Checkpoint, Bundle],
         chosen = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=7)))
         states = [runtime.select(state, chosen) for runtime, state in zip(both, states, strict=True)]
         rows = len(chosen)
-
-
-FUSED: dict[str, Any] = {}
 
 
 @pytest.mark.parametrize(
@@ -173,7 +170,7 @@ def test_what_cannot_be_fused_is_refused(tmp_path: Path) -> None:
 
 
 def test_workers_give_the_same_results_in_order(plain: tuple[Checkpoint, Bundle]) -> None:
-    sources = [[3 + (7 * number + at) % 20 for at in range(1 + number % 9)] + [2] for number in range(40)]
+    sources = [[3 + (7 * number + at) % 19 for at in range(1 + number % 9)] + [2] for number in range(40)]
     one, two = (txport.load(plain[1].path, threads=1, workers=workers) for workers in (1, 2))
     options = {"max_new_tokens": 20, "batch_size": 4, "beams": 2}
     assert one.search(sources, **options) == two.search(sources, **options)

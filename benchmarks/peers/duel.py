@@ -19,7 +19,7 @@ from txport.models.files import hash_of, sha256
 from txport.models.names import digest, label
 from txport.release import Say, silent
 
-TRIALS = 3
+TRIALS, BRIEFLY = 5, 4.0  # rounds at most, and seconds after which no further one begins
 PEERS = Path(__file__).parent
 PACKAGE = PEERS.parents[1] / "txport"
 Side = tuple[Worker, Candidate]
@@ -108,12 +108,20 @@ def try_out(candidate: Candidate, line: Line, sources: Sources, place: Place) ->
     try:
         with place.start(candidate) as worker:
             place.load(worker, candidate, line.task, sources)
-            seconds = [worker.ask("round")["seconds"] for _ in range(TRIALS)]
+            seconds = trials(worker)
     except WorkerError as error:
         return {**record, "error": str(error)}
     median = float(np.median(seconds))
     place.say(f"  {candidate.engine.rpartition('.')[2]}: {candidate.label}: {amount(line, sources) / median:.0f} 1/s")
     return {**record, "seconds": median, "rate": amount(line, sources) / median}
+
+
+def trials(worker: Worker) -> list[float]:
+    """Seconds of a few rounds; of fewer where they are long."""
+    seconds: list[float] = []
+    while len(seconds) < TRIALS and sum(seconds) < BRIEFLY:
+        seconds.append(worker.ask("round")["seconds"])
+    return seconds
 
 
 def fastest(tried: Sequence[dict[str, Any]]) -> int:

@@ -37,6 +37,7 @@ from txport.runtimes.sessions import Sessions
 
 FIRST_CAPACITY = 32
 SMALLEST = 1 << 12  # bytes of a pooled buffer
+NOBODY = -1  # wrote a place of a row that was not in use
 
 
 class Pool:
@@ -159,7 +160,8 @@ class FusedRuntime:
         binding = state.binding = state.binding or Binding(self, state)
         binding.flat[:] = tokens
         self.sessions[STEP].run_with_iobinding(binding.io)
-        state.rows.origin[: state.size, state.length] = np.arange(state.size)
+        origin = state.rows.origin[:, state.length]
+        origin[: state.size], origin[state.size :] = np.arange(state.size), NOBODY
         binding.lengths += 1
         state.length += 1
         return self._scores(binding, top), state
