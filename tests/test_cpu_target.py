@@ -58,7 +58,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Bundle]
 
 def test_each_weight_lies_once_on_disk(exported: Bundle) -> None:
     files = {path.name: path.stat().st_size for path in (exported.path / "onnx").iterdir()}
-    assert set(files) == {"encoder.onnx", "step.onnx", "top.onnx", "weights.bin"}
+    assert set(files) == {"encoder.onnx", "step.onnx", "weights.bin"}
     regions: dict[int, int] = {}
     for role in (ENCODER, STEP):
         for tensor in onnx.load(str(exported.file(role)), load_external_data=False).graph.initializer:

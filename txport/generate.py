@@ -18,6 +18,7 @@ from txport.runtimes.base import Floats, Ints, Runtime, State
 
 EarlyStopping = bool | Literal["never"]
 STEEPEST = 20  # a length to this power is still a number
+WORTH_DROPPING = 0.25  # of the rows that greedy search still holds must have ended before they leave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,38 +91,44 @@ def encode(runtime: Runtime, sources: Sequence[Sequence[int]], config: Transform
 def greedy(
     runtime: Runtime, sources: Sequence[Sequence[int]], config: TransformerConfig, options: SearchOptions
 ) -> list[list[Found]]:
-    """Take the likeliest token until the end token; a finished row leaves the batch at once."""
+    """Take the likeliest token until the end token; rows that have ended leave the batch when they are a few."""
     state = encode(runtime, sources, config, options.max_new_tokens)
     tokens = np.full(len(sources), config.bos_id, dtype=np.int64)
     rows = np.arange(len(sources))  # which source each row of the state belongs to
-    found: list[list[int]] = [[] for _ in sources]
+    found = np.full((len(sources), options.max_new_tokens), config.eos_id, dtype=np.int64)
+    running = np.ones(len(sources), dtype=np.bool_)
     sums = np.zeros(len(sources), dtype=np.float64)
-    for length in range(1, options.max_new_tokens + 1):
-        tokens, log_probs, state = _likeliest(runtime, tokens, state, config.eos_id, length, options)
-        sums[rows] += log_probs
-        for row, token in zip(rows, tokens, strict=True):
-            found[row].append(int(token))
-        running = np.flatnonzero(tokens != config.eos_id)
-        if not len(running) or length == options.max_new_tokens:
+    for place in range(options.max_new_tokens):
+        tokens, log_probs, state = _likeliest(runtime, tokens, state, config.eos_id, place + 1, options)
+        found[rows[running], place] = tokens[running]
+        if options.scores:
+            sums[rows[running]] += log_probs[running]
+        running &= tokens != config.eos_id
+        left = np.count_nonzero(running)
+        if not left:
             break
-        if len(running) < len(rows):
-            state, tokens, rows = runtime.select(state, running), tokens[running], rows[running]
+        if left <= (1 - WORTH_DROPPING) * len(rows) and place + 1 < options.max_new_tokens:
+            kept = np.flatnonzero(running)
+            state, tokens, rows, running = runtime.select(state, kept), tokens[kept], rows[kept], running[kept]
+    ends = found == config.eos_id
+    lengths = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, options.max_new_tokens)
+    scores = sums / lengths**options.length_penalty if options.scores else np.full(len(sources), np.nan)
     return [
-        [Found(tuple(ids), float(total) / len(ids) ** options.length_penalty)]
-        for ids, total in zip(found, sums, strict=True)
+        [Found(tuple(ids[:length]), score)]
+        for ids, length, score in zip(found.tolist(), lengths.tolist(), scores.tolist(), strict=True)
     ]
 
 
 def _likeliest(
     runtime: Runtime, tokens: Ints, state: State, eos_id: int, length: int, options: SearchOptions
 ) -> tuple[Ints, Floats, State]:
-    """Token number `length` of each row, and its log-probability; NaN where no scores are wanted."""
+    """Token number `length` of each row, and its log-probability; any number where no scores are wanted."""
     ends_too_soon = length <= options.min_new_tokens
     if not options.scores:
         scores, state = runtime.step(tokens, state)
         if ends_too_soon:
             scores.values[:, eos_id] = -np.inf
-        return scores.values.argmax(axis=1), np.full(len(tokens), np.nan, np.float32), state
+        return scores.values.argmax(axis=1), scores.values[:, 0], state
     scores, state = runtime.step(tokens, state, top=2 if ends_too_soon else 1)
     assert scores.ids is not None
     second = (scores.ids[:, 0] == eos_id).astype(np.int64) if ends_too_soon else np.zeros(len(tokens), np.int64)

@@ -22,14 +22,12 @@ from txport.models.ports import (
     ENCODER,
     ENCODER_ATTENTION_MASK,
     ENCODER_HIDDEN_STATES,
+    IDS,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
-    LOG_PROBS,
-    LOGITS,
     PAST_LENGTHS,
     SOURCE_LENGTHS,
     STEP,
-    TOP,
     own_names,
     past,
     present,
@@ -84,14 +82,19 @@ def is_float(array: Array) -> bool:
     return bool(np.issubdtype(array.dtype, np.floating))
 
 
-def top_reference(model: Transformer) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The best tokens, as PyTorch chooses them."""
-    return lambda logits, count: tuple(torch.log_softmax(logits, 1).topk(int(count), dim=1))
+def step_reference(model: Transformer) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A step of the cpu target, and the best tokens as PyTorch chooses them."""
+
+    def step(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits, *caches = FUSED[STEP](model)(*inputs[:-1])
+        return (logits, *caches, *torch.log_softmax(logits, 1).topk(int(inputs[-1]), dim=1))
+
+    return step
 
 
 MODULES: dict[str, dict[str, Callable[[Transformer], Any]]] = {
     "portable": PORTABLE,
-    "cpu": {**FUSED, TOP: top_reference},
+    "cpu": {**FUSED, STEP: step_reference},
 }
 
 
@@ -145,11 +148,10 @@ def walk_cpu(
         own = {name: (real * rng.standard_normal(shape)).astype(np.float32) for name in own_names(config, "past")}
         tokens = rng.integers(0, config.target_vocab_size, (len(sources), beams))
         fixed = {PAST_LENGTHS: past_lengths, CAPACITY: np.array([position], np.int32), SOURCE_LENGTHS: source_lengths}
-        call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **encoded.expected, **own})
+        count = {COUNT: np.array([min(TOP_COUNT, config.target_vocab_size)])}
+        call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **encoded.expected, **own, **count})
+        del call.expected[IDS]  # two tokens may be equally good
         yield call
-        count = min(TOP_COUNT, config.target_vocab_size)
-        best = reference.call(TOP, step, {LOGITS: call.expected[LOGITS], COUNT: np.array([count])})
-        yield Call(TOP, step, best.inputs, {LOG_PROBS: best.expected[LOG_PROBS]})
 
 
 WALKS = {"portable": walk_portable, "cpu": walk_cpu}

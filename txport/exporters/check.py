@@ -19,7 +19,7 @@ from txport.models.ports import Dim, Graph, Port
 
 PORTABLE_IR = 10
 DOMAINS: dict[str, dict[str, int]] = {"portable": {}, "cpu": {"com.microsoft": 1}}  # beyond the standard, by target
-CONTROL_FLOW = {"If", "Loop", "Scan"}
+CONTROL_FLOW = {"portable": {"If", "Loop", "Scan"}, "cpu": {"Loop", "Scan"}}  # what must not occur, by target
 ABSOLUTE_PATH = re.compile(r"(?:(?<![\w./-])|\bfile://)(?:/[^/\s\"']+){2,}|[A-Za-z]:\\\\?\w")
 
 
@@ -39,7 +39,7 @@ def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
     domains = DOMAINS[manifest.target]
     problems = [
         *_ports(model, graph),
-        *_operators(model, domains),
+        *_operators(model, domains, CONTROL_FLOW[manifest.target]),
         *_versions(model, manifest.opset, domains),
         *_paths(model),
     ]
@@ -68,12 +68,12 @@ def _port(value: ValueInfoProto) -> Port:
     return Port(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, dims)
 
 
-def _operators(model: ModelProto, domains: Mapping[str, int]) -> Iterator[str]:
+def _operators(model: ModelProto, domains: Mapping[str, int], refused: set[str]) -> Iterator[str]:
     known = ("", "ai.onnx", *domains)
     foreign = sorted({f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain not in known})
     if foreign or model.functions:
         yield f"operators outside {', '.join(['the standard', *domains])}: {', '.join(foreign) or 'local functions'}"
-    if control := sorted({node.op_type for node in model.graph.node} & CONTROL_FLOW):
+    if control := sorted({node.op_type for node in model.graph.node} & refused):
         yield f"control flow: {', '.join(control)}"
 
 

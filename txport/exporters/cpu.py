@@ -11,12 +11,12 @@ from txport.exporters.fused import FUSED, require_fusable
 from txport.exporters.fusions import check_fusions
 from txport.exporters.passes import run_passes
 from txport.exporters.quantize import apply_forms, choose_forms
-from txport.exporters.small import top_model
+from txport.exporters.top import add_top, without_top
 from txport.exporters.trace import sign, trace
 from txport.exporters.weights import share_weights
 from txport.models.bundle import Manifest
 from txport.models.checkpoint import Checkpoint
-from txport.models.ports import TOP
+from txport.models.ports import STEP
 
 
 def write(
@@ -25,7 +25,7 @@ def write(
     """Write the graphs, checked, and their weights; -> graph -> pass -> how often it fired, and weight -> form."""
     config = checkpoint.config
     require_fusable(config)
-    traced = {role: graph for role, graph in manifest.graphs.items() if role != TOP}
+    traced = {role: without_top(graph) for role, graph in manifest.graphs.items()}
     models = {role: trace(FUSED[role](checkpoint.model), graph, manifest.opset) for role, graph in traced.items()}
     counts = {role: run_passes(model, traced[role], manifest.target) for role, model in models.items()}
     for role, model in models.items():
@@ -35,7 +35,7 @@ def write(
         forms = choose_forms(models, manifest.precision, rows)
         for role, model in models.items():
             counts[role]["quantize"] = apply_forms(model, forms[role])
-    models[TOP] = top_model(manifest.graphs[TOP], manifest.opset)
+    add_top(models[STEP], manifest.graphs[STEP])
     share_weights(models, folder / "onnx")
     for role, model in models.items():
         sign(model, role, manifest)

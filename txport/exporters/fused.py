@@ -40,7 +40,9 @@ class CpuEncoder(nn.Module):
     def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
         """(B, S) int64, (B,) int32 -> two of (B, N, S, H) a layer."""
         model, batch, size = self.model, input_ids.shape[0], input_ids.shape[1]
-        x = model.source_embedding(input_ids).flatten(0, 1)  # -> (B * S, D)
+        embedding = model.source_embedding
+        x = embedding.tokens(input_ids.flatten()) * embedding.scale  # -> (B * S, D)
+        x = (x.view(batch, size, -1) + F.embedding(torch.arange(size), embedding.positions)).flatten(0, 1)
         for layer in cast(Iterable[EncoderLayer], model.encoder):
             h = layer.attention_residual.enter(x)
             own = layer.attention

@@ -12,7 +12,7 @@ import torch
 from txport.exporters.check import check_graph
 from txport.exporters.graphs import PORTABLE
 from txport.exporters.passes import run_passes
-from txport.exporters.small import select_model
+from txport.exporters.select import select_model
 from txport.exporters.trace import sign, trace
 from txport.models.bundle import PRECISIONS, Manifest, write_json
 from txport.models.checkpoint import Checkpoint

@@ -251,23 +251,18 @@ def _zeros(model: ir.Model, size: int) -> ir.Value:
 
 
 def _lookup(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales: ir.Value) -> Iterator[ir.Node]:
-    """Rows of an embedding by token."""
+    """Rows of an embedding by token: (R,) -> (R, D)."""
     tokens = node.inputs[1]
     if form == ROWS:
         yield (row := ir.node("Gather", [values, tokens], attributes={"axis": 0}))
-        yield (number := ir.node("Cast", [row.outputs[0]], attributes={"to": ir.DataType.FLOAT}))
         yield (scale := ir.node("Gather", [scales, tokens], attributes={"axis": 0}))
-        axis = model.graph.initializers.get("last_axis") or _initializer(model, "last_axis", np.array([-1]))
-        yield (column := ir.node("Unsqueeze", [scale.outputs[0], axis]))
-        yield ir.node("Mul", [number.outputs[0], column.outputs[0]])
+        yield ir.node("DequantizeLinear", [row.outputs[0], scale.outputs[0]], attributes={"axis": 0})
         return
     bits, block = read_blocks(form)
-    shape = node.outputs[0].shape
-    assert shape is not None
     name = f"{values.name}.lookup.scale"  # the same bytes as the projection's scales, in the shape of this operator
     assert scales.const_value is not None
     lookup = model.graph.initializers.get(name) or _initializer(model, name, scales.const_value.numpy()[..., None])
     attributes = {"gather_axis": 0, "quantize_axis": 2, "block_size": block, "bits": bits}
     yield (rows := ir.node("GatherBlockQuantized", [values, tokens, lookup], attributes=attributes, domain=MICROSOFT))
-    joined = _initializer(model, f"{name}.shape", np.array([0] * (len(shape) - 1) + [-1]))
+    joined = _initializer(model, f"{name}.shape", np.array([0, -1]))
     yield ir.node("Reshape", [rows.outputs[0], joined])

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,12 @@ def example(port: Port) -> Tensor:
     """A tensor for tracing."""
     shape = [SIZES[dim] if isinstance(dim, str) else dim for dim in port.dims]
     return torch.ones(shape, dtype=getattr(torch, port.dtype))
+
+
+def value_of(port: Port) -> ir.Value:
+    """A graph's input or output, as its port says."""
+    dtype = ir.DataType.from_numpy(np.dtype(port.dtype))
+    return ir.Value(name=port.name, type=ir.TensorType(dtype), shape=ir.Shape(port.dims))
 
 
 def _dynamic_shapes(module: nn.Module, graph: Graph) -> tuple[Any, ...]:

@@ -20,7 +20,6 @@ ENCODER = "encoder"
 DECODER = "decoder"
 SELECT = "select"
 STEP = "step"
-TOP = "top"
 
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
@@ -106,8 +105,8 @@ def own_names(config: TransformerConfig, prefix: str) -> tuple[str, ...]:
 
 
 def cpu(config: TransformerConfig, dtype: str) -> tuple[Graph, ...]:
-    """The graphs of the cpu target: encoder, one step of the decoder, and the choice of the best tokens."""
-    return _cpu_encoder(config, dtype), _cpu_step(config, dtype), _cpu_top(config, dtype)
+    """The graphs of the cpu target: encoder, and one step of the decoder."""
+    return _cpu_encoder(config, dtype), _cpu_step(config, dtype)
 
 
 def _cpu_encoder(config: TransformerConfig, dtype: str) -> Graph:
@@ -123,15 +122,11 @@ def _cpu_step(config: TransformerConfig, dtype: str) -> Graph:
         Port(SOURCE_LENGTHS, "int32", (BATCH,)),
         *_cross(config, dtype),
         *_own(config, dtype, "past"),
+        Port(COUNT, "int64", (1,)),  # of the best tokens; with 0 they are not sought
     )
-    outputs = (Port(LOGITS, dtype, (ALL_ROWS, config.target_vocab_size)), *_own(config, dtype, "present"))
-    return Graph(STEP, "onnx/step.onnx", inputs, outputs)
-
-
-def _cpu_top(config: TransformerConfig, dtype: str) -> Graph:
-    inputs = (Port(LOGITS, dtype, (ALL_ROWS, config.target_vocab_size)), Port(COUNT, "int64", (1,)))
-    outputs = (Port(LOG_PROBS, dtype, (ALL_ROWS, COUNT)), Port(IDS, "int64", (ALL_ROWS, COUNT)))
-    return Graph(TOP, "onnx/top.onnx", inputs, outputs)
+    best = (Port(LOG_PROBS, dtype, (ALL_ROWS, COUNT)), Port(IDS, "int64", (ALL_ROWS, COUNT)))
+    logits = Port(LOGITS, dtype, (ALL_ROWS, config.target_vocab_size))
+    return Graph(STEP, "onnx/step.onnx", inputs, (logits, *_own(config, dtype, "present"), *best))
 
 
 def _cross(config: TransformerConfig, dtype: str) -> tuple[Port, ...]:

@@ -28,7 +28,6 @@ from txport.models.ports import (
     PAST_LENGTHS,
     SOURCE_LENGTHS,
     STEP,
-    TOP,
     cross_names,
     own_names,
 )
@@ -100,7 +99,10 @@ class FusedState:
 
 
 class Binding:
-    """The step graph's inputs and outputs over the memory of one state, for as long as its shapes stay."""
+    """The step graph's inputs and outputs over the memory of one state, for as long as its shapes stay.
+
+    What to seek is part of a binding of the session, so there is one for each number of best tokens.
+    """
 
     def __init__(self, runtime: FusedRuntime, state: FusedState) -> None:
         size, vocabulary = state.size, runtime.config.target_vocab_size
@@ -109,26 +111,46 @@ class Binding:
         self.flat = self.tokens.ravel()
         self.lengths = np.full(size, state.length, np.int32)
         self.logits = runtime.pool.take(self.hold, (size, vocabulary))
-        self.io = runtime.sessions[STEP].io_binding()
+        self._session, self._most = runtime.sessions[STEP], vocabulary
+        self._seeking: dict[int, tuple[Any, Scores]] = {}
         self._values: list[Any] = []  # a bound OrtValue must outlive the binding
         capacity = np.array([state.rows.caches.shape[3]], np.int32)
         lengths = {PAST_LENGTHS: self.lengths, CAPACITY: capacity, SOURCE_LENGTHS: state.source.lengths}
         inputs: dict[str, NDArray[Any]] = {INPUT_IDS: self.tokens, **lengths}
-        for name, array in inputs.items():
-            self.io.bind_ortvalue_input(name, self._value(array))
-        for name, array in zip(cross_names(runtime.config), state.source.caches, strict=True):
-            self.io.bind_ortvalue_input(name, self._value(array))
-        self.io.bind_ortvalue_output(LOGITS, self._value(self.logits))
+        inputs.update(zip(cross_names(runtime.config), state.source.caches, strict=True))
+        self._inputs = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
+        self._outputs = {LOGITS: ort.OrtValue.ortvalue_from_numpy(self.logits)}
         pairs = zip(own_names(runtime.config, "past"), own_names(runtime.config, "present"), strict=True)
         for (past, present), array in zip(pairs, state.rows.caches, strict=True):
-            value = self._value(array[:size])
-            self.io.bind_ortvalue_input(past, value)
-            self.io.bind_ortvalue_output(present, value)  # the same memory: the kernel writes in place
+            # the same memory: the kernel writes in place
+            self._inputs[past] = self._outputs[present] = ort.OrtValue.ortvalue_from_numpy(array[:size])
 
-    def _value(self, array: NDArray[Any]) -> Any:
-        value = ort.OrtValue.ortvalue_from_numpy(array)
-        self._values.append(value)
-        return value
+    def run(self, tokens: Ints, top: int | None) -> Scores:
+        """One step; the scores lie in memory that the next one overwrites."""
+        count = 0 if top is None else min(top, self._most)
+        if count not in self._seeking:
+            self._seeking[count] = self._seek(count)
+        io, scores = self._seeking[count]
+        self.flat[:] = tokens
+        self._session.run_with_iobinding(io)
+        self.lengths += 1
+        return scores
+
+    def _seek(self, count: int) -> tuple[Any, Scores]:
+        inputs = {**self._inputs, COUNT: ort.OrtValue.ortvalue_from_numpy(np.array([count]))}
+        outputs, scores = dict(self._outputs), Scores(self.logits, None)
+        if count:
+            shape = (len(self.logits), count)
+            scores = Scores(np.empty(shape, np.float32), np.empty(shape, np.int64))
+            outputs[LOG_PROBS] = ort.OrtValue.ortvalue_from_numpy(scores.values)
+            outputs[IDS] = ort.OrtValue.ortvalue_from_numpy(scores.ids)
+        self._values += [*inputs.values(), *outputs.values()]
+        io = self._session.io_binding()
+        for name, value in inputs.items():
+            io.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            io.bind_ortvalue_output(name, value)
+        return io, scores
 
 
 class FusedRuntime:
@@ -158,13 +180,11 @@ class FusedRuntime:
         if state.length == state.rows.caches.shape[3]:
             self._grow(state)
         binding = state.binding = state.binding or Binding(self, state)
-        binding.flat[:] = tokens
-        self.sessions[STEP].run_with_iobinding(binding.io)
+        scores = binding.run(tokens, top)
         origin = state.rows.origin[:, state.length]
         origin[: state.size], origin[state.size :] = np.arange(state.size), NOBODY
-        binding.lengths += 1
         state.length += 1
-        return self._scores(binding, top), state
+        return scores, state
 
     def select(self, state: FusedState, rows: Ints) -> FusedState:
         """See `Runtime.select`; a row is moved from the place on where it differs from what lies there already."""
@@ -183,22 +203,6 @@ class FusedRuntime:
         """See `GraphRuntime.run_graph`."""
         names = [port.name for port in self._graphs[role].outputs]
         return dict(zip(names, self.sessions[role].run(names, inputs), strict=True))
-
-    def _scores(self, binding: Binding, top: int | None) -> Scores:
-        if top is None:
-            return Scores(binding.logits, None)
-        size, count = len(binding.logits), min(top, self.config.target_vocab_size)
-        io = self.sessions[TOP].io_binding()
-        log_probs, ids = np.empty((size, count), np.float32), np.empty((size, count), np.int64)
-        values = [
-            ort.OrtValue.ortvalue_from_numpy(each) for each in (binding.logits, np.array([count]), log_probs, ids)
-        ]
-        io.bind_ortvalue_input(LOGITS, values[0])
-        io.bind_ortvalue_input(COUNT, values[1])
-        io.bind_ortvalue_output(LOG_PROBS, values[2])
-        io.bind_ortvalue_output(IDS, values[3])
-        self.sessions[TOP].run_with_iobinding(io)
-        return Scores(log_probs, ids)
 
     def _make_rows(self, size: int, capacity: int) -> Rows:
         config, hold = self.config, Hold()
@@ -239,12 +243,25 @@ def group(sources: Ints) -> tuple[Ints, int]:
 
 
 def move(rows: Rows, chosen: Ints, length: int) -> None:
-    """Let row i be what row `chosen[i]` was; places that hold the same already stay."""
+    """Let row i be what row `chosen[i]` was; places that hold the same already stay, and nothing is copied twice."""
     wanted, present = rows.origin[chosen, :length], rows.origin[: len(chosen), :length]
     different = wanted != present
-    changed = np.flatnonzero(different.any(axis=1))
-    if not len(changed):
-        return
-    start = int(different.argmax(axis=1)[changed].min())
-    rows.caches[:, changed, :, start:length] = rows.caches[:, chosen[changed], :, start:length]
+    starts, caches = different.argmax(axis=1), rows.caches
+    pending = {int(row): int(chosen[row]) for row in np.flatnonzero(different.any(axis=1))}
+
+    def fill(row: int, content: NDArray[np.float32]) -> None:
+        caches[:, row, :, starts[row] : length] = content[:, :, starts[row] : length]
+
+    while pending:
+        needed = set(pending.values())
+        free = [row for row in pending if row not in needed]
+        for row in free:
+            fill(row, caches[:, pending.pop(row)])
+        if not free:  # rows in circles: one steps aside, and the others follow
+            first = row = next(iter(pending))
+            aside = caches[:, first].copy()
+            while (source := pending.pop(row)) != first:
+                fill(row, caches[:, source])
+                row = source
+            fill(row, aside)
     rows.origin[: len(chosen), :length] = wanted

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+from functools import cache
+from pathlib import Path
+
 import onnxruntime as ort
 
 from txport.models.bundle import Bundle
@@ -28,8 +32,7 @@ def _session(bundle: Bundle, role: str, provider: str, threads: int | None, spin
     # The sessions take turns; threads that spin while another session works would starve it.
     options.add_session_config_entry("session.force_spinning_stop", "0" if spins else "1")
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN)
-    # Where the processor has no VNNI, its 8-bit products would overflow without this.
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    options.add_session_config_entry("session.x64quantprecision", "1" if may_saturate() else "0")
     providers = [(provider, provider_options(provider)), "CPUExecutionProvider"]
     if provider == "CPUExecutionProvider":
         providers = providers[1:]
@@ -42,3 +45,15 @@ def _session(bundle: Bundle, role: str, provider: str, threads: int | None, spin
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
         raise UnavailableError(f"{provider} did not start for {file}; `txport doctor` says what is missing")
     return session
+
+
+@cache
+def may_saturate() -> bool:
+    """Whether sums of two 8-bit products may overflow the processor's 16 bits: x86 without, or not known to have, VNNI.
+
+    What is exact there takes 2.4 times as long where nothing would overflow.
+    """
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    flags = Path("/proc/cpuinfo")
+    return not (flags.is_file() and "vnni" in flags.read_text(encoding="utf-8", errors="replace"))

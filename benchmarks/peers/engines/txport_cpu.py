@@ -26,7 +26,7 @@ class Engine:
             "max_new_tokens": search.max_new_tokens,
             "min_new_tokens": search.max_new_tokens if search.forced else 0,
             "batch_size": options["batch_size"],
-            "scores": False,
+            "scores": search.beams > 1,
         }
 
     def encode(self, sources: Sources) -> Sources:
@@ -39,4 +39,4 @@ class Engine:
 
     def decode(self, outputs: Any) -> list[list[int]]:
         """The best hypothesis of each source."""
-        return [before_end(found.tokens, self._model.config.eos_id) for found in outputs]
+        return [before_end(found[0].tokens, self._model.config.eos_id) for found in outputs]
