@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from txport import runtimes
+from txport import bandwidth, runtimes
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.config import TransformerConfig
 from txport.models.errors import TextError, UnavailableError, UnsupportedError
@@ -37,6 +37,10 @@ UNITS = {
     "further token": "ms",  # a step; with beams, their reordering included
     "tokens": "1/s",  # target tokens of all rows over the whole time, encode included
     "peak memory": "MB",  # of the process
+}
+BANDWIDTH = {
+    "read bandwidth": "GB/s",  # of the machine, over as many bytes as a step reads, measured in the same rounds
+    "bandwidth reached": "%",  # by a step: its weights' bytes over its time
 }
 MORE_IS_BETTER = ("tokens",)
 
@@ -63,7 +67,10 @@ def run(
         raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {longest}")
     if checkpoint is not None:
         bundle.require_source(label(checkpoint), digest(checkpoint))
-    workers = {name: Worker(name, bundle, checkpoint, protocol) for name in dict.fromkeys(names)}
+    arguments = (str(bundle.path), checkpoint, protocol)
+    workers = {name: Worker(f"runtime {name}", _work, name, *arguments) for name in dict.fromkeys(names)}
+    size = bandwidth.step_bytes(bundle) if protocol.provider == "cpu" else None
+    reader = Worker("memory", _read, size, protocol.threads) if size else None
     try:
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
         for number in range(WARM_UP + protocol.rounds):
@@ -72,29 +79,38 @@ def run(
                 times = worker.ask("round")
                 if number >= WARM_UP:
                     rounds[name].append(times)
+            if reader and size:
+                _reached(reader.ask("round")["speed"], size, {n: each[-1] for n, each in rounds.items() if each})
         ends = {name: worker.ask("end") for name, worker in workers.items()}
     finally:
-        for worker in workers.values():
+        for worker in [*workers.values(), *([reader] if reader else [])]:
             worker.close()
     return {
         "machine": machine(),
         "versions": {**runtimes.versions(), "python": platform.python_version()},
         "bundle": {"checkpoint": bundle.manifest.checkpoint, "precision": bundle.manifest.precision},
         "protocol": asdict(protocol),
-        "units": UNITS,
+        "units": {**UNITS, **(BANDWIDTH if size else {})},
         "same_tokens": len({each["digest"] for each in ends.values()}) == 1,
         "runtimes": {name: _figures(rounds[name], ends[name]) for name in workers},
     }
 
 
-class Worker:
-    """A process that runs one runtime and answers with times."""
+def _reached(speed: float, size: int, newest: dict[str, dict[str, float]]) -> None:
+    """Add to each runtime's newest round what the memory gave beside it, in bytes per second."""
+    for name, times in newest.items():
+        if name != "torch":  # it reads the checkpoint's weights, not the bundle's
+            times["read bandwidth"] = speed / 1e9
+            times["bandwidth reached"] = 100 * size / (1e-3 * times["further token"]) / speed
 
-    def __init__(self, name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol) -> None:
+
+class Worker:
+    """A process that measures one thing and answers with figures."""
+
+    def __init__(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._name, (self._pipe, theirs) = name, context.Pipe()
-        arguments = (theirs, name, str(bundle.path), checkpoint, protocol)
-        self._process = context.Process(target=_work, args=arguments, daemon=True)
+        self._process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -104,9 +120,9 @@ class Worker:
             self._pipe.send(what)
             answer: dict[str, Any] = self._pipe.recv()
         except (EOFError, BrokenPipeError) as error:
-            raise UnavailableError(f"the process of runtime {self._name} died; is there enough memory?") from error
+            raise UnavailableError(f"the process of {self._name} died; is there enough memory?") from error
         if "error" in answer:
-            raise UnavailableError(f"runtime {self._name}: {answer['error']}")
+            raise UnavailableError(f"{self._name}: {answer['error']}")
         return answer
 
     def close(self) -> None:
@@ -139,6 +155,16 @@ def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protoc
         return
     except Exception as error:  # whatever it is, the user sees it in one line
         pipe.send({"error": f"{type(error).__name__}: {error}"})
+
+
+def _read(pipe: Connection, size: int, threads: int | None) -> None:
+    """Measure how fast memory is read until the other side closes."""
+    reader = bandwidth.Reader(size, threads)
+    try:
+        while pipe.recv():
+            pipe.send({"speed": reader.measure()})
+    except (EOFError, KeyboardInterrupt):
+        return
 
 
 def _load(name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol) -> Runtime:
@@ -189,7 +215,7 @@ def _round(runtime: Runtime, source: Ints, start: int, protocol: Protocol) -> tu
 
 def _figures(rounds: list[dict[str, float]], end: dict[str, float]) -> dict[str, dict[str, float]]:
     figures = {}
-    for phase in UNITS:
+    for phase in [phase for phase in {**UNITS, **BANDWIDTH} if phase in rounds[0] or phase in end]:
         values = [each[phase] for each in rounds] if phase in rounds[0] else [end[phase]]
         q1, median, q3 = np.percentile(values, (25, 50, 75))
         figures[phase] = {"q1": float(q1), "median": float(median), "q3": float(q3)}

@@ -60,10 +60,15 @@ def show_bench(result: dict[str, Any]) -> None:
 
 
 def _bench_row(result: dict[str, Any], phase: str, names: list[str]) -> tuple[list[str], list[str]]:
-    figures = [result["runtimes"][name][phase] for name in names]
-    cells = [_figure(each) for each in figures]
-    base = figures[0]["median"]
-    ratios = [f"{_gain(phase, base, each['median']):.2f} x" for each in figures[1:]]
+    from txport.bench import BANDWIDTH
+
+    figures = [result["runtimes"][name].get(phase) for name in names]
+    cells = [_figure(each) if each else "" for each in figures]
+    base, compared = figures[0], phase not in BANDWIDTH
+    ratios = [
+        f"{_gain(phase, base['median'], each['median']):.2f} x" if base and each and compared else ""
+        for each in figures[1:]
+    ]
     return cells, ratios
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ import click
 from benchmarks.peers import duel, report
 from benchmarks.peers.duel import Place
 from benchmarks.peers.lines import BASE, LENGTH, LINES, TINY, AbsentError, Line, quick
-from txport import bench
+from txport import bandwidth, bench
 from txport.cli import run_guarded
 from txport.models.config import PRESETS
 from txport.models.errors import TxportError, UnavailableError, UnsupportedError
@@ -114,7 +113,7 @@ def peers(
         work=work,
         peers_python=peers_python,
         words=words,
-        cores=cores or available_cores(),
+        cores=cores or bandwidth.cores(),
         rounds=min(rounds, QUICK_ROUNDS) if is_quick else rounds,
         say=say,
     )
@@ -130,11 +129,6 @@ def peers(
         click.echo("--quick measures a toy: nothing is judged.")
     elif any(report.falls_short(record) for record in records):
         sys.exit(1)
-
-
-def available_cores() -> int:
-    """The cores that this process, and so its children, may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Place:
     cores: int = 1
     rounds: int = 9
     say: Say = silent
+    tried: dict[str, dict[str, Any]] = field(default_factory=dict)  # what several lines share
 
     def start(self, candidate: Candidate) -> Worker:
         """A process for a candidate."""
@@ -81,7 +83,7 @@ def run(line: Line, place: Place) -> dict[str, Any]:
     place.say(line.title)
     sources = sources_of(line.task, place.words)
     sides = {"txport": candidates.ours(line, place.cores), "peer": candidates.theirs(line, place.cores)}
-    tried = {name: [try_out(each, line, sources, place) for each in options] for name, options in sides.items()}
+    tried = {name: [try_once(each, line, sources, place) for each in options] for name, options in sides.items()}
     best = {name: options[fastest(tried[name])] for name, options in sides.items()}
     with place.start(best["txport"]) as our_worker, place.start(best["peer"]) as their_worker:
         our_side, their_side = (our_worker, best["txport"]), (their_worker, best["peer"])
@@ -100,6 +102,14 @@ def describe(line: Line) -> dict[str, Any]:
         "task": asdict(line.task),
         "search": asdict(search_of(line.task)),
     }
+
+
+def try_once(candidate: Candidate, line: Line, sources: Sources, place: Place) -> dict[str, Any]:
+    """What `try_out` found, now or for an earlier line."""
+    key = json.dumps([asdict(candidate), asdict(line.task)])
+    if key not in place.tried:
+        place.tried[key] = try_out(candidate, line, sources, place)
+    return place.tried[key]
 
 
 def try_out(candidate: Candidate, line: Line, sources: Sources, place: Place) -> dict[str, Any]:

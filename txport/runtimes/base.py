@@ -31,7 +31,7 @@ class Runtime(Protocol):
         ...
 
     def step(self, tokens: Ints, state: State, *, top: int | None = None) -> tuple[Scores, State]:
-        """The last token of each row (R,) -> scores of the next one, the caller's until the next step, and the state."""
+        """The last token of each row (R,) -> scores of the next one, good until the next step, and the state."""
         ...
 
     def select(self, state: State, rows: Ints) -> State:

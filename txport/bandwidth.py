@@ -1,0 +1,61 @@
+"""How fast this machine reads memory, and how many bytes of weights a step reads: the bound of a step of few rows."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.models.bundle import Bundle
+from txport.models.ports import STEP
+
+PASSES = 10
+LOOKUPS = ("Gather", "GatherBlockQuantized")  # these read a few rows of their first input
+
+
+def step_bytes(bundle: Bundle) -> int | None:
+    """Bytes of all weights that one step of the decoder reads; None for a target without a graph for a step."""
+    if STEP not in bundle.manifest.graphs:
+        return None
+    import onnx
+
+    graph = onnx.load(str(bundle.file(STEP)), load_external_data=False).graph
+    read = {name for node in graph.node for name in node.input[node.op_type in LOOKUPS :]}
+    places = {
+        entries["offset"]: int(entries["length"])
+        for tensor in graph.initializer
+        if tensor.name in read and (entries := {entry.key: entry.value for entry in tensor.external_data})
+    }
+    return sum(places.values())
+
+
+class Reader:
+    """Memory to read, as much at a time as a step does, so that it lies in the same caches."""
+
+    def __init__(self, size: int, threads: int | None = None) -> None:
+        """`size` in bytes; `threads` read together, by default one for each core that this process may use."""
+        count = threads or cores()
+        self._parts: list[NDArray[np.uint8]] = np.array_split(np.ones(size, np.uint8), count)
+        self._size, self._together = size, threading.Barrier(count)
+
+    def measure(self) -> float:
+        """Bytes per second over a few passes."""
+        with ThreadPoolExecutor(len(self._parts)) as executor:
+            return PASSES * self._size / max(executor.map(self._read, self._parts))
+
+    def _read(self, part: NDArray[np.uint8]) -> float:
+        part.max()
+        self._together.wait()
+        started = time.perf_counter()
+        for _ in range(PASSES):
+            part.max()
+        return time.perf_counter() - started
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
