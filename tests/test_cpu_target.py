@@ -23,7 +23,7 @@ from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoin
 from txport.models.errors import UnsupportedError
 from txport.models.ports import ENCODER, STEP
 from txport.parity import check
-from txport.runtimes.fused import group
+from txport.runtimes.fused import Hold, Rows, group, move
 
 SOURCES = [[5, 9, 7, 2], [6, 2], [4, 8, 8, 10, 12, 5, 2], [11, 2], [7, 6, 5, 2]]
 KINDS = {
@@ -119,6 +119,21 @@ def test_select_is_the_same_rows_as_in_pytorch(plain: tuple[Checkpoint, Bundle],
         chosen = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=7)))
         states = [runtime.select(state, chosen) for runtime, state in zip(both, states, strict=True)]
         rows = len(chosen)
+
+
+@given(data=st.data())
+def test_moved_rows_are_those_chosen_and_equal_places_stay(data: st.DataObject) -> None:
+    """Rows that share beginnings, in any order, circles included: what moves is what a plain copy would give."""
+    count, length = data.draw(st.integers(1, 6)), 4
+    ids = data.draw(st.lists(st.integers(0, count - 1), min_size=count * length, max_size=count * length))
+    origin = np.array(ids).reshape(count, length)
+    places = np.broadcast_to(100 * np.arange(length), origin.shape)
+    caches = np.broadcast_to((origin + places)[None, :, None, :, None], (2, count, 3, length, 5)).astype(np.float32)
+    rows = Rows(Hold(), caches.copy(), origin.copy())
+    chosen = np.array(data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=count)))
+    move(rows, chosen, length)
+    np.testing.assert_array_equal(rows.caches[:, : len(chosen)], caches[:, chosen])
+    np.testing.assert_array_equal(rows.origin[: len(chosen)], origin[chosen])
 
 
 @pytest.mark.parametrize(

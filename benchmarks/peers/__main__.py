@@ -81,7 +81,6 @@ def write(path: Path, text: str) -> None:
     """Write a file, its folder too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    say(f"wrote {path}")
 
 
 @click.command(help=__doc__)
@@ -117,13 +116,17 @@ def peers(
         rounds=min(rounds, QUICK_ROUNDS) if is_quick else rounds,
         say=say,
     )
-    records = [measure(line, place) for line in lines]
-    result = result_of(records, place, TINY if is_quick else BASE)
     whole = only is None and not is_quick
-    if path := results or (RESULTS if whole else None):
-        write(path, json.dumps(result, indent=2) + "\n")
-    if path := table or (TABLE if whole else None):
-        write(path, report.markdown(result))
+    results, table = (given or (usual if whole else None) for given, usual in ((results, RESULTS), (table, TABLE)))
+    records: list[dict[str, Any]] = []
+    for line in lines:
+        records.append(measure(line, place))
+        say(f"  {report.sentence(records[-1])}")
+        result = result_of(records, place, TINY if is_quick else BASE)
+        if results:  # after each line, since all of them take an hour
+            write(results, json.dumps(result, indent=2) + "\n")
+        if table:
+            write(table, report.markdown(result))
     click.echo(report.text(records))
     if is_quick:
         click.echo("--quick measures a toy: nothing is judged.")

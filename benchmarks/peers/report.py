@@ -35,6 +35,15 @@ def row(record: Record) -> list[str]:
     return [*start, *figures, quartiles(record["ratio"], ".2f"), required, equal, verdict(record)]
 
 
+def sentence(record: Record) -> str:
+    """A line's outcome for a log."""
+    _, _, unit, ours, theirs, ratio, required, equal, outcome = row(record)
+    if not ratio:
+        return f"{outcome}: {record[outcome]}"
+    figures = f"txport {ours}, peer {theirs} {unit}, {ratio} times, required {required or 'nothing'}, {equal} equal"
+    return f"{outcome}: {figures}"
+
+
 def quartiles(figure: Mapping[str, float], form: str) -> str:
     """Median, and the quartiles where there are any."""
     median, q1, q3 = (format(figure[name], form) for name in ("median", "q1", "q3"))

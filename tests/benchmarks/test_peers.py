@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+import txport
 from benchmarks.peers import candidates, duel, report
 from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.duel import Place
-from benchmarks.peers.engines import Model, Search, before_end
+from benchmarks.peers.engines import Model, Search, before_end, txport_cpu
 from benchmarks.peers.lines import LINES, AbsentError, Line, Task, config_of, quick, search_of, sources_of
 from benchmarks.peers.process import ROOT, Worker, WorkerError
 from benchmarks.peers.worker import in_order
@@ -290,6 +291,19 @@ def test_a_line_that_there_is_not_is_wrong_usage() -> None:
     done = run("--peers-python", sys.executable, "--only", "nonsense")
     assert done.returncode == 2
     assert "no line has 'nonsense' in its title; there are: greedy, batch 1, int8" in done.stderr
+
+
+@pytest.mark.parametrize("search", [Search(max_new_tokens=6), Search(max_new_tokens=6, beams=2, forced=False)])
+def test_our_engine_finds_what_a_model_finds(search: Search, tmp_path: Path) -> None:
+    txport_cpu.prepare(Model(checkpoint="preset:tiny", precision="int8", rows=8), tmp_path / "bundle")
+    engine = txport_cpu.Engine(tmp_path / "bundle", search, {"threads": 1, "workers": 2, "batch_size": 2})
+    sources, least = [[5, 6, 2], [7, 2], [8, 9, 10, 2]], 6 if search.forced else 0
+    found = txport.load(tmp_path / "bundle", threads=1).search(
+        sources, beams=search.beams, max_new_tokens=6, min_new_tokens=least, batch_size=2
+    )
+    expected = [before_end(each[0].tokens, engine.end) for each in found]
+    assert engine.decode(engine.generate(engine.encode(sources))) == expected
+    assert not search.forced or {len(target) for target in expected} == {6}
 
 
 def test_random_weights_come_from_the_same_pytorch_on_both_sides() -> None:

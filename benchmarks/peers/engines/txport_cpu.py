@@ -21,6 +21,7 @@ class Engine:
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         self._model = txport.load(folder, threads=options["threads"], workers=options["workers"])
+        self.end = self._model.config.eos_id
         self._options = {
             "beams": search.beams,
             "max_new_tokens": search.max_new_tokens,
@@ -39,4 +40,4 @@ class Engine:
 
     def decode(self, outputs: Any) -> list[list[int]]:
         """The best hypothesis of each source."""
-        return [before_end(found[0].tokens, self._model.config.eos_id) for found in outputs]
+        return [before_end(found[0].tokens, self.end) for found in outputs]

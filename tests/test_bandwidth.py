@@ -1,0 +1,63 @@
+"""The bound of a step: which bytes it reads, and how fast the machine reads as many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import txport
+from tests.tiny import tiny_config, tiny_model
+from txport import bandwidth, bench
+from txport.models.bundle import Bundle
+from txport.models.checkpoint import save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints") / "toy"
+    save_checkpoint(folder, tiny_model(tiny_config(d_model=64, feed_forward=96)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fused(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return txport.export(source, tmp_path_factory.mktemp("bundles") / "fp32", target="cpu")
+
+
+def test_a_step_reads_the_decoder_and_the_projection_once(fused: Bundle) -> None:
+    config, computed_by_the_encoder = fused.manifest.config, (".cross_attention.key.", ".cross_attention.value.")
+    read = [
+        parameter
+        for name, parameter in tiny_model(config).named_parameters(remove_duplicate=False)
+        if name.startswith(("decoder.", "decoder_norm.", "projection."))
+        if not any(part in name for part in computed_by_the_encoder)
+    ]
+    large = sum(parameter.nbytes for parameter in read if parameter.nbytes >= 256)  # smaller ones stand in the graph
+    assert bandwidth.step_bytes(fused) == large
+
+
+def test_fewer_bits_are_fewer_bytes(fused: Bundle, source: Path, tmp_path: Path) -> None:
+    sizes = [
+        bandwidth.step_bytes(txport.export(source, tmp_path / name, target="cpu", precision=name)) or 0
+        for name in ("int8", "int4")
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 3 * sizes[0] < (bandwidth.step_bytes(fused) or 0)
+
+
+def test_a_target_without_steps_has_no_share(bundle: Bundle) -> None:
+    assert bandwidth.step_bytes(bundle) is None
+
+
+def test_bench_says_what_a_step_reaches(fused: Bundle, source: Path) -> None:
+    protocol = bench.Protocol(source=4, tokens=4, rounds=3, threads=1)
+    result = bench.run(fused, str(source), ("torch", "ort"), protocol)
+    ours, size = result["runtimes"]["ort"], bandwidth.step_bytes(fused)
+    assert "bandwidth reached" not in result["runtimes"]["torch"]
+    assert list(ours) == list(result["units"]) == [*bench.UNITS, *bench.BANDWIDTH]
+    assert size is not None
+    for figure in ours["read bandwidth"], ours["bandwidth reached"]:
+        assert 0 < figure["q1"] <= figure["median"] <= figure["q3"]
+    slowest = size / (1e-3 * ours["further token"]["q3"]) / (1e9 * ours["read bandwidth"]["q3"])
+    assert ours["bandwidth reached"]["q3"] >= 100 * slowest
