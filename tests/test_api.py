@@ -282,4 +282,5 @@ def test_parity_through_the_api(bundle: Bundle, checkpoint: Path) -> None:
 
 
 def test_every_runtime_is_there() -> None:
-    assert runtimes.installed() == ["ort", "reference"]
+    assert runtimes.installed("portable") == ["ort", "reference"]
+    assert runtimes.installed("cpu") == ["ort"]

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import txport
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport import runtimes
+from txport.cli import cli
 from txport.exporters.check import operators
 from txport.exporters.quantize import DYNAMIC, ROWS, dequantize, quantize, steps
 from txport.generate import SearchOptions, generate
@@ -182,6 +184,14 @@ def test_what_cannot_be_fused_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="there are no portable bundles in 'int8'"):
         txport.export(tmp_path / "toy", tmp_path / "out", precision="int8")
     assert not (tmp_path / "out").exists()
+
+
+def test_parity_takes_the_runtimes_that_can_run_it(plain: tuple[Checkpoint, Bundle]) -> None:
+    arguments = ["parity", str(plain[1].path), "--checkpoint", str(plain[1].path.parent / "toy")]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    with pytest.raises(UnsupportedError, match="the reference runtime can't run a bundle for the cpu; ort can"):
+        runtimes.load("reference", plain[1])
 
 
 def test_workers_give_the_same_results_in_order(plain: tuple[Checkpoint, Bundle]) -> None:

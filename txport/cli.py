@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -168,7 +168,7 @@ def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
     "names",
     type=click.Choice(GRAPH_RUNTIMES),
     multiple=True,
-    help="Compare this runtime.  [repeatable; default: all that are installed]",
+    help="Compare this runtime.  [repeatable; default: all that are installed and run its target]",
 )
 @provider_option
 @click.option(
@@ -189,22 +189,16 @@ def parity(
     from txport import api, runtimes, tables
     from txport.locate import checkpoint_of, find_bundle
 
-    chosen = names or _runtimes_for(provider)
-    for name in chosen:
+    for name in names or ("ort",):
         runtimes.require(name, provider)
     found = find_bundle(bundle, precision=precision, say=say)
+    chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
     result = api.parity(found, checkpoint or checkpoint_of(found), dict.fromkeys(chosen, provider), seed=seed)
     if report:
         _write_json(report, result.to_dict())
     tables.show_parity(result)
     if not result.passed:
         raise SystemExit(1)
-
-
-def _runtimes_for(provider: str) -> Sequence[str]:
-    from txport import runtimes
-
-    return runtimes.installed() if provider == "cpu" else ("ort",)
 
 
 @cli.command()

@@ -26,6 +26,7 @@ MODULES = {
 NEEDS = {"ort": "onnxruntime", "reference": "onnx", "torch": "torch"}
 ONNX_RUNTIME = re.compile(r"onnxruntime(-\w+)*")
 GRAPH_RUNTIMES = ("ort", "reference")  # these run bundles; torch runs the checkpoint
+RUNS = {"ort": ("portable", "cpu"), "reference": ("portable",)}  # bundles of these targets
 
 
 def require(name: str, provider: str) -> None:
@@ -38,14 +39,17 @@ def require(name: str, provider: str) -> None:
     _module(name).require(provider)
 
 
-def installed() -> list[str]:
-    """The ONNX runtimes whose packages are here."""
-    return [name for name in GRAPH_RUNTIMES if importlib.util.find_spec(NEEDS[name])]
+def installed(target: str) -> list[str]:
+    """The ONNX runtimes that run bundles of a target and whose packages are here."""
+    return [name for name in GRAPH_RUNTIMES if target in RUNS[name] and importlib.util.find_spec(NEEDS[name])]
 
 
 def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on a runtime; `UnavailableError` if its package or the provider is not here."""
     require(name, provider)
+    if (target := bundle.manifest.target) not in RUNS[name]:
+        others = ", ".join(other for other, targets in RUNS.items() if target in targets)
+        raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can")
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
     return runtime
 
