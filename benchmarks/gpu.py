@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from txport import api, bench, parity, runtimes
+from txport import api, bench, machine, parity, runtimes
 from txport.cli import run_guarded
 from txport.models.bundle import Bundle
 
@@ -78,10 +78,10 @@ def gpu(results: Path) -> None:
         bundles = export_all(Path(folder))
         proofs = [prove(bundle) for bundle in bundles.values()]
         speed = measure(bundles)
-    machine = bench.machine()
-    record = {"machine": machine, "versions": speed[0]["versions"], "parity": proofs, "speed": speed}
+    found = machine.describe()
+    record = {"machine": found, "versions": speed[0]["versions"], "parity": proofs, "speed": speed}
     results.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"[^a-z0-9]+", "-", str(machine["gpu"]).lower()).strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", str(found["gpu"]).lower()).strip("-")
     path = results / f"gpu-{name}.json"
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     click.echo(path)

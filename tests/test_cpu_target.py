@@ -22,9 +22,10 @@ from txport.exporters.quantize import DYNAMIC, ROWS, dequantize, quantize, steps
 from txport.generate import SearchOptions, generate
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.models.errors import UnsupportedError
+from txport.models.errors import TxportError, UnsupportedError
 from txport.models.ports import ENCODER, STEP
 from txport.parity import check
+from txport.runtimes import sessions
 from txport.runtimes.fused import Hold, Rows, group, move
 
 SOURCES = [[5, 9, 7, 2], [6, 2], [4, 8, 8, 10, 12, 5, 2], [11, 2], [7, 6, 5, 2]]
@@ -33,7 +34,7 @@ KINDS = {
     "post, learned, untied": {"norm": "post", "positions": "learned", "tied": "none", "activation": "gelu"},
     "target tied": {"tied": "target", "activation": "silu", "heads": 1, "decoder_layers": 1},
 }
-PRECISIONS = [("fp32", 1), ("int8", 1), ("int8", 8), ("int4", 1)]
+PRECISIONS = [("fp32", None), ("int8", 1), ("int8", 8), ("int4", 1)]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -183,7 +184,47 @@ def test_what_cannot_be_fused_is_refused(tmp_path: Path) -> None:
         txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
     with pytest.raises(UnsupportedError, match="there are no portable bundles in 'int8'"):
         txport.export(tmp_path / "toy", tmp_path / "out", precision="int8")
+    for chosen in {"precision": "fp32", "target": "cpu"}, {"precision": "fp16"}:
+        with pytest.raises(UnsupportedError, match="rows chooses the kernels of int8 and int4 on the cpu target"):
+            txport.export(tmp_path / "toy", tmp_path / "out", rows=8, **chosen)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sources": [[]]}, "a source must have 1 to 80 tokens, got 0"),
+        ({"sources": [[5] * 81]}, "a source must have 1 to 80 tokens, got 81"),
+        ({"sources": [[5, 22]]}, "token ids must lie in 0 to 21, got 5 to 22"),
+        ({"sources": [[-1]]}, "token ids must lie in 0 to 21, got -1 to -1"),
+        ({"sources": [[5]], "batch_size": 0}, "batch_size must be at least 1"),
+        ({"sources": [[5]], "scores": False, "beams": 2}, "beam search can't do without scores"),
+        ({"sources": [[5]], "max_new_tokens": 3, "min_new_tokens": 4}, "min_new_tokens must lie in 0 to"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(
+    plain: tuple[Checkpoint, Bundle], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TxportError, match=message):
+        txport.load(plain[1].path, threads=1).search(**options)
+
+
+@pytest.mark.parametrize(
+    ("processor", "flags", "expected"),
+    [
+        ("x86_64", "avx2 avx512f", True),
+        ("AMD64", "avx_vnni", False),
+        ("x86_64", "avx512_vnni", False),
+        ("x86_64", "", True),
+        ("aarch64", "", False),
+    ],
+)
+def test_exact_products_are_asked_for_only_where_they_may_overflow(
+    processor: str, flags: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: processor)
+    monkeypatch.setattr(sessions, "_flags", lambda: flags)
+    assert sessions.may_saturate.__wrapped__() is expected
 
 
 def test_parity_takes_the_runtimes_that_can_run_it(plain: tuple[Checkpoint, Bundle]) -> None:

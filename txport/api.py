@@ -80,8 +80,7 @@ class Model:
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make
         no sense; `unknown="skip"` leaves out characters that are not in the vocabulary.
         """
-        if batch_size < 1:
-            raise UnsupportedError(f"batch_size must be at least 1, got {batch_size}")
+        _require_batch_size(batch_size)
         if unknown not in ("error", "skip"):
             raise UnsupportedError(f"unknown must be 'error' or 'skip', got {unknown!r}")
         options = SearchOptions(
@@ -103,13 +102,18 @@ class Model:
     def search(
         self, sources: Iterable[Sequence[int]], *, batch_size: int = BATCH_SIZE, **options: Any
     ) -> list[list[Found]]:
-        """As `generate`, from token ids to token ids; `options` are those of `SearchOptions`."""
+        """As `generate`, from token ids to token ids; `options` are those of `SearchOptions`.
+
+        Raises `TextError` for a source that is empty, too long, or has ids outside the vocabulary.
+        """
+        _require_batch_size(batch_size)
         chosen = SearchOptions(**{"max_new_tokens": self.config.max_length, **options})
 
         def work(batch: list[Sequence[int]]) -> list[list[Found]]:
             return generate(self.runtime, batch, self.config, chosen)
 
-        return list(in_batches(sources, work, batch_size, length=len, workers=self.workers))
+        checked = (self._checked(source) for source in sources)
+        return list(in_batches(checked, work, batch_size, length=len, workers=self.workers))
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """Token ids of a text, checked against the longest sequence of the model."""
@@ -118,9 +122,22 @@ class Model:
             raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
         return ids
 
+    def _checked(self, source: Sequence[int]) -> Sequence[int]:
+        longest, size = self.config.max_length, self.config.source_vocab_size
+        if not 1 <= len(source) <= longest:
+            raise TextError(f"a source must have 1 to {longest} tokens, got {len(source)}")
+        if not 0 <= min(source) <= max(source) < size:
+            raise TextError(f"token ids must lie in 0 to {size - 1}, got {min(source)} to {max(source)}")
+        return source
+
     def _result(self, text: str, found: list[Found]) -> Generated:
         hypotheses = [Hypothesis(self.tokenizer.decode(one.tokens), one.score, list(one.tokens)) for one in found]
         return Generated(text, hypotheses[0].output, hypotheses[0].score, hypotheses)
+
+
+def _require_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise UnsupportedError(f"batch_size must be at least 1, got {batch_size}")
 
 
 def load(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from txport.machine import cores
 from txport.models.bundle import Bundle
 from txport.models.ports import STEP
 
@@ -54,8 +54,3 @@ class Reader:
         for _ in range(PASSES):
             part.max()
         return time.perf_counter() - started
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

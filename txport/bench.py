@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from txport import bandwidth, runtimes
+from txport import bandwidth, machine, runtimes
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.config import TransformerConfig
 from txport.models.errors import TextError, UnavailableError, UnsupportedError
@@ -86,7 +85,7 @@ def run(
         for worker in [*workers.values(), *([reader] if reader else [])]:
             worker.close()
     return {
-        "machine": machine(),
+        "machine": machine.describe(),
         "versions": {**runtimes.versions(), "python": platform.python_version()},
         "bundle": {"checkpoint": bundle.manifest.checkpoint, "precision": bundle.manifest.precision},
         "protocol": asdict(protocol),
@@ -150,7 +149,7 @@ def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protoc
             else:
                 assert ids is not None
                 digest = hashlib.sha256(ids.tobytes()).hexdigest()
-                pipe.send({"load": load, "peak memory": _peak_memory(), "digest": digest})
+                pipe.send({"load": load, "peak memory": machine.peak_memory(), "digest": digest})
     except (EOFError, KeyboardInterrupt):
         return
     except Exception as error:  # whatever it is, the user sees it in one line
@@ -217,33 +216,14 @@ def _figures(rounds: list[dict[str, float]], end: dict[str, float]) -> dict[str,
     figures = {}
     for phase in [phase for phase in {**UNITS, **BANDWIDTH} if phase in rounds[0] or phase in end]:
         values = [each[phase] for each in rounds] if phase in rounds[0] else [end[phase]]
-        q1, median, q3 = np.percentile(values, (25, 50, 75))
-        figures[phase] = {"q1": float(q1), "median": float(median), "q3": float(q3)}
+        figures[phase] = quartiles(values)
     return figures
 
 
-def _peak_memory() -> float:
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count the parent's pages from before exec
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024 / 1e6
-    if sys.platform == "win32":
-        return float("nan")
-    import resource
-
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1e6
-
-
-def machine() -> dict[str, Any]:
-    """The processor, its cores, the system, and the GPU if PyTorch is loaded and sees one."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    torch = sys.modules.get("torch")
-    gpu = torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None
-    return {"cpu": model, "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}", "gpu": gpu}
+def quartiles(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
+    """Of what several rounds gave."""
+    q1, median, q3 = np.percentile(values, (25, 50, 75))
+    return {"q1": float(q1), "median": float(median), "q3": float(q3)}
 
 
 def read_report(path: Path) -> dict[str, Any]:

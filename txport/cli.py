@@ -66,9 +66,8 @@ def threads_option(command: F) -> F:
 @click.option(
     "--rows",
     type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Rows (batch x beams) that a step of a quantised cpu bundle usually has; kernels are chosen by it.",
+    help="Rows (batch x beams) that a step of an int8 or int4 cpu bundle usually has; kernels are chosen by it."
+    "  [default: 1]",
 )
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
@@ -93,7 +92,13 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
 @click.option("--runtime", type=click.Choice(list(MODULES)), default="ort", show_default=True, help="The engine.")
 @provider_option
 @threads_option
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Batches at once, for bulk work.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Batches at once, for bulk work; with several, each takes one thread, unless --threads says more.",
+)
 @click.option("--checkpoint", help="For --runtime torch: the checkpoint, if it does not ship.")
 @click.option(
     "--beams", type=click.IntRange(1), default=1, show_default=True, help="Width of beam search; 1 is greedy."

@@ -38,14 +38,14 @@ def export(
     target: str = "portable",
     precision: str = "fp32",
     opset: int | None = None,
-    rows: int = 1,
+    rows: int | None = None,
     force: bool = False,
     say: Say = silent,
 ) -> Bundle:
     """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and only then put it there.
 
     `target` is "portable" or "cpu"; `rows` is how many rows a step of a quantised cpu bundle usually has
-    (batch x beams), by which its kernels are chosen.
+    (batch x beams), by which its kernels are chosen; 1 if it is not given.
 
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.

@@ -20,7 +20,7 @@ import click
 from benchmarks.peers import duel, report
 from benchmarks.peers.duel import Place
 from benchmarks.peers.lines import BASE, LENGTH, LINES, TINY, AbsentError, Line, quick
-from txport import bandwidth, bench
+from txport import machine
 from txport.cli import run_guarded
 from txport.models.config import PRESETS
 from txport.models.errors import TxportError, UnavailableError, UnsupportedError
@@ -62,7 +62,7 @@ def result_of(records: Sequence[dict[str, Any]], place: Place, checkpoint: str) 
             versions |= {f"{package} ({name})" if package == "python" else package: n for package, n in numbers.items()}
     return {
         "date": f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}",
-        "machine": bench.machine(),
+        "machine": machine.describe(),
         "versions": versions,
         "protocol": {
             "checkpoint": checkpoint,
@@ -112,7 +112,7 @@ def peers(
         work=work,
         peers_python=peers_python,
         words=words,
-        cores=cores or bandwidth.cores(),
+        cores=cores or machine.cores(),
         rounds=min(rounds, QUICK_ROUNDS) if is_quick else rounds,
         say=say,
     )

@@ -50,7 +50,9 @@ def ours(line: Line, cores: int) -> list[Candidate]:
     return [
         Candidate(
             engine=OURS,
-            model=Model(checkpoint=line.task.checkpoint, precision=precision, rows=1 if precision == "fp32" else rows),
+            model=Model(
+                checkpoint=line.task.checkpoint, precision=precision, rows=None if precision == "fp32" else rows
+            ),
             options=options,
         )
         for precision, options in product(line.precisions, threads_of(line.task, cores))

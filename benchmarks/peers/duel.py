@@ -16,6 +16,7 @@ from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.engines import Sources
 from benchmarks.peers.lines import Line, Task, search_of, sources_of
 from benchmarks.peers.process import Worker, WorkerError
+from txport.bench import quartiles
 from txport.models.files import hash_of, sha256
 from txport.models.names import digest, label
 from txport.release import Say, silent
@@ -51,7 +52,8 @@ class Place:
         sources = {str(path): sha256(path) for path in [*made_by, PEERS / "engines" / f"{engine}.py"] if path.exists()}
         stamp = hash_of({**sources, "checkpoint": digest(model.checkpoint)})[:12]
         name = label(model.checkpoint).replace(":", "-")
-        return self.work.absolute() / f"{engine}-{name}-{model.precision}-rows{model.rows}-{stamp}"
+        rows = f"-rows{model.rows}" if model.rows else ""
+        return self.work.absolute() / f"{engine}-{name}-{model.precision}{rows}-{stamp}"
 
     def prepare(self, candidate: Candidate) -> Path:
         """Convert the weights, unless an earlier run has."""
@@ -166,25 +168,17 @@ def compare(ours: Side, theirs: Side, line: Line, sources: Sources, place: Place
     }
 
 
-def figures(
-    line: Line, sources: Sources, seconds: dict[str, list[float]], memory: dict[str, float | None]
-) -> dict[str, Any]:
+def figures(line: Line, sources: Sources, seconds: dict[str, list[float]], memory: dict[str, float]) -> dict[str, Any]:
     """Quartiles of what the line measures, and of the ratio: how many times better txport is, round by round."""
     if line.unit == "MB":
-        if None in memory.values():
-            raise WorkerError("peak memory can be read on Linux only")
+        if np.isnan(list(memory.values())).any():
+            raise WorkerError("this system does not tell a process its peak memory")
         measured = {name: np.array([value], dtype=float) for name, value in memory.items()}
         ratio = measured["peer"] / measured["txport"]
     else:
         measured = {name: amount(line, sources) / np.array(values) for name, values in seconds.items()}
         ratio = measured["txport"] / measured["peer"]
     return {**{name: quartiles(values) for name, values in measured.items()}, "ratio": quartiles(ratio)}
-
-
-def quartiles(values: Any) -> dict[str, float]:
-    """Of rounds."""
-    q1, median, q3 = np.percentile(values, (25, 50, 75))
-    return {"q1": float(q1), "median": float(median), "q3": float(q3)}
 
 
 def amount(line: Line, sources: Sources) -> int:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.peers.engines import Engine, Model, Search, Sources
+from txport import machine
 
 WARM_UP = 32  # sources, at most, that go before each round untimed: the other process has used the caches
 Request = dict[str, Any]
@@ -88,13 +89,6 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def peak_memory() -> float | None:
-    """The most memory this process has held, in MB, as Linux tells it; None elsewhere."""
-    status = Path("/proc/self/status")
-    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
-    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM")), None)
-
-
 def serve(requests: TextIO, answers: TextIO) -> None:
     """Answer until the other side closes."""
     session: Session | None = None
@@ -108,7 +102,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
                 case "load":
                     session, answer["versions"] = load(request)
                 case "end":
-                    answer["peak_memory"] = peak_memory()
+                    answer["peak_memory"] = machine.peak_memory()
                 case what:
                     assert session is not None
                     answer = {"round": session.round, "tokens": session.tokens}[what]()

@@ -15,6 +15,7 @@ from txport.models.errors import UnsupportedError
 
 DEFAULT_OPSET = 18
 OPSETS = range(18, 26)
+QUANTIZED = (("cpu", "int8"), ("cpu", "int4"))
 
 
 def export_graphs(
@@ -24,13 +25,16 @@ def export_graphs(
     target: str = "portable",
     precision: str = "fp32",
     opset: int = DEFAULT_OPSET,
-    rows: int = 1,
+    rows: int | None = None,
     external_above: int = portable.EXTERNAL_ABOVE,
 ) -> Manifest:
     """Write the files of a bundle into `folder`, checked, all but the manifest; -> the manifest, not sealed yet."""
     if opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
     require_offer(target, precision)
+    if rows is not None and (target, precision) not in QUANTIZED:
+        what = "the kernels of int8 and int4 on the cpu target"
+        raise UnsupportedError(f"rows chooses {what}; {target} {precision} has no choice")
     manifest = Manifest(
         target=target,
         precision=precision,
@@ -44,7 +48,7 @@ def export_graphs(
     for path in checkpoint.companions:
         shutil.copyfile(path, folder / path.name)
     if target == "cpu":
-        counts, forms = cpu.write(checkpoint, manifest, folder, rows)
+        counts, forms = cpu.write(checkpoint, manifest, folder, rows or 1)
         return dataclasses.replace(manifest, passes=counts, quantization=forms)
     counts = portable.write(checkpoint, manifest, folder, external_above)
     return dataclasses.replace(manifest, passes=counts)

@@ -7,8 +7,8 @@ to the lengths. Letters: B sources, K beams, R = B x K rows, L layers, N heads, 
 
 from __future__ import annotations
 
-import threading
 import weakref
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,23 +43,23 @@ class Pool:
     """Buffers that come back when nobody holds them, so that a new request touches no new memory."""
 
     def __init__(self) -> None:
-        self._free: dict[int, list[NDArray[np.uint8]]] = {}
-        self._lock = threading.Lock()
+        # No lock: a collector that runs inside `take` may give back, and each operation is atomic by itself.
+        self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
 
     def take(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
         """An array of any content, until `owner` is gone."""
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize
         size = max(SMALLEST, 1 << (count - 1).bit_length()) if count else SMALLEST
-        with self._lock:
-            free = self._free.setdefault(size, [])
-            buffer = free.pop() if free else np.empty(size, np.uint8)
+        try:
+            buffer = self._free[size].pop()
+        except IndexError:
+            buffer = np.empty(size, np.uint8)
         weakref.finalize(owner, self._give_back, buffer).atexit = False
         array: NDArray[Any] = buffer[:count].view(dtype).reshape(shape)
         return array
 
     def _give_back(self, buffer: NDArray[np.uint8]) -> None:
-        with self._lock:
-            self._free[buffer.size].append(buffer)
+        self._free[buffer.size].append(buffer)
 
 
 class Hold:

@@ -16,11 +16,11 @@ Sources = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which weights, in which precision, and how many rows a step usually has."""
+    """Which weights, in which precision, and, where kernels are chosen by it, how many rows a step has."""
 
     checkpoint: str
     precision: str = "fp32"
-    rows: int = 1
+    rows: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

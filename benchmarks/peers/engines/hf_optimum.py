@@ -11,6 +11,7 @@ from optimum.onnxruntime import ORTModelForSeq2SeqLM
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from benchmarks.peers.engines import Model, Search, Sources, before_end
+from txport.exporters import portable
 from txport.models.checkpoint import load_checkpoint
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
@@ -85,28 +86,7 @@ def marian_config(config: TransformerConfig) -> Any:
     wrong = [name for name, value in wanted.items() if getattr(config, name) != value]
     if wrong:
         raise UnsupportedError(f"a MarianMTModel needs {', '.join(f'{name} {wanted[name]}' for name in wrong)}")
-    sides = {
-        f"{side}_{name}": value
-        for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers))
-        for name, value in (
-            ("layers", layers),
-            ("attention_heads", config.heads),
-            ("ffn_dim", config.feed_forward),
-        )
-    }
-    return MarianConfig(
-        vocab_size=config.target_vocab_size,
-        d_model=config.d_model,
-        max_position_embeddings=config.max_length,
-        activation_function=config.activation,
-        scale_embedding=config.scale_embedding,
-        pad_token_id=config.pad_id,
-        bos_token_id=config.bos_id,
-        eos_token_id=config.eos_id,
-        decoder_start_token_id=config.bos_id,
-        forced_eos_token_id=None,
-        **sides,
-    )
+    return MarianConfig(**portable.marian_config(config, "fp32", external=False), forced_eos_token_id=None)
 
 
 @torch.inference_mode()
