@@ -39,7 +39,9 @@ class TableRuntime:
         sources = tuple(tuple(row[:length]) for row, length in rows)  # padding must not matter, so it is gone
         return TableState(sources, ((),) * len(sources), max_length)
 
-    def step(self, tokens: Ints, state: TableState, *, top: int | None = None) -> tuple[Scores, TableState]:
+    def step(
+        self, tokens: Ints, state: TableState, *, top: int | None = None, normalise: bool = True
+    ) -> tuple[Scores, TableState]:
         assert tokens.dtype == np.int64
         assert tokens.shape == (len(state.sources),)
         assert all(len(prefix) <= state.max_length for prefix in state.prefixes), "a step beyond max_length"
@@ -48,7 +50,7 @@ class TableRuntime:
         prefixes = tuple((*prefix, token) for prefix, token in zip(state.prefixes, tokens.tolist(), strict=True))
         rows = zip(state.sources, prefixes, strict=True)
         logits = np.stack([self._table(source, prefix[1:]) for source, prefix in rows])  # (R, V)
-        return scores(logits, top), TableState(state.sources, prefixes, state.max_length)
+        return scores(logits, top, normalise), TableState(state.sources, prefixes, state.max_length)
 
     def select(self, state: TableState, rows: Ints) -> TableState:
         chosen = rows.tolist()

@@ -11,6 +11,7 @@ from tests.tiny import tiny_config, tiny_model
 from txport import bandwidth, bench
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import save_checkpoint
+from txport.models.ports import LARGE_VOCABULARY
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,16 @@ def test_a_step_reads_the_decoder_and_the_projection_once(fused: Bundle) -> None
     ]
     large = sum(parameter.nbytes for parameter in read if parameter.nbytes >= 256)  # smaller ones stand in the graph
     assert bandwidth.step_bytes(fused) == large
+
+
+def test_the_likeliest_token_is_found_with_a_quarter_of_the_projections_bytes(tmp_path: Path) -> None:
+    config = tiny_config(d_model=64, target_vocab_size=LARGE_VOCABULARY, tied="none")
+    save_checkpoint(tmp_path / "toy", tiny_model(config))
+    bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
+    greedy, beams = (bandwidth.step_bytes(bundle, count) or 0 for count in (1, 4))
+    projection = 4 * 64 * LARGE_VOCABULARY
+    scales_and_zeros = (4 + 1) * LARGE_VOCABULARY
+    assert beams - greedy == projection - (projection // 4 + scales_and_zeros)
 
 
 def test_fewer_bits_are_fewer_bytes(fused: Bundle, source: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,14 +20,16 @@ from txport import runtimes
 from txport.cli import cli
 from txport.exporters.check import operators
 from txport.exporters.quantize import DYNAMIC, ROWS, dequantize, quantize, steps
+from txport.exporters.shortlist import shorten
 from txport.generate import SearchOptions, generate
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.errors import TxportError, UnsupportedError
-from txport.models.ports import ENCODER, STEP
+from txport.models.ports import COUNT, ENCODER, IDS, LARGE_VOCABULARY, LOG_PROBS, LOGITS, STEP
 from txport.parity import check
 from txport.runtimes import sessions
 from txport.runtimes.fused import Hold, Rows, group, move
+from txport.walks import Reference
 
 SOURCES = [[5, 9, 7, 2], [6, 2], [4, 8, 8, 10, 12, 5, 2], [11, 2], [7, 6, 5, 2]]
 KINDS = {
@@ -55,6 +58,15 @@ def exported(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pyt
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Bundle]:
     folder = tmp_path_factory.mktemp("plain")
     save_checkpoint(folder / "toy", tiny_model(tiny_config(max_length=80)))
+    bundle = txport.export(folder / "toy", folder / "bundle", target="cpu")
+    return load_checkpoint(str(folder / "toy")), bundle
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Bundle]:
+    """With a vocabulary that is worth a shortlist, and no whole number of blocks."""
+    folder = tmp_path_factory.mktemp("large")
+    save_checkpoint(folder / "toy", tiny_model(tiny_config(target_vocab_size=LARGE_VOCABULARY + 7, tied="target")))
     bundle = txport.export(folder / "toy", folder / "bundle", target="cpu")
     return load_checkpoint(str(folder / "toy")), bundle
 
@@ -94,6 +106,61 @@ def test_tokens_are_those_of_pytorch_beyond_the_first_capacity(
     expected = generate(runtimes.load_torch(checkpoint), SOURCES, checkpoint.config, search)
     actual = generate(runtimes.load("ort", bundle), SOURCES, checkpoint.config, search)
     assert [[one.tokens for one in each] for each in actual] == [[one.tokens for one in each] for each in expected]
+
+
+def test_a_shortlist_finds_what_all_logits_find(large: tuple[Checkpoint, Bundle]) -> None:
+    """Over random rows; the logits of those found are PyTorch's."""
+    checkpoint, bundle = large
+    runtime = runtimes.load("ort", bundle)
+    for call in list(Reference(checkpoint.model, bundle.manifest).walk(SOURCES, (1,) * 12, 0))[1:]:
+        every = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([0])})[LOGITS]
+        for count in (1, 2, 5):
+            found = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([-count])})
+            assert found[LOGITS].size == 0  # else nothing was saved
+            np.testing.assert_array_equal(found[IDS], np.argsort(-every, axis=1, kind="stable")[:, :count])
+            np.testing.assert_allclose(found[LOG_PROBS], -np.sort(-every, axis=1)[:, :count], atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"min_new_tokens": 9}])
+def test_tokens_without_scores_are_those_of_pytorch(large: tuple[Checkpoint, Bundle], options: dict[str, Any]) -> None:
+    checkpoint, bundle = large
+    search = SearchOptions(max_new_tokens=20, scores=False, **options)
+    both = [runtimes.load_torch(checkpoint), runtimes.load("ort", bundle)]
+    expected, actual = (generate(runtime, SOURCES, checkpoint.config, search) for runtime in both)
+    assert [each[0].tokens for each in actual] == [each[0].tokens for each in expected]
+
+
+@pytest.mark.parametrize("kind", ["equal", "doubled", "steep"])
+def test_where_a_shortlist_cannot_be_short_all_logits_decide(kind: str, tmp_path: Path) -> None:
+    model = tiny_model(tiny_config(target_vocab_size=LARGE_VOCABULARY, tied="none"))
+    with torch.no_grad():
+        weight = model.projection.weight.clone()
+        model.projection.weight.copy_(
+            {"equal": weight[:1], "doubled": weight[torch.arange(len(weight)) // 2], "steep": 20 * weight}[kind]
+        )
+    save_checkpoint(tmp_path / "toy", model)
+    bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
+    runtime = runtimes.load("ort", bundle)
+    for call in list(Reference(model, bundle.manifest).walk(SOURCES, (1, 1, 1), 0))[1:]:
+        every = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([0])})[LOGITS]
+        found = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([-2])})
+        assert (found[LOGITS].size > 0) == (kind == "equal")
+        best = np.take_along_axis(every, found[IDS], axis=1)
+        np.testing.assert_allclose(best, -np.sort(-every, axis=1)[:, :2], rtol=1e-5)
+
+
+@given(seed=st.integers(0, 2**32 - 1), spread=st.floats(1e-3, 1e3), size=st.integers(9, 300))
+def test_no_logit_lies_beyond_its_bound(seed: int, spread: float, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    matrix = (spread ** rng.standard_normal((size, 1)) * rng.standard_normal((size, 24))).astype(np.float32)
+    x = rng.standard_normal(24).astype(np.float32)
+    step = np.ptp(np.append(x, 0)) / 255
+    near = np.rint(x / step) * step
+    shortlist = shorten(matrix)
+    coarse = (shortlist.values * shortlist.scales[:, None])[:size] @ near
+    bound = (shortlist.largest * np.linalg.norm(x - near) + shortlist.deviation * np.linalg.norm(x)) / 2
+    assert np.abs(matrix @ x - coarse).max() <= bound
+    assert len(shortlist.values) % shortlist.block == 0 <= len(shortlist.values) - size < shortlist.block
 
 
 def test_memory_that_comes_back_is_clean(plain: tuple[Checkpoint, Bundle]) -> None:

@@ -412,9 +412,9 @@ def test_sources_are_padded_at_the_right_and_the_cache_is_as_long_as_the_target(
 @pytest.mark.parametrize("beams", [1, 3])
 def test_the_first_token_is_the_start_token(beams: int) -> None:
     class Recorder(TableRuntime):
-        def step(self, tokens: Ints, state: TableState, *, top: int | None = None) -> tuple[Scores, TableState]:
+        def step(self, tokens: Ints, state: TableState, **how: Any) -> tuple[Scores, TableState]:
             seen.append(tokens.tolist())
-            return super().step(tokens, state, top=top)
+            return super().step(tokens, state, **how)
 
     seen: list[list[int]] = []
     config = dataclasses.replace(config_of(6), bos_id=4)

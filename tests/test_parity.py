@@ -382,8 +382,10 @@ class Exchanged:
     def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
         return self._runtime.encode(source, source_lengths, max_length=max_length)
 
-    def step(self, tokens: Ints, state: State, *, top: int | None = None) -> tuple[Scores, State]:
-        scores, state = self._runtime.step(tokens, state, top=top)
+    def step(
+        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True
+    ) -> tuple[Scores, State]:
+        scores, state = self._runtime.step(tokens, state, top=top, normalise=normalise)
         assert scores.ids is not None
         return Scores(scores.values, self._order[scores.ids]), state
 

@@ -4,33 +4,46 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txport.machine import cores
 from txport.models.bundle import Bundle
-from txport.models.ports import STEP
+from txport.models.ports import STEP, shortens
 
 PASSES = 10
 LOOKUPS = ("Gather", "GatherBlockQuantized")  # these read a few rows of their first input
 
 
-def step_bytes(bundle: Bundle) -> int | None:
+def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
     """Bytes of all weights that one step of the decoder reads; None for a target without a graph for a step."""
     if STEP not in bundle.manifest.graphs:
         return None
     import onnx
 
     graph = onnx.load(str(bundle.file(STEP)), load_external_data=False).graph
-    read = {name for node in graph.node for name in node.input[node.op_type in LOOKUPS :]}
+    likeliest = beams == 1 and shortens(bundle.manifest.config, bundle.manifest.precision)
+    unread = "logits" if likeliest else "shortlist"  # of the nodes with branches, the one that has nothing to do
+    nodes = [node for top in graph.node if top.name != unread for node in (top, *_inside(top))]
+    read = {name for node in nodes for name in node.input[node.op_type in LOOKUPS :]}
     places = {
         entries["offset"]: int(entries["length"])
         for tensor in graph.initializer
         if tensor.name in read and (entries := {entry.key: entry.value for entry in tensor.external_data})
     }
     return sum(places.values())
+
+
+def _inside(node: Any) -> Iterator[Any]:
+    """The nodes in the branches of a node."""
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield inner
+            yield from _inside(inner)
 
 
 class Reader:

@@ -68,7 +68,7 @@ def run(
         bundle.require_source(label(checkpoint), digest(checkpoint))
     arguments = (str(bundle.path), checkpoint, protocol)
     workers = {name: Worker(f"runtime {name}", _work, name, *arguments) for name in dict.fromkeys(names)}
-    size = bandwidth.step_bytes(bundle) if protocol.provider == "cpu" else None
+    size = bandwidth.step_bytes(bundle, protocol.beams) if protocol.provider == "cpu" else None
     reader = Worker("memory", _read, size, protocol.threads) if size else None
     try:
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
@@ -185,12 +185,15 @@ def draw_source(config: TransformerConfig, protocol: Protocol) -> Ints:
 
 
 def _round(runtime: Runtime, source: Ints, start: int, protocol: Protocol) -> tuple[dict[str, float], Ints]:
-    """Encode, then `tokens` steps whatever they say of the end; -> milliseconds by phase, and the tokens."""
+    """Encode, then `tokens` steps whatever they say of the end; -> milliseconds by phase, and the tokens.
+
+    Greedy search takes the likeliest token without its log-probability.
+    """
     beams, clock = protocol.beams, [time.perf_counter()]
     state = runtime.encode(source, np.full(len(source), source.shape[1]), max_length=protocol.tokens)
     clock.append(time.perf_counter())
-    top = 1 if beams == 1 else 2 * beams
-    scores, state = runtime.step(np.full(len(source), start), state, top=top)
+    how: dict[str, Any] = {"top": 1, "normalise": False} if beams == 1 else {"top": 2 * beams}
+    scores, state = runtime.step(np.full(len(source), start), state, **how)
     assert scores.ids is not None
     tokens = scores.ids[:, :beams].ravel()
     if beams > 1:
@@ -199,7 +202,7 @@ def _round(runtime: Runtime, source: Ints, start: int, protocol: Protocol) -> tu
     taken = [tokens]
     turned = np.arange(len(tokens)).reshape(-1, beams)[:, ::-1].ravel()  # every beam moves in every step
     for _ in range(protocol.tokens - 1):
-        scores, state = runtime.step(tokens, state, top=top)
+        scores, state = runtime.step(tokens, state, **how)
         assert scores.ids is not None
         tokens = scores.ids[:, 0]
         if beams > 1:

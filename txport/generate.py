@@ -124,12 +124,7 @@ def _likeliest(
 ) -> tuple[Ints, Floats, State]:
     """Token number `length` of each row, and its log-probability; any number where no scores are wanted."""
     ends_too_soon = length <= options.min_new_tokens
-    if not options.scores:
-        scores, state = runtime.step(tokens, state)
-        if ends_too_soon:
-            scores.values[:, eos_id] = -np.inf
-        return scores.values.argmax(axis=1), scores.values[:, 0], state
-    scores, state = runtime.step(tokens, state, top=2 if ends_too_soon else 1)
+    scores, state = runtime.step(tokens, state, top=2 if ends_too_soon else 1, normalise=options.scores)
     assert scores.ids is not None
     second = (scores.ids[:, 0] == eos_id).astype(np.int64) if ends_too_soon else np.zeros(len(tokens), np.int64)
     rows = np.arange(len(tokens))

@@ -25,6 +25,7 @@ from txport.models.ports import (
     IDS,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
+    LOGITS,
     PAST_LENGTHS,
     SOURCE_LENGTHS,
     STEP,
@@ -35,7 +36,7 @@ from txport.models.ports import (
 from txport.models.transformer import Transformer
 
 Array = NDArray[Any]
-TOP_COUNT = 5
+TOP_COUNT, LIKELIEST = 5, 2
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ def step_reference(model: Transformer) -> Callable[..., tuple[torch.Tensor, ...]
 
     def step(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits, *caches = FUSED[STEP](model)(*inputs[:-1])
-        return (logits, *caches, *torch.log_softmax(logits, 1).topk(int(inputs[-1]), dim=1))
+        count = int(inputs[-1])
+        scores = torch.log_softmax(logits, 1) if count > 0 else logits
+        return (logits, *caches, *scores.topk(abs(count), dim=1))
 
     return step
 
@@ -148,10 +151,14 @@ def walk_cpu(
         own = {name: (real * rng.standard_normal(shape)).astype(np.float32) for name in own_names(config, "past")}
         tokens = rng.integers(0, config.target_vocab_size, (len(sources), beams))
         fixed = {PAST_LENGTHS: past_lengths, CAPACITY: np.array([position], np.int32), SOURCE_LENGTHS: source_lengths}
-        count = {COUNT: np.array([min(TOP_COUNT, config.target_vocab_size)])}
-        call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **encoded.expected, **own, **count})
-        del call.expected[IDS]  # two tokens may be equally good
-        yield call
+        most = config.target_vocab_size
+        for count in (min(TOP_COUNT, most), -min(LIKELIEST, most)):
+            count_input = {COUNT: np.array([count])}
+            call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **encoded.expected, **own, **count_input})
+            del call.expected[IDS]  # two tokens may be equally good
+            if count < 0:
+                del call.expected[LOGITS]  # which the graph need not compute
+            yield call
 
 
 WALKS = {"portable": walk_portable, "cpu": walk_cpu}

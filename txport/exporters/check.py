@@ -48,9 +48,18 @@ def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
 
 
 def operators(path: Path) -> Counter[str]:
-    """How often each operator stands in a graph."""
+    """How often each operator stands in a graph, its branches included."""
     model = onnx.load(str(path), load_external_data=False)
-    return Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in model.graph.node)
+    return Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in nodes(model.graph))
+
+
+def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a graph, those in the branches of others included."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from nodes(attribute.g)
 
 
 def _ports(model: ModelProto, graph: Graph) -> Iterator[str]:
@@ -70,10 +79,10 @@ def _port(value: ValueInfoProto) -> Port:
 
 def _operators(model: ModelProto, domains: Mapping[str, int], refused: set[str]) -> Iterator[str]:
     known = ("", "ai.onnx", *domains)
-    foreign = sorted({f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain not in known})
+    foreign = sorted({f"{node.domain}.{node.op_type}" for node in nodes(model.graph) if node.domain not in known})
     if foreign or model.functions:
         yield f"operators outside {', '.join(['the standard', *domains])}: {', '.join(foreign) or 'local functions'}"
-    if control := sorted({node.op_type for node in model.graph.node} & refused):
+    if control := sorted({node.op_type for node in nodes(model.graph)} & refused):
         yield f"control flow: {', '.join(control)}"
 
 

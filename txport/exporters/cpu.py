@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import onnx_ir as ir
@@ -16,13 +17,11 @@ from txport.exporters.trace import sign, trace
 from txport.exporters.weights import share_weights
 from txport.models.bundle import Manifest
 from txport.models.checkpoint import Checkpoint
-from txport.models.ports import STEP
+from txport.models.ports import STEP, shortens
 
 
-def write(
-    checkpoint: Checkpoint, manifest: Manifest, folder: Path, rows: int
-) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """Write the graphs, checked, and their weights; -> graph -> pass -> how often it fired, and weight -> form."""
+def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, rows: int) -> Manifest:
+    """Write the graphs, checked, and their weights; -> the manifest with what was done to them."""
     config = checkpoint.config
     require_fusable(config)
     traced = {role: without_top(graph) for role, graph in manifest.graphs.items()}
@@ -35,11 +34,14 @@ def write(
         forms = choose_forms(models, manifest.precision, rows)
         for role, model in models.items():
             counts[role]["quantize"] = apply_forms(model, forms[role])
-    add_top(models[STEP], manifest.graphs[STEP])
-    share_weights(models, folder / "onnx")
+    shorten = shortens(config, manifest.precision)
+    add_top(models[STEP], manifest.graphs[STEP], shorten=shorten)
+    counts[STEP]["shortlist"] = int(shorten)
+    shared = share_weights(models, folder / "onnx")
     for role, model in models.items():
         sign(model, role, manifest)
         path = folder / manifest.graphs[role].file
         ir.save(model, path)
         check_graph(path, manifest.graphs[role], manifest)
-    return counts, {name: form for each in forms.values() for name, form in each.items()}
+    quantization = {name: form for each in forms.values() for name, form in each.items()}
+    return dataclasses.replace(manifest, passes=counts, quantization=quantization, shared=shared)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -48,7 +47,5 @@ def export_graphs(
     for path in checkpoint.companions:
         shutil.copyfile(path, folder / path.name)
     if target == "cpu":
-        counts, forms = cpu.write(checkpoint, manifest, folder, rows or 1)
-        return dataclasses.replace(manifest, passes=counts, quantization=forms)
-    counts = portable.write(checkpoint, manifest, folder, external_above)
-    return dataclasses.replace(manifest, passes=counts)
+        return cpu.write(checkpoint, manifest, folder, rows or 1)
+    return portable.write(checkpoint, manifest, folder, external_above)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ EXTERNAL_ABOVE = 1_900_000_000  # bytes of weights; protobuf ends at 2 GiB, and 
 Counts = dict[str, dict[str, int]]
 
 
-def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_above: int = EXTERNAL_ABOVE) -> Counts:
-    """Write the graphs, checked, and the JSON that other programs read; -> graph -> pass -> how often it fired."""
+def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_above: int = EXTERNAL_ABOVE) -> Manifest:
+    """Write the graphs, checked, and the JSON that other programs read; -> the manifest with what was done to them."""
     models, counts = _build(checkpoint, manifest)
     external = any(_weight_bytes(model) > external_above for model in models.values())
     for role, model in models.items():
@@ -35,7 +36,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_abo
         check_graph(path, graph, manifest)
     write_json(folder / "config.json", marian_config(checkpoint.config, manifest.precision, external))
     write_json(folder / "generation_config.json", generation_config(checkpoint.config))
-    return counts
+    return dataclasses.replace(manifest, passes=counts)
 
 
 def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Model], Counts]:

@@ -1,16 +1,24 @@
-"""The choice of the best tokens behind a step's logits, in the same graph, so that the vocabulary need not leave it."""
+"""The choice of the best tokens behind a step's logits, in the same graph, so that the vocabulary need not leave it.
+
+What the input `k` asks for is done, and nothing else: the k best tokens with their log-probabilities, the -k likeliest
+with their logits, or, for 0, the logits alone. A projection in fp32 is left out where a shortlist can take its place.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from txport.exporters.fusions import is_linear
+from txport.exporters.shortlist import add_candidates, choose, constant
 from txport.exporters.trace import value_of
 from txport.models.ports import COUNT, IDS, LOG_PROBS, LOGITS, Graph
 
 ADDED = (COUNT, LOG_PROBS, IDS)
+BEST = (ir.DataType.FLOAT, ir.DataType.INT64)
 
 
 def without_top(graph: Graph) -> Graph:
@@ -19,36 +27,88 @@ def without_top(graph: Graph) -> Graph:
     return dataclasses.replace(graph, inputs=inputs, outputs=outputs)
 
 
-def add_top(model: ir.Model, graph: Graph) -> None:
-    """Let the graph give the log-probabilities and ids of the k best tokens of each row; nothing is done for k = 0."""
-    logits = next(value for value in model.graph.outputs if value.name == LOGITS)
+def add_top(model: ir.Model, graph: Graph, *, shorten: bool) -> None:
+    """Let the graph choose tokens; with `shorten`, the likeliest from a shortlist in place of all logits."""
+    place, logits = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == LOGITS)
     count = value_of(next(port for port in graph.inputs if port.name == COUNT))
-    wanted = ir.node("Cast", [count], attributes={"to": ir.DataType.BOOL}, name="wants_best")
     outputs = [value_of(port) for port in graph.outputs if port.name in ADDED]
-    branches = {"then_branch": _best(logits, count), "else_branch": _nothing(outputs)}
-    choice = ir.node("If", [wanted.outputs[0]], attributes=branches, outputs=outputs, name="best")
     model.graph.inputs.append(count)
-    model.graph.extend([wanted, choice])
     model.graph.outputs.extend(outputs)
+    if not shorten:
+        model.graph.extend(_ask(count, logits, outputs))
+        return
+    projection = logits.producer()
+    assert projection is not None
+    assert is_linear(projection)
+    x, weight = projection.inputs
+    assert x is not None
+    assert weight is not None
+    model.graph.outputs[place] = value_of(next(port for port in graph.outputs if port.name == LOGITS))
+    model.graph.remove(projection, safe=True)
+    model.graph.extend(_shorten(model, x, weight, count, [model.graph.outputs[place], *outputs]))
 
 
-def _best(logits: ir.Value, count: ir.Value) -> ir.Graph:
-    log_probs = ir.node("LogSoftmax", [logits], attributes={"axis": -1}, name="normalise")
-    log_probs.outputs[0].name = "best.all"
-    best = ir.node("TopK", [log_probs.outputs[0], count], num_outputs=2, name="choose")
-    return _branch("best", [log_probs, best], list(best.outputs))
+def _shorten(
+    model: ir.Model, x: ir.Value, weight: ir.Value, count: ir.Value, outputs: Sequence[ir.Value]
+) -> Sequence[ir.Node]:
+    """Candidates where tokens alone are wanted; all logits, unless these are few; then the choice."""
+    tape, seeking, projecting, choosing = (ir.tape.Tape() for _ in range(4))
+    logits, *best = outputs
+    wanted = tape.op("Neg", [count])
+    found = add_candidates(model, seeking, x, weight, wanted)
+    none = [np.empty(0, np.int64), np.empty(0, np.int64), np.array(False)]
+    branches = {"then_branch": _branch("candidates", seeking, found), "else_branch": _constants("none", none)}
+    seek = tape.op("Less", [count, constant(tape, [0])])
+    row, token, few = tape.op_multi_out("If", [seek], branches, num_outputs=3, name="shortlist")
+
+    every = projecting.op("Gemm", [x, weight], {"transB": 1})
+    empty = _constants("no_logits", [np.empty((0, 0), np.float32)])
+    branches = {"then_branch": empty, "else_branch": _branch("project", projecting, [every])}
+    tape.op("If", [few], branches, output=logits, name="logits")
+
+    chosen = choose(choosing, x, weight, row, token, wanted)
+    asked = [ir.Value(type=ir.TensorType(dtype)) for dtype in BEST]
+    otherwise = ir.Graph([], asked, nodes=_ask(count, logits, asked), name="ask")
+    branches = {"then_branch": _branch("choose", choosing, chosen), "else_branch": otherwise}
+    tape.op_multi_out("If", [few], branches, outputs=best, name="best")
+    return _named("shorten", tape)
 
 
-def _nothing(outputs: list[ir.Value]) -> ir.Graph:
-    empty = [
-        ir.node("Constant", [], attributes={"value": ir.tensor(np.empty((0, 0), output.dtype.numpy()))})
-        for output in outputs
-        if output.dtype is not None
-    ]
-    return _branch("nothing", empty, [node.outputs[0] for node in empty])
+def _ask(count: ir.Value, logits: ir.Value, outputs: Sequence[ir.Value]) -> Sequence[ir.Node]:
+    """The best of all logits, as log-probabilities or as they are; nothing for 0."""
+    tape, best = ir.tape.Tape(), ir.tape.Tape()
+    positive = best.op("Greater", [count, constant(best, [0])])
+    normal, plain = ir.tape.Tape(), ir.tape.Tape()
+    normalised = normal.op("LogSoftmax", [logits], {"axis": -1})
+    scores = best.op(
+        "If",
+        [positive],
+        {
+            "then_branch": _branch("normalise", normal, [normalised]),
+            "else_branch": _branch("keep", plain, [plain.op("Identity", [logits])]),
+        },
+    )
+    found = best.op_multi_out("TopK", [scores, best.op("Abs", [count])], num_outputs=2)
+    nothing = [np.empty((0, 0), dtype.numpy()) for dtype in BEST]
+    branches = {"then_branch": _branch("best_of_all", best, found), "else_branch": _constants("nothing", nothing)}
+    tape.op_multi_out(
+        "If", [tape.op("Cast", [count], {"to": ir.DataType.BOOL})], branches, outputs=outputs, name="best_of_logits"
+    )
+    return _named("ask", tape)
 
 
-def _branch(name: str, nodes: list[ir.Node], outputs: list[ir.Value]) -> ir.Graph:
-    for role, value, dtype in zip((LOG_PROBS, IDS), outputs, (ir.DataType.FLOAT, ir.DataType.INT64), strict=True):
-        value.name, value.type = f"{name}.{role}", ir.TensorType(dtype)
-    return ir.Graph([], outputs, nodes=nodes, name=name)
+def _constants(name: str, arrays: Sequence[np.ndarray]) -> ir.Graph:
+    tape = ir.tape.Tape()
+    return _branch(name, tape, [constant(tape, array) for array in arrays])
+
+
+def _branch(name: str, tape: ir.tape.Tape, outputs: Sequence[ir.Value]) -> ir.Graph:
+    return ir.Graph([], outputs, nodes=_named(name, tape), name=name)
+
+
+def _named(name: str, tape: ir.tape.Tape) -> Sequence[ir.Node]:
+    """The nodes of a tape, their values named after it: a name may occur only once over all branches."""
+    nodes = list(tape.nodes)
+    for number, value in enumerate(value for node in nodes for value in node.outputs):
+        value.name = value.name or f"{name}.{number}"
+    return nodes

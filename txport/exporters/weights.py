@@ -29,8 +29,12 @@ INLINE_BELOW = 256  # bytes; what shape inference reads stays in the graph
 PAGE = 4096  # a tensor of several pages starts on one, so that it can be mapped into memory
 
 
-def share_weights(models: dict[str, ir.Model], folder: Path) -> None:
-    """Write the weights of all graphs to `folder`, equal ones once, and let the graphs refer to them."""
+def share_weights(models: dict[str, ir.Model], folder: Path) -> dict[str, dict[str, Any]]:
+    """Write the weights of all graphs to `folder`, equal ones once, and let the graphs refer to them.
+
+    -> those that have one name in several graphs, and where they lie, so that sessions can hold them once.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
     places: dict[tuple[str, str], int] = {}
     with (folder / FILE).open("wb") as file:
         for model in models.values():
@@ -44,6 +48,14 @@ def share_weights(models: dict[str, ir.Model], folder: Path) -> None:
                     file.write(bytes(-file.tell() % (PAGE if len(content) >= PAGE else 64)))
                     places[key] = file.tell()
                     file.write(content)
+                found.setdefault(str(value.name), []).append(
+                    {
+                        "file": f"{folder.name}/{FILE}",
+                        "offset": places[key],
+                        "dtype": tensor.dtype.numpy().name,
+                        "dims": list(tensor.shape.numpy()),
+                    }
+                )
                 value.const_value = ir.ExternalTensor(
                     FILE,
                     places[key],
@@ -53,6 +65,7 @@ def share_weights(models: dict[str, ir.Model], folder: Path) -> None:
                     name=str(value.name),
                     base_dir=folder,
                 )
+    return {name: each[0] for name, each in found.items() if len(each) > 1 and all(one == each[0] for one in each)}
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,13 @@ VALUES = {
     "generation": dict,
     "passes": dict,
     "quantization": dict,
+    "shared": dict,
     "parity": dict,
     "files": dict,
 }
 CHECKPOINT_VALUES = {"name": str, "sha256": str}
 FILE_VALUES = {"sha256": str, "bytes": int}
+SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
 
 
 def require_offer(target: str, precision: str) -> None:
@@ -58,6 +60,7 @@ class Manifest:
     generation: dict[str, Any] = field(default_factory=dict)
     passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> how often it fired
     quantization: dict[str, str] = field(default_factory=dict)  # weight -> the form in which it is held
+    shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # weight of several graphs -> where it lies
     parity: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
 
@@ -158,6 +161,8 @@ def _manifest(file: Path, values: dict[str, Any]) -> Manifest:
         _check_types(values["checkpoint"], CHECKPOINT_VALUES)
         for entry in values["files"].values():
             _check_types(entry, FILE_VALUES)
+        for entry in values["shared"].values():
+            _check_types(entry, SHARED_VALUES)
         config = TransformerConfig.from_dict(values["config"])
         kept = {name: value for name, value in values.items() if name in names}
         require_offer(kept["target"], kept["precision"])

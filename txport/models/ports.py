@@ -16,6 +16,8 @@ from txport.models.config import TransformerConfig
 
 Dim = str | int
 
+LARGE_VOCABULARY = 4096  # from here on, a shortlist of the likeliest tokens takes less time than all logits in fp32
+
 ENCODER = "encoder"
 DECODER = "decoder"
 SELECT = "select"
@@ -109,6 +111,11 @@ def cpu(config: TransformerConfig, dtype: str) -> tuple[Graph, ...]:
     return _cpu_encoder(config, dtype), _cpu_step(config, dtype)
 
 
+def shortens(config: TransformerConfig, precision: str) -> bool:
+    """Whether a step of the cpu target finds the likeliest tokens (k < 0) without computing all logits."""
+    return precision == "fp32" and config.target_vocab_size >= LARGE_VOCABULARY
+
+
 def _cpu_encoder(config: TransformerConfig, dtype: str) -> Graph:
     inputs = (Port(INPUT_IDS, "int64", (BATCH, SOURCE)), Port(SOURCE_LENGTHS, "int32", (BATCH,)))
     return Graph(ENCODER, "onnx/encoder.onnx", inputs, _cross(config, dtype))
@@ -122,7 +129,7 @@ def _cpu_step(config: TransformerConfig, dtype: str) -> Graph:
         Port(SOURCE_LENGTHS, "int32", (BATCH,)),
         *_cross(config, dtype),
         *_own(config, dtype, "past"),
-        Port(COUNT, "int64", (1,)),  # of the best tokens; with 0 they are not sought
+        Port(COUNT, "int64", (1,)),  # k > 0: the k best tokens; k < 0: -k, with logits in place of log_probs; 0: none
     )
     best = (Port(LOG_PROBS, dtype, (ALL_ROWS, COUNT)), Port(IDS, "int64", (ALL_ROWS, COUNT)))
     logits = Port(LOGITS, dtype, (ALL_ROWS, config.target_vocab_size))

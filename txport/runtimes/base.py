@@ -11,12 +11,14 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 State = Any
 
+PARTS = (8, 7, 6, 5, 4, 3, 2, 1)
+
 
 class Scores(NamedTuple):
-    """What a step says of the next token of each row: full logits, or the k best log-probabilities.
+    """What a step says of the next token of each row: full logits, or the k best tokens.
 
-    Without `top`: `values` (R, V) are logits and `ids` is None. With it: `values` (R, k) are
-    log-probabilities in falling order and `ids` (R, k) their tokens.
+    Without `top`: `values` (R, V) are logits and `ids` is None. With it: `values` (R, k) are log-probabilities
+    in falling order, or logits if they were not to be normalised, and `ids` (R, k) their tokens.
     """
 
     values: Floats
@@ -30,8 +32,13 @@ class Runtime(Protocol):
         """Sources (B, S), right-padded, and their lengths (B,) -> a state of B rows for up to `max_length` tokens."""
         ...
 
-    def step(self, tokens: Ints, state: State, *, top: int | None = None) -> tuple[Scores, State]:
-        """The last token of each row (R,) -> scores of the next one, good until the next step, and the state."""
+    def step(
+        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True
+    ) -> tuple[Scores, State]:
+        """The last token of each row (R,) -> scores of the next one, good until the next step, and the state.
+
+        Without `normalise`, the `top` best come with their logits, which may cost far less.
+        """
         ...
 
     def select(self, state: State, rows: Ints) -> State:
@@ -47,15 +54,36 @@ class GraphRuntime(Runtime, Protocol):
         ...
 
 
-def scores(logits: Floats, top: int | None) -> Scores:
+def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:
     """Logits (R, V) as a step returns them, on every runtime alike."""
     if top is None:
         return Scores(logits, None)
     top = min(top, logits.shape[1])
     ids = _best(logits, top)
+    if not normalise:
+        return Scores(np.take_along_axis(logits, ids, axis=1), ids)
     shift = logits.max(axis=1, keepdims=True)
     total = np.log(np.exp(logits - shift).sum(axis=1, keepdims=True))
     return Scores(np.take_along_axis(logits, ids, axis=1) - shift - total, ids)  # the shift first: it may be large
+
+
+def _best_two(logits: Floats) -> Ints:
+    """In little more than one pass: the second best is the best of another part, or the second best of its own."""
+    rows, size = np.arange(len(logits)), logits.shape[1]
+    parts = logits.reshape(len(logits), next(count for count in PARTS if size % count == 0), -1)  # (R, P, V / P)
+    width = parts.shape[2]
+    places = parts.argmax(axis=2)  # (R, P)
+    values = np.take_along_axis(parts, places[..., None], axis=2)[..., 0]
+    part = values.argmax(axis=1)
+    first = part * width + places[rows, part]
+    own = parts[rows, part]  # a copy
+    own[rows, places[rows, part]] = -np.inf
+    places[rows, part] = own.argmax(axis=1)
+    values[rows, part] = own[rows, places[rows, part]]
+    part = values.argmax(axis=1)
+    second = part * width + places[rows, part]
+    second = np.where(second == first, (first == 0).astype(np.int64), second)  # where no other is possible
+    return np.column_stack([first, second])
 
 
 def _best(logits: Floats, top: int) -> Ints:
@@ -63,6 +91,8 @@ def _best(logits: Floats, top: int) -> Ints:
     if top == 1:
         best = logits.argmax(axis=1)[:, None]
         return best
+    if top == 2:
+        return _best_two(logits)
     candidates = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
     if 4 * top < logits.shape[1]:  # a partial sort first, then order what it found
         candidates = np.sort(np.argpartition(-logits, top - 1, axis=1)[:, :top], axis=1)

@@ -30,8 +30,9 @@ from txport.models.ports import (
     STEP,
     cross_names,
     own_names,
+    shortens,
 )
-from txport.runtimes.base import Ints, Scores
+from txport.runtimes.base import Ints, Scores, scores
 from txport.runtimes.sessions import Sessions
 
 FIRST_CAPACITY = 32
@@ -111,7 +112,7 @@ class Binding:
         self.flat = self.tokens.ravel()
         self.lengths = np.full(size, state.length, np.int32)
         self.logits = runtime.pool.take(self.hold, (size, vocabulary))
-        self._session, self._most = runtime.sessions[STEP], vocabulary
+        self._session = runtime.sessions[STEP]
         self._seeking: dict[int, tuple[Any, Scores]] = {}
         self._values: list[Any] = []  # a bound OrtValue must outlive the binding
         capacity = np.array([state.rows.caches.shape[3]], np.int32)
@@ -125,9 +126,8 @@ class Binding:
             # the same memory: the kernel writes in place
             self._inputs[past] = self._outputs[present] = ort.OrtValue.ortvalue_from_numpy(array[:size])
 
-    def run(self, tokens: Ints, top: int | None) -> Scores:
-        """One step; the scores lie in memory that the next one overwrites."""
-        count = 0 if top is None else min(top, self._most)
+    def run(self, tokens: Ints, count: int) -> Scores:
+        """One step; the scores lie in memory that the next one overwrites. `count` is the graph's `k`."""
         if count not in self._seeking:
             self._seeking[count] = self._seek(count)
         io, scores = self._seeking[count]
@@ -139,8 +139,10 @@ class Binding:
     def _seek(self, count: int) -> tuple[Any, Scores]:
         inputs = {**self._inputs, COUNT: ort.OrtValue.ortvalue_from_numpy(np.array([count]))}
         outputs, scores = dict(self._outputs), Scores(self.logits, None)
+        if count < 0:
+            del outputs[LOGITS]
         if count:
-            shape = (len(self.logits), count)
+            shape = (len(self.logits), abs(count))
             scores = Scores(np.empty(shape, np.float32), np.empty(shape, np.int64))
             outputs[LOG_PROBS] = ort.OrtValue.ortvalue_from_numpy(scores.values)
             outputs[IDS] = ort.OrtValue.ortvalue_from_numpy(scores.ids)
@@ -159,6 +161,7 @@ class FusedRuntime:
     def __init__(self, bundle: Bundle, sessions: Sessions) -> None:
         self.config, self.sessions, self.pool = bundle.manifest.config, sessions, Pool()
         self._graphs = bundle.manifest.graphs
+        self._shortens = shortens(self.config, bundle.manifest.precision)
 
     def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> FusedState:
         """See `Runtime.encode`."""
@@ -174,17 +177,25 @@ class FusedRuntime:
         self.sessions[ENCODER].run_with_iobinding(io)
         return FusedState(held, self._make_rows(batch, min(FIRST_CAPACITY, max_length)), 1, 0, max_length)
 
-    def step(self, tokens: Ints, state: FusedState, *, top: int | None = None) -> tuple[Scores, FusedState]:
+    def step(
+        self, tokens: Ints, state: FusedState, *, top: int | None = None, normalise: bool = True
+    ) -> tuple[Scores, FusedState]:
         """See `Runtime.step`."""
         assert state.length < state.max_length, "a step beyond max_length"
         if state.length == state.rows.caches.shape[3]:
             self._grow(state)
         binding = state.binding = state.binding or Binding(self, state)
-        scores = binding.run(tokens, top)
+        top = None if top is None else min(top, self.config.target_vocab_size)
+        if top is None or normalise:
+            found = binding.run(tokens, top or 0)
+        elif self._shortens:
+            found = binding.run(tokens, -top)
+        else:  # NumPy is faster than the operators
+            found = scores(binding.run(tokens, 0).values, top, normalise)
         origin = state.rows.origin[:, state.length]
         origin[: state.size], origin[state.size :] = np.arange(state.size), NOBODY
         state.length += 1
-        return scores, state
+        return found, state
 
     def select(self, state: FusedState, rows: Ints) -> FusedState:
         """See `Runtime.select`; a row is moved from the place on where it differs from what lies there already."""

@@ -72,7 +72,9 @@ class PortableRuntime(Generic[T]):
         empty = self._engine.from_numpy(self._empty_cache(source.shape[0]))
         return PortableState({**tensors, **dict.fromkeys(self._becomes.values(), empty)}, 0, max_length)
 
-    def step(self, tokens: Ints, state: PortableState[T], *, top: int | None = None) -> tuple[Scores, PortableState[T]]:
+    def step(
+        self, tokens: Ints, state: PortableState[T], *, top: int | None = None, normalise: bool = True
+    ) -> tuple[Scores, PortableState[T]]:
         """See `Runtime.step`; the source's keys and values are fetched once, in the first step."""
         assert state.length < state.max_length, "a step beyond max_length"
         fetched = self._becomes if state.length == 0 else self._grows
@@ -80,7 +82,7 @@ class PortableRuntime(Generic[T]):
         results = self._engine.run(DECODER, inputs, [LOGITS, *fetched])
         logits = self._engine.to_numpy(results[LOGITS])[:, -1].astype(np.float32, copy=False)  # (R, V)
         tensors = {**state.tensors, **{name: results[output] for output, name in fetched.items()}}
-        return scores(logits, top), replace(state, tensors=tensors, length=state.length + 1)
+        return scores(logits, top, normalise), replace(state, tensors=tensors, length=state.length + 1)
 
     def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:
         """See `Runtime.select`; the rows are gathered where the tensors live."""

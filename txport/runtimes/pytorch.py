@@ -34,10 +34,12 @@ class TorchRuntime:
         return TorchState(memory, self._model.empty_cache(source.shape[0]))
 
     @torch.inference_mode()
-    def step(self, tokens: Ints, state: TorchState, *, top: int | None = None) -> tuple[Scores, TorchState]:
+    def step(
+        self, tokens: Ints, state: TorchState, *, top: int | None = None, normalise: bool = True
+    ) -> tuple[Scores, TorchState]:
         """See `Runtime.step`."""
         logits, cache = self._model.decode(self._tensor(tokens)[:, None], state.memory, state.cache)
-        return scores(logits[:, -1].float().cpu().numpy(), top), TorchState(state.memory, cache)
+        return scores(logits[:, -1].float().cpu().numpy(), top, normalise), TorchState(state.memory, cache)
 
     @torch.inference_mode()
     def select(self, state: TorchState, rows: Ints) -> TorchState:

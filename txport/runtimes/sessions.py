@@ -2,29 +2,68 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import platform
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
 from txport.models.bundle import Bundle
-from txport.models.errors import UnavailableError
+from txport.models.errors import BundleError, UnavailableError
 from txport.runtimes.providers import full_name, provider_options
 
 SPIN = "200"  # microseconds: longer than the search takes between two steps, far shorter than a run
 
-Sessions = dict[str, ort.InferenceSession]
+Weights = dict[str, Any]  # OrtValues by name; onnxruntime has no types
+
+
+class Sessions(dict[str, ort.InferenceSession]):
+    """By role; and the weights that several of them hold together, which have to outlive them."""
+
+    def __init__(self, sessions: dict[str, ort.InferenceSession], weights: Weights) -> None:
+        super().__init__(sessions)
+        self.weights = weights
 
 
 def start_sessions(bundle: Bundle, provider: str, threads: int | None, *, spinning: str = "") -> Sessions:
     """A session for each graph, by role; only the threads of the graph that is `spinning` stay awake between runs."""
-    name = full_name(provider)
-    return {role: _session(bundle, role, name, threads, spins=role == spinning) for role in bundle.manifest.graphs}
+    name, (weights, maps) = full_name(provider), _map_weights(bundle)
+    sessions = {
+        role: _session(bundle, role, name, threads, weights, spins=role == spinning) for role in bundle.manifest.graphs
+    }
+    for each in maps:  # the kernels have read and packed what they need; what is looked up comes back by itself
+        if hasattr(mmap, "MADV_DONTNEED"):
+            each.madvise(mmap.MADV_DONTNEED)
+    return Sessions(sessions, weights)
 
 
-def _session(bundle: Bundle, role: str, provider: str, threads: int | None, spins: bool) -> ort.InferenceSession:
+def _map_weights(bundle: Bundle) -> tuple[Weights, list[mmap.mmap]]:
+    """The weights that several graphs share, mapped once; each session would map them for itself."""
+    maps: dict[str, mmap.mmap] = {}
+    weights: Weights = {}
+    try:
+        for name, entry in bundle.manifest.shared.items():
+            if entry["file"] not in maps:
+                with (bundle.path / entry["file"]).open("rb") as file:
+                    maps[entry["file"]] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            dtype, dims = np.dtype(entry["dtype"]), tuple(entry["dims"])
+            array = np.frombuffer(maps[entry["file"]], dtype, math.prod(dims), entry["offset"]).reshape(dims)
+            weights[name] = ort.OrtValue.ortvalue_from_numpy(array)
+    except (OSError, TypeError, ValueError) as error:
+        raise BundleError(f"{bundle.path} does not hold its shared weights: {error}; export it again") from error
+    return weights, list(maps.values())
+
+
+def _session(
+    bundle: Bundle, role: str, provider: str, threads: int | None, weights: Weights, spins: bool
+) -> ort.InferenceSession:
     options = ort.SessionOptions()
+    for weight, value in weights.items():
+        options.add_initializer(weight, value)
     options.log_severity_level = 3
     options.inter_op_num_threads = 1
     if threads is not None:
