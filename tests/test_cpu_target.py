@@ -21,11 +21,12 @@ from txport.cli import cli
 from txport.exporters.check import operators
 from txport.exporters.quantize import DYNAMIC, ROWS, dequantize, quantize, steps
 from txport.exporters.shortlist import shorten
-from txport.generate import SearchOptions, generate
+from txport.generate import generate
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.errors import TxportError, UnsupportedError
 from txport.models.ports import COUNT, ENCODER, IDS, LARGE_VOCABULARY, LOG_PROBS, LOGITS, STEP
+from txport.options import SearchOptions
 from txport.parity import check
 from txport.runtimes import sessions
 from txport.runtimes.fused import Hold, Rows, group, move

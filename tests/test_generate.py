@@ -15,9 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import Table, TableRuntime, TableState, Tokens, coarse_table, random_table
-from txport.generate import Found, SearchOptions, beam, encode, generate, greedy
+from txport.beams import settle
+from txport.generate import beam, encode, generate, greedy
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
+from txport.options import Found, SearchOptions
 from txport.runtimes.base import Floats, Ints, Scores, scores
 
 BOS, EOS = 0, 1
@@ -191,7 +193,17 @@ def test_rows_are_selected_only_when_they_move() -> None:
     runtime = TableRuntime(chances(DIVIDED, 3))
     options = SearchOptions(max_new_tokens=10, beams=2, early_stopping="never")
     generate(runtime, [[0]], config_of(3), options)
-    assert runtime.selected == [[0, 0], [1, 0]]  # one row becomes two, then they change places, then they stay
+    assert runtime.selected == [[0, 0]]  # one row becomes two; that they change ranks later moves nothing
+
+
+@given(data=st.data())
+def test_one_child_of_each_parent_stays(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 6))
+    rows = st.lists(st.integers(0, size - 1), min_size=size, max_size=size)
+    parents = np.array(data.draw(st.lists(rows, min_size=1, max_size=4)))
+    for own, places in zip(parents.tolist(), settle(parents).tolist(), strict=True):
+        assert sorted(places) == list(range(size))
+        assert {parent for parent, place in zip(own, places, strict=True) if parent == place} == set(own)
 
 
 @settings(deadline=None, max_examples=80)

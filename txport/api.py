@@ -16,11 +16,12 @@ from typing import Any
 
 from txport import runtimes
 from txport.batching import in_batches
-from txport.generate import EarlyStopping, Found, SearchOptions, generate
+from txport.generate import generate
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
 from txport.models.errors import TextError, UnsupportedError
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
+from txport.options import EarlyStopping, Found, SearchOptions
 from txport.release import Say, export, load_checkpoint, parity, silent
 from txport.runtimes.base import Runtime
 

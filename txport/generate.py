@@ -1,69 +1,21 @@
 """Search for the best target over the runtime seam: greedy and beam. NumPy only; no runtime is special here.
 
-Shape comments: B batch, R rows (B x beams), C candidates a row, K beams.
+Shape comments: B batch, S source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from txport.beams import Beams
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
+from txport.options import Found, SearchOptions
 from txport.runtimes.base import Floats, Ints, Runtime, State
 
-EarlyStopping = bool | Literal["never"]
-STEEPEST = 20  # a length to this power is still a number
 WORTH_DROPPING = 0.25  # of the rows that greedy search still holds must have ended before they leave
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """How to search. Names and meanings are Hugging Face's, where they have one.
-
-    A hypothesis scores the sum of its tokens' log-probabilities over its length to the power of
-    `length_penalty`, the end token counted. Beam search ends when `beams` hypotheses are finished and
-    the best running one can't win any more: as judged by its present length (`early_stopping=False`),
-    by the length that suits it best ("never"), or without asking (True). The end token is suppressed
-    until there are `min_new_tokens`. Without `scores`, greedy search does not normalise, and scores are NaN.
-    """
-
-    max_new_tokens: int
-    min_new_tokens: int = 0
-    beams: int = 1
-    nbest: int = 1
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
-    scores: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "beams", "nbest"):
-            if getattr(self, name) < 1:
-                raise UnsupportedError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
-            limit = f"0 to max_new_tokens, {self.max_new_tokens}"
-            raise UnsupportedError(f"min_new_tokens must lie in {limit}; got {self.min_new_tokens}")
-        if not self.scores and self.beams > 1:
-            raise UnsupportedError("beam search can't do without scores")
-        if self.nbest > self.beams:
-            raise UnsupportedError(f"nbest can't exceed beams: {self.beams} beams end in at most that many hypotheses")
-        if not -STEEPEST <= self.length_penalty <= STEEPEST:  # NaN lies nowhere
-            raise UnsupportedError(f"length_penalty must lie in -{STEEPEST} to {STEEPEST}, got {self.length_penalty}")
-        if self.early_stopping not in (True, False, "never"):
-            raise UnsupportedError(f"early_stopping must be True, False or 'never', got {self.early_stopping!r}")
-
-
-@dataclass(frozen=True)
-class Found:
-    """One target: its token ids, the end token included if it was reached, and its score."""
-
-    tokens: tuple[int, ...]
-    score: float
-
 
 Search = Callable[[Runtime, Sequence[Sequence[int]], TransformerConfig, SearchOptions], list[list[Found]]]
 
@@ -136,87 +88,17 @@ def beam(
 ) -> list[list[Found]]:
     """Keep the K best running hypotheses of each source; 2K candidates a step, so an ended one starves nobody."""
     state = encode(runtime, sources, config, options.max_new_tokens)
-    beams = [Beams(options, config.eos_id) for _ in sources]
-    running = list(range(len(sources)))
-    tokens = np.full(len(sources), config.bos_id, dtype=np.int64)
+    beams, tokens = Beams(len(sources), options, config.eos_id), np.full(len(sources), config.bos_id, dtype=np.int64)
     for length in range(1, options.max_new_tokens + 1):
         ends_too_soon = length <= options.min_new_tokens
         scores, state = runtime.step(tokens, state, top=2 * options.beams + ends_too_soon)
         assert scores.ids is not None
         if ends_too_soon:
             scores.values[scores.ids == config.eos_id] = -np.inf
-        width = len(tokens) // len(running)  # 1 row a source in the first step, K later
-        parents = [
-            beams[source].advance(scores.values[start : start + width], scores.ids[start : start + width]) + start
-            for source, start in zip(running, range(0, len(tokens), width), strict=True)
-        ]
-        kept = [number for number, source in enumerate(running) if not beams[source].done]
-        if not kept or length == options.max_new_tokens:
+        rows = beams.advance(scores.values, scores.ids)
+        if not len(rows) or length == options.max_new_tokens:
             break
-        running = [running[number] for number in kept]
-        rows = np.concatenate([parents[number] for number in kept])
         if not np.array_equal(rows, np.arange(len(tokens))):
             state = runtime.select(state, rows)
-        tokens = np.concatenate([beams[source].last for source in running])
-    return [each.best() for each in beams]
-
-
-class Beams:
-    """The running and the finished hypotheses of one source."""
-
-    def __init__(self, options: SearchOptions, eos_id: int) -> None:
-        self._options, self._eos_id = options, eos_id
-        self._sums: NDArray[np.float64] = np.zeros(1)
-        self._tokens: Ints = np.zeros((1, 0), dtype=np.int64)  # (K, length)
-        self._finished: list[Found] = []
-        self.done = False
-
-    @property
-    def last(self) -> Ints:
-        """The newest token of each running hypothesis: (K,)."""
-        return self._tokens[:, -1]
-
-    def advance(self, log_probs: Floats, ids: Ints) -> Ints:
-        """Candidates (K, C) of every running hypothesis -> which row each of the K new ones comes from."""
-        size = self._options.beams
-        totals = (self._sums[:, None] + log_probs).ravel()
-        order = np.argsort(-totals, kind="stable")[: 2 * size]
-        parents, tokens, totals = order // ids.shape[1], ids.ravel()[order], totals[order]
-        ended = tokens == self._eos_id
-        for rank in np.flatnonzero(ended[:size]):
-            self._finish(self._tokens[parents[rank]], totals[rank], self._eos_id)
-        chosen = np.argsort(ended, kind="stable")[:size]  # those that go on, best first
-        chosen = np.resize(chosen, size)  # a small vocabulary may have fewer candidates than beams
-        dead = ended[chosen] | (np.arange(size) >= len(order))
-        self._sums = np.where(dead, -np.inf, totals[chosen])
-        self._tokens = np.column_stack([self._tokens[parents[chosen]], tokens[chosen]])
-        self.done = self._is_done()
-        rows: Ints = parents[chosen]
-        return rows
-
-    def best(self) -> list[Found]:
-        """The `nbest` best; hypotheses that still run compete with their present score unless search has ended."""
-        if not self.done:
-            for tokens, total in zip(self._tokens, self._sums, strict=True):
-                self._finish(tokens, total)
-        return self._finished[: self._options.nbest]
-
-    def _finish(self, tokens: Ints, total: float, *end: int) -> None:
-        if total == -np.inf:
-            return
-        sequence = (*(int(token) for token in tokens), *end)
-        self._finished.append(Found(sequence, float(total) / len(sequence) ** self._options.length_penalty))
-        self._finished.sort(key=lambda hypothesis: -hypothesis.score)
-        del self._finished[self._options.beams :]
-
-    def _is_done(self) -> bool:
-        options, best, length = self._options, self._sums.max(), self._tokens.shape[1]
-        if best == -np.inf:
-            return True
-        if len(self._finished) < options.beams or length == options.max_new_tokens:  # at the end all compete
-            return False
-        if options.early_stopping is True:
-            return True
-        if options.early_stopping == "never" and options.length_penalty > 0:
-            length = options.max_new_tokens
-        return bool(self._finished[-1].score >= best / length**options.length_penalty)
+        tokens = beams.last
+    return beams.best()

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from txport import __version__, runtimes
 from txport.exporters.weights import held_weights, holding
-from txport.generate import Found, SearchOptions, generate
+from txport.generate import generate
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.config import TransformerConfig
 from txport.models.errors import ParityError
 from txport.models.ports import DECODER, ENCODER, LOGITS, STEP
 from txport.models.tokenizer import load_tokenizer
+from txport.options import Found, SearchOptions
 from txport.runtimes.base import GraphRuntime, Runtime
 from txport.walks import Reference
 

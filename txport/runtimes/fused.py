@@ -246,10 +246,12 @@ class FusedRuntime:
 
 def group(sources: Ints) -> tuple[Ints, int]:
     """The source of each row -> the source of each group of K neighbours that share one, and K."""
-    starts = np.flatnonzero(np.diff(sources, prepend=-1))
-    sizes = np.diff(starts, append=len(sources))
-    if len(sizes) and np.all(sizes == sizes[0]):
-        return sources[starts], int(sizes[0])
+    if not len(sources):
+        return sources, 1
+    starts = np.flatnonzero(np.append(True, sources[1:] != sources[:-1]))
+    beams, rest = divmod(len(sources), len(starts))
+    if rest == 0 and np.array_equal(starts, np.arange(0, len(sources), beams)):
+        return sources[starts], beams
     return sources, 1
 
 
@@ -270,7 +272,7 @@ def move(rows: Rows, chosen: Ints, length: int) -> None:
             fill(row, caches[:, pending.pop(row)])
         if not free:  # rows in circles: one steps aside, and the others follow
             first = row = next(iter(pending))
-            aside = caches[:, first].copy()
+            aside = caches[:, first, :, :length].copy()
             while (source := pending.pop(row)) != first:
                 fill(row, caches[:, source])
                 row = source
