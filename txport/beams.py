@@ -99,7 +99,8 @@ class Beams:
         origins = np.stack([np.full(beams.shape, len(self._steps) - 1), beams], axis=2)
         ends = np.full(beams.shape, ended)
         scores = np.concatenate([self._scores[sources], scores], axis=1)
-        order = np.argsort(-scores, axis=1, kind="stable")[:, : self._options.beams]
+        worth = np.where(np.isnan(scores), np.finfo(np.float64).min, scores)  # a broken model still says something
+        order = np.argsort(-worth, axis=1, kind="stable")[:, : self._options.beams]
         at = np.arange(len(sources))[:, None]
         self._scores[sources] = scores[at, order]
         self._origins[sources] = np.concatenate([self._origins[sources], origins], axis=1)[at, order]
