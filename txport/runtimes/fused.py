@@ -36,6 +36,7 @@ from txport.runtimes.base import Ints, Scores, scores
 from txport.runtimes.sessions import Sessions
 
 FIRST_CAPACITY = 32
+ENCODED_TOGETHER = 1024  # tokens: with more, what the layers hand on no longer fits the processor's caches
 SMALLEST = 1 << 12  # bytes of a pooled buffer
 NOBODY = -1  # wrote a place of a row that was not in use
 
@@ -168,14 +169,19 @@ class FusedRuntime:
         config, (batch, size), hold = self.config, source.shape, Hold()
         shape = (2 * config.decoder_layers, batch, config.heads, size, config.head_size)
         held = Source(hold, self.pool.take(hold, shape), source_lengths.astype(np.int32))
+        count = max(1, ENCODED_TOGETHER // size)
+        for part in (slice(start, start + count) for start in range(0, batch, count)):
+            self._encode(source[part], held.lengths[part], held.caches[:, part])
+        return FusedState(held, self._make_rows(batch, min(FIRST_CAPACITY, max_length)), 1, 0, max_length)
+
+    def _encode(self, source: Ints, lengths: NDArray[np.int32], caches: NDArray[np.float32]) -> None:
         io = self.sessions[ENCODER].io_binding()
-        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (source, held.lengths, *held.caches)]
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (source, lengths, *caches)]
         io.bind_ortvalue_input(INPUT_IDS, values[0])
         io.bind_ortvalue_input(SOURCE_LENGTHS, values[1])
-        for name, value in zip(cross_names(config), values[2:], strict=True):
+        for name, value in zip(cross_names(self.config), values[2:], strict=True):
             io.bind_ortvalue_output(name, value)
         self.sessions[ENCODER].run_with_iobinding(io)
-        return FusedState(held, self._make_rows(batch, min(FIRST_CAPACITY, max_length)), 1, 0, max_length)
 
     def step(
         self, tokens: Ints, state: FusedState, *, top: int | None = None, normalise: bool = True
