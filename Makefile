@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
+HF := .venv-hf
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORDS := transformer attention onnx pronunciation
@@ -12,8 +13,10 @@ run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
 	$(BIN)/txport inspect g2p-en --brief
 
-test: $(INSTALLED)
+# The second run holds search against Hugging Face's, in an environment without ONNX Runtime.
+test: $(INSTALLED) $(HF)/.installed
 	$(BIN)/pytest
+	PYTHONPATH=. $(HF)/bin/python -m pytest --confcutdir tests/hugging_face tests/hugging_face
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -38,12 +41,17 @@ gpu:
 	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) $(PEERS) build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(HF) build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[export,dev]'
+	touch $@
+
+$(HF)/.installed: tests/hugging_face/requirements.txt
+	test -x $(HF)/bin/python || $(PYTHON) -m venv $(HF)
+	$(HF)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
 $(PEERS)/.installed: benchmarks/peers/requirements.txt

@@ -15,6 +15,8 @@ from txport.models.bundle import Bundle
 from txport.models.checkpoint import save_checkpoint
 from txport.models.tokenizer import spelling_tokenizer
 
+collect_ignore = ["hugging_face"]  # `make test` runs it in an environment of its own
+
 # No deadline, since the machine may be busy; the same examples in every run, so that a failure is a change.
 settings.register_profile("txport", deadline=None, derandomize=True)
 settings.load_profile("txport")

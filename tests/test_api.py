@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,24 @@ def test_one_text_or_many(model: txport.Model) -> None:
     assert model.generate(text for text in SAMPLES) == many
 
 
+MANY = [{}, {"beams": 3, "nbest": 2}, {"do_sample": True, "seed": 5}, {"no_repeat_ngram_size": 2}]
+
+
+def test_many_threads_get_what_one_gets(model: txport.Model) -> None:
+    work = [(text, options) for options in MANY for text in ("bad", "chief", "a", "cabbage")] * 3
+    expected = [model.generate(text, **options)[0] for text, options in work]
+    with ThreadPoolExecutor(6) as executor:
+        found = list(executor.map(lambda each: model.generate(each[0], **each[1])[0], work))
+    assert found == expected
+
+
+def test_a_model_serves_an_event_loop(model: txport.Model) -> None:
+    async def serve() -> list[list[txport.Generated]]:
+        return await asyncio.gather(*(asyncio.to_thread(model.generate, "chief", **options) for options in MANY))
+
+    assert asyncio.run(serve()) == [model.generate("chief", **options) for options in MANY]
+
+
 def test_a_result_is_its_best_hypothesis(model: txport.Model) -> None:
     found = model.generate("chief", beams=4, nbest=3)[0]
     assert len(found.hypotheses) == 3
@@ -47,7 +67,13 @@ def test_a_result_is_its_best_hypothesis(model: txport.Model) -> None:
     best = found.hypotheses[0]
     assert (found.output, found.score) == (best.output, best.score)
     assert found.output == model.tokenizer.decode(best.tokens)
-    assert found.to_dict()["hypotheses"][0] == {"output": best.output, "score": best.score, "tokens": best.tokens}
+    assert found.to_dict()["hypotheses"][0] == {
+        "output": best.output,
+        "score": best.score,
+        "tokens": best.tokens,
+        "token_scores": best.token_scores,
+    }
+    assert sum(best.token_scores) / len(best.tokens) == pytest.approx(best.score, abs=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"beams": 3, "nbest": 2}], ids=["greedy", "beam"])

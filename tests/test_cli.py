@@ -35,6 +35,7 @@ from txport.models.tokenizer import spelling_tokenizer
 
 SCRIPT = Path(sys.executable).parent / "txport"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+ID = {token: number for number, token in enumerate(VOCABULARY)}
 WORDS = ["bad", "chief", "a", "di'ed", "badge", "cabbage", "hi"]
 
 
@@ -117,7 +118,7 @@ def test_json_lines_have_a_contract(call: Cli, bundle: Bundle, model: txport.Mod
         assert line["input"] == text
         assert len(line["hypotheses"]) == 2
         for each in line["hypotheses"]:
-            assert list(each) == ["output", "score", "tokens"]
+            assert list(each) == ["output", "score", "tokens", "token_scores"]
             assert all(isinstance(token, int) for token in each["tokens"])
         assert (line["output"], line["score"]) == (line["hypotheses"][0]["output"], line["hypotheses"][0]["score"])
     expected = model.generate(["bad", "É a"], beams=3, nbest=2, max_new_tokens=5, unknown="skip")
@@ -153,6 +154,76 @@ def test_search_options_reach_the_search(call: Cli, bundle: Bundle, model: txpor
         assert [each.score for each in model.generate(WORDS, **wanted)] != [
             each.score for each in model.generate(WORDS, **base)
         ]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--do-sample", "--seed", 3, "--temperature", 2, "--nbest", 2], {"temperature": 2.0, "nbest": 2}),
+        (
+            ["--do-sample", "--seed", 3, "--top-k", 4, "--top-p", 0.9, "--min-p", 0.1],
+            {"top_k": 4, "top_p": 0.9, "min_p": 0.1},
+        ),
+        (["--beams", 3, "--patience", 2, "--min-new-tokens", 4], {"beams": 3, "patience": 2.0, "min_new_tokens": 4}),
+        (["--no-repeat-ngram-size", 1], {"no_repeat_ngram_size": 1}),
+        (["--repetition-penalty", 1.5], {"repetition_penalty": 1.5}),
+        (["--prefixes", "AA B"], {"prefixes": "AA B"}),
+        (["--forced-bos-token", "CH"], {"forced_bos_token_id": ID["CH"]}),
+        (["--suppress-tokens", "AA B CH"], {"suppress_tokens": (ID["AA"], ID["B"], ID["CH"])}),
+        (["--bad-words", "CH CH", "--bad-words", "F"], {"bad_words_ids": ((ID["CH"], ID["CH"]), (ID["F"],))}),
+        (["--eos-token", "</s>", "--eos-token", "HH"], {"eos_token_id": (ID["</s>"], ID["HH"])}),
+    ],
+)
+def test_every_search_option_reaches_the_search(
+    call: Cli, bundle: Bundle, model: txport.Model, options: list[object], wanted: dict[str, Any]
+) -> None:
+    sampling = {"do_sample": True, "seed": 3} if "--do-sample" in options else {}
+    expected = model.generate(WORDS, **sampling, **wanted)
+    done = call("run", bundle.path, *WORDS, "--json", *options)
+    assert (done.code, done.err) == (0, "")
+    assert [json.loads(line) for line in done.out.splitlines()] == [
+        json.loads(json.dumps(each.to_dict())) for each in expected
+    ]
+    assert [each.output for each in expected] != [
+        each.output for each in model.generate(WORDS)
+    ] or "--patience" in options
+
+
+@pytest.mark.parametrize("options", [[], ["--beams", 3], ["--prefixes", "AA"]])
+def test_a_stream_ends_as_what_run_prints(call: Cli, bundle: Bundle, options: list[object]) -> None:
+    assert call("run", bundle.path, *WORDS, "--stream", *options) == call("run", bundle.path, *WORDS, *options)
+
+
+def test_score_tells_how_likely_a_target_is(call: Cli, bundle: Bundle, model: txport.Model, tmp_path: Path) -> None:
+    (best,) = model.generate("bad", beams=3)[0].hypotheses
+    target = " ".join(
+        model.tokenizer.tokens(best.tokens[:-1] if best.tokens[-1] == model.config.eos_id else best.tokens)
+    )
+    done = call("score", bundle.path, "bad", target, "--json")
+    assert (done.code, done.err) == (0, "")
+    line = json.loads(done.out)
+    assert list(line) == ["input", "target", "score", "token_scores"]
+    known = len(best.tokens) - 1
+    assert line["token_scores"][:known] == pytest.approx(best.token_scores[:known], abs=1e-5)
+    pairs = tmp_path / "pairs"
+    pairs.write_text(f"bad\t{target}\nchief\tAA B\n", encoding="utf-8")
+    from_file = call("score", bundle.path, "--input", pairs)
+    assert from_file == call("score", bundle.path, stdin=pairs.read_bytes())
+    assert from_file.out.splitlines()[0] == f"{line['score']:.4f}\tbad\t{target}"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("bad", "give TEXT and TARGET, or --input, or lines on standard input"),
+        ("bad AA --input {tmp}/x", "give TEXT and TARGET, or --input"),
+        ("bad 'AA QQ'", "'QQ' is not a token of the vocabulary"),
+        ("bad AA --length-penalty nan", "length_penalty must lie in -20 to 20, got nan"),
+        ("--input {bundle}/config.json", "line 1: expected a text, a tab and a target, got '{{'"),
+    ],
+)
+def test_score_refuses(call: Cli, place: Place, command: str, message: str) -> None:
+    refuse(call, place, f"score {{bundle}} {command}", message)
 
 
 def test_files_in_and_out_keep_the_order(call: Cli, bundle: Bundle, model: txport.Model, tmp_path: Path) -> None:
@@ -365,6 +436,18 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("bad --beams 2 --nbest 3", "nbest can't exceed beams"),
         ("bad --nbest 2", "nbest can't exceed beams"),
         ("bad --length-penalty nan", "length_penalty must lie in"),
+        ("bad --temperature 2", "temperature is for sampling; give do_sample too"),
+        ("bad --do-sample --beams 2", "sampling has no beams; choose do_sample or beams"),
+        ("bad --do-sample --temperature 0", "temperature must be a positive number, got 0.0"),
+        ("bad --patience 2", "patience is for beam search; give beams too"),
+        ("bad --suppress-tokens 'AA QQ'", "'QQ' is not a token of the vocabulary"),
+        ("bad --forced-bos-token 'AA B'", "--forced-bos-token must be one token, got 'AA B'"),
+        ("bad --bad-words '</s>'", "bad_words_ids must not forbid the end token, 2"),
+        ("bad --prefixes '</s>'", "a prefix must not hold an end token; got 2"),
+        ("bad --stream --json", "--stream prints one text after the other; it goes with none of --json, --workers"),
+        ("bad --stream --batch-size 4", "it goes with none of --json, --workers, --batch-size"),
+        ("bad --early-stopping true", "early_stopping is for beam search; give beams too"),
+        ("bad --stream --beams 2 --nbest 2", "only one hypothesis can be followed, got nbest 2"),
         ("bad --length-penalty 1e9", "length_penalty must lie in"),
         ("bad --input {bundle}/config.json", "give TEXT or --input, not both"),
         ("--input {tmp}/missing", "{tmp}/missing can't be read: No such file or directory"),
@@ -497,8 +580,8 @@ def manifest_with(**changes: Any) -> Callable[[Path], None]:
         (lambda bundle: empty(bundle / MANIFEST), "txport.json is damaged"),
         (lambda bundle: (bundle / MANIFEST).write_bytes(b"\xff"), "txport.json is damaged"),
         (lambda bundle: (bundle / MANIFEST).write_text("[]"), "txport.json is damaged"),
-        (manifest_with(format=2), "has bundle format 2, this txport reads format 1; update txport"),
-        (manifest_with(format=0), "has bundle format 0, this txport reads format 1; export it again"),
+        (manifest_with(format=3), "has bundle format 3, this txport reads format 2; update txport"),
+        (manifest_with(format=0), "has bundle format 0, this txport reads format 2; export it again"),
         (manifest_with(files={}), "lists no hash for onnx/encoder_model.onnx"),
         (manifest_with(files=None), "is damaged"),
         (manifest_with(files={name: {} for name in FILES}), "is damaged"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,20 @@ from txport.generate import generate
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.errors import TxportError, UnsupportedError
-from txport.models.ports import COUNT, ENCODER, IDS, LARGE_VOCABULARY, LOG_PROBS, LOGITS, STEP
+from txport.models.ports import (
+    COUNT,
+    ENCODER,
+    IDS,
+    LARGE_VOCABULARY,
+    LOG_PROBS,
+    LOGITS,
+    PAST_LENGTHS,
+    STEP,
+    own_names,
+)
 from txport.options import SearchOptions
 from txport.parity import check
-from txport.runtimes import sessions
+from txport.runtimes import fused, sessions
 from txport.runtimes.fused import Hold, Rows, group, move
 from txport.walks import Reference
 
@@ -142,7 +153,7 @@ def test_where_a_shortlist_cannot_be_short_all_logits_decide(kind: str, tmp_path
     save_checkpoint(tmp_path / "toy", model)
     bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
     runtime = runtimes.load("ort", bundle)
-    for call in list(Reference(model, bundle.manifest).walk(SOURCES, (1, 1, 1), 0))[1:]:
+    for call in list(Reference(model, bundle.manifest).walk(SOURCES[:1], (1, 1, 1), 0))[1:]:
         every = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([0])})[LOGITS]
         found = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([-2])})
         assert (found[LOGITS].size > 0) == (kind == "equal")
@@ -162,6 +173,52 @@ def test_no_logit_lies_beyond_its_bound(seed: int, spread: float, size: int) -> 
     bound = (shortlist.largest * np.linalg.norm(x - near) + shortlist.deviation * np.linalg.norm(x)) / 2
     assert np.abs(matrix @ x - coarse).max() <= bound
     assert len(shortlist.values) % shortlist.block == 0 <= len(shortlist.values) - size < shortlist.block
+
+
+@pytest.mark.parametrize("more", [{"no_repeat_ngram_size": 1}, {"suppress_tokens": range(100, 300)}])
+def test_more_candidates_than_a_shortlist_gives_come_from_all_logits(
+    large: tuple[Checkpoint, Bundle], more: dict[str, Any]
+) -> None:
+    checkpoint, bundle = large
+    search = SearchOptions(max_new_tokens=20, scores=False, **more)
+    both = [runtimes.load_torch(checkpoint), runtimes.load("ort", bundle)]
+    expected, actual = (generate(runtime, SOURCES, checkpoint.config, search) for runtime in both)
+    assert [each[0].tokens for each in actual] == [each[0].tokens for each in expected]
+
+
+def test_where_sums_may_saturate_there_is_no_shortlist(
+    large: tuple[Checkpoint, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bound would not hold: the session option for exact sums does not reach into the branches of a graph."""
+    asked: list[int] = []
+    run = fused.Binding.run
+
+    def record(self: Any, tokens: Any, count: int) -> Any:
+        asked.append(count)
+        return run(self, tokens, count)
+
+    monkeypatch.setattr(fused.Binding, "run", record)
+    search = SearchOptions(max_new_tokens=2, scores=False, suppress_tokens=[2])
+    for saturates in (False, True):
+        monkeypatch.setattr(fused, "may_saturate", lambda saturates=saturates: saturates)
+        generate(runtimes.load("ort", large[1]), SOURCES, large[0].config, search)
+    assert asked == [-2, -2, 0, 0]
+
+
+def test_a_row_with_nan_takes_no_tokens_of_others(large: tuple[Checkpoint, Bundle]) -> None:
+    checkpoint, bundle = large
+    runtime = runtimes.load("ort", bundle)
+    call = list(Reference(checkpoint.model, bundle.manifest).walk(SOURCES, (2,), 0))[1]
+    inputs = {**call.inputs, COUNT: np.array([-1])}
+    name = own_names(bundle.manifest.config, "past")[1]
+    inputs[name] = inputs[name].copy()
+    inputs[PAST_LENGTHS] = np.ones_like(inputs[PAST_LENGTHS])
+    inputs[name][1] = np.nan
+    found = runtime.run_graph(STEP, inputs)
+    assert found[LOGITS].size > 0  # all were computed
+    every = runtime.run_graph(STEP, {**inputs, COUNT: np.array([0])})[LOGITS]
+    sound = [0, 2, 3, 4]
+    np.testing.assert_array_equal(found[IDS][sound, 0], every[sound].argmax(axis=1))
 
 
 def test_memory_that_comes_back_is_clean(plain: tuple[Checkpoint, Bundle]) -> None:
@@ -308,3 +365,13 @@ def test_workers_give_the_same_results_in_order(plain: tuple[Checkpoint, Bundle]
     one, two = (txport.load(plain[1].path, threads=1, workers=workers) for workers in (1, 2))
     options = {"max_new_tokens": 20, "batch_size": 4, "beams": 2}
     assert one.search(sources, **options) == two.search(sources, **options)
+
+
+def test_many_threads_get_what_one_gets(plain: tuple[Checkpoint, Bundle]) -> None:
+    """Buffers come back to one pool from all threads; nobody sees another's."""
+    model = txport.load(plain[1].path, threads=1)
+    work = [(SOURCES[at % 5 :], {"beams": 1 + at % 3, "max_new_tokens": 30 + at % 7}) for at in range(24)]
+    expected = [model.search(sources, **options) for sources, options in work]
+    with ThreadPoolExecutor(4) as executor:
+        found = list(executor.map(lambda each: model.search(each[0], **each[1]), work))
+    assert found == expected

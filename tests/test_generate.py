@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.fakes import Table, TableRuntime, TableState, Tokens, coarse_table, random_table
 from txport.beams import settle
-from txport.generate import beam, encode, generate, greedy
+from txport.constraints import Constraints
+from txport.generate import Steps, by_beams, by_rows, encode, generate
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
 from txport.options import Found, SearchOptions
@@ -36,6 +37,19 @@ def config_of(size: int, max_length: int = 16) -> TransformerConfig:
 
 def search(table: Table, sources: Sequence[Sequence[int]], size: int, **options: Any) -> list[list[Found]]:
     return generate(TableRuntime(table), sources, config_of(size), SearchOptions(**options))
+
+
+def stopping(beams: int, early_stopping: Any) -> dict[str, Any]:
+    """When to stop is a question for beam search only."""
+    return {"early_stopping": early_stopping} if beams > 1 else {}
+
+
+def finish(steps: Steps) -> list[list[Found]]:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
 
 def log_probabilities(table: Table, source: Tokens, prefix: Tokens) -> list[float]:
@@ -111,9 +125,12 @@ def test_stopping_by_the_present_length_is_exact_when_length_is_not_rewarded(
 @given(size=st.integers(2, 8), longest=st.integers(1, 9), seed=SEEDS, spread=st.floats(0.1, 3), sources=SOURCES)
 def test_one_beam_equals_greedy(size: int, longest: int, seed: int, spread: float, sources: list[list[int]]) -> None:
     table, config = random_table(size, seed, spread=spread), config_of(size)
-    options = SearchOptions(max_new_tokens=longest, early_stopping=True)
-    by_beam = beam(TableRuntime(table), sources, config, options)
-    by_greedy = greedy(TableRuntime(table), sources, config, options)
+    options = SearchOptions(max_new_tokens=longest)
+    object.__setattr__(options, "early_stopping", True)  # else a beam could go on after its best has ended
+    by_beam, by_greedy = (
+        finish(way(TableRuntime(table), sources, config, options, Constraints(options, config, [()] * len(sources))))
+        for way in (by_beams, by_rows)
+    )
     assert [found[0].tokens for found in by_beam] == [found[0].tokens for found in by_greedy]
     assert [found[0].score for found in by_beam] == pytest.approx([found[0].score for found in by_greedy], abs=1e-6)
 
@@ -143,7 +160,7 @@ def test_greedy_takes_the_likeliest_token_until_the_end_token(
 def test_a_row_alone_equals_the_row_in_a_batch(
     size: int, beams: int, longest: int, early_stopping: Any, seed: int, sources: list[list[int]]
 ) -> None:
-    options = {"max_new_tokens": longest, "beams": beams, "nbest": beams, "early_stopping": early_stopping}
+    options = {"max_new_tokens": longest, "beams": beams, "nbest": beams, **stopping(beams, early_stopping)}
     table = random_table(size, seed, spread=2.0)
     together = search(table, sources, size, **options)
     for source, found in zip(sources, together, strict=True):
@@ -290,7 +307,11 @@ def test_beam_search_follows_the_rules_of_hugging_face(
         max_new_tokens=longest, beams=beams, nbest=beams, length_penalty=penalty, early_stopping=early_stopping
     )
     (found,) = generate(TableRuntime(table), [[1]], config_of(size), options)
-    assert found == hugging_face(table, (1,), options)
+    expected = hugging_face(table, (1,), options)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert [each.score for each in found] == pytest.approx([each.score for each in expected], rel=1e-12)
+    for each in found:
+        assert sum(each.token_scores) == pytest.approx(each.score * len(each.tokens) ** penalty, abs=1e-5)
 
 
 def chances(table: dict[Tokens, dict[int, float]], size: int) -> Table:
@@ -371,7 +392,7 @@ def test_tiny_vocabularies_ties_and_impossible_tokens_give_no_dead_hypotheses(
     size: int, beams: int, longest: int, early_stopping: Any, seed: int, sources: list[list[int]]
 ) -> None:
     table = coarse_table(size, seed)
-    options = {"max_new_tokens": longest, "beams": beams, "nbest": beams, "early_stopping": early_stopping}
+    options = {"max_new_tokens": longest, "beams": beams, "nbest": beams, **stopping(beams, early_stopping)}
     for source, found in zip(sources, search(table, sources, size, **options), strict=True):
         assert 1 <= len(found) <= beams
         assert len({each.tokens for each in found}) == len(found)
@@ -384,7 +405,7 @@ def test_tiny_vocabularies_ties_and_impossible_tokens_give_no_dead_hypotheses(
 @pytest.mark.parametrize("beams", [1, 2, 3])
 def test_the_end_token_at_once_is_a_whole_hypothesis(beams: int) -> None:
     runtime = TableRuntime(ends_after(0))
-    options = SearchOptions(max_new_tokens=9, beams=beams, early_stopping=True)
+    options = SearchOptions(max_new_tokens=9, beams=beams, **stopping(beams, True))
     found = generate(runtime, [[1], [2, 1]], config_of(6), options)
     assert [[each.tokens for each in row] for row in found] == [[(EOS,)], [(EOS,)]]
     assert [row[0].score for row in found] == pytest.approx([0, 0], abs=1e-6)
@@ -404,7 +425,7 @@ def test_search_ends_when_nothing_else_is_possible(beams: int) -> None:
 def test_one_new_token(beams: int, early_stopping: Any) -> None:
     table = random_table(6, seed=3)
     expected = np.argsort(-table((1,), ()), kind="stable")[:beams]
-    options = {"beams": beams, "nbest": beams, "early_stopping": early_stopping}
+    options = {"beams": beams, "nbest": beams, **stopping(beams, early_stopping)}
     (found,) = search(table, [[1]], 6, max_new_tokens=1, **options)
     assert [each.tokens for each in found] == [(token,) for token in expected.tolist()]
 

@@ -8,35 +8,46 @@ print(model.generate(["hello"])[0].output)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.batching import in_batches
-from txport.generate import generate
+from txport.generate import Steps, generate, search
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
 from txport.models.errors import TextError, UnsupportedError
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
-from txport.options import EarlyStopping, Found, SearchOptions
+from txport.options import Found, SearchOptions, problems_of_penalty
 from txport.release import Say, export, load_checkpoint, parity, silent
 from txport.runtimes.base import Runtime
+from txport.scoring import logits, score
 
 __all__ = ["Generated", "Hypothesis", "Model", "export", "load", "load_checkpoint", "parity"]
 
 BATCH_SIZE = 32
+UNFINISHED = "\ufffd"  # what a decoder shows of a character whose other bytes are still to come
+Text = TypeVar("Text")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One answer: its text, its score (log-probability over a power of its length), its token ids."""
+    """One answer: its text, its score (log-probability over a power of its length), its token ids and their shares."""
 
     output: str
     score: float
     tokens: list[int]
+    token_scores: list[float]
 
 
 @dataclass(frozen=True)
@@ -67,54 +78,133 @@ class Model:
         self,
         texts: Iterable[str],
         *,
-        beams: int = 1,
-        nbest: int = 1,
-        length_penalty: float = 1.0,
-        early_stopping: EarlyStopping = False,
-        max_new_tokens: int | None = None,
-        min_new_tokens: int = 0,
+        prefixes: str | Iterable[str] = "",
         batch_size: int = BATCH_SIZE,
         unknown: Unknown = "error",
+        **options: Any,
     ) -> Iterator[Generated]:
         """As `generate`, over an iterable of any length, each result as soon as its turn comes.
 
-        Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make
-        no sense; `unknown="skip"` leaves out characters that are not in the vocabulary.
+        `options` are those of `SearchOptions`, which docs/search.md tells; `max_new_tokens` is by default all that
+        the model can take. `prefixes` are what the targets begin with, one for all or one a text: tokens as the
+        vocabulary writes them, apart by spaces. `unknown="skip"` leaves out characters that are not in the vocabulary.
+
+        Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """
         _require_batch_size(batch_size)
-        if unknown not in ("error", "skip"):
-            raise UnsupportedError(f"unknown must be 'error' or 'skip', got {unknown!r}")
-        options = SearchOptions(
-            beams=beams,
-            nbest=nbest,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-            max_new_tokens=self.config.max_length if max_new_tokens is None else max_new_tokens,
-            min_new_tokens=min_new_tokens,
-        )
+        _require_unknown(unknown)
+        known = [prefixes] if isinstance(prefixes, str) else list(prefixes)
+        begin = [self.tokenizer.ids(prefix) for prefix in known]
+        chosen = self._options(options, max(map(len, begin), default=0))
 
-        def work(batch: list[tuple[str, list[int]]]) -> list[Generated]:
-            found = generate(self.runtime, [ids for _, ids in batch], self.config, options)
-            return [self._result(text, each) for (text, _), each in zip(batch, found, strict=True)]
+        def work(batch: list[tuple[str, list[int], list[int]]]) -> list[Generated]:
+            _, sources, prefixes = zip(*batch, strict=True)
+            found = generate(self.runtime, sources, self.config, chosen, prefixes)
+            return [self._result(text, each) for (text, _, _), each in zip(batch, found, strict=True)]
 
-        encoded = ((text, self.encode(text, unknown)) for text in texts)
+        pairs = zip(texts, repeat(begin[0])) if isinstance(prefixes, str) else _paired(texts, begin, "prefixes")
+        encoded = ((text, self.encode(text, unknown), prefix) for text, prefix in pairs)
         return in_batches(encoded, work, batch_size, length=lambda item: len(item[1]), workers=self.workers)
 
+    def follow(self, text: str, *, prefix: str = "", unknown: Unknown = "error", **options: Any) -> Iterator[str]:
+        """One text, token by token: the output as far as it is certain, each time that it grows, and at last all of it.
+
+        In beam search that is what all beams begin with. Leaving the loop, or closing the iterator, ends the search.
+        """
+        _require_unknown(unknown)
+        begin = self.tokenizer.ids(prefix)
+        chosen = self._options(options, len(begin))
+        if chosen.nbest > 1:
+            raise UnsupportedError(f"only one hypothesis can be followed, got nbest {chosen.nbest}")
+        steps = search(self.runtime, [self.encode(text, unknown)], self.config, chosen, [begin])
+        return _grow(steps, self.tokenizer)
+
     def search(
-        self, sources: Iterable[Sequence[int]], *, batch_size: int = BATCH_SIZE, **options: Any
+        self,
+        sources: Iterable[Sequence[int]],
+        *,
+        prefixes: Iterable[Sequence[int]] | None = None,
+        batch_size: int = BATCH_SIZE,
+        **options: Any,
     ) -> list[list[Found]]:
         """As `generate`, from token ids to token ids; `options` are those of `SearchOptions`.
 
         Raises `TextError` for a source that is empty, too long, or has ids outside the vocabulary.
         """
         _require_batch_size(batch_size)
-        chosen = SearchOptions(**{"max_new_tokens": self.config.max_length, **options})
+        begin = None if prefixes is None else list(prefixes)
+        chosen = self._options(options, max(map(len, begin or []), default=0))
 
-        def work(batch: list[Sequence[int]]) -> list[list[Found]]:
-            return generate(self.runtime, batch, self.config, chosen)
+        def work(batch: list[tuple[Sequence[int], Sequence[int]]]) -> list[list[Found]]:
+            checked, prefixes = zip(*batch, strict=True)
+            return generate(self.runtime, checked, self.config, chosen, prefixes)
 
-        checked = (self._checked(source) for source in sources)
-        return list(in_batches(checked, work, batch_size, length=len, workers=self.workers))
+        pairs: Iterable[tuple[Sequence[int], Sequence[int]]]
+        pairs = zip(sources, repeat(())) if begin is None else _paired(sources, begin, "prefixes")
+        checked = ((self._checked(source), prefix) for source, prefix in pairs)
+        return list(in_batches(checked, work, batch_size, length=lambda pair: len(pair[0]), workers=self.workers))
+
+    def score(
+        self,
+        texts: str | Iterable[str],
+        targets: str | Iterable[str],
+        *,
+        length_penalty: float = 1.0,
+        batch_size: int = BATCH_SIZE,
+        unknown: Unknown = "error",
+    ) -> Iterator[Hypothesis]:
+        """How likely given targets are, one each: tokens as the vocabulary writes them, apart by spaces.
+
+        The end token is added to each. Raises `TextError` for what the model can't take or say.
+        """
+        for problem in problems_of_penalty(length_penalty):
+            raise UnsupportedError(problem)
+        how = functools.partial(score, length_penalty=length_penalty)
+        return map(self._hypothesis, self._each_target(texts, targets, batch_size, unknown, how))
+
+    def logits(
+        self,
+        texts: str | Iterable[str],
+        targets: str | Iterable[str],
+        *,
+        batch_size: int = BATCH_SIZE,
+        unknown: Unknown = "error",
+    ) -> Iterator[NDArray[np.float32]]:
+        """What the model says before each token of given targets, as `score` takes them: (T, V) each."""
+        return self._each_target(texts, targets, batch_size, unknown, logits)
+
+    def _each_target(
+        self,
+        texts: str | Iterable[str],
+        targets: str | Iterable[str],
+        batch_size: int,
+        unknown: Unknown,
+        how: Callable[..., list[Item]],
+    ) -> Iterator[Item]:
+        _require_batch_size(batch_size)
+        _require_unknown(unknown)
+        texts, targets = ([each] if isinstance(each, str) else each for each in (texts, targets))
+
+        def work(batch: list[tuple[list[int], list[int]]]) -> list[Item]:
+            sources, wanted = zip(*batch, strict=True)
+            return how(self.runtime, sources, wanted, self.config)
+
+        encoded = (
+            (self.encode(text, unknown), [*self.tokenizer.ids(target), self.config.eos_id])
+            for text, target in _paired(texts, targets, "targets")
+        )
+        return in_batches(encoded, work, batch_size, length=lambda pair: len(pair[1]), workers=self.workers)
+
+    def _options(self, options: dict[str, Any], prefix: int = 0) -> SearchOptions:
+        longest = self.config.max_length - prefix
+        limit = options.get("max_new_tokens")
+        known = [entry.name for entry in dataclasses.fields(SearchOptions)]
+        for name in options:
+            if name not in known:
+                raise UnsupportedError(f"there is no option {name!r}; there are {', '.join(known)}")
+        chosen = SearchOptions(**{**options, "max_new_tokens": max(1, longest) if limit is None else limit})
+        chosen.require_fit(self.config)
+        return chosen
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """Token ids of a text, checked against the longest sequence of the model."""
@@ -132,8 +222,46 @@ class Model:
         return source
 
     def _result(self, text: str, found: list[Found]) -> Generated:
-        hypotheses = [Hypothesis(self.tokenizer.decode(one.tokens), one.score, list(one.tokens)) for one in found]
+        hypotheses = [self._hypothesis(one) for one in found]
         return Generated(text, hypotheses[0].output, hypotheses[0].score, hypotheses)
+
+    def _hypothesis(self, found: Found) -> Hypothesis:
+        return Hypothesis(
+            self.tokenizer.decode(found.tokens), found.score, list(found.tokens), list(found.token_scores)
+        )
+
+
+def _paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator[tuple[Text, Item]]:
+    following = iter(others)
+    for number, text in enumerate(texts, 1):
+        try:
+            other = next(following)
+        except StopIteration:
+            raise TextError(f"there are fewer {what} than texts: none for text {number}") from None
+        yield text, other
+    if next(following, None) is not None:
+        raise TextError(f"there are more {what} than texts")
+
+
+def _grow(steps: Steps, tokenizer: Tokenizer) -> Iterator[str]:
+    output = ""
+    with contextlib.closing(steps):
+        while True:
+            try:
+                certain = tokenizer.decode(next(steps)()[0]).rstrip(UNFINISHED)
+            except StopIteration as end:
+                whole = tokenizer.decode(end.value[0][0].tokens)
+                if whole != output or not whole:
+                    yield whole
+                return
+            if certain != output and certain.startswith(output):
+                output = certain
+                yield output
+
+
+def _require_unknown(unknown: str) -> None:
+    if unknown not in ("error", "skip"):
+        raise UnsupportedError(f"unknown must be 'error' or 'skip', got {unknown!r}")
 
 
 def _require_batch_size(batch_size: int) -> None:

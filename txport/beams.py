@@ -1,10 +1,13 @@
 """The hypotheses of beam search, for all sources of a batch at once: who goes on, who has ended, and what they say.
 
 Shape comments: B sources, S of them still running, W rows a source (1 in the first step, K later), C candidates a
-row, K beams.
+row, K beams, F finished hypotheses that are kept.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +17,34 @@ from txport.runtimes.base import Floats, Ints
 
 Doubles = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Pick = Callable[[NDArray[Any]], NDArray[Any]]
+NO_END = -1  # in place of an end token, for hypotheses that were cut off
+
+
+class Step(NamedTuple):
+    """What every beam said, after which beam of the step before, and what that added to its score: (B, K) each."""
+
+    parents: Ints
+    tokens: Ints
+    shares: Doubles
+
+    def map(self, pick: Pick) -> Step:
+        """The same of each part."""
+        return Step(pick(self.parents), pick(self.tokens), pick(self.shares))
+
+
+class Finished(NamedTuple):
+    """Hypotheses in falling order of score (B, F): their last step and beam, and the end token with its share."""
+
+    scores: Doubles
+    steps: Ints
+    beams: Ints
+    ends: Ints
+    shares: Doubles
+
+    def map(self, pick: Pick) -> Finished:
+        """The same of each part."""
+        return Finished(pick(self.scores), pick(self.steps), pick(self.beams), pick(self.ends), pick(self.shares))
 
 
 class Beams:
@@ -22,33 +53,45 @@ class Beams:
     What a hypothesis says is kept as the step and the beam that it came from, so that a step copies no tokens.
     """
 
-    def __init__(self, count: int, options: SearchOptions, eos_id: int) -> None:
-        self._options, self._eos_id, size = options, eos_id, options.beams
+    def __init__(self, prefix_lengths: Ints, options: SearchOptions, ends: tuple[int, ...]) -> None:
+        self._options, self._ends, self._prefix_lengths = options, np.asarray(ends), prefix_lengths
+        count, kept = len(prefix_lengths), max(options.nbest, round(options.beams * options.patience))
         self._running = np.arange(count)
         self._sums: Doubles = np.zeros((count, 1))  # (S, W), the best first
         self._places: Ints = np.zeros((count, 1), np.int64)  # which row of its source each of them is: (S, W)
-        self._steps: list[tuple[Ints, Ints]] = []  # the beam before and the token: (B, K) each
-        self._scores: Doubles = np.full((count, size), -np.inf)  # of finished ones, falling
-        self._origins: Ints = np.zeros((count, size, 2), np.int64)  # their last step and beam before an end token
-        self._ended: Bools = np.zeros((count, size), np.bool_)  # whether there is an end token
+        self._steps: list[Step] = []
+        scores, shares = np.full((count, kept), -np.inf), np.zeros((count, kept))
+        steps, beams, end_tokens = np.zeros((3, count, kept), np.int64)
+        self._finished = Finished(scores, steps, beams, end_tokens, shares)
         self.last: Ints = np.zeros(count, np.int64)  # the newest token of each running row
+
+    @property
+    def candidates(self) -> int:
+        """How many each row needs, so that those that end leave enough that go on: Hugging Face's number."""
+        return max(2, 1 + len(self._ends)) * self._options.beams
+
+    @property
+    def sources(self) -> Ints:
+        """The source of each running row."""
+        return np.repeat(self._running, self._sums.shape[1])
 
     def advance(self, log_probs: Floats, ids: Ints) -> Ints:
         """Candidates (S x W, C) of every row -> which row each of the rows that go on comes from."""
         size, (sources, width) = self._options.beams, self._sums.shape
         at = np.arange(sources)[:, None]
-        values = log_probs.reshape(sources, width, -1)[at, self._places]  # (S, W, C)
+        values: Doubles = log_probs.reshape(sources, width, -1)[at, self._places].astype(np.float64)  # (S, W, C)
         ids = ids.reshape(sources, width, -1)[at, self._places]
         totals: Doubles = (self._sums[:, :, None] + values).reshape(sources, -1)
-        order = np.argsort(-totals, axis=1, kind="stable")[:, : 2 * size]
-        parents, totals = order // ids.shape[2], totals[at, order]
-        tokens: Ints = ids.reshape(sources, -1)[at, order]
-        ended = tokens == self._eos_id
-        if ended.any() or tokens.shape[1] < size:
-            parents, tokens, totals = self._part(parents, tokens, totals, ended)
-        parents, tokens, self._sums = parents[:, :size], tokens[:, :size], totals[:, :size]
-        self._record(parents, tokens)
-        before = self._places[at, parents]  # where the row of each parent lies
+        order = np.argsort(-totals, axis=1, kind="stable")[:, : self.candidates]
+        step = Step(order // ids.shape[2], ids.reshape(sources, -1)[at, order], values.reshape(sources, -1)[at, order])
+        totals = totals[at, order]
+        ended = (step.tokens[:, :, None] == self._ends).any(axis=2)
+        if ended.any() or order.shape[1] < size:
+            step, totals = self._part(step, totals, ended)
+        step, sums, self._sums = step.map(lambda part: part[:, :size]), self._sums, totals[:, :size]
+        self._record(step)
+        self._cut_off(sums)
+        before, tokens = self._places[at, step.parents], step.tokens  # where the row of each parent lies
         starts = width * at
         if (done := self._are_done()).any():
             kept = ~done
@@ -62,81 +105,143 @@ class Beams:
         return rows.ravel()
 
     def best(self) -> list[list[Found]]:
-        """The `nbest` best of each source; hypotheses that still run compete with their present score."""
-        nbest, length = self._options.nbest, len(self._steps)
-        if len(self._running):
-            beams = np.broadcast_to(np.arange(self._sums.shape[1]), self._sums.shape)
-            self._compete(self._running, beams, self._score(self._sums, length), ended=False)
-        return [
-            [Found(tokens, score) for tokens, score in zip(texts, values, strict=True) if score != -np.inf]
-            for texts, values in zip(self._speak(nbest), self._scores[:, :nbest].tolist(), strict=True)
-        ]
+        """The `nbest` best of each source, once none runs any more."""
+        return self.best_of(self._options.nbest)
 
-    def _part(self, parents: Ints, tokens: Ints, totals: Doubles, ended: Bools) -> tuple[Ints, Ints, Doubles]:
+    def best_of(self, nbest: int) -> list[list[Found]]:
+        """The best finished hypotheses of each source."""
+        found = []
+        said, shares, lengths = (array.tolist() for array in self._speak(nbest))
+        for each in zip(said, shares, lengths, self._finished.scores[:, :nbest].tolist(), strict=True):
+            whole = zip(*each, strict=True)
+            found.append(
+                [Found(tuple(ids[:n]), score, tuple(parts[:n])) for ids, parts, n, score in whole if score != -np.inf]
+            )
+        return found
+
+    def certain(self) -> list[tuple[int, ...]]:
+        """What all hypotheses of a source that may still win begin with."""
+        running = {source: row for row, source in enumerate(self._running.tolist())}
+        certain = []
+        for source, finished in enumerate(self.best_of(self._finished.scores.shape[1])):
+            spoken = [each.tokens for each in finished]
+            if source in running:
+                alive = np.flatnonzero(self._sums[running[source]] > -np.inf)
+                spoken += [self._words(source, beam) for beam in alive.tolist()]
+            else:
+                spoken = spoken[:1]
+            certain.append(beginning(min(spoken, default=()), max(spoken, default=())))
+        return certain
+
+    def _words(self, source: int, beam: int) -> tuple[int, ...]:
+        """The tokens of a running hypothesis."""
+        words = []
+        for step in reversed(self._steps):
+            words.append(int(step.tokens[source, beam]))
+            beam = int(step.parents[source, beam])
+        return tuple(reversed(words))
+
+    def _part(self, step: Step, totals: Doubles, ended: Bools) -> tuple[Step, Doubles]:
         """Of candidates, the best first: those that end compete with the finished ones, the others go on."""
         size, at = self._options.beams, np.arange(len(ended))[:, None]
         if (there := ended[:, :size].any(axis=1)).any():
-            totals_of_ended = np.where(ended, totals, -np.inf)[there, :size]
-            scores = self._score(totals_of_ended, len(self._steps) + 1)
-            self._compete(self._running[there], parents[there, :size], scores, ended=True)
+            ending = step.map(lambda part: part[there, :size])
+            sums = np.where(ended, totals, -np.inf)[there, :size]
+            sources = self._running[there]
+            scores = self._score(sums, sources, len(self._steps) + 1)
+            self._compete(sources, ending.parents, scores, ending.tokens, ending.shares)
         order = np.argsort(ended, axis=1, kind="stable")[:, :size]
         count = order.shape[1]
         order = order[:, np.arange(size) % count]  # a small vocabulary may have fewer candidates than beams
         dead = ended[at, order] | (np.arange(size) >= count)
-        return parents[at, order], tokens[at, order], np.where(dead, -np.inf, totals[at, order])
+        return step.map(lambda part: part[at, order]), np.where(dead, -np.inf, totals[at, order])
 
-    def _record(self, parents: Ints, tokens: Ints) -> None:
-        step = np.zeros((2, *self._scores.shape), np.int64)
-        step[:, self._running] = parents, tokens
-        self._steps.append((step[0], step[1]))
+    def _cut_off(self, sums: Doubles) -> None:
+        """Where nothing more may be said and nothing has ended, the hypotheses of the step before stand as they are."""
+        stuck = (self._sums == -np.inf).all(axis=1) & (self._finished.scores[self._running, 0] == -np.inf)
+        if stuck.any():
+            sources, sums = self._running[stuck], sums[stuck]
+            beams, length = np.broadcast_to(np.arange(sums.shape[1]), sums.shape), len(self._steps) - 1
+            self._compete(
+                sources, beams, self._score(sums, sources, length), np.full(sums.shape, NO_END), np.zeros(sums.shape), 2
+            )
 
-    def _score(self, totals: Doubles, length: int) -> Doubles:
-        scores: Doubles = totals / float(length) ** self._options.length_penalty
+    def _record(self, step: Step) -> None:
+        whole = step.map(lambda part: np.zeros((len(self._prefix_lengths), part.shape[1]), part.dtype))
+        for kept, part in zip(whole, step, strict=True):
+            kept[self._running] = part
+        self._steps.append(whole)
+
+    def _lengths(self, sources: Ints, length: int) -> Ints:
+        """How many new tokens there are: (S,)."""
+        lengths: Ints = np.maximum(length - self._prefix_lengths[sources], 1)
+        return lengths
+
+    def _score(self, totals: Doubles, sources: Ints, length: int) -> Doubles:
+        """Sums (S, K) of the targets of some sources -> what they are worth at a length."""
+        lengths = self._lengths(sources, length).astype(np.float64)
+        scores: Doubles = totals / lengths[:, None] ** self._options.length_penalty
         return scores
 
-    def _compete(self, sources: Ints, beams: Ints, scores: Doubles, *, ended: bool) -> None:
-        """Hypotheses of some sources, after the last step and each from its beam, against their finished ones."""
-        origins = np.stack([np.full(beams.shape, len(self._steps) - 1), beams], axis=2)
-        ends = np.full(beams.shape, ended)
-        scores = np.concatenate([self._scores[sources], scores], axis=1)
-        worth = np.where(np.isnan(scores), np.finfo(np.float64).min, scores)  # a broken model still says something
-        order = np.argsort(-worth, axis=1, kind="stable")[:, : self._options.beams]
-        at = np.arange(len(sources))[:, None]
-        self._scores[sources] = scores[at, order]
-        self._origins[sources] = np.concatenate([self._origins[sources], origins], axis=1)[at, order]
-        self._ended[sources] = np.concatenate([self._ended[sources], ends], axis=1)[at, order]
+    def _compete(self, sources: Ints, beams: Ints, scores: Doubles, ends: Ints, shares: Doubles, back: int = 1) -> None:
+        """Hypotheses of some sources, after so many steps back and each from its beam, against their finished ones."""
+        steps = np.full(beams.shape, len(self._steps) - back)
+        theirs, at = Finished(scores, steps, beams, ends, shares), np.arange(len(sources))[:, None]
+        joined = Finished(
+            *(np.concatenate([old[sources], new], axis=1) for old, new in zip(self._finished, theirs, strict=True))
+        )
+        worth = np.where(
+            np.isnan(joined.scores), np.finfo(np.float64).min, joined.scores
+        )  # a broken model says something
+        order = np.argsort(-worth, axis=1, kind="stable")[:, : self._finished.scores.shape[1]]
+        for kept, part in zip(self._finished, joined, strict=True):
+            kept[sources] = part[at, order]
 
     def _are_done(self) -> Bools:
-        """Of the running sources: (S,)."""
+        """Of the running sources: (S,). Where the targets are as long as may be, all compete as they are."""
         options, best, length = self._options, self._sums.max(axis=1), len(self._steps)
         done: Bools = best == -np.inf
-        worst = self._scores[self._running, -1]
+        full_length = self._prefix_lengths[self._running] + options.max_new_tokens == length
+        if full_length.any():
+            sources, sums = self._running[full_length], self._sums[full_length]
+            beams = np.broadcast_to(np.arange(sums.shape[1]), sums.shape)
+            self._compete(
+                sources, beams, self._score(sums, sources, length), np.full(sums.shape, NO_END), np.zeros(sums.shape)
+            )
+            done |= full_length
+        worst = self._finished.scores[self._running, -1]
         full = worst > -np.inf
-        if length == options.max_new_tokens or not full.any():  # at the end all compete
+        if not full.any():
             return done
         if options.early_stopping is True:
             done |= full
             return done
         if options.early_stopping == "never" and options.length_penalty > 0:
-            length = options.max_new_tokens
-        done |= full & (worst >= self._score(best, length))
+            lengths = np.full(len(best), float(options.max_new_tokens))
+        else:
+            lengths = self._lengths(self._running, length).astype(np.float64)
+        done |= full & (worst >= best / lengths**options.length_penalty)
         return done
 
-    def _speak(self, nbest: int) -> list[list[tuple[int, ...]]]:
-        """The tokens of the best finished hypotheses, from the last step back to the first."""
-        steps, beams = np.moveaxis(self._origins[:, :nbest], 2, 0)  # (B, nbest)
-        said = np.full((*steps.shape, len(self._steps) + 1), self._eos_id)
+    def _speak(self, nbest: int) -> tuple[Ints, Doubles, Ints]:
+        """The tokens of the best finished hypotheses (B, nbest, T), from the last back, their shares, and lengths."""
+        finished, longest = self._finished.map(lambda part: part[:, :nbest]), len(self._steps) + 1
+        steps, beams = finished.steps, finished.beams
+        said: Ints = np.repeat(finished.ends[..., None], longest, axis=2)
+        shares: Doubles = np.repeat(finished.shares[..., None], longest, axis=2)
         sources = np.broadcast_to(np.arange(len(steps))[:, None], steps.shape)
         for number in reversed(range(len(self._steps))):
-            parents, tokens = self._steps[number]
-            spoke = steps >= number
-            said[:, :, number] = np.where(spoke, tokens[sources, beams], self._eos_id)
-            beams = np.where(spoke, parents[sources, beams], beams)
-        lengths = steps + 1 + self._ended[:, :nbest]
-        return [
-            [tuple(ids[:length]) for ids, length in zip(texts, counts, strict=True)]
-            for texts, counts in zip(said.tolist(), lengths.tolist(), strict=True)
-        ]
+            step, spoke = self._steps[number], steps >= number
+            said[:, :, number] = np.where(spoke, step.tokens[sources, beams], finished.ends)
+            shares[:, :, number] = np.where(spoke, step.shares[sources, beams], finished.shares)
+            beams = np.where(spoke, step.parents[sources, beams], beams)
+        return said, shares, steps + 1 + (finished.ends != NO_END)
+
+
+def beginning(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """What two sequences begin with; that of the first and the last of several is that of all."""
+    place = next((at for at, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), None)
+    return one[: min(len(one), len(other)) if place is None else place]
 
 
 def settle(parents: Ints) -> Ints:

@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from txport import __version__
 from txport.models.bundle import PRECISIONS, TARGETS
@@ -51,6 +53,58 @@ def threads_option(command: F) -> F:
     return click.option("--threads", type=click.IntRange(1), help="Threads of one operator.  [default: all cores]")(
         command
     )
+
+
+def unknown_option(command: F) -> F:
+    """Whether characters that the model does not know are an error."""
+    text = "What to do with characters outside the vocabulary."
+    choice = click.Choice(["error", "skip"])
+    return click.option("--unknown", type=choice, default="error", show_default=True, help=text)(command)
+
+
+SEARCH: list[tuple[str, dict[str, Any]]] = [
+    ("--beams", {"type": click.IntRange(1), "default": 1, "help": "Width of beam search; 1 is greedy."}),
+    ("--nbest", {"type": click.IntRange(1), "default": 1, "help": "Hypotheses a text; with --do-sample, samples."}),
+    ("--length-penalty", {"type": float, "default": 1.0, "help": "Power of the length in a score."}),
+    (
+        "--early-stopping",
+        {
+            "type": click.Choice(["true", "false", "never"]),
+            "default": "false",
+            "help": "When beam search ends, with Hugging Face's meaning.",
+        },
+    ),
+    ("--patience", {"type": float, "default": 1.0, "help": "Ended hypotheses to wait for, in multiples of --beams."}),
+    ("--do-sample", {"is_flag": True, "help": "Draw each token instead of taking the likeliest."}),
+    ("--temperature", {"type": float, "default": 1.0, "help": "Below 1 the likely gets likelier."}),
+    ("--top-k", {"type": click.IntRange(0), "default": 0, "help": "Draw from so many tokens; 0: all."}),
+    ("--top-p", {"type": float, "default": 1.0, "help": "Draw from the fewest tokens that are together so likely."}),
+    ("--min-p", {"type": float, "default": 0.0, "help": "Draw from tokens this likely, the likeliest being 1."}),
+    ("--seed", {"type": click.IntRange(0), "help": "Draw the same for the same text, alone or not."}),
+    ("--max-new-tokens", {"type": click.IntRange(1), "help": "Longest target.  [default: the model's longest]"}),
+    ("--min-new-tokens", {"type": click.IntRange(0), "default": 0, "help": "Shortest target."}),
+    (
+        "--repetition-penalty",
+        {"type": float, "default": 1.0, "help": "Above 1, tokens that were said get less likely."},
+    ),
+    (
+        "--no-repeat-ngram-size",
+        {"type": click.IntRange(0), "default": 0, "help": "Say no so many tokens twice; 0: may."},
+    ),
+    ("--prefixes", {"metavar": "TOKENS", "default": "", "help": "What each target begins with."}),
+    ("--forced-bos-token", {"metavar": "TOKEN", "help": "The first token."}),
+    ("--suppress-tokens", {"metavar": "TOKENS", "default": "", "help": "Never say one of these."}),
+    ("--bad-words", {"metavar": "TOKENS", "multiple": True, "help": "Never say these in a row.  [repeatable]"}),
+    ("--eos-token", {"metavar": "TOKEN", "multiple": True, "help": "End with this one instead.  [repeatable]"}),
+]
+
+
+def search_options(command: F) -> F:
+    """How to search; tokens are written as the vocabulary writes them, apart by spaces."""
+    for name, how in reversed(SEARCH):
+        shown = how.get("default") not in (None, "") and not how.get("is_flag")
+        command = click.option(name, show_default=shown, **how)(command)
+    return command
 
 
 @cli.command()
@@ -100,33 +154,15 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
     help="Batches at once, for bulk work; with several, each takes one thread, unless --threads says more.",
 )
 @click.option("--checkpoint", help="For --runtime torch: the checkpoint, if it does not ship.")
-@click.option(
-    "--beams", type=click.IntRange(1), default=1, show_default=True, help="Width of beam search; 1 is greedy."
-)
-@click.option("--nbest", type=click.IntRange(1), default=1, show_default=True, help="Hypotheses a text.")
-@click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
-@click.option(
-    "--early-stopping",
-    type=click.Choice(["true", "false", "never"]),
-    default="false",
-    show_default=True,
-    help="When beam search ends, with Hugging Face's meaning.",
-)
-@click.option("--max-new-tokens", type=click.IntRange(1), help="Longest target.  [default: the model's longest]")
-@click.option("--min-new-tokens", type=click.IntRange(0), default=0, show_default=True, help="Shortest target.")
+@search_options
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
-@click.option(
-    "--unknown",
-    type=click.Choice(["error", "skip"]),
-    default="error",
-    show_default=True,
-    help="What to do with characters outside the vocabulary.",
-)
+@unknown_option
 @click.option(
     "--input", "inputs", type=click.Path(path_type=Path), multiple=True, help="Read lines from a file.  [repeatable]"
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Write to a file, whole or not at all.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
+@click.option("--stream", "as_stream", is_flag=True, help="Print each text while it grows, one after the other.")
 def run(
     bundle: str,
     text: tuple[str, ...],
@@ -138,6 +174,7 @@ def run(
     inputs: tuple[Path, ...],
     output: Path | None,
     as_json: bool,
+    as_stream: bool,
     early_stopping: str,
     **options: Any,
 ) -> None:
@@ -146,14 +183,96 @@ def run(
 
     if text and inputs:
         raise UnsupportedError("give TEXT or --input, not both")
+    is_batched = click.get_current_context().get_parameter_source("batch_size") is not ParameterSource.DEFAULT
+    if as_stream and (as_json or workers > 1 or is_batched):
+        alone = "--stream prints one text after the other; it goes with none of --json, --workers, --batch-size"
+        raise UnsupportedError(alone)
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
+    if options["beams"] == options["nbest"] == 1 and not as_json:  # then no score is shown
+        options["scores"] = False
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     model = api.load(bundle, **where, checkpoint=checkpoint, say=say)
+    options.update(_token_ids(model.tokenizer, options))
     source, total = textio.open_texts(text, inputs)
     with textio.open_output(output) as stream:
+        if as_stream:
+            _follow(model, source, stream, options)
+            return
         for result in textio.with_progress(model.stream(source, **options), total):
             for line in _lines(result, as_json, options["nbest"]):
                 print(line, file=stream, flush=total is None)
+
+
+def _follow(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
+    """Print what is certain of each text as soon as it is."""
+    del options["batch_size"]
+    options["prefix"] = options.pop("prefixes")
+    for text in texts:
+        shown = ""
+        for output in model.follow(text, **options):
+            if output.startswith(shown):  # what was said may be written in another way once more is known
+                print(output[len(shown) :], end="", file=stream, flush=True)
+                shown = output
+        print("" if output == shown else f"\n{output}", file=stream, flush=True)
+
+
+def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """What options name by tokens, as ids; those options are taken away."""
+    first, ends = options.pop("forced_bos_token"), options.pop("eos_token")
+    if first is not None and len(tokenizer.ids(first)) != 1:
+        raise UnsupportedError(f"--forced-bos-token must be one token, got {first!r}")
+    return {
+        "suppress_tokens": tuple(tokenizer.ids(options.pop("suppress_tokens"))),
+        "bad_words_ids": tuple(tuple(tokenizer.ids(words)) for words in options.pop("bad_words")),
+        "forced_bos_token_id": None if first is None else tokenizer.ids(first)[0],
+        "eos_token_id": tuple(id_ for tokens in ends for id_ in tokenizer.ids(tokens)) or None,
+    }
+
+
+@cli.command()
+@click.argument("bundle")
+@click.argument("pair", nargs=-1)
+@click.option(
+    "--input",
+    "inputs",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Read lines of TEXT, a tab and TARGET from a file.  [repeatable]",
+)
+@click.option("--runtime", type=click.Choice(list(MODULES)), default="ort", show_default=True, help="The engine.")
+@provider_option
+@threads_option
+@click.option("--checkpoint", help="For --runtime torch: the checkpoint, if it does not ship.")
+@click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
+@unknown_option
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line, with the tokens' shares.")
+def score(
+    bundle: str,
+    pair: tuple[str, ...],
+    inputs: tuple[Path, ...],
+    runtime: str,
+    provider: str,
+    threads: int | None,
+    checkpoint: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """How likely TARGET is for TEXT: tokens as the vocabulary writes them, apart by spaces.
+
+    PAIR is TEXT TARGET; without one, lines of TEXT, a tab and TARGET come from files or standard input.
+    """
+    from txport import api, textio
+
+    if pair and (inputs or len(pair) != 2):
+        raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")
+    model = api.load(bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, say=say)
+    lines = ["\t".join(pair)] if pair else textio.open_texts((), inputs)[0]
+    pairs, texts, targets = itertools.tee(textio.split_pairs(lines), 3)
+    scored = model.score((text for text, _ in texts), (target for _, target in targets), **options)
+    for (text, target), found in zip(pairs, scored, strict=True):
+        values = {"input": text, "target": target, "score": found.score, "token_scores": found.token_scores}
+        click.echo(json.dumps(values, ensure_ascii=False) if as_json else f"{found.score:.4f}\t{text}\t{target}")
 
 
 def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:

@@ -1,37 +1,78 @@
-"""Search for the best target over the runtime seam: greedy and beam. NumPy only; no runtime is special here.
+"""Search for targets over the runtime seam: greedy, sampling and beams. NumPy only; no runtime is special here.
 
-Shape comments: B batch, S source.
+Shape comments: B batch, S source, R rows, T tokens so far, L the longest target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from txport.beams import Beams
+from txport.constraints import Constraints, log_softmax
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
 from txport.options import Found, SearchOptions
-from txport.runtimes.base import Floats, Ints, Runtime, State
+from txport.rows import Rows
+from txport.runtimes.base import Floats, Ints, Runtime, State, scores
+from txport.sampling import draw, throw
 
-WORTH_DROPPING = 0.25  # of the rows that greedy search still holds must have ended before they leave
-
-Search = Callable[[Runtime, Sequence[Sequence[int]], TransformerConfig, SearchOptions], list[list[Found]]]
+Ids = Sequence[Sequence[int]]
+Doubles = NDArray[np.float64]
+Certain = Callable[[], list[tuple[int, ...]]]  # what each target is known to begin with by now
+Steps = Generator[Certain, None, list[list[Found]]]
 
 
 def generate(
-    runtime: Runtime, sources: Sequence[Sequence[int]], config: TransformerConfig, options: SearchOptions
+    runtime: Runtime, sources: Ids, config: TransformerConfig, options: SearchOptions, prefixes: Ids | None = None
 ) -> list[list[Found]]:
-    """Search one batch: token ids of each source -> its `nbest` hypotheses, best first."""
-    if not 1 <= options.max_new_tokens <= config.max_length:
+    """Search one batch: token ids of each source -> its `nbest` hypotheses, best first, or as they were drawn.
+
+    `prefixes` are what each target begins with; their tokens count neither as new ones nor for the score.
+    """
+    steps = search(runtime, sources, config, options, prefixes)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: list[list[Found]] = end.value
+            return found
+
+
+def search(
+    runtime: Runtime, sources: Ids, config: TransformerConfig, options: SearchOptions, prefixes: Ids | None = None
+) -> Steps:
+    """As `generate`, step by step: after each it yields what tells the tokens that are certain by now.
+
+    Closing it ends the search.
+    """
+    options.require_fit(config)
+    prefixes = [()] * len(sources) if prefixes is None else prefixes
+    require_prefixes(prefixes, config, options)
+    constraints = Constraints(options, config, prefixes)
+    longest = int(constraints.prefix_lengths.max()) + options.max_new_tokens
+    if longest > config.max_length:
         limit = f"the model's longest sequence, {config.max_length}"
-        raise UnsupportedError(f"max_new_tokens must not exceed {limit}; got {options.max_new_tokens}")
-    search: Search = greedy if options.beams == 1 else beam
-    return search(runtime, sources, config, options)
+        raise UnsupportedError(f"a prefix and max_new_tokens must not exceed {limit}; got {longest}")
+    way = by_rows if options.beams == 1 else by_beams
+    return way(runtime, sources, config, options, constraints)
 
 
-def encode(runtime: Runtime, sources: Sequence[Sequence[int]], config: TransformerConfig, max_length: int) -> State:
+def require_prefixes(prefixes: Ids, config: TransformerConfig, options: SearchOptions) -> None:
+    """Raise `UnsupportedError` for prefixes that no target can begin with."""
+    if options.forced_bos_token_id is not None and any(prefixes):
+        raise UnsupportedError("a prefix says what the first token is; forced_bos_token_id must not")
+    for token in {token for prefix in prefixes for token in prefix}:
+        if not 0 <= token < config.target_vocab_size:
+            limit = f"0 to {config.target_vocab_size - 1}"
+            raise UnsupportedError(f"a prefix must lie in the vocabulary, {limit}; got {token}")
+        if token in options.ends(config):
+            raise UnsupportedError(f"a prefix must not hold an end token; got {token}")
+
+
+def encode(runtime: Runtime, sources: Ids, config: TransformerConfig, max_length: int) -> State:
     """Pad the sources at the right and encode them."""
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
     padded = np.full((len(sources), lengths.max()), config.pad_id, dtype=np.int64)  # (B, S)
@@ -40,65 +81,71 @@ def encode(runtime: Runtime, sources: Sequence[Sequence[int]], config: Transform
     return runtime.encode(padded, lengths, max_length=max_length)
 
 
-def greedy(
-    runtime: Runtime, sources: Sequence[Sequence[int]], config: TransformerConfig, options: SearchOptions
-) -> list[list[Found]]:
-    """Take the likeliest token until the end token; rows that have ended leave the batch when they are a few."""
-    state = encode(runtime, sources, config, options.max_new_tokens)
-    tokens = np.full(len(sources), config.bos_id, dtype=np.int64)
-    rows = np.arange(len(sources))  # which source each row of the state belongs to
-    found = np.full((len(sources), options.max_new_tokens), config.eos_id, dtype=np.int64)
-    running = np.ones(len(sources), dtype=np.bool_)
-    sums = np.zeros(len(sources), dtype=np.float64)
-    for place in range(options.max_new_tokens):
-        tokens, log_probs, state = _likeliest(runtime, tokens, state, config.eos_id, place + 1, options)
-        found[rows[running], place] = tokens[running]
-        if options.scores:
-            sums[rows[running]] += log_probs[running]
-        running &= tokens != config.eos_id
-        left = np.count_nonzero(running)
-        if not left:
-            break
-        if left <= (1 - WORTH_DROPPING) * len(rows) and place + 1 < options.max_new_tokens:
-            kept = np.flatnonzero(running)
-            state, tokens, rows, running = runtime.select(state, kept), tokens[kept], rows[kept], running[kept]
-    ends = found == config.eos_id
-    lengths = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, options.max_new_tokens)
-    scores = sums / lengths**options.length_penalty if options.scores else np.full(len(sources), np.nan)
-    return [
-        [Found(tuple(ids[:length]), score)]
-        for ids, length, score in zip(found.tolist(), lengths.tolist(), scores.tolist(), strict=True)
-    ]
+def by_rows(
+    runtime: Runtime, sources: Ids, config: TransformerConfig, options: SearchOptions, constraints: Constraints
+) -> Steps:
+    """Every row for itself, greedy or drawn, until an end token; rows that have ended leave when they are a few."""
+    rows = Rows(constraints.prefix_lengths, options, config)
+    state = encode(runtime, sources, config, rows.longest)
+    if rows.samples > 1:
+        state = runtime.select(state, rows.sources)
+    chances = throw(options, len(sources)) if options.do_sample else None
+    while True:
+        chance = None if chances is None else rows.pick(chances)
+        tokens, log_probs, state = _choose(runtime, state, rows.said, rows.sources, options, constraints, chance)
+        kept = rows.advance(tokens, log_probs)
+        yield rows.certain
+        if not len(kept):
+            return rows.found()
+        if len(kept) < len(tokens):
+            state = runtime.select(state, kept)
 
 
-def _likeliest(
-    runtime: Runtime, tokens: Ints, state: State, eos_id: int, length: int, options: SearchOptions
+def _choose(
+    runtime: Runtime,
+    state: State,
+    said: Ints,
+    sources: Ints,
+    options: SearchOptions,
+    constraints: Constraints,
+    chances: Doubles | None,
 ) -> tuple[Ints, Floats, State]:
-    """Token number `length` of each row, and its log-probability; any number where no scores are wanted."""
-    ends_too_soon = length <= options.min_new_tokens
-    scores, state = runtime.step(tokens, state, top=2 if ends_too_soon else 1, normalise=options.scores)
-    assert scores.ids is not None
-    second = (scores.ids[:, 0] == eos_id).astype(np.int64) if ends_too_soon else np.zeros(len(tokens), np.int64)
-    rows = np.arange(len(tokens))
-    return scores.ids[rows, second], scores.values[rows, second], state
+    """The next token of each row, and its log-probability; any number where no scores are wanted."""
+    last, rows = said[:, -1], np.arange(len(said))
+    if chances is None or (options.top_k and not constraints.changes_scores):
+        count = options.top_k or 1
+        values, ids, state = constraints.best(
+            runtime, state, last, said, sources, count, log=False, normalise=options.scores
+        )
+        place = np.zeros(len(last), np.int64) if chances is None else draw(values, options, chances)
+        return ids[rows, place], values[rows, place], state
+    found, state = runtime.step(last, state)
+    changed, forced = constraints.change(found.values, said, sources)
+    ranked = scores(changed, changed.shape[1], normalise=False)
+    assert ranked.ids is not None
+    tokens = ranked.ids[rows, draw(ranked.values, options, chances)]
+    log_probs = log_softmax(found.values)[rows, tokens] if options.scores else found.values[rows, tokens]
+    log_probs = np.where(forced, np.float32(0), log_probs)
+    return tokens, np.where(ranked.values[:, 0] == -np.inf, ranked.values[:, 0], log_probs), state
 
 
-def beam(
-    runtime: Runtime, sources: Sequence[Sequence[int]], config: TransformerConfig, options: SearchOptions
-) -> list[list[Found]]:
-    """Keep the K best running hypotheses of each source; 2K candidates a step, so an ended one starves nobody."""
-    state = encode(runtime, sources, config, options.max_new_tokens)
-    beams, tokens = Beams(len(sources), options, config.eos_id), np.full(len(sources), config.bos_id, dtype=np.int64)
-    for length in range(1, options.max_new_tokens + 1):
-        ends_too_soon = length <= options.min_new_tokens
-        scores, state = runtime.step(tokens, state, top=2 * options.beams + ends_too_soon)
-        assert scores.ids is not None
-        if ends_too_soon:
-            scores.values[scores.ids == config.eos_id] = -np.inf
-        rows = beams.advance(scores.values, scores.ids)
-        if not len(rows) or length == options.max_new_tokens:
-            break
-        if not np.array_equal(rows, np.arange(len(tokens))):
+def by_beams(
+    runtime: Runtime, sources: Ids, config: TransformerConfig, options: SearchOptions, constraints: Constraints
+) -> Steps:
+    """Keep the K best running hypotheses of each source; enough candidates that ended ones starve nobody."""
+    beams = Beams(constraints.prefix_lengths, options, options.ends(config))
+    state = encode(runtime, sources, config, int(constraints.prefix_lengths.max()) + options.max_new_tokens)
+    last = np.full(len(sources), config.bos_id)
+    said = last[:, None]  # (R, T)
+    while True:
+        values, ids, state = constraints.best(
+            runtime, state, last, said, beams.sources, beams.candidates, log=True, normalise=True
+        )
+        rows = beams.advance(values, ids)
+        yield beams.certain
+        if not len(rows):
+            return beams.best()
+        if not np.array_equal(rows, np.arange(len(last))):
             state = runtime.select(state, rows)
-        tokens = beams.last
-    return beams.best()
+        last = beams.last
+        said = np.column_stack([said[rows], last])

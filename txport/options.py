@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, SupportsIndex
 
+from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
+from txport.runtimes.base import Floats, Ints
 
 EarlyStopping = bool | Literal["never"]
+Processor = Callable[[Floats, Ints], Floats]
 STEEPEST = 20  # a length to this power is still a number
+MOST_PATIENT = 100
+WHOLE = (
+    "max_new_tokens",
+    "min_new_tokens",
+    "beams",
+    "nbest",
+    "top_k",
+    "no_repeat_ngram_size",
+    "seed",
+    "forced_bos_token_id",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How to search. Names and meanings are Hugging Face's, where they have one.
+    """How to search. Names and meanings are Hugging Face's, where they have one; docs/search.md tells them all.
 
     A hypothesis scores the sum of its tokens' log-probabilities over its length to the power of
-    `length_penalty`, the end token counted. Beam search ends when `beams` hypotheses are finished and
-    the best running one can't win any more: as judged by its present length (`early_stopping=False`),
-    by the length that suits it best ("never"), or without asking (True). The end token is suppressed
-    until there are `min_new_tokens`. Without `scores`, greedy search does not normalise, and scores are NaN.
+    `length_penalty`, the end token counted. Beam search ends when `beams` x `patience` hypotheses are finished
+    and the best running one can't win any more: as judged by its present length (`early_stopping=False`),
+    by the length that suits it best ("never"), or without asking (True). Without `scores`, greedy search and
+    sampling do not normalise, and scores are NaN.
+
+    `logits_processor` maps scores (R, V) and the tokens so far (R, T), the start token first, to new scores:
+    log-probabilities in beam search, logits otherwise.
     """
 
     max_new_tokens: int
@@ -28,28 +48,131 @@ class SearchOptions:
     nbest: int = 1
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
+    patience: float = 1.0
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    suppress_tokens: Sequence[int] = ()
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    forced_bos_token_id: int | None = None
+    eos_token_id: int | Sequence[int] | None = None
+    logits_processor: Processor | None = None
     scores: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "beams", "nbest"):
-            if getattr(self, name) < 1:
-                raise UnsupportedError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
-            limit = f"0 to max_new_tokens, {self.max_new_tokens}"
-            raise UnsupportedError(f"min_new_tokens must lie in {limit}; got {self.min_new_tokens}")
-        if not self.scores and self.beams > 1:
-            raise UnsupportedError("beam search can't do without scores")
-        if self.nbest > self.beams:
-            raise UnsupportedError(f"nbest can't exceed beams: {self.beams} beams end in at most that many hypotheses")
-        if not -STEEPEST <= self.length_penalty <= STEEPEST:  # NaN lies nowhere
-            raise UnsupportedError(f"length_penalty must lie in -{STEEPEST} to {STEEPEST}, got {self.length_penalty}")
-        if self.early_stopping not in (True, False, "never"):
-            raise UnsupportedError(f"early_stopping must be True, False or 'never', got {self.early_stopping!r}")
+        for name in WHOLE:
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        object.__setattr__(
+            self, "suppress_tokens", tuple(_whole("suppress_tokens", each) for each in self.suppress_tokens)
+        )
+        words = tuple(tuple(_whole("bad_words_ids", each) for each in words) for words in self.bad_words_ids)
+        object.__setattr__(self, "bad_words_ids", words)
+        if self.eos_token_id is not None:
+            ends = (self.eos_token_id,) if isinstance(self.eos_token_id, SupportsIndex) else self.eos_token_id
+            object.__setattr__(self, "eos_token_id", tuple(_whole("eos_token_id", each) for each in ends))
+        for problem in _problems(self):
+            raise UnsupportedError(problem)
+
+    def ends(self, config: TransformerConfig) -> tuple[int, ...]:
+        """The tokens that end a target."""
+        return (config.eos_id,) if self.eos_token_id is None else tuple(self.eos_token_id)  # type: ignore[arg-type]
+
+    def require_fit(self, config: TransformerConfig) -> None:
+        """Raise `UnsupportedError` for options that this model can't take."""
+        if self.max_new_tokens > config.max_length:
+            limit = f"the model's longest sequence, {config.max_length}"
+            raise UnsupportedError(f"max_new_tokens must not exceed {limit}; got {self.max_new_tokens}")
+        forced = () if self.forced_bos_token_id is None else (self.forced_bos_token_id,)
+        named: dict[str, Iterable[int]] = {
+            "suppress_tokens": self.suppress_tokens,
+            "bad_words_ids": (token for words in self.bad_words_ids for token in words),
+            "forced_bos_token_id": forced,
+            "eos_token_id": self.ends(config),
+        }
+        for name, tokens in named.items():
+            for token in tokens:
+                if not 0 <= token < config.target_vocab_size:
+                    limit = f"0 to {config.target_vocab_size - 1}"
+                    raise UnsupportedError(f"{name} must lie in the vocabulary, {limit}; got {token}")
+        endless = [words for words in self.bad_words_ids if len(words) == 1 and words[0] in self.ends(config)]
+        if endless:
+            mend = "min_new_tokens says how long there must be none"
+            raise UnsupportedError(f"bad_words_ids must not forbid the end token, {endless[0][0]}; {mend}")
+
+
+def _whole(name: str, value: Any) -> int | None:
+    """A whole number of any kind, as an int; None stays."""
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError:
+        raise UnsupportedError(f"{name} must be a whole number, got {value!r}") from None
+
+
+def _problems(options: SearchOptions) -> Iterable[str]:
+    """Why options make no sense, most basic first."""
+    yield from _out_of_range(options)
+    defaults = {entry.name: entry.default for entry in SearchOptions.__dataclass_fields__.values()}
+    changed = {name for name, default in defaults.items() if getattr(options, name) != default}
+    if not options.do_sample:
+        for name in sorted(changed & {"temperature", "top_k", "top_p", "min_p", "seed"}):
+            yield f"{name} is for sampling; give do_sample too"
+        if options.nbest > options.beams:
+            yield f"nbest can't exceed beams: {options.beams} beams end in at most that many hypotheses"
+    elif options.beams > 1:
+        yield "sampling has no beams; choose do_sample or beams"
+    if options.beams == 1:
+        for name in sorted(changed & {"early_stopping", "patience"}):
+            yield f"{name} is for beam search; give beams too"
+    elif not options.scores:
+        yield "beam search can't do without scores"
+    if options.forced_bos_token_id is not None and options.forced_bos_token_id in options.suppress_tokens:
+        yield f"token {options.forced_bos_token_id} is both forced and suppressed"
+
+
+def _out_of_range(options: SearchOptions) -> Iterable[str]:
+    for name in ("max_new_tokens", "beams", "nbest"):
+        if getattr(options, name) < 1:
+            yield f"{name} must be at least 1, got {getattr(options, name)}"
+    for name in ("top_k", "no_repeat_ngram_size", "seed"):
+        if (getattr(options, name) or 0) < 0:
+            yield f"{name} must not be negative, got {getattr(options, name)}"
+    if not 0 <= options.min_new_tokens <= options.max_new_tokens:
+        limit = f"0 to max_new_tokens, {options.max_new_tokens}"
+        yield f"min_new_tokens must lie in {limit}; got {options.min_new_tokens}"
+    yield from problems_of_penalty(options.length_penalty)
+    early_stopping: Any = options.early_stopping
+    if not isinstance(early_stopping, bool) and early_stopping != "never":
+        yield f"early_stopping must be True, False or 'never', got {options.early_stopping!r}"
+    if options.patience > MOST_PATIENT:
+        yield f"patience must not exceed {MOST_PATIENT}, got {options.patience}"
+    for name in ("patience", "temperature", "repetition_penalty"):
+        if not 0 < getattr(options, name) < math.inf:
+            yield f"{name} must be a positive number, got {getattr(options, name)}"
+    if not 0 < options.top_p <= 1:
+        yield f"top_p must lie above 0 and up to 1, got {options.top_p}"
+    if not 0 <= options.min_p <= 1:
+        yield f"min_p must lie in 0 to 1, got {options.min_p}"
+    if options.eos_token_id is not None and not tuple(options.eos_token_id):  # type: ignore[arg-type]
+        yield "eos_token_id must name at least one token"
+    if any(not len(words) for words in options.bad_words_ids):
+        yield "bad_words_ids must not hold an empty sequence"
+
+
+def problems_of_penalty(length_penalty: float) -> Iterable[str]:
+    """Why a length can't be taken to this power."""
+    if not -STEEPEST <= length_penalty <= STEEPEST:  # NaN lies nowhere
+        yield f"length_penalty must lie in -{STEEPEST} to {STEEPEST}, got {length_penalty}"
 
 
 @dataclass(frozen=True)
 class Found:
-    """One target: its token ids, the end token included if it was reached, and its score."""
+    """One target: its token ids, the end token included if it was reached, its score, and each token's share."""
 
     tokens: tuple[int, ...]
     score: float
+    token_scores: tuple[float, ...] = ()

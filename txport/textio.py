@@ -52,6 +52,15 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
         raise TextError(f"{name} is empty; give at least one line of text")
 
 
+def split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Lines of two texts with a tab between; `TextError` names the line that is not."""
+    for number, line in enumerate(lines, 1):
+        parts = line.split("\t")
+        if len(parts) != 2:
+            raise TextError(f"line {number}: expected a text, a tab and a target, got {line[:60]!r}")
+        yield parts[0], parts[1]
+
+
 @contextlib.contextmanager
 def open_output(path: Path | None) -> Iterator[IO[str]]:
     """Standard output, or a file that appears when the block ends well."""

@@ -1,4 +1,4 @@
-"""The likeliest tokens from a few logits instead of all, and yet exactly those of the whole product.
+"""The likeliest tokens from a few logits instead of all, and yet those of the whole product, up to its rounding.
 
 A copy of the projection in 8 bits, a quarter of the bytes, gives each logit but for an error that has a bound.
 For a row x of the decoder's output and the weights w of a token, and what 8 bits make of them, x' and w':
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from txport.exporters.fused import MICROSOFT
 from txport.exporters.quantize import ROWS, dequantize, quantize
+from txport.models.ports import LIKELIEST
 
 LARGEST_BLOCK = 64
-FEWEST_BLOCKS = 8  # so many likeliest tokens can be asked for
-SHARE = 16  # candidates beyond one in so many logits are not worth it: then the whole product is computed
+SHARE, MOST = 16, 1 << 16  # beyond one in so many logits, or so many candidates, the whole product is computed
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Shortlist:
 
 def shorten(matrix: NDArray[np.float32]) -> Shortlist:
     """Quantise a projection (V, D); the last block is filled up with its last token."""
-    block = max(1, min(LARGEST_BLOCK, len(matrix) // FEWEST_BLOCKS))
+    block = max(1, min(LARGEST_BLOCK, len(matrix) // LIKELIEST))
     quantized = quantize(matrix, ROWS)
     coarse = dequantize(quantized).astype(np.float64)
     rounding = matrix.shape[1] * np.finfo(np.float32).eps * _longest(matrix)  # of fp32 sums, in any order
@@ -101,10 +101,9 @@ def add_candidates(
     found = op("NonZero", [may_win])  # (2, C)
     row = op("Gather", [rows, op("Gather", [found, constant(tape, 0)])])
     token = op("GatherND", [tokens, op("Transpose", [found])])
-    count = op("Size", [token])
-    most = op("Div", [op("Size", [coarse]), constant(tape, SHARE)])
-    enough = op("GreaterOrEqual", [count, op("Squeeze", [wanted])])  # NaN leaves none
-    few = op("And", [op("LessOrEqual", [count, op("Max", [most, constant(tape, len(matrix))])]), enough])
+    most = op("Min", [op("Div", [op("Size", [coarse]), constant(tape, SHARE)]), constant(tape, MOST)])
+    broken = op("IsNaN", [op("ReduceSum", [least], {"keepdims": 0})])  # a row with NaN has no candidates
+    few = op("And", [op("LessOrEqual", [op("Size", [token]), most]), op("Not", [broken])])
     return row, token, few
 
 

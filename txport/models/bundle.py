@@ -15,7 +15,7 @@ from txport.models.files import sha256
 from txport.models.names import SAMPLES, TOKENIZER
 from txport.models.ports import CONTRACTS, Graph
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "txport.json"
 TARGETS = tuple(CONTRACTS)
 # precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too
@@ -163,6 +163,8 @@ def _manifest(file: Path, values: dict[str, Any]) -> Manifest:
             _check_types(entry, FILE_VALUES)
         for entry in values["shared"].values():
             _check_types(entry, SHARED_VALUES)
+            if entry["file"] not in values["files"]:
+                raise KeyError(entry["file"])
         config = TransformerConfig.from_dict(values["config"])
         kept = {name: value for name, value in values.items() if name in names}
         require_offer(kept["target"], kept["precision"])

@@ -17,6 +17,7 @@ from txport.models.config import TransformerConfig
 Dim = str | int
 
 LARGE_VOCABULARY = 4096  # from here on, a shortlist of the likeliest tokens takes less time than all logits in fp32
+LIKELIEST = 8  # so many of them can be asked for
 
 ENCODER = "encoder"
 DECODER = "decoder"
@@ -129,7 +130,9 @@ def _cpu_step(config: TransformerConfig, dtype: str) -> Graph:
         Port(SOURCE_LENGTHS, "int32", (BATCH,)),
         *_cross(config, dtype),
         *_own(config, dtype, "past"),
-        Port(COUNT, "int64", (1,)),  # k > 0: the k best tokens; k < 0: -k, with logits in place of log_probs; 0: none
+        # k > 0: the k best tokens; k < 0: -k, up to 8, with logits in place of log_probs; 0: none. On x86 without VNNI,
+        # 8-bit sums may saturate: there, with a large vocabulary in fp32, k < 0 must not be used.
+        Port(COUNT, "int64", (1,)),
     )
     best = (Port(LOG_PROBS, dtype, (ALL_ROWS, COUNT)), Port(IDS, "int64", (ALL_ROWS, COUNT)))
     logits = Port(LOGITS, dtype, (ALL_ROWS, config.target_vocab_size))

@@ -28,6 +28,10 @@ class Tokenizer(Protocol):
         """Each id as the vocabulary writes it."""
         ...
 
+    def ids(self, tokens: str) -> list[int]:
+        """Ids of tokens as the vocabulary writes them, apart by spaces; `TextError` names one that it lacks."""
+        ...
+
 
 class FileTokenizer:
     """A `tokenizer.json`."""
@@ -72,6 +76,15 @@ class FileTokenizer:
         """See `Tokenizer.tokens`."""
         return [self._tokenizer.id_to_token(id_) or str(id_) for id_ in ids]
 
+    def ids(self, tokens: str) -> list[int]:
+        """See `Tokenizer.ids`."""
+        found: list[int] = []
+        for token in tokens.split():
+            if (id_ := self._tokenizer.token_to_id(token)) is None:
+                raise TextError(f"{shorten(token)} is not a token of the vocabulary")
+            found.append(id_)
+        return found
+
 
 def unknown_id(tokenizer: str) -> int | None:
     """The id of what a tokenizer does not know: its JSON names it (WordLevel, BPE) or numbers it (Unigram)."""
@@ -108,6 +121,14 @@ class NumberTokenizer:
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
         return [str(id_) for id_ in ids]
+
+    def ids(self, tokens: str) -> list[int]:
+        """See `Tokenizer.ids`."""
+        size = self._config.target_vocab_size
+        strange = [token for token in tokens.split() if not _is_below(size, token)]
+        if strange:
+            raise TextError(f"{shorten(strange[0])} is not a token: a number from 0 to {size - 1}")
+        return [int(token) for token in tokens.split()]
 
 
 def _is_below(size: int, word: str) -> bool:

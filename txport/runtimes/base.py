@@ -61,7 +61,7 @@ def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:
     top = min(top, logits.shape[1])
     ids = _best(logits, top)
     if not normalise:
-        return Scores(np.take_along_axis(logits, ids, axis=1), ids)
+        return Scores(logits[np.arange(len(logits))[:, None], ids], ids)
     shift = logits.max(axis=1, keepdims=True)
     total = np.log(np.exp(logits - shift).sum(axis=1, keepdims=True))
     return Scores(np.take_along_axis(logits, ids, axis=1) - shift - total, ids)  # the shift first: it may be large
@@ -73,7 +73,7 @@ def _best_two(logits: Floats) -> Ints:
     parts = logits.reshape(len(logits), next(count for count in PARTS if size % count == 0), -1)  # (R, P, V / P)
     width = parts.shape[2]
     places = parts.argmax(axis=2)  # (R, P)
-    values = np.take_along_axis(parts, places[..., None], axis=2)[..., 0]
+    values = parts[rows[:, None], np.arange(parts.shape[1]), places]  # (R, P)
     part = values.argmax(axis=1)
     first = part * width + places[rows, part]
     own = parts[rows, part]  # a copy

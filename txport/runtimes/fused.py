@@ -23,6 +23,7 @@ from txport.models.ports import (
     ENCODER,
     IDS,
     INPUT_IDS,
+    LIKELIEST,
     LOG_PROBS,
     LOGITS,
     PAST_LENGTHS,
@@ -33,7 +34,7 @@ from txport.models.ports import (
     shortens,
 )
 from txport.runtimes.base import Ints, Scores, scores
-from txport.runtimes.sessions import Sessions
+from txport.runtimes.sessions import Sessions, may_saturate
 
 FIRST_CAPACITY = 32
 ENCODED_TOGETHER = 1024  # tokens: with more, what the layers hand on no longer fits the processor's caches
@@ -162,7 +163,8 @@ class FusedRuntime:
     def __init__(self, bundle: Bundle, sessions: Sessions) -> None:
         self.config, self.sessions, self.pool = bundle.manifest.config, sessions, Pool()
         self._graphs = bundle.manifest.graphs
-        self._shortens = shortens(self.config, bundle.manifest.precision)
+        # its bound holds for exact sums, and the session option for these does not reach into branches of a graph
+        self._shortens = shortens(self.config, bundle.manifest.precision) and not may_saturate()
 
     def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> FusedState:
         """See `Runtime.encode`."""
@@ -194,7 +196,7 @@ class FusedRuntime:
         top = None if top is None else min(top, self.config.target_vocab_size)
         if top is None or normalise:
             found = binding.run(tokens, top or 0)
-        elif self._shortens:
+        elif self._shortens and top <= LIKELIEST:
             found = binding.run(tokens, -top)
         else:  # NumPy is faster than the operators
             found = scores(binding.run(tokens, 0).values, top, normalise)

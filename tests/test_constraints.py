@@ -1,0 +1,263 @@
+"""What may be said next, over tables of logits: every promise of an option holds for whatever is found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes import TableRuntime, Tokens, random_table
+from tests.test_generate import BOS, EOS, SEEDS, config_of, every_sequence, search, sum_of
+from txport.generate import generate
+from txport.models.errors import UnsupportedError
+from txport.options import Found, SearchOptions
+from txport.runtimes.base import Floats, Ints
+
+SIZE = 9
+TOKENS = st.integers(2, SIZE - 1)
+OPTIONS = st.fixed_dictionaries(
+    {"max_new_tokens": st.integers(3, 8), "beams": st.integers(1, 4)},
+    optional={
+        "min_new_tokens": st.integers(0, 3),
+        "no_repeat_ngram_size": st.integers(1, 3),
+        "suppress_tokens": st.lists(TOKENS, max_size=3),
+        "bad_words_ids": st.lists(st.lists(TOKENS, min_size=1, max_size=3), max_size=4),
+        "eos_token_id": st.sampled_from([(EOS,), (EOS, 8), (7, 8)]),
+    },
+)
+PREFIXES = st.lists(st.lists(TOKENS, max_size=3), min_size=1, max_size=4)
+
+
+def unchanged(scores: Floats, said: Ints) -> Floats:
+    """A processor of a user's own; with one, all scores are fetched."""
+    assert scores.shape[0] == said.shape[0]
+    assert (said[:, 0] == BOS).all()
+    return scores
+
+
+def find(seed: int, prefixes: Sequence[Sequence[int]], options: dict[str, Any]) -> list[list[Found]]:
+    sources = [[1] * (1 + number) for number in range(len(prefixes))]
+    runtime = TableRuntime(random_table(SIZE, seed, spread=2.0))
+    return generate(runtime, sources, config_of(SIZE), SearchOptions(**options), prefixes)
+
+
+def senseless(prefixes: list[list[int]], options: dict[str, Any]) -> bool:
+    ends = options.get("eos_token_id", (EOS,))
+    if any(set(prefix) & set(ends) for prefix in prefixes):
+        return True
+    return any(len(words) == 1 and words[0] in ends for words in options.get("bad_words_ids", []))
+
+
+def nothing_is_left(prefix: Sequence[int], new: Tokens, options: dict[str, Any]) -> bool:
+    """Whether every token is forbidden after these."""
+    said, ends = (BOS, *prefix, *new), options.get("eos_token_id", (EOS,))
+    banned = set(options.get("suppress_tokens", ()))
+    banned |= set(ends) if len(new) < options.get("min_new_tokens", 0) else set()
+    for words in options.get("bad_words_ids", []):
+        if said[len(said) - len(words) + 1 :] == tuple(words[:-1]):
+            banned.add(words[-1])
+    if size := options.get("no_repeat_ngram_size"):
+        newest = said[len(said) - size + 1 :]
+        banned |= {said[at + size - 1] for at in range(len(said) - size + 1) if said[at : at + size - 1] == newest}
+    return banned >= set(range(SIZE))
+
+
+@settings(deadline=None, max_examples=150)
+@given(seed=SEEDS, prefixes=PREFIXES, options=OPTIONS)
+def test_what_is_found_keeps_every_promise(seed: int, prefixes: list[list[int]], options: dict[str, Any]) -> None:
+    if senseless(prefixes, options):
+        return
+    ends = options.get("eos_token_id", (EOS,))
+    for prefix, (best, *_) in zip(prefixes, find(seed, prefixes, options), strict=True):
+        assert best.tokens[: len(prefix)] == tuple(prefix)
+        assert math.isfinite(best.score)
+        new = best.tokens[len(prefix) :]
+        assert not set(new[:-1]) & set(ends)
+        if not (new and new[-1] in ends):
+            assert len(new) == options["max_new_tokens"] or nothing_is_left(prefix, new, options)
+        elif len(new) < options["max_new_tokens"]:
+            assert len(new) >= options.get("min_new_tokens", 0)
+        assert not set(new) & set(options.get("suppress_tokens", ()))
+        assert [len(best.token_scores), *best.token_scores[: len(prefix)]] == [len(best.tokens), *[0.0] * len(prefix)]
+        said = (BOS, *best.tokens)
+        for words in options.get("bad_words_ids", []):
+            for end in range(len(prefix) + 2, len(said) + 1):
+                assert said[max(0, end - len(words)) : end] != tuple(words)
+        if size := options.get("no_repeat_ngram_size"):
+            grams = [said[end - size : end] for end in range(size, len(said) + 1)]
+            fresh = grams[len(grams) - len(new) :] if len(grams) >= len(new) else grams
+            for place, gram in enumerate(fresh, len(grams) - len(fresh)):
+                assert gram not in grams[:place]
+
+
+@settings(deadline=None, max_examples=100)
+@given(seed=SEEDS, prefixes=PREFIXES, options=OPTIONS)
+def test_few_candidates_say_what_all_scores_say(seed: int, prefixes: list[list[int]], options: dict[str, Any]) -> None:
+    if senseless(prefixes, options):
+        return
+    few, every = (find(seed, prefixes, {**options, **more}) for more in ({}, {"logits_processor": unchanged}))
+    for one, other in zip(few, every, strict=True):
+        assert [each.tokens for each in one] == [each.tokens for each in other]
+        assert [each.score for each in one] == pytest.approx([each.score for each in other], abs=1e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=SEEDS, prefixes=PREFIXES, options=OPTIONS, penalty=st.sampled_from([0.5, 1.0, 1.5]))
+def test_targets_with_prefixes_of_any_length_are_those_found_alone(
+    seed: int, prefixes: list[list[int]], options: dict[str, Any], penalty: float
+) -> None:
+    if senseless(prefixes, options):
+        return
+    chosen = SearchOptions(**options, repetition_penalty=penalty)
+    table, sources = random_table(SIZE, seed, spread=2.0), [[1], [0], [1, 0], [0, 1]][: len(prefixes)]
+    together = generate(TableRuntime(table), sources, config_of(SIZE), chosen, prefixes)
+    for source, prefix, found in zip(sources, prefixes, together, strict=True):
+        (alone,) = generate(TableRuntime(table), [source], config_of(SIZE), chosen, [prefix])
+        assert [each.tokens for each in found] == [each.tokens for each in alone]
+        assert [each.score for each in found] == pytest.approx([each.score for each in alone], abs=1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=SEEDS, prefix=st.lists(st.integers(2, 3), max_size=2), penalty=st.sampled_from([-1.0, 0.0, 0.6, 2.0]))
+def test_a_prefix_counts_neither_for_length_nor_for_score(seed: int, prefix: list[int], penalty: float) -> None:
+    size, longest, table = 4, 3, random_table(4, seed)
+    beams = len(list(every_sequence(size, longest)))
+    options = SearchOptions(
+        max_new_tokens=longest, beams=beams, nbest=beams, length_penalty=penalty, early_stopping="never"
+    )
+    (found,) = generate(TableRuntime(table), [[1]], config_of(size), options, [prefix])
+    expected = sorted(
+        ((score(table, prefix, rest) / len(rest) ** penalty, rest) for rest in every_sequence(size, longest)),
+        reverse=True,
+    )
+    assert [each.score for each in found] == pytest.approx([score for score, _ in expected], abs=1e-5)
+
+
+def score(table: Any, prefix: Sequence[int], rest: Tokens) -> float:
+    return sum_of(table, (1,), (*prefix, *rest)) - sum_of(table, (1,), tuple(prefix))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_first_token_can_be_forced(beams: int) -> None:
+    found = search(random_table(SIZE, 0), [[1], [0]], SIZE, max_new_tokens=4, beams=beams, forced_bos_token_id=5)
+    assert [each[0].tokens[0] for each in found] == [5, 5]
+    assert [each[0].token_scores[0] for each in found] == [0, 0]
+
+
+def test_a_users_own_processor_sees_the_tokens_so_far_and_decides() -> None:
+    def count_up(scores: Floats, said: Ints) -> Floats:
+        wanted = np.full_like(scores, -np.inf)
+        wanted[np.arange(len(said)), np.minimum(said[:, -1] + 2, SIZE - 1)] = 0
+        return wanted
+
+    for beams in (1, 3):
+        options = {"max_new_tokens": 4, "beams": beams, "logits_processor": count_up}
+        found = search(random_table(SIZE, 0), [[1], [0, 1]], SIZE, **options)
+        assert [each[0].tokens for each in found] == [(2, 4, 6, 8)] * 2
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_bans_fetch_few_candidates_and_not_all_scores(beams: int) -> None:
+    runtime = TableRuntime(random_table(SIZE, 0))
+    options = SearchOptions(max_new_tokens=4, beams=beams, suppress_tokens=[2, 3, 4], no_repeat_ngram_size=2)
+    generate(runtime, [[1]], config_of(SIZE), options)
+    assert None not in runtime.wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"suppress_tokens": [9]}, "suppress_tokens must lie in the vocabulary, 0 to 8; got 9"),
+        ({"bad_words_ids": [[2, -1]]}, "bad_words_ids must lie in the vocabulary, 0 to 8; got -1"),
+        ({"bad_words_ids": [[EOS]]}, "bad_words_ids must not forbid the end token, 1; min_new_tokens says"),
+        ({"bad_words_ids": [[]]}, "bad_words_ids must not hold an empty sequence"),
+        ({"eos_token_id": []}, "eos_token_id must name at least one token"),
+        ({"eos_token_id": 9}, "eos_token_id must lie in the vocabulary, 0 to 8; got 9"),
+        ({"forced_bos_token_id": 2, "suppress_tokens": [2]}, "token 2 is both forced and suppressed"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must not be negative, got -1"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be a positive number, got 0"),
+        ({"patience": 2.0}, "patience is for beam search; give beams too"),
+        ({"beams": 2, "patience": math.nan}, "patience must be a positive number, got nan"),
+        ({"beams": 2, "patience": 1e308}, "patience must not exceed 100, got 1e"),
+        ({"beams": 2.5}, "beams must be a whole number, got 2.5"),
+        ({"suppress_tokens": ["a"]}, "suppress_tokens must be a whole number, got 'a'"),
+        ({"early_stopping": True}, "early_stopping is for beam search; give beams too"),
+        ({"beams": 2, "early_stopping": 1}, "early_stopping must be True, False or 'never', got 1"),
+        ({"max_new_tokens": 17}, "max_new_tokens must not exceed the model's longest sequence, 16; got 17"),
+    ],
+)
+def test_constraints_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        search(random_table(SIZE, 0), [[1]], SIZE, **{"max_new_tokens": 4, **options})
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        ([EOS], "a prefix must not hold an end token; got 1"),
+        ([9], "a prefix must lie in the vocabulary, 0 to 8; got 9"),
+    ],
+)
+def test_a_prefix_must_be_one(prefix: list[int], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        find(0, [[2], prefix], {"max_new_tokens": 3})
+
+
+def test_a_prefix_and_a_forced_first_token_exclude_each_other() -> None:
+    with pytest.raises(UnsupportedError, match="a prefix says what the first token is; forced_bos_token_id must not"):
+        find(0, [[2], []], {"max_new_tokens": 3, "forced_bos_token_id": 3})
+
+
+def test_whole_numbers_of_any_kind_will_do() -> None:
+    few = {"suppress_tokens": np.array([2, 3]), "eos_token_id": np.int64(1), "max_new_tokens": np.int32(4)}
+    assert SearchOptions(**few) == SearchOptions(suppress_tokens=(2, 3), eos_token_id=1, max_new_tokens=4)
+
+
+def test_a_prefix_must_leave_room() -> None:
+    with pytest.raises(UnsupportedError, match=r"a prefix and max_new_tokens must not exceed .*, 16; got 17"):
+        find(0, [[2] * 5], {"max_new_tokens": 12})
+
+
+def test_patience_waits_for_more_hypotheses() -> None:
+    table, steps = random_table(SIZE, 1, spread=0.3), []
+    for patience in (0.5, 1.0, 2.0, 4.0):
+        runtime = TableRuntime(lambda source, prefix: table(source, prefix) + 2 * (np.arange(SIZE) == EOS))
+        options = SearchOptions(max_new_tokens=14, beams=2, patience=patience, early_stopping=True)
+        generate(runtime, [[1]], config_of(SIZE), options)
+        steps.append(len(runtime.stepped))
+    assert steps == sorted(set(steps)), "each waits longer than the one before"
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("scores", [True, False])
+def test_where_nothing_may_be_said_a_target_stands_as_it_is(beams: int, scores: bool) -> None:
+    if beams > 1 and not scores:
+        return
+    options = {"no_repeat_ngram_size": 1, "min_new_tokens": 6, "max_new_tokens": 6, "beams": beams, "scores": scores}
+    (found,) = search(random_table(4, 0), [[1]], 4, **options)
+    assert sorted(found[0].tokens) == [2, 3]
+    assert len(found[0].token_scores) == (2 if scores else 0)
+    (nothing,) = search(random_table(4, 0), [[1]], 4, max_new_tokens=3, beams=beams, suppress_tokens=[0, 1, 2, 3])
+    assert nothing[0].tokens == ()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_processor_has_no_say_in_a_prefix(beams: int) -> None:
+    def only_five(scores: Floats, said: Ints) -> Floats:
+        return np.where(np.arange(SIZE) == 5, np.float32(0), np.float32(-np.inf)) + np.zeros_like(scores)
+
+    options = SearchOptions(max_new_tokens=2, beams=beams, logits_processor=only_five)
+    found = generate(TableRuntime(random_table(SIZE, 0)), [[1], [0]], config_of(SIZE), options, [[2, 3], []])
+    assert [each[0].tokens for each in found] == [(2, 3, 5, 5), (5, 5)]
+
+
+def test_a_processor_must_return_what_it_got() -> None:
+    with pytest.raises(UnsupportedError, match=r"logits_processor must return scores of shape \(1, 9\), got \(1, 3\)"):
+        search(
+            random_table(SIZE, 0), [[1]], SIZE, max_new_tokens=2, logits_processor=lambda scores, said: scores[:, :3]
+        )

@@ -1,0 +1,123 @@
+"""Drawing tokens: by their probabilities, the same for the same seed, alone or in a batch."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes import TableRuntime, random_table
+from tests.test_constraints import unchanged
+from tests.test_generate import EOS, SEEDS, SOURCES, config_of, search, sum_of
+from txport.generate import generate
+from txport.models.errors import UnsupportedError
+from txport.options import SearchOptions
+from txport.sampling import draw
+
+SIZE = 8
+WARPS = st.fixed_dictionaries(
+    {"do_sample": st.just(True), "max_new_tokens": st.integers(1, 8)},
+    optional={
+        "temperature": st.sampled_from([0.5, 1.0, 2.0]),
+        "top_k": st.integers(0, 10),
+        "top_p": st.sampled_from([0.3, 0.9, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.1, 0.5]),
+        "min_new_tokens": st.integers(0, 1),
+        "no_repeat_ngram_size": st.integers(0, 2),
+    },
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(seed=st.integers(0, 9), table=SEEDS, sources=SOURCES, options=WARPS, samples=st.integers(1, 3))
+def test_a_seed_draws_the_same_alone_in_a_batch_and_with_more_samples(
+    seed: int, table: int, sources: list[list[int]], options: dict[str, Any], samples: int
+) -> None:
+    logits = random_table(SIZE, table, spread=2.0)
+    together = search(logits, sources, SIZE, **options, seed=seed, nbest=samples)
+    for source, found in zip(sources, together, strict=True):
+        (alone,) = search(logits, [source], SIZE, **options, seed=seed)
+        assert len(found) == samples
+        assert found[0].tokens == alone[0].tokens
+        for each in found:
+            if np.isfinite(each.score):
+                expected = sum_of(logits, tuple(source), each.tokens) / len(each.tokens)
+                assert each.score == pytest.approx(expected, abs=1e-4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 9), table=SEEDS, sources=SOURCES, options=WARPS, count=st.integers(1, 10))
+def test_few_candidates_are_enough_for_top_k(
+    seed: int, table: int, sources: list[list[int]], options: dict[str, Any], count: int
+) -> None:
+    logits, chosen = random_table(SIZE, table, spread=2.0), {**options, "top_k": count, "seed": seed}
+    few, every = (search(logits, sources, SIZE, **chosen, **more) for more in ({}, {"logits_processor": unchanged}))
+    assert [found[0].tokens for found in few] == [found[0].tokens for found in every]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    table=SEEDS,
+    sources=SOURCES,
+    certain=st.sampled_from([{"top_k": 1}, {"temperature": 1e-4}, {"top_p": 1e-6}, {"min_p": 1.0}]),
+)
+def test_where_nothing_is_left_to_chance_it_is_greedy(
+    table: int, sources: list[list[int]], certain: dict[str, Any]
+) -> None:
+    logits = random_table(SIZE, table, spread=2.0)
+    drawn = search(logits, sources, SIZE, max_new_tokens=6, do_sample=True, **certain)
+    greedy = search(logits, sources, SIZE, max_new_tokens=6)
+    assert [found[0].tokens for found in drawn] == [found[0].tokens for found in greedy]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0.5, 0.25, 0.15, 0.1]),
+        ({"temperature": 0.5}, [0.7246, 0.1812, 0.0652, 0.029]),
+        ({"top_k": 2}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_p": 0.6}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_p": 0.5}, [1, 0, 0, 0]),
+        ({"min_p": 0.25}, [0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0]),
+    ],
+)
+def test_tokens_come_as_often_as_they_are_likely(options: dict[str, Any], expected: list[float]) -> None:
+    count = 20_000
+    scores = np.tile(np.log([0.5, 0.25, 0.15, 0.1]).astype(np.float32), (count, 1))
+    chosen = SearchOptions(max_new_tokens=1, do_sample=True, **options)
+    places = draw(scores, chosen, np.random.default_rng(0).random(count))
+    np.testing.assert_allclose(np.bincount(places, minlength=4) / count, expected, atol=0.012)
+
+
+def test_without_a_seed_two_runs_differ() -> None:
+    options = SearchOptions(max_new_tokens=12, do_sample=True, suppress_tokens=[EOS])
+    runs = [generate(TableRuntime(random_table(SIZE, 0)), [[1]] * 4, config_of(SIZE), options) for _ in range(2)]
+    assert [found[0].tokens for found in runs[0]] != [found[0].tokens for found in runs[1]]
+
+
+def test_samples_of_one_source_differ() -> None:
+    (found,) = search(random_table(SIZE, 0), [[1]], SIZE, max_new_tokens=12, do_sample=True, seed=3, nbest=5)
+    assert len({each.tokens for each in found}) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 2.0}, "temperature is for sampling; give do_sample too"),
+        ({"seed": 1}, "seed is for sampling"),
+        ({"top_k": 3}, "top_k is for sampling"),
+        ({"do_sample": True, "beams": 2}, "sampling has no beams; choose do_sample or beams"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature must be a positive number, got 0.0"),
+        ({"do_sample": True, "top_p": 0.0}, "top_p must lie above 0 and up to 1, got 0.0"),
+        ({"do_sample": True, "min_p": 1.5}, "min_p must lie in 0 to 1, got 1.5"),
+        ({"do_sample": True, "seed": -1}, "seed must not be negative, got -1"),
+        ({"do_sample": True, "top_k": -1}, "top_k must not be negative, got -1"),
+    ],
+)
+def test_sampling_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
+        SearchOptions(**{"max_new_tokens": 4, **options})

@@ -1,0 +1,181 @@
+"""What may be said next: bans, forced tokens, and whatever else changes the scores before a token is chosen.
+
+Bans only take away, so that they need no more than a few candidates beyond those that are wanted; what changes
+scores in other ways needs all of them. Shape comments: R rows, T tokens so far, C candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from txport.models.config import TransformerConfig
+from txport.models.errors import UnsupportedError
+from txport.options import SearchOptions
+from txport.runtimes.base import Floats, Ints, Runtime, State, scores
+
+NOTHING = -1  # in place of a token
+
+
+class Constraints:
+    """Those of one batch: of the options, and of what each target must begin with."""
+
+    def __init__(self, options: SearchOptions, config: TransformerConfig, prefixes: Sequence[Sequence[int]]) -> None:
+        self._options, self._ends = options, np.asarray(options.ends(config))
+        self._suppressed = np.asarray(options.suppress_tokens, np.int64)
+        self._prefixes = _pad(prefixes)  # (B, longest)
+        self.prefix_lengths = np.array([len(prefix) for prefix in prefixes], np.int64)
+        self._words = [np.asarray(words, np.int64) for words in options.bad_words_ids]
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether all scores are needed."""
+        return self._options.repetition_penalty != 1 or self._options.logits_processor is not None
+
+    def best(
+        self,
+        runtime: Runtime,
+        state: State,
+        last: Ints,
+        said: Ints,
+        sources: Ints,
+        count: int,
+        *,
+        log: bool,
+        normalise: bool,
+    ) -> tuple[Floats, Ints, State]:
+        """Step, and choose the `count` best tokens that may follow; -> values and ids (R, C), and the state.
+
+        `last` (R,) is the newest token of each row, `said` (R, T) all of them with the start token, `sources` (R,)
+        the source of each row. Values are log-probabilities if `normalise`; with `log`, processors see these.
+        """
+        banned, forced = self._banned(said, sources), self._forced(said.shape[1], sources)
+        if self.changes_scores:
+            found, state = runtime.step(last, state)
+            values, ids = self._choose(found.values, said, sources, banned, forced, count, log=log, normalise=normalise)
+            return values, ids, state
+        spare = 1 << (banned.shape[1] - 1).bit_length() if banned.shape[1] else 0  # few different counts to bind
+        found, state = runtime.step(last, state, top=count + spare, normalise=normalise)
+        assert found.ids is not None
+        values, ids = found.values, found.ids
+        if banned.shape[1]:
+            values, ids = _without(values, ids, banned, count)
+        if (rows := np.flatnonzero(forced != NOTHING)).size:
+            values[rows], values[rows, 0], ids[rows, 0] = -np.inf, 0.0, forced[rows]
+        return values, ids, state
+
+    def _choose(
+        self,
+        logits: Floats,
+        said: Ints,
+        sources: Ints,
+        banned: Ints,
+        forced: Ints,
+        count: int,
+        *,
+        log: bool,
+        normalise: bool,
+    ) -> tuple[Floats, Ints]:
+        """Of all scores, changed: the best."""
+        log_probs = log_softmax(logits) if log or normalise else logits
+        changed = self._change(log_probs.copy() if log else logits.copy(), said, sources, banned, forced)
+        found = scores(changed, count, normalise=False)
+        assert found.ids is not None
+        if log:
+            return found.values, found.ids
+        own = np.take_along_axis(log_probs, found.ids, axis=1)
+        own[forced != NOTHING] = 0.0
+        return np.where(found.values == -np.inf, -np.inf, own), found.ids
+
+    def change(self, logits: Floats, said: Ints, sources: Ints) -> tuple[Floats, NDArray[np.bool_]]:
+        """All logits (R, V), as far as they may be said, and whether a row is forced: (R,)."""
+        forced = self._forced(said.shape[1], sources)
+        return self._change(logits.copy(), said, sources, self._banned(said, sources), forced), forced != NOTHING
+
+    def _change(self, values: Floats, said: Ints, sources: Ints, banned: Ints, forced: Ints) -> Floats:
+        rows = np.arange(len(values))[:, None]
+        if (penalty := self._options.repetition_penalty) != 1:
+            old = values[rows, said]
+            values[rows, said] = np.where(old < 0, old * penalty, old / penalty)
+        at, place = np.nonzero(banned != NOTHING)
+        values[at, banned[at, place]] = -np.inf
+        if (at := np.flatnonzero(forced != NOTHING)).size:
+            values[at] = -np.inf
+            values[at, forced[at]] = 0.0
+        if self._options.logits_processor is None:
+            return values
+        shape, values = values.shape, np.asarray(self._options.logits_processor(values, said), np.float32)
+        if values.shape != shape:
+            raise UnsupportedError(f"logits_processor must return scores of shape {shape}, got {values.shape}")
+        given = np.flatnonzero(self.prefix_lengths[sources] >= said.shape[1])  # it has no say in prefixes
+        values[given], values[given, forced[given]] = -np.inf, 0.0
+        return values
+
+    def _banned(self, said: Ints, sources: Ints) -> Ints:
+        """Tokens that must not come next: (R, as many as any row has), `NOTHING` where there are fewer."""
+        rows, options = len(sources), self._options
+        parts = [np.broadcast_to(self._suppressed, (rows, len(self._suppressed)))] if len(self._suppressed) else []
+        if options.min_new_tokens:
+            too_soon = said.shape[1] - 1 - self.prefix_lengths[sources] < options.min_new_tokens
+            if too_soon.any():
+                parts.append(np.where(too_soon[:, None], self._ends, NOTHING))
+        parts += [_after(said, words) for words in self._words]
+        if options.no_repeat_ngram_size:
+            repeated = _repeated(said, options.no_repeat_ngram_size)
+            parts.append(repeated[:, (repeated != NOTHING).any(axis=0)])
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts, axis=1) if parts else np.empty((rows, 0), np.int64)
+
+    def _forced(self, length: int, sources: Ints) -> Ints:
+        """The one token that may come next, or `NOTHING`: (R,)."""
+        forced = np.full(len(sources), NOTHING)
+        if length <= self._prefixes.shape[1]:
+            forced = self._prefixes[sources, length - 1]
+        if length == 1 and self._options.forced_bos_token_id is not None:
+            forced = np.where(forced == NOTHING, self._options.forced_bos_token_id, forced)
+        return forced
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """Logits (R, V) -> log-probabilities."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    normal: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return normal
+
+
+def _pad(prefixes: Sequence[Sequence[int]]) -> Ints:
+    padded = np.full((len(prefixes), max(map(len, prefixes), default=0)), NOTHING)
+    for row, prefix in zip(padded, prefixes, strict=True):
+        row[: len(prefix)] = prefix
+    return padded
+
+
+def _without(values: Floats, ids: Ints, banned: Ints, count: int) -> tuple[Floats, Ints]:
+    """The best candidates (R, C), which come in falling order, that are not banned."""
+    bad, at = (ids[:, :, None] == banned[:, None, :]).any(axis=2), np.arange(len(ids))[:, None]
+    order = np.argsort(bad, axis=1, kind="stable")[:, :count]
+    return np.where(bad[at, order], np.float32(-np.inf), values[at, order]), ids[at, order]
+
+
+def _after(said: Ints, words: NDArray[np.int64]) -> Ints:
+    """The last of a sequence of tokens, for the rows that have said the others just now: (R, 1)."""
+    before = words[:-1]
+    if len(before) >= said.shape[1]:
+        return np.empty((len(said), 0), np.int64)
+    matches = (said[:, said.shape[1] - len(before) :] == before).all(axis=1)
+    return np.where(matches, words[-1], NOTHING)[:, None]
+
+
+def _repeated(said: Ints, size: int) -> Ints:
+    """The tokens that would complete a sequence of `size` tokens for a second time: (R, T)."""
+    length = said.shape[1]
+    if length < size:
+        return np.empty((len(said), 0), np.int64)
+    windows = sliding_window_view(said, size, axis=1)  # (R, T - size + 1, size)
+    newest = said[:, length - size + 1 :]
+    matches = (windows[..., :-1] == newest[:, None]).all(axis=2)
+    return np.where(matches, windows[..., -1], NOTHING)

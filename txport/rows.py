@@ -1,0 +1,84 @@
+"""The targets of greedy search and of sampling: every row goes its own way, and leaves some time after it has ended.
+
+Shape comments: R rows that are still held, T tokens so far, A all rows: samples x sources.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.models.config import TransformerConfig
+from txport.options import Found, SearchOptions
+from txport.runtimes.base import Floats, Ints
+
+WORTH_DROPPING = 0.25  # of the rows that are held must have ended before they leave
+Doubles = NDArray[np.float64]
+
+
+class Rows:
+    """What each row has said."""
+
+    def __init__(self, prefix_lengths: Ints, options: SearchOptions, config: TransformerConfig) -> None:
+        self._options, self._ends = options, np.asarray(options.ends(config))
+        self.samples = options.nbest if options.do_sample else 1
+        self._prefix_lengths = np.repeat(prefix_lengths, self.samples)
+        self._limits = self._prefix_lengths + options.max_new_tokens
+        self.longest = int(self._limits.max())
+        count = len(self._limits)
+        self._held = np.arange(count)  # which of all rows is held: (R,)
+        self._running = np.ones(count, np.bool_)  # (R,)
+        self._said = np.full((count, 1 + self.longest), config.bos_id)  # the start token first
+        self._shares: Doubles = np.zeros((count, self.longest))
+        self._lengths: Ints = np.zeros(count, np.int64)
+        self._length = 0
+
+    @property
+    def sources(self) -> Ints:
+        """The source of each row: (R,)."""
+        return self._held // self.samples
+
+    @property
+    def said(self) -> Ints:
+        """The start token and the tokens so far of each row: (R, T)."""
+        if len(self._held) == len(self._said):
+            return self._said[:, : self._length + 1]
+        return self._said[self._held, : self._length + 1]
+
+    def pick(self, numbers: Doubles) -> Doubles:
+        """Of numbers for each new token of all rows, those of the next one: (R,). A prefix uses up none."""
+        place = np.clip(self._length - self._prefix_lengths[self._held], 0, numbers.shape[1] - 1)
+        return numbers[self._held, place]
+
+    def advance(self, tokens: Ints, log_probs: Floats) -> Ints:
+        """The next token of each row -> the rows that stay; where nothing may be said, the target ends as it is."""
+        silent = log_probs == -np.inf
+        self._said[self._held, self._length + 1], self._shares[self._held, self._length] = tokens, log_probs
+        self._length += 1
+        self._lengths[self._held[self._running & ~silent]] = self._length
+        ended = silent | (tokens[:, None] == self._ends).any(axis=1) | (self._length >= self._limits[self._held])
+        self._running &= ~ended
+        kept = np.flatnonzero(self._running)
+        if len(kept) > (1 - WORTH_DROPPING) * len(self._held):
+            return np.arange(len(self._held))
+        self._held, self._running = self._held[kept], self._running[kept]
+        return kept
+
+    def found(self) -> list[list[Found]]:
+        """The targets of each source."""
+        found = [self._found(row) for row in range(len(self._said))]
+        return [found[start : start + self.samples] for start in range(0, len(found), self.samples)]
+
+    def certain(self) -> list[tuple[int, ...]]:
+        """The tokens so far of each source's first row."""
+        lengths = self._lengths[:: self.samples].tolist()
+        return [tuple(ids[1 : 1 + n]) for ids, n in zip(self._said[:: self.samples].tolist(), lengths, strict=True)]
+
+    def _found(self, row: int) -> Found:
+        length = int(self._lengths[row])
+        tokens = tuple(self._said[row, 1 : 1 + length].tolist())
+        if not self._options.scores:
+            return Found(tokens, float("nan"))
+        shares = self._shares[row, :length]
+        counted = float(max(1, length - self._prefix_lengths[row]))
+        return Found(tokens, float(shares.sum()) / counted**self._options.length_penalty, tuple(shares.tolist()))

@@ -1,0 +1,79 @@
+"""What a model says of given targets: the logits of each token after those before it, and how likely it is.
+
+Shape comments: B targets, R of them not yet at their end, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from txport.generate import Ids, encode
+from txport.models.config import TransformerConfig
+from txport.models.errors import UnsupportedError
+from txport.options import Found, problems_of_penalty
+from txport.runtimes.base import Floats, Ints, Runtime
+
+
+def score(
+    runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig, length_penalty: float = 1.0
+) -> list[Found]:
+    """Score one batch: sources and their targets, end tokens included -> each target with its tokens' shares.
+
+    A score is the sum of the log-probabilities over the length to the power of `length_penalty`.
+    """
+    for problem in problems_of_penalty(length_penalty):
+        raise UnsupportedError(problem)
+    shares: list[list[float]] = [[] for _ in targets]
+    for rows, tokens, values in say(runtime, sources, targets, config):
+        for row, share in zip(rows.tolist(), log_probs_of(values, tokens).tolist(), strict=True):
+            shares[row].append(share)
+    return [
+        Found(tuple(target), float(np.sum(parts)) / float(len(target)) ** length_penalty, tuple(parts))
+        for target, parts in zip(targets, shares, strict=True)
+    ]
+
+
+def logits(runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig) -> list[Floats]:
+    """All logits of one batch: for each target, what the model says before each of its tokens (T, V)."""
+    kept: list[list[Floats]] = [[] for _ in targets]
+    for rows, _, values in say(runtime, sources, targets, config):
+        for row, each in zip(rows.tolist(), values, strict=True):
+            kept[row].append(each.copy())
+    return [np.stack(each) for each in kept]
+
+
+def say(runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig) -> Iterator[tuple[Ints, Ints, Floats]]:
+    """Step through given targets: which of them are not yet at their end (R,), their next tokens, logits (R, V)."""
+    require_targets(targets, config)
+    lengths = np.array([len(target) for target in targets])
+    wanted = np.zeros((len(targets), lengths.max()), np.int64)
+    for number, target in enumerate(targets):
+        wanted[number, : len(target)] = target
+    state = encode(runtime, sources, config, int(lengths.max()))
+    rows, last = np.arange(len(targets)), np.full(len(targets), config.bos_id)
+    for place in range(int(lengths.max())):
+        if place and len(kept := np.flatnonzero(lengths[rows] > place)) < len(rows):
+            state, rows, last = runtime.select(state, kept), rows[kept], last[kept]
+        scores, state = runtime.step(last, state)
+        last = wanted[rows, place]
+        yield rows, last, scores.values
+
+
+def require_targets(targets: Ids, config: TransformerConfig) -> None:
+    """Raise `UnsupportedError` for targets that the model can't say."""
+    for target in targets:
+        if not 1 <= len(target) <= config.max_length:
+            raise UnsupportedError(f"a target must have 1 to {config.max_length} tokens, got {len(target)}")
+        if not 0 <= min(target) <= max(target) < config.target_vocab_size:
+            limit = f"0 to {config.target_vocab_size - 1}"
+            raise UnsupportedError(f"a target must lie in the vocabulary, {limit}; got {min(target)} to {max(target)}")
+
+
+def log_probs_of(logits: Floats, tokens: Ints) -> Floats:
+    """Logits (R, V) and a token of each row -> its log-probability: (R,)."""
+    largest = logits.max(axis=1)
+    total = np.exp(logits - largest[:, None]).sum(axis=1)
+    found: Floats = logits[np.arange(len(tokens)), tokens] - largest - np.log(total)
+    return found
