@@ -53,6 +53,13 @@ def test_many_threads_get_what_one_gets(model: txport.Model) -> None:
     assert found == expected
 
 
+def test_batches_by_tokens_give_the_same(model: txport.Model) -> None:
+    texts = [*SAMPLES, "cabbage", "bad", "hi"]
+    assert model.generate(texts, batch_tokens=9) == [model.generate(text)[0] for text in texts]
+    with pytest.raises(UnsupportedError, match="batch_tokens must be at least 1, got 0"):
+        model.generate("bad", batch_tokens=0)
+
+
 def test_a_model_serves_an_event_loop(model: txport.Model) -> None:
     async def serve() -> list[list[txport.Generated]]:
         return await asyncio.gather(*(asyncio.to_thread(model.generate, "chief", **options) for options in MANY))

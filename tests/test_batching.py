@@ -49,6 +49,27 @@ def test_batches_are_full_and_sorted_by_length_within_a_window(lengths: list[int
     assert batches == expected
 
 
+@settings(deadline=None)
+@given(lengths=LENGTHS, batch_size=st.integers(1, 5), batch_tokens=st.integers(1, 20))
+def test_batches_hold_so_many_tokens_and_no_fewer_than_fit(
+    lengths: list[int], batch_size: int, batch_tokens: int
+) -> None:
+    batches: list[list[Item]] = []
+
+    def work(batch: list[Item]) -> list[Item]:
+        batches.append(batch)
+        return batch
+
+    items = items_of(lengths)[: READ_AHEAD * batch_size]
+    assert list(in_batches(items, work, batch_size, lambda item: item[1], batch_tokens=batch_tokens)) == items
+    for batch, following in itertools.zip_longest(batches, batches[1:]):
+        longest = max(length for _, length in batch)
+        assert len(batch) == 1 or len(batch) <= batch_size
+        assert len(batch) == 1 or len(batch) * longest <= batch_tokens
+        if following:
+            assert len(batch) == batch_size or (len(batch) + 1) * following[0][1] > batch_tokens
+
+
 def chunks(items: list[Item], size: int) -> Iterator[list[Item]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]

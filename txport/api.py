@@ -80,6 +80,7 @@ class Model:
         *,
         prefixes: str | Iterable[str] = "",
         batch_size: int = BATCH_SIZE,
+        batch_tokens: int | None = None,
         unknown: Unknown = "error",
         **options: Any,
     ) -> Iterator[Generated]:
@@ -87,11 +88,12 @@ class Model:
 
         `options` are those of `SearchOptions`, which docs/search.md tells; `max_new_tokens` is by default all that
         the model can take. `prefixes` are what the targets begin with, one for all or one a text: tokens as the
-        vocabulary writes them, apart by spaces. `unknown="skip"` leaves out characters that are not in the vocabulary.
+        vocabulary writes them, apart by spaces. A batch has up to `batch_size` texts of similar length, and up to
+        `batch_tokens` source tokens. `unknown="skip"` leaves out characters that are not in the vocabulary.
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """
-        _require_batch_size(batch_size)
+        _require_batch_size(batch_size, batch_tokens)
         _require_unknown(unknown)
         known = [prefixes] if isinstance(prefixes, str) else list(prefixes)
         begin = [self.tokenizer.ids(prefix) for prefix in known]
@@ -104,7 +106,7 @@ class Model:
 
         pairs = zip(texts, repeat(begin[0])) if isinstance(prefixes, str) else _paired(texts, begin, "prefixes")
         encoded = ((text, self.encode(text, unknown), prefix) for text, prefix in pairs)
-        return in_batches(encoded, work, batch_size, length=lambda item: len(item[1]), workers=self.workers)
+        return in_batches(encoded, work, batch_size, lambda item: len(item[1]), self.workers, batch_tokens)
 
     def follow(self, text: str, *, prefix: str = "", unknown: Unknown = "error", **options: Any) -> Iterator[str]:
         """One text, token by token: the output as far as it is certain, each time that it grows, and at last all of it.
@@ -125,13 +127,14 @@ class Model:
         *,
         prefixes: Iterable[Sequence[int]] | None = None,
         batch_size: int = BATCH_SIZE,
+        batch_tokens: int | None = None,
         **options: Any,
     ) -> list[list[Found]]:
         """As `generate`, from token ids to token ids; `options` are those of `SearchOptions`.
 
         Raises `TextError` for a source that is empty, too long, or has ids outside the vocabulary.
         """
-        _require_batch_size(batch_size)
+        _require_batch_size(batch_size, batch_tokens)
         begin = None if prefixes is None else list(prefixes)
         chosen = self._options(options, max(map(len, begin or []), default=0))
 
@@ -142,7 +145,7 @@ class Model:
         pairs: Iterable[tuple[Sequence[int], Sequence[int]]]
         pairs = zip(sources, repeat(())) if begin is None else _paired(sources, begin, "prefixes")
         checked = ((self._checked(source), prefix) for source, prefix in pairs)
-        return list(in_batches(checked, work, batch_size, length=lambda pair: len(pair[0]), workers=self.workers))
+        return list(in_batches(checked, work, batch_size, lambda pair: len(pair[0]), self.workers, batch_tokens))
 
     def score(
         self,
@@ -264,9 +267,10 @@ def _require_unknown(unknown: str) -> None:
         raise UnsupportedError(f"unknown must be 'error' or 'skip', got {unknown!r}")
 
 
-def _require_batch_size(batch_size: int) -> None:
-    if batch_size < 1:
-        raise UnsupportedError(f"batch_size must be at least 1, got {batch_size}")
+def _require_batch_size(batch_size: int, batch_tokens: int | None = None) -> None:
+    for name, value in {"batch_size": batch_size, "batch_tokens": batch_tokens}.items():
+        if value is not None and value < 1:
+            raise UnsupportedError(f"{name} must be at least 1, got {value}")
 
 
 def load(

@@ -19,16 +19,34 @@ def in_batches(
     batch_size: int,
     length: Callable[[Item], int],
     workers: int = 1,
+    batch_tokens: int | None = None,
 ) -> Iterator[Result]:
-    """Apply `work` to batches of items of similar length, `workers` at once; results come in the order of the items."""
+    """Apply `work` to batches of items of similar length, `workers` at once; results come in the order of the items.
+
+    A batch has at most `batch_size` items, and at most `batch_tokens` tokens, padding counted, unless it is one item.
+    """
     iterator = iter(items)
     while window := list(islice(iterator, READ_AHEAD * batch_size)):
-        order = sorted(range(len(window)), key=lambda index: length(window[index]))
-        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        lengths = [length(item) for item in window]
+        order = sorted(range(len(window)), key=lengths.__getitem__)
+        batches = list(_split(order, lengths, batch_size, batch_tokens))
         results: dict[int, Result] = {}
         for batch, done in zip(batches, _each(work, window, batches, workers), strict=True):
             results.update(zip(batch, done, strict=True))
         yield from (results[index] for index in range(len(window)))
+
+
+def _split(order: list[int], lengths: list[int], batch_size: int, batch_tokens: int | None) -> Iterator[list[int]]:
+    """Items in rising order of length -> batches."""
+    batch: list[int] = []
+    for index in order:
+        is_too_long = batch_tokens is not None and (len(batch) + 1) * lengths[index] > batch_tokens
+        if batch and (len(batch) == batch_size or is_too_long):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
 
 
 def _each(

@@ -156,6 +156,7 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
 @click.option("--checkpoint", help="For --runtime torch: the checkpoint, if it does not ship.")
 @search_options
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
+@click.option("--batch-tokens", type=click.IntRange(1), help="Source tokens at once, at most, padding counted.")
 @unknown_option
 @click.option(
     "--input", "inputs", type=click.Path(path_type=Path), multiple=True, help="Read lines from a file.  [repeatable]"
@@ -183,7 +184,8 @@ def run(
 
     if text and inputs:
         raise UnsupportedError("give TEXT or --input, not both")
-    is_batched = click.get_current_context().get_parameter_source("batch_size") is not ParameterSource.DEFAULT
+    given = click.get_current_context().get_parameter_source
+    is_batched = any(given(name) is not ParameterSource.DEFAULT for name in ("batch_size", "batch_tokens"))
     if as_stream and (as_json or workers > 1 or is_batched):
         alone = "--stream prints one text after the other; it goes with none of --json, --workers, --batch-size"
         raise UnsupportedError(alone)
@@ -205,7 +207,7 @@ def run(
 
 def _follow(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
     """Print what is certain of each text as soon as it is."""
-    del options["batch_size"]
+    del options["batch_size"], options["batch_tokens"]
     options["prefix"] = options.pop("prefixes")
     for text in texts:
         shown = ""
