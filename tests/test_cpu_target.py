@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 import txport
 from tests.tiny import edit_graph, tiny_config, tiny_model
-from txport import runtimes
+from txport import bandwidth, runtimes
 from txport.cli import cli
 from txport.exporters.check import operators
 from txport.exporters.quantize import DYNAMIC, ROWS, dequantize, quantize, steps
-from txport.exporters.shortlist import shorten
+from txport.exporters.shortlist import BLOCK, shorten
 from txport.generate import generate
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -172,7 +172,7 @@ def test_no_logit_lies_beyond_its_bound(seed: int, spread: float, size: int) -> 
     coarse = (shortlist.values * shortlist.scales[:, None])[:size] @ near
     bound = (shortlist.largest * np.linalg.norm(x - near) + shortlist.deviation * np.linalg.norm(x)) / 2
     assert np.abs(matrix @ x - coarse).max() <= bound
-    assert len(shortlist.values) % shortlist.block == 0 <= len(shortlist.values) - size < shortlist.block
+    assert len(shortlist.values) % BLOCK == 0 <= len(shortlist.values) - size < BLOCK
 
 
 @pytest.mark.parametrize("more", [{"no_repeat_ngram_size": 1}, {"suppress_tokens": range(100, 300)}])
@@ -203,6 +203,19 @@ def test_where_sums_may_saturate_there_is_no_shortlist(
         monkeypatch.setattr(fused, "may_saturate", lambda saturates=saturates: saturates)
         generate(runtimes.load("ort", large[1]), SOURCES, large[0].config, search)
     assert asked == [-2, -2, 0, 0]
+
+
+def test_where_sums_may_saturate_parity_and_bandwidth_leave_the_shortlist_out_too(
+    large: tuple[Checkpoint, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, bundle = large
+    seen = []
+    for saturates in (False, True):
+        monkeypatch.setattr(sessions, "may_saturate", lambda saturates=saturates: saturates)
+        calls = list(Reference(checkpoint.model, bundle.manifest).walk(SOURCES, (1,), 0))[1:]
+        seen.append(([int(call.inputs[COUNT][0]) for call in calls], bandwidth.step_bytes(bundle)))
+    assert [counts for counts, _ in seen] == [[5, -2], [5]]
+    assert (seen[0][1] or 0) < (seen[1][1] or 0)
 
 
 def test_a_row_with_nan_takes_no_tokens_of_others(large: tuple[Checkpoint, Bundle]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import txport
 from tests.fakes import TableRuntime, random_table
-from tests.test_generate import EOS, SEEDS, config_of, search, sum_of
+from tests.test_generate import SEEDS, config_of, search, sum_of
 from tests.tiny import SAMPLES
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import load_checkpoint
@@ -71,17 +71,16 @@ def test_logits_are_what_search_steps_on(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "penalty", "message"),
+    ("targets", "message"),
     [
-        ([[]], 1.0, "a target must have 1 to 16 tokens, got 0"),
-        ([[2] * 17], 1.0, "a target must have 1 to 16 tokens, got 17"),
-        ([[2, SIZE]], 1.0, "a target must lie in the vocabulary, 0 to 6; got 2 to 7"),
-        ([[EOS]], np.nan, "length_penalty must lie in -20 to 20, got nan"),
+        ([[]], "a target must have 1 to 16 tokens, got 0"),
+        ([[2] * 17], "a target must have 1 to 16 tokens, got 17"),
+        ([[2, SIZE]], "a target must lie in the vocabulary, 0 to 6; got 2 to 7"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(targets: list[list[int]], penalty: float, message: str) -> None:
+def test_what_cannot_be_scored_is_refused(targets: list[list[int]], message: str) -> None:
     with pytest.raises(UnsupportedError, match=re.escape(message)):
-        score(TableRuntime(random_table(SIZE, 0)), [[1]], targets, config_of(SIZE), penalty)
+        score(TableRuntime(random_table(SIZE, 0)), [[1]], targets, config_of(SIZE))
 
 
 @pytest.mark.parametrize(

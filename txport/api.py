@@ -27,7 +27,7 @@ from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
 from txport.models.errors import TextError, UnsupportedError
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
-from txport.options import Found, SearchOptions, problems_of_penalty
+from txport.options import Found, SearchOptions, require_length_penalty
 from txport.release import Say, export, load_checkpoint, parity, silent
 from txport.runtimes.base import Runtime
 from txport.scoring import logits, score
@@ -160,8 +160,7 @@ class Model:
 
         The end token is added to each. Raises `TextError` for what the model can't take or say.
         """
-        for problem in problems_of_penalty(length_penalty):
-            raise UnsupportedError(problem)
+        require_length_penalty(length_penalty)
         how = functools.partial(score, length_penalty=length_penalty)
         return map(self._hypothesis, self._each_target(texts, targets, batch_size, unknown, how))
 

@@ -25,8 +25,11 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
         return None
     import onnx
 
+    from txport.runtimes.sessions import may_saturate
+
     graph = onnx.load(str(bundle.file(STEP)), load_external_data=False).graph
-    likeliest = beams == 1 and shortens(bundle.manifest.config, bundle.manifest.precision)
+    shortened = shortens(bundle.manifest.config, bundle.manifest.precision) and not may_saturate()
+    likeliest = beams == 1 and shortened
     unread = "logits" if likeliest else "shortlist"  # of the nodes with branches, the one that has nothing to do
     nodes = [node for top in graph.node if top.name != unread for node in (top, *_inside(top))]
     read = {name for node in nodes for name in node.input[node.op_type in LOOKUPS :]}

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.options import Found, SearchOptions
-from txport.runtimes.base import Floats, Ints
+from txport.runtimes.base import Doubles, Floats, Ints
 
-Doubles = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Pick = Callable[[NDArray[Any]], NDArray[Any]]
 NO_END = -1  # in place of an end token, for hypotheses that were cut off

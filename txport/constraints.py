@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
 from txport.options import SearchOptions
-from txport.runtimes.base import Floats, Ints, Runtime, State, scores
+from txport.runtimes.base import Floats, Ints, Runtime, State, log_softmax, scores
 
 NOTHING = -1  # in place of a token
 
@@ -80,7 +80,7 @@ class Constraints:
         normalise: bool,
     ) -> tuple[Floats, Ints]:
         """Of all scores, changed: the best."""
-        log_probs = log_softmax(logits) if log or normalise else logits
+        log_probs = log_softmax(logits, logits) if log or normalise else logits
         changed = self._change(log_probs.copy() if log else logits.copy(), said, sources, banned, forced)
         found = scores(changed, count, normalise=False)
         assert found.ids is not None
@@ -138,13 +138,6 @@ class Constraints:
         if length == 1 and self._options.forced_bos_token_id is not None:
             forced = np.where(forced == NOTHING, self._options.forced_bos_token_id, forced)
         return forced
-
-
-def log_softmax(logits: Floats) -> Floats:
-    """Logits (R, V) -> log-probabilities."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    normal: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return normal
 
 
 def _pad(prefixes: Sequence[Sequence[int]]) -> Ints:

@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.beams import Beams
-from txport.constraints import Constraints, log_softmax
+from txport.constraints import Constraints
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
 from txport.options import Found, SearchOptions
 from txport.rows import Rows
-from txport.runtimes.base import Floats, Ints, Runtime, State, scores
+from txport.runtimes.base import Doubles, Floats, Ints, Runtime, State, log_softmax, scores
 from txport.sampling import draw, throw
 
 Ids = Sequence[Sequence[int]]
-Doubles = NDArray[np.float64]
 Certain = Callable[[], list[tuple[int, ...]]]  # what each target is known to begin with by now
 Steps = Generator[Certain, None, list[list[Found]]]
 
@@ -124,7 +122,9 @@ def _choose(
     ranked = scores(changed, changed.shape[1], normalise=False)
     assert ranked.ids is not None
     tokens = ranked.ids[rows, draw(ranked.values, options, chances)]
-    log_probs = log_softmax(found.values)[rows, tokens] if options.scores else found.values[rows, tokens]
+    log_probs = found.values[rows, tokens]
+    if options.scores:
+        log_probs = log_softmax(found.values, log_probs[:, None])[:, 0]
     log_probs = np.where(forced, np.float32(0), log_probs)
     return tokens, np.where(ranked.values[:, 0] == -np.inf, ranked.values[:, 0], log_probs), state
 

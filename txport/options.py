@@ -75,6 +75,7 @@ class SearchOptions:
         if self.eos_token_id is not None:
             ends = (self.eos_token_id,) if isinstance(self.eos_token_id, SupportsIndex) else self.eos_token_id
             object.__setattr__(self, "eos_token_id", tuple(_whole("eos_token_id", each) for each in ends))
+        require_length_penalty(self.length_penalty)
         for problem in _problems(self):
             raise UnsupportedError(problem)
 
@@ -144,7 +145,6 @@ def _out_of_range(options: SearchOptions) -> Iterable[str]:
     if not 0 <= options.min_new_tokens <= options.max_new_tokens:
         limit = f"0 to max_new_tokens, {options.max_new_tokens}"
         yield f"min_new_tokens must lie in {limit}; got {options.min_new_tokens}"
-    yield from problems_of_penalty(options.length_penalty)
     early_stopping: Any = options.early_stopping
     if not isinstance(early_stopping, bool) and early_stopping != "never":
         yield f"early_stopping must be True, False or 'never', got {options.early_stopping!r}"
@@ -163,10 +163,10 @@ def _out_of_range(options: SearchOptions) -> Iterable[str]:
         yield "bad_words_ids must not hold an empty sequence"
 
 
-def problems_of_penalty(length_penalty: float) -> Iterable[str]:
-    """Why a length can't be taken to this power."""
+def require_length_penalty(length_penalty: float) -> None:
+    """Raise `UnsupportedError` for a power that a length can't be taken to."""
     if not -STEEPEST <= length_penalty <= STEEPEST:  # NaN lies nowhere
-        yield f"length_penalty must lie in -{STEEPEST} to {STEEPEST}, got {length_penalty}"
+        raise UnsupportedError(f"length_penalty must lie in -{STEEPEST} to {STEEPEST}, got {length_penalty}")
 
 
 @dataclass(frozen=True)

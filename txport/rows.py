@@ -6,14 +6,12 @@ Shape comments: R rows that are still held, T tokens so far, A all rows: samples
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.models.config import TransformerConfig
 from txport.options import Found, SearchOptions
-from txport.runtimes.base import Floats, Ints
+from txport.runtimes.base import Doubles, Floats, Ints
 
 WORTH_DROPPING = 0.25  # of the rows that are held must have ended before they leave
-Doubles = NDArray[np.float64]
 
 
 class Rows:

@@ -6,12 +6,10 @@ Shape comments: R rows, C candidates a row, best first.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport.options import SearchOptions
-from txport.runtimes.base import Floats, Ints
+from txport.runtimes.base import Doubles, Floats, Ints
 
-Doubles = NDArray[np.float64]
 IMPOSSIBLE = -1e30
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from txport.generate import Ids, encode
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
-from txport.options import Found, problems_of_penalty
-from txport.runtimes.base import Floats, Ints, Runtime
+from txport.options import Found
+from txport.runtimes.base import Floats, Ints, Runtime, log_softmax
 
 
 def score(
@@ -23,11 +23,10 @@ def score(
 
     A score is the sum of the log-probabilities over the length to the power of `length_penalty`.
     """
-    for problem in problems_of_penalty(length_penalty):
-        raise UnsupportedError(problem)
     shares: list[list[float]] = [[] for _ in targets]
     for rows, tokens, values in say(runtime, sources, targets, config):
-        for row, share in zip(rows.tolist(), log_probs_of(values, tokens).tolist(), strict=True):
+        chosen = values[np.arange(len(rows)), tokens][:, None]
+        for row, share in zip(rows.tolist(), log_softmax(values, chosen)[:, 0].tolist(), strict=True):
             shares[row].append(share)
     return [
         Found(tuple(target), float(np.sum(parts)) / float(len(target)) ** length_penalty, tuple(parts))
@@ -69,11 +68,3 @@ def require_targets(targets: Ids, config: TransformerConfig) -> None:
         if not 0 <= min(target) <= max(target) < config.target_vocab_size:
             limit = f"0 to {config.target_vocab_size - 1}"
             raise UnsupportedError(f"a target must lie in the vocabulary, {limit}; got {min(target)} to {max(target)}")
-
-
-def log_probs_of(logits: Floats, tokens: Ints) -> Floats:
-    """Logits (R, V) and a token of each row -> its log-probability: (R,)."""
-    largest = logits.max(axis=1)
-    total = np.exp(logits - largest[:, None]).sum(axis=1)
-    found: Floats = logits[np.arange(len(tokens)), tokens] - largest - np.log(total)
-    return found

@@ -32,6 +32,7 @@ from txport.models.ports import (
     own_names,
     past,
     present,
+    shortens,
 )
 from txport.models.transformer import Transformer
 
@@ -53,29 +54,29 @@ class Reference:
     """The reference model behind the ports of a bundle's graphs, in fp32."""
 
     def __init__(self, model: Transformer, manifest: Manifest) -> None:
-        self._model, self._manifest = model, manifest
+        self._model, self.manifest = model, manifest
 
     def walk(self, sources: Sequence[Sequence[int]], steps: Sequence[int], seed: int) -> Iterator[Call]:
         """The encoder, then a call of the decoder for each of `steps`."""
-        return WALKS[self._manifest.target](self, sources, steps, np.random.default_rng(seed))
+        return WALKS[self.manifest.target](self, sources, steps, np.random.default_rng(seed))
 
     @property
     def config(self) -> TransformerConfig:
         """The model's."""
-        return self._manifest.config
+        return self.manifest.config
 
     def call(self, role: str, step: int, inputs: Mapping[str, Array]) -> Call:
         """What PyTorch computes for the ports of one graph."""
         cast = {name: self._cast(array) for name, array in inputs.items()}
         seen = [torch.from_numpy(array.astype(np.float32) if is_float(array) else array) for array in cast.values()]
         with torch.inference_mode():
-            outputs = MODULES[self._manifest.target][role](self._model)(*seen)
+            outputs = MODULES[self.manifest.target][role](self._model)(*seen)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        names = [port.name for port in self._manifest.graphs[role].outputs]
+        names = [port.name for port in self.manifest.graphs[role].outputs]
         return Call(role, step, cast, {name: each.numpy() for name, each in zip(names, outputs, strict=True)})
 
     def _cast(self, array: Array) -> Array:
-        return array.astype(self._manifest.dtype) if is_float(array) else array
+        return array.astype(self.manifest.dtype) if is_float(array) else array
 
 
 def is_float(array: Array) -> bool:
@@ -151,14 +152,23 @@ def walk_cpu(
         own = {name: (real * rng.standard_normal(shape)).astype(np.float32) for name in own_names(config, "past")}
         tokens = rng.integers(0, config.target_vocab_size, (len(sources), beams))
         fixed = {PAST_LENGTHS: past_lengths, CAPACITY: np.array([position], np.int32), SOURCE_LENGTHS: source_lengths}
-        most = config.target_vocab_size
-        for count in (min(TOP_COUNT, most), -min(LIKELIEST, most)):
+        for count in _counts(reference.manifest):
             count_input = {COUNT: np.array([count])}
             call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **encoded.expected, **own, **count_input})
             del call.expected[IDS]  # two tokens may be equally good
             if count < 0:
                 del call.expected[LOGITS]  # which the graph need not compute
             yield call
+
+
+def _counts(manifest: Manifest) -> list[int]:
+    """The numbers of best tokens to ask for: a shortlist only where its sums are exact, as the driver does."""
+    from txport.runtimes.sessions import may_saturate
+
+    config, counts = manifest.config, [TOP_COUNT]
+    if not (shortens(config, manifest.precision) and may_saturate()):
+        counts.append(-LIKELIEST)
+    return [max(-config.target_vocab_size, min(count, config.target_vocab_size)) for count in counts]
 
 
 WALKS = {"portable": walk_portable, "cpu": walk_cpu}

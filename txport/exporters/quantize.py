@@ -205,7 +205,8 @@ def _store(model: ir.Model, weight: ir.Value, form: str) -> tuple[ir.Value, ir.V
     quantized = quantize(weight.const_value.numpy(), form)
     names = (stored_name(str(weight.name), form), f"{weight.name}.scale")
     values, scales = (
-        _initializer(model, name, each) for name, each in zip(names, (quantized.values, quantized.scales), strict=True)
+        add_initializer(model, name, each)
+        for name, each in zip(names, (quantized.values, quantized.scales), strict=True)
     )
     return values, scales
 
@@ -215,7 +216,8 @@ def stored_name(name: str, form: str) -> str:
     return f"{name}.{form.replace(' ', '-')}"
 
 
-def _initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
+def add_initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
+    """Give a graph one more weight."""
     value = ir.Value(name=name, const_value=ir.tensor(array))
     value.shape, value.type = ir.Shape(array.shape), ir.TensorType(ir.DataType.from_numpy(array.dtype))
     model.graph.register_initializer(value)
@@ -247,7 +249,7 @@ def _linear(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales:
 
 def _zeros(model: ir.Model, size: int) -> ir.Value:
     name = f"zeros.{size}"
-    return model.graph.initializers.get(name) or _initializer(model, name, np.zeros(size, np.int8))
+    return model.graph.initializers.get(name) or add_initializer(model, name, np.zeros(size, np.int8))
 
 
 def _lookup(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales: ir.Value) -> Iterator[ir.Node]:
@@ -261,8 +263,8 @@ def _lookup(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales:
     bits, block = read_blocks(form)
     name = f"{values.name}.lookup.scale"  # the same bytes as the projection's scales, in the shape of this operator
     assert scales.const_value is not None
-    lookup = model.graph.initializers.get(name) or _initializer(model, name, scales.const_value.numpy()[..., None])
+    lookup = model.graph.initializers.get(name) or add_initializer(model, name, scales.const_value.numpy()[..., None])
     attributes = {"gather_axis": 0, "quantize_axis": 2, "block_size": block, "bits": bits}
     yield (rows := ir.node("GatherBlockQuantized", [values, tokens, lookup], attributes=attributes, domain=MICROSOFT))
-    joined = _initializer(model, f"{name}.shape", np.array([0, -1]))
+    joined = add_initializer(model, f"{name}.shape", np.array([0, -1]))
     yield ir.node("Reshape", [rows.outputs[0], joined])

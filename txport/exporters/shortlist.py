@@ -22,10 +22,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from txport.exporters.fused import MICROSOFT
-from txport.exporters.quantize import ROWS, dequantize, quantize
-from txport.models.ports import LIKELIEST
+from txport.exporters.quantize import ROWS, add_initializer, dequantize, quantize
 
-LARGEST_BLOCK = 64
+BLOCK = 64  # in the smallest vocabulary that is worth it, more blocks than tokens can be asked for
 SHARE, MOST = 16, 1 << 16  # beyond one in so many logits, or so many candidates, the whole product is computed
 
 
@@ -35,22 +34,19 @@ class Shortlist:
 
     values: NDArray[np.int8]
     scales: NDArray[np.float32]
-    block: int
     largest: float
     deviation: float
 
 
 def shorten(matrix: NDArray[np.float32]) -> Shortlist:
     """Quantise a projection (V, D); the last block is filled up with its last token."""
-    block = max(1, min(LARGEST_BLOCK, len(matrix) // LIKELIEST))
     quantized = quantize(matrix, ROWS)
     coarse = dequantize(quantized).astype(np.float64)
     rounding = matrix.shape[1] * np.finfo(np.float32).eps * _longest(matrix)  # of fp32 sums, in any order
-    filled = -len(matrix) % block
+    filled = -len(matrix) % BLOCK
     return Shortlist(
         values=np.pad(quantized.values, ((0, filled), (0, 0)), mode="edge"),
         scales=np.pad(quantized.scales, (0, filled), mode="edge"),
-        block=block,
         largest=2 * _longest(coarse),
         deviation=2 * (_longest(matrix - coarse) + rounding),
     )
@@ -75,7 +71,7 @@ def add_candidates(
         "scale": shortlist.scales,
         "zeros": np.zeros(len(shortlist.values), np.int8),
     }
-    values, scales, zeros = (_initializer(model, f"shortlist.{name}", array) for name, array in stored.items())
+    values, scales, zeros = (add_initializer(model, f"shortlist.{name}", array) for name, array in stored.items())
 
     ready = tape.op_multi_out("DynamicQuantizeLinear", [x], num_outputs=3)
     lost = op("Sub", [x, op("DequantizeLinear", ready)])
@@ -85,7 +81,7 @@ def add_candidates(
         for vectors, factor in ((lost, shortlist.largest), (x, shortlist.deviation))
     ]
     coarse = op("QGemm", [*ready, values, scales, zeros], {"transB": 1}, domain=MICROSOFT)
-    blocks = op("Reshape", [coarse, constant(tape, [0, len(shortlist.values) // shortlist.block, shortlist.block])])
+    blocks = op("Reshape", [coarse, constant(tape, [0, len(shortlist.values) // BLOCK, BLOCK])])
     highest = op("ReduceMax", [blocks, inner], {"keepdims": 0})  # (R, G)
     best, _ = tape.op_multi_out("TopK", [highest, wanted], num_outputs=2)  # (R, n)
     worst = op("Gather", [best, op("Sub", [wanted, constant(tape, [1])])], {"axis": 1})  # (R, 1)
@@ -93,8 +89,8 @@ def add_candidates(
 
     kept = op("NonZero", [op("GreaterOrEqual", [highest, least])])  # row and block of each: (2, blocks)
     rows, places = (op("Gather", [kept, constant(tape, part)]) for part in (0, 1))
-    starts = op("Mul", [places, constant(tape, shortlist.block)])
-    tokens = op("Add", [op("Unsqueeze", [starts, last]), constant(tape, np.arange(shortlist.block))])  # (blocks, S)
+    starts = op("Mul", [places, constant(tape, BLOCK)])
+    tokens = op("Add", [op("Unsqueeze", [starts, last]), constant(tape, np.arange(BLOCK))])  # (blocks, S)
     near = op("GatherND", [blocks, op("Transpose", [kept])])  # (blocks, S)
     real = op("Less", [tokens, constant(tape, len(matrix))])
     may_win = op("And", [op("GreaterOrEqual", [near, op("Gather", [least, rows])]), real])
@@ -126,10 +122,3 @@ def constant(tape: ir.tape.Tape, value: object) -> ir.Value:
     """A constant in the graph."""
     array = np.asarray(value)
     return tape.op("Constant", [], {"value": ir.tensor(array)})
-
-
-def _initializer(model: ir.Model, name: str, array: NDArray[Any]) -> ir.Value:
-    value = ir.Value(name=name, const_value=ir.tensor(array))
-    value.shape, value.type = ir.Shape(array.shape), ir.TensorType(ir.DataType.from_numpy(array.dtype))
-    model.graph.register_initializer(value)
-    return value

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 State = Any
 
 PARTS = (8, 7, 6, 5, 4, 3, 2, 1)
@@ -60,11 +61,16 @@ def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:
         return Scores(logits, None)
     top = min(top, logits.shape[1])
     ids = _best(logits, top)
-    if not normalise:
-        return Scores(logits[np.arange(len(logits))[:, None], ids], ids)
+    chosen = logits[np.arange(len(logits))[:, None], ids]
+    return Scores(log_softmax(logits, chosen) if normalise else chosen, ids)
+
+
+def log_softmax(logits: Floats, chosen: Floats) -> Floats:
+    """The log-probabilities of some (R, k) of all logits (R, V), or of all."""
     shift = logits.max(axis=1, keepdims=True)
     total = np.log(np.exp(logits - shift).sum(axis=1, keepdims=True))
-    return Scores(np.take_along_axis(logits, ids, axis=1) - shift - total, ids)  # the shift first: it may be large
+    normal: Floats = chosen - shift - total  # the shift first: it may be large
+    return normal
 
 
 def _best_two(logits: Floats) -> Ints:
