@@ -159,12 +159,13 @@ def test_search_options_reach_the_search(call: Cli, bundle: Bundle, model: txpor
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        (["--do-sample", "--seed", 3, "--temperature", 2, "--nbest", 2], {"temperature": 2.0, "nbest": 2}),
-        (
-            ["--do-sample", "--seed", 3, "--top-k", 4, "--top-p", 0.9, "--min-p", 0.1],
-            {"top_k": 4, "top_p": 0.9, "min_p": 0.1},
-        ),
-        (["--beams", 3, "--patience", 2, "--min-new-tokens", 4], {"beams": 3, "patience": 2.0, "min_new_tokens": 4}),
+        (["--do-sample", "--seed", 3], {}),
+        (["--do-sample", "--seed", 3, "--nbest", 2], {"nbest": 2}),
+        (["--do-sample", "--seed", 3, "--temperature", 3], {"temperature": 3.0}),
+        (["--do-sample", "--seed", 3, "--top-k", 2], {"top_k": 2}),
+        (["--do-sample", "--seed", 3, "--top-p", 0.2], {"top_p": 0.2}),
+        (["--do-sample", "--seed", 3, "--min-p", 0.9], {"min_p": 0.9}),
+        (["--min-new-tokens", 8], {"min_new_tokens": 8}),
         (["--no-repeat-ngram-size", 1], {"no_repeat_ngram_size": 1}),
         (["--repetition-penalty", 1.5], {"repetition_penalty": 1.5}),
         (["--prefixes", "AA B"], {"prefixes": "AA B"}),
@@ -442,6 +443,7 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("bad --patience 2", "patience is for beam search; give beams too"),
         ("bad --suppress-tokens 'AA QQ'", "'QQ' is not a token of the vocabulary"),
         ("bad --forced-bos-token 'AA B'", "--forced-bos-token must be one token, got 'AA B'"),
+        ("bad --eos-token ''", "--eos-token must be one token, got ''"),
         ("bad --bad-words '</s>'", "bad_words_ids must not forbid the end token, 2"),
         ("bad --prefixes '</s>'", "a prefix must not hold an end token; got 2"),
         ("bad --stream --json", "--stream prints one text after the other; it goes with none of --json, --workers"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import TableRuntime, Tokens, random_table
@@ -70,8 +70,7 @@ def nothing_is_left(prefix: Sequence[int], new: Tokens, options: dict[str, Any])
 @settings(deadline=None, max_examples=150)
 @given(seed=SEEDS, prefixes=PREFIXES, options=OPTIONS)
 def test_what_is_found_keeps_every_promise(seed: int, prefixes: list[list[int]], options: dict[str, Any]) -> None:
-    if senseless(prefixes, options):
-        return
+    assume(not senseless(prefixes, options))
     ends = options.get("eos_token_id", (EOS,))
     for prefix, (best, *_) in zip(prefixes, find(seed, prefixes, options), strict=True):
         assert best.tokens[: len(prefix)] == tuple(prefix)
@@ -98,8 +97,7 @@ def test_what_is_found_keeps_every_promise(seed: int, prefixes: list[list[int]],
 @settings(deadline=None, max_examples=100)
 @given(seed=SEEDS, prefixes=PREFIXES, options=OPTIONS)
 def test_few_candidates_say_what_all_scores_say(seed: int, prefixes: list[list[int]], options: dict[str, Any]) -> None:
-    if senseless(prefixes, options):
-        return
+    assume(not senseless(prefixes, options))
     few, every = (find(seed, prefixes, {**options, **more}) for more in ({}, {"logits_processor": unchanged}))
     for one, other in zip(few, every, strict=True):
         assert [each.tokens for each in one] == [each.tokens for each in other]
@@ -111,8 +109,7 @@ def test_few_candidates_say_what_all_scores_say(seed: int, prefixes: list[list[i
 def test_targets_with_prefixes_of_any_length_are_those_found_alone(
     seed: int, prefixes: list[list[int]], options: dict[str, Any], penalty: float
 ) -> None:
-    if senseless(prefixes, options):
-        return
+    assume(not senseless(prefixes, options))
     chosen = SearchOptions(**options, repetition_penalty=penalty)
     table, sources = random_table(SIZE, seed, spread=2.0), [[1], [0], [1, 0], [0, 1]][: len(prefixes)]
     together = generate(TableRuntime(table), sources, config_of(SIZE), chosen, prefixes)
@@ -169,6 +166,14 @@ def test_bans_fetch_few_candidates_and_not_all_scores(beams: int) -> None:
     assert None not in runtime.wanted
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_bad_words_that_nobody_has_begun_cost_nothing(beams: int) -> None:
+    runtime = TableRuntime(random_table(SIZE, 0))
+    options = SearchOptions(max_new_tokens=1, beams=beams, bad_words_ids=[[token, 3] for token in range(2, SIZE)])
+    generate(runtime, [[1]], config_of(SIZE), options)
+    assert runtime.wanted == [1 if beams == 1 else 2 * beams]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -186,6 +191,9 @@ def test_bans_fetch_few_candidates_and_not_all_scores(beams: int) -> None:
         ({"beams": 2, "patience": 1e308}, "patience must not exceed 100, got 1e"),
         ({"beams": 2.5}, "beams must be a whole number, got 2.5"),
         ({"suppress_tokens": ["a"]}, "suppress_tokens must be a whole number, got 'a'"),
+        ({"beams": 2, "nbest": 2, "patience": 0.5}, "nbest can't exceed beams x patience: so many .*, 1"),
+        ({"scores": False, "length_penalty": 2.0}, "length_penalty is for scores; there are to be none"),
+        ({"beams": None}, "beams must be a whole number, got None"),
         ({"early_stopping": True}, "early_stopping is for beam search; give beams too"),
         ({"beams": 2, "early_stopping": 1}, "early_stopping must be True, False or 'never', got 1"),
         ({"max_new_tokens": 17}, "max_new_tokens must not exceed the model's longest sequence, 16; got 17"),
@@ -214,8 +222,9 @@ def test_a_prefix_and_a_forced_first_token_exclude_each_other() -> None:
 
 
 def test_whole_numbers_of_any_kind_will_do() -> None:
-    few = {"suppress_tokens": np.array([2, 3]), "eos_token_id": np.int64(1), "max_new_tokens": np.int32(4)}
-    assert SearchOptions(**few) == SearchOptions(suppress_tokens=(2, 3), eos_token_id=1, max_new_tokens=4)
+    few = {"suppress_tokens": np.array([2, 3]), "eos_token_id": np.array([1, 5]), "max_new_tokens": np.int32(4)}
+    assert SearchOptions(**few) == SearchOptions(suppress_tokens=(2, 3), eos_token_id=(1, 5), max_new_tokens=4)
+    assert SearchOptions(eos_token_id=np.int64(1), max_new_tokens=4) == SearchOptions(eos_token_id=1, max_new_tokens=4)
 
 
 def test_a_prefix_must_leave_room() -> None:
@@ -233,11 +242,8 @@ def test_patience_waits_for_more_hypotheses() -> None:
     assert steps == sorted(set(steps)), "each waits longer than the one before"
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("scores", [True, False])
+@pytest.mark.parametrize(("beams", "scores"), [(1, True), (1, False), (3, True)])
 def test_where_nothing_may_be_said_a_target_stands_as_it_is(beams: int, scores: bool) -> None:
-    if beams > 1 and not scores:
-        return
     options = {"no_repeat_ngram_size": 1, "min_new_tokens": 6, "max_new_tokens": 6, "beams": beams, "scores": scores}
     (found,) = search(random_table(4, 0), [[1]], 4, **options)
     assert sorted(found[0].tokens) == [2, 3]

@@ -16,7 +16,7 @@ from tests.test_generate import SEEDS, config_of, search, sum_of
 from tests.tiny import SAMPLES
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import load_checkpoint
-from txport.models.errors import TextError, TxportError, UnsupportedError
+from txport.models.errors import TextError, TxportError
 from txport.parity import score_of
 from txport.scoring import score
 
@@ -79,7 +79,7 @@ def test_logits_are_what_search_steps_on(bundle: Bundle) -> None:
     ],
 )
 def test_what_cannot_be_scored_is_refused(targets: list[list[int]], message: str) -> None:
-    with pytest.raises(UnsupportedError, match=re.escape(message)):
+    with pytest.raises(TextError, match=re.escape(message)):
         score(TableRuntime(random_table(SIZE, 0)), [[1]], targets, config_of(SIZE))
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,28 +23,21 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
         return None
     import onnx
 
+    from txport.exporters.check import nodes
     from txport.runtimes.sessions import may_saturate
 
     graph = onnx.load(str(bundle.file(STEP)), load_external_data=False).graph
     shortened = shortens(bundle.manifest.config, bundle.manifest.precision) and not may_saturate()
     likeliest = beams == 1 and shortened
     unread = "logits" if likeliest else "shortlist"  # of the nodes with branches, the one that has nothing to do
-    nodes = [node for top in graph.node if top.name != unread for node in (top, *_inside(top))]
-    read = {name for node in nodes for name in node.input[node.op_type in LOOKUPS :]}
+    kept = onnx.GraphProto(node=[node for node in graph.node if node.name != unread])
+    read = {name for node in nodes(kept) for name in node.input[node.op_type in LOOKUPS :]}
     places = {
         entries["offset"]: int(entries["length"])
         for tensor in graph.initializer
         if tensor.name in read and (entries := {entry.key: entry.value for entry in tensor.external_data})
     }
     return sum(places.values())
-
-
-def _inside(node: Any) -> Iterator[Any]:
-    """The nodes in the branches of a node."""
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
-            yield inner
-            yield from _inside(inner)
 
 
 class Reader:

@@ -54,7 +54,7 @@ class Beams:
 
     def __init__(self, prefix_lengths: Ints, options: SearchOptions, ends: tuple[int, ...]) -> None:
         self._options, self._ends, self._prefix_lengths = options, np.asarray(ends), prefix_lengths
-        count, kept = len(prefix_lengths), max(options.nbest, round(options.beams * options.patience))
+        count, kept = len(prefix_lengths), options.kept
         self._running = np.arange(count)
         self._sums: Doubles = np.zeros((count, 1))  # (S, W), the best first
         self._places: Ints = np.zeros((count, 1), np.int64)  # which row of its source each of them is: (S, W)

@@ -190,7 +190,7 @@ def run(
         alone = "--stream prints one text after the other; it goes with none of --json, --workers, --batch-size"
         raise UnsupportedError(alone)
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
-    if options["beams"] == options["nbest"] == 1 and not as_json:  # then no score is shown
+    if options["beams"] == options["nbest"] == options["length_penalty"] == 1 and not as_json:  # no score is shown
         options["scores"] = False
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     model = api.load(bundle, **where, checkpoint=checkpoint, say=say)
@@ -221,8 +221,9 @@ def _follow(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str
 def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
     """What options name by tokens, as ids; those options are taken away."""
     first, ends = options.pop("forced_bos_token"), options.pop("eos_token")
-    if first is not None and len(tokenizer.ids(first)) != 1:
-        raise UnsupportedError(f"--forced-bos-token must be one token, got {first!r}")
+    for name, token in (("--forced-bos-token", first), *(("--eos-token", each) for each in ends)):
+        if token is not None and len(tokenizer.ids(token)) != 1:
+            raise UnsupportedError(f"{name} must be one token, got {token!r}")
     return {
         "suppress_tokens": tuple(tokenizer.ids(options.pop("suppress_tokens"))),
         "bad_words_ids": tuple(tuple(tokenizer.ids(words)) for words in options.pop("bad_words")),

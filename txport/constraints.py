@@ -39,19 +39,18 @@ class Constraints:
         self,
         runtime: Runtime,
         state: State,
-        last: Ints,
         said: Ints,
         sources: Ints,
         count: int,
         *,
         log: bool,
-        normalise: bool,
     ) -> tuple[Floats, Ints, State]:
         """Step, and choose the `count` best tokens that may follow; -> values and ids (R, C), and the state.
 
-        `last` (R,) is the newest token of each row, `said` (R, T) all of them with the start token, `sources` (R,)
-        the source of each row. Values are log-probabilities if `normalise`; with `log`, processors see these.
+        `said` (R, T) are the tokens of each row so far, the start token first, `sources` (R,) the source of each row.
+        With `log`, processors see log-probabilities; values are these too, unless no scores are wanted.
         """
+        last, normalise = said[:, -1], log or self._options.scores
         banned, forced = self._banned(said, sources), self._forced(said.shape[1], sources)
         if self.changes_scores:
             found, state = runtime.step(last, state)
@@ -80,7 +79,7 @@ class Constraints:
         normalise: bool,
     ) -> tuple[Floats, Ints]:
         """Of all scores, changed: the best."""
-        log_probs = log_softmax(logits, logits) if log or normalise else logits
+        log_probs = log_softmax(logits, logits) if normalise else logits
         changed = self._change(log_probs.copy() if log else logits.copy(), said, sources, banned, forced)
         found = scores(changed, count, normalise=False)
         assert found.ids is not None
@@ -124,11 +123,9 @@ class Constraints:
                 parts.append(np.where(too_soon[:, None], self._ends, NOTHING))
         parts += [_after(said, words) for words in self._words]
         if options.no_repeat_ngram_size:
-            repeated = _repeated(said, options.no_repeat_ngram_size)
-            parts.append(repeated[:, (repeated != NOTHING).any(axis=0)])
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts, axis=1) if parts else np.empty((rows, 0), np.int64)
+            parts.append(_repeated(said, options.no_repeat_ngram_size))
+        banned: Ints = np.concatenate([np.empty((rows, 0), np.int64), *parts], axis=1)
+        return banned[:, (banned != NOTHING).any(axis=0)]
 
     def _forced(self, length: int, sources: Ints) -> Ints:
         """The one token that may come next, or `NOTHING`: (R,)."""

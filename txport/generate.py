@@ -109,15 +109,13 @@ def _choose(
     chances: Doubles | None,
 ) -> tuple[Ints, Floats, State]:
     """The next token of each row, and its log-probability; any number where no scores are wanted."""
-    last, rows = said[:, -1], np.arange(len(said))
+    rows = np.arange(len(said))
     if chances is None or (options.top_k and not constraints.changes_scores):
         count = options.top_k or 1
-        values, ids, state = constraints.best(
-            runtime, state, last, said, sources, count, log=False, normalise=options.scores
-        )
-        place = np.zeros(len(last), np.int64) if chances is None else draw(values, options, chances)
+        values, ids, state = constraints.best(runtime, state, said, sources, count, log=False)
+        place = np.zeros(len(said), np.int64) if chances is None else draw(values, options, chances)
         return ids[rows, place], values[rows, place], state
-    found, state = runtime.step(last, state)
+    found, state = runtime.step(said[:, -1], state)
     changed, forced = constraints.change(found.values, said, sources)
     ranked = scores(changed, changed.shape[1], normalise=False)
     assert ranked.ids is not None
@@ -135,17 +133,13 @@ def by_beams(
     """Keep the K best running hypotheses of each source; enough candidates that ended ones starve nobody."""
     beams = Beams(constraints.prefix_lengths, options, options.ends(config))
     state = encode(runtime, sources, config, int(constraints.prefix_lengths.max()) + options.max_new_tokens)
-    last = np.full(len(sources), config.bos_id)
-    said = last[:, None]  # (R, T)
+    said = np.full((len(sources), 1), config.bos_id)  # (R, T)
     while True:
-        values, ids, state = constraints.best(
-            runtime, state, last, said, beams.sources, beams.candidates, log=True, normalise=True
-        )
+        values, ids, state = constraints.best(runtime, state, said, beams.sources, beams.candidates, log=True)
         rows = beams.advance(values, ids)
         yield beams.certain
         if not len(rows):
             return beams.best()
-        if not np.array_equal(rows, np.arange(len(last))):
+        if not np.array_equal(rows, np.arange(len(said))):
             state = runtime.select(state, rows)
-        last = beams.last
-        said = np.column_stack([said[rows], last])
+        said = np.column_stack([said[rows], beams.last])

@@ -6,7 +6,9 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
+
+import numpy as np
 
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
@@ -16,6 +18,7 @@ EarlyStopping = bool | Literal["never"]
 Processor = Callable[[Floats, Ints], Floats]
 STEEPEST = 20  # a length to this power is still a number
 MOST_PATIENT = 100
+OPTIONAL = ("seed", "forced_bos_token_id")
 WHOLE = (
     "max_new_tokens",
     "min_new_tokens",
@@ -73,11 +76,16 @@ class SearchOptions:
         words = tuple(tuple(_whole("bad_words_ids", each) for each in words) for words in self.bad_words_ids)
         object.__setattr__(self, "bad_words_ids", words)
         if self.eos_token_id is not None:
-            ends = (self.eos_token_id,) if isinstance(self.eos_token_id, SupportsIndex) else self.eos_token_id
+            ends = np.atleast_1d(np.asarray(self.eos_token_id, object))
             object.__setattr__(self, "eos_token_id", tuple(_whole("eos_token_id", each) for each in ends))
         require_length_penalty(self.length_penalty)
         for problem in _problems(self):
             raise UnsupportedError(problem)
+
+    @property
+    def kept(self) -> int:
+        """How many finished hypotheses of a source beam search waits for: `beams` x `patience`, rounded."""
+        return max(1, round(self.beams * self.patience))
 
     def ends(self, config: TransformerConfig) -> tuple[int, ...]:
         """The tokens that end a target."""
@@ -107,9 +115,9 @@ class SearchOptions:
 
 
 def _whole(name: str, value: Any) -> int | None:
-    """A whole number of any kind, as an int; None stays."""
+    """A whole number of any kind, as an int; None stays where it means something."""
     try:
-        return None if value is None else operator.index(value)
+        return None if value is None and name in OPTIONAL else operator.index(value)
     except TypeError:
         raise UnsupportedError(f"{name} must be a whole number, got {value!r}") from None
 
@@ -131,6 +139,10 @@ def _problems(options: SearchOptions) -> Iterable[str]:
             yield f"{name} is for beam search; give beams too"
     elif not options.scores:
         yield "beam search can't do without scores"
+    elif options.nbest > options.kept:
+        yield f"nbest can't exceed beams x patience: so many hypotheses are waited for, {options.kept}"
+    if not options.scores and options.length_penalty != 1:
+        yield "length_penalty is for scores; there are to be none"
     if options.forced_bos_token_id is not None and options.forced_bos_token_id in options.suppress_tokens:
         yield f"token {options.forced_bos_token_id} is both forced and suppressed"
 

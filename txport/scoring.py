@@ -11,7 +11,7 @@ import numpy as np
 
 from txport.generate import Ids, encode
 from txport.models.config import TransformerConfig
-from txport.models.errors import UnsupportedError
+from txport.models.errors import TextError
 from txport.options import Found
 from txport.runtimes.base import Floats, Ints, Runtime, log_softmax
 
@@ -61,10 +61,10 @@ def say(runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig)
 
 
 def require_targets(targets: Ids, config: TransformerConfig) -> None:
-    """Raise `UnsupportedError` for targets that the model can't say."""
+    """Raise `TextError` for targets that the model can't say."""
     for target in targets:
         if not 1 <= len(target) <= config.max_length:
-            raise UnsupportedError(f"a target must have 1 to {config.max_length} tokens, got {len(target)}")
+            raise TextError(f"a target must have 1 to {config.max_length} tokens, got {len(target)}")
         if not 0 <= min(target) <= max(target) < config.target_vocab_size:
             limit = f"0 to {config.target_vocab_size - 1}"
-            raise UnsupportedError(f"a target must lie in the vocabulary, {limit}; got {min(target)} to {max(target)}")
+            raise TextError(f"a target must lie in the vocabulary, {limit}; got {min(target)} to {max(target)}")
