@@ -803,7 +803,7 @@ def test_a_provider_that_the_wheel_lacks_is_refused_with_the_mend(call: Cli, pla
 def test_export_without_its_packages_is_refused_with_the_mend(
     call: Cli, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith(("txport.exporters", "txport.parity"))]:
+    for name in [name for name in sys.modules if name.startswith(("txport.exporters", "txport.proof"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     monkeypatch.setitem(sys.modules, "onnx_ir", None)

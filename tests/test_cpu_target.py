@@ -22,7 +22,6 @@ from txport.cli import cli
 from txport.exporters.check import operators
 from txport.exporters.quantize import DYNAMIC, ROWS, dequantize, quantize, steps
 from txport.exporters.shortlist import BLOCK, shorten
-from txport.generate import generate
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.errors import TxportError, UnsupportedError
@@ -37,11 +36,12 @@ from txport.models.ports import (
     STEP,
     own_names,
 )
-from txport.options import SearchOptions
-from txport.parity import check
+from txport.proof.parity import check
+from txport.proof.walks import Reference
 from txport.runtimes import fused, sessions
 from txport.runtimes.fused import Hold, Rows, group, move
-from txport.walks import Reference
+from txport.search.generate import generate
+from txport.search.options import SearchOptions
 
 SOURCES = [[5, 9, 7, 2], [6, 2], [4, 8, 8, 10, 12, 5, 2], [11, 2], [7, 6, 5, 2]]
 KINDS = {

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import txport
 from tests.fakes import TableRuntime, random_table
-from tests.test_generate import SEEDS, SOURCES, config_of, stopping
-from txport.generate import generate, search
+from tests.search.test_generate import SEEDS, SOURCES, config_of, stopping
 from txport.models.bundle import Bundle
 from txport.models.errors import UnsupportedError
-from txport.options import SearchOptions
+from txport.search.generate import generate, search
+from txport.search.options import SearchOptions
 
 SIZE = 7
 

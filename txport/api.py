@@ -21,16 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import runtimes
-from txport.batching import in_batches
-from txport.generate import Steps, generate, search
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
 from txport.models.errors import TextError, UnsupportedError
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
-from txport.options import Found, SearchOptions, require_length_penalty
 from txport.release import Say, export, load_checkpoint, parity, silent
 from txport.runtimes.base import Runtime
-from txport.scoring import logits, score
+from txport.search.batching import in_batches
+from txport.search.generate import Steps, generate, search
+from txport.search.options import Found, SearchOptions, require_length_penalty
+from txport.search.scoring import logits, score
 
 __all__ = ["Generated", "Hypothesis", "Model", "export", "load", "load_checkpoint", "parity"]
 

@@ -13,7 +13,7 @@ from txport.models.files import staged_folder
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
-    from txport.parity import Report
+    from txport.proof.parity import Report
 
 Say = Callable[[str], None]
 
@@ -52,7 +52,7 @@ def export(
     """
     try:
         from txport.exporters.export import DEFAULT_OPSET, export_graphs
-        from txport.parity import check
+        from txport.proof.parity import check
     except ModuleNotFoundError as error:
         raise _needs_export(error) from error
     _spare_source(Path(name), Path(out))
@@ -84,7 +84,7 @@ def _spare_source(source: Path, out: Path) -> None:
 def parity(bundle: Bundle, checkpoint: str | Path, providers: Mapping[str, str], *, seed: int = 0) -> Report:
     """Compare a bundle with the checkpoint that it was made from, on each runtime of `providers` (name -> provider)."""
     try:
-        from txport.parity import check
+        from txport.proof.parity import check
     except ModuleNotFoundError as error:
         raise _needs_export(error) from error
     return check(bundle, load_checkpoint(checkpoint), providers, seed=seed)

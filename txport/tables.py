@@ -15,7 +15,7 @@ from txport.models.ports import Port
 
 if TYPE_CHECKING:
     from txport.diagnose import Diagnosis
-    from txport.parity import Report
+    from txport.proof.parity import Report
 
 
 def megabytes(size: float) -> str:
@@ -39,7 +39,7 @@ def show(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> Non
 
 def show_parity(report: Report) -> None:
     """Each case on each runtime, then the verdict."""
-    from txport.parity import table
+    from txport.proof.parity import table
 
     columns = ["runtime", "case", "tensors", "largest difference", "tokens equal", "verdict"]
     show("Compared with PyTorch fp32", columns, list(table(report)))

@@ -28,7 +28,7 @@ from txport.models.bundle import Bundle, Manifest, load_bundle, seal
 from txport.models.checkpoint import Checkpoint, expected_tensors, load_checkpoint, save_checkpoint
 from txport.models.errors import UnsupportedError
 from txport.models.ports import DECODER, ENCODER, SELECT, Graph
-from txport.parity import check
+from txport.proof.parity import check
 
 ROLES = [ENCODER, DECODER, SELECT]
 

@@ -20,8 +20,8 @@ from tests.hugging_face.models import (
     config_of,
     seeded,
 )
-from txport.generate import generate
-from txport.options import Found, SearchOptions
+from txport.search.generate import generate
+from txport.search.options import Found, SearchOptions
 
 COMBINATIONS = 240
 NEAR = 1e-4  # of two scores that count as equal

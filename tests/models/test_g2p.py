@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txport.generate import generate
 from txport.models import g2p, train_g2p
 from txport.models.checkpoint import load_checkpoint
 from txport.models.g2p import DataError, edit_distance, read_dictionary, score, split_off
 from txport.models.tokenizer import FileTokenizer
-from txport.options import SearchOptions
 from txport.runtimes.pytorch import TorchRuntime
+from txport.search.generate import generate
+from txport.search.options import SearchOptions
 
 PHRASE = st.lists(st.sampled_from("ABC"), max_size=7)
 

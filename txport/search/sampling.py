@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from txport.options import SearchOptions
 from txport.runtimes.base import Doubles, Floats, Ints
+from txport.search.options import SearchOptions
 
 IMPOSSIBLE = -1e30
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.options import Found, SearchOptions
 from txport.runtimes.base import Doubles, Floats, Ints
+from txport.search.options import Found, SearchOptions
 
 Bools = NDArray[np.bool_]
 Pick = Callable[[NDArray[Any]], NDArray[Any]]

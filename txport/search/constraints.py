@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
-from txport.options import SearchOptions
 from txport.runtimes.base import Floats, Ints, Runtime, State, log_softmax, scores
+from txport.search.options import SearchOptions
 
 NOTHING = -1  # in place of a token
 

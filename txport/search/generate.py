@@ -9,14 +9,14 @@ from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
-from txport.beams import Beams
-from txport.constraints import Constraints
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
-from txport.options import Found, SearchOptions
-from txport.rows import Rows
 from txport.runtimes.base import Doubles, Floats, Ints, Runtime, State, log_softmax, scores
-from txport.sampling import draw, throw
+from txport.search.beams import Beams
+from txport.search.constraints import Constraints
+from txport.search.options import Found, SearchOptions
+from txport.search.rows import Rows
+from txport.search.sampling import draw, throw
 
 Ids = Sequence[Sequence[int]]
 Certain = Callable[[], list[tuple[int, ...]]]  # what each target is known to begin with by now

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txport.batching import READ_AHEAD, in_batches
+from txport.search.batching import READ_AHEAD, in_batches
 
 Item = tuple[int, int]  # its number and its length
 LENGTHS = st.lists(st.integers(0, 9), max_size=400)

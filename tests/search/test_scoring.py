@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import txport
 from tests.fakes import TableRuntime, random_table
-from tests.test_generate import SEEDS, config_of, search, sum_of
+from tests.search.test_generate import SEEDS, config_of, search, sum_of
 from tests.tiny import SAMPLES
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import load_checkpoint
 from txport.models.errors import TextError, TxportError
-from txport.parity import score_of
-from txport.scoring import score
+from txport.proof.parity import score_of
+from txport.search.scoring import score
 
 SIZE = 7
 TARGETS = st.lists(st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=6), min_size=1, max_size=4)

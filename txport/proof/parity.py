@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 
 from txport import __version__, runtimes
 from txport.exporters.weights import held_weights, holding
-from txport.generate import generate
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.config import TransformerConfig
 from txport.models.errors import ParityError
 from txport.models.ports import DECODER, ENCODER, LOGITS, STEP
 from txport.models.tokenizer import load_tokenizer
-from txport.options import Found, SearchOptions
+from txport.proof.walks import Reference
 from txport.runtimes.base import GraphRuntime, Runtime
-from txport.walks import Reference
+from txport.search.generate import generate
+from txport.search.options import Found, SearchOptions
 
 Array = NDArray[Any]
 

@@ -25,7 +25,7 @@ from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoin
 from txport.models.config import TransformerConfig
 from txport.models.errors import ParityError, UnsupportedError
 from txport.models.ports import DECODER, ENCODER
-from txport.parity import (
+from txport.proof.parity import (
     BEAMS,
     TOLERANCES,
     WEIGHTS,

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import TableRuntime, random_table
-from tests.test_constraints import unchanged
-from tests.test_generate import EOS, SEEDS, SOURCES, config_of, search, sum_of
-from txport.generate import generate
+from tests.search.test_constraints import unchanged
+from tests.search.test_generate import EOS, SEEDS, SOURCES, config_of, search, sum_of
 from txport.models.errors import UnsupportedError
-from txport.options import SearchOptions
-from txport.sampling import draw
+from txport.search.generate import generate
+from txport.search.options import SearchOptions
+from txport.search.sampling import draw
 
 SIZE = 8
 WARPS = st.fixed_dictionaries(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from txport.models.config import TransformerConfig
-from txport.options import Found, SearchOptions
 from txport.runtimes.base import Doubles, Floats, Ints
+from txport.search.options import Found, SearchOptions
 
 WORTH_DROPPING = 0.25  # of the rows that are held must have ended before they leave
 

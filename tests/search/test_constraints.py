@@ -12,11 +12,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import TableRuntime, Tokens, random_table
-from tests.test_generate import BOS, EOS, SEEDS, config_of, every_sequence, search, sum_of
-from txport.generate import generate
+from tests.search.test_generate import BOS, EOS, SEEDS, config_of, every_sequence, search, sum_of
 from txport.models.errors import UnsupportedError
-from txport.options import Found, SearchOptions
 from txport.runtimes.base import Floats, Ints
+from txport.search.generate import generate
+from txport.search.options import Found, SearchOptions
 
 SIZE = 9
 TOKENS = st.integers(2, SIZE - 1)

@@ -15,13 +15,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import Table, TableRuntime, TableState, Tokens, coarse_table, random_table
-from txport.beams import settle
-from txport.constraints import Constraints
-from txport.generate import Steps, by_beams, by_rows, encode, generate
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
-from txport.options import Found, SearchOptions
 from txport.runtimes.base import Floats, Ints, Scores, scores
+from txport.search.beams import settle
+from txport.search.constraints import Constraints
+from txport.search.generate import Steps, by_beams, by_rows, encode, generate
+from txport.search.options import Found, SearchOptions
 
 BOS, EOS = 0, 1
 PENALTIES = [-1.5, -1.0, 0.0, 0.6, 1.0, 2.5]
