@@ -69,11 +69,17 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     signal.signal(signal.SIGTERM, handler)
 
 
+def heed_interrupts() -> None:
+    """A process that a shell has put into the background ignores Ctrl-C, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def spawn(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """Run the console script itself."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [str(SCRIPT), *(str(argument) for argument in arguments)]
-    return subprocess.Popen(command, **{**pipes, "text": True, "env": ENVIRONMENT, **options})
+    own = {"text": True, "env": ENVIRONMENT, "preexec_fn": heed_interrupts}
+    return subprocess.Popen(command, **{**pipes, **own, **options})
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
