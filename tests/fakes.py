@@ -23,6 +23,12 @@ class TableState:
     max_length: int
 
 
+def looks_of(source: Tokens, prefix: Tokens) -> Floats:
+    """What a token looks at, drawn anew for every source and prefix: (S,), together 1."""
+    rng = np.random.default_rng(zlib.crc32(repr(("looks", source, prefix)).encode()))
+    return rng.dirichlet(np.full(len(source), 0.5)).astype(np.float32)
+
+
 class TableRuntime:
     """`Runtime` over a table; it records the rows and the `top` of every step, and what was selected."""
 
@@ -40,7 +46,7 @@ class TableRuntime:
         return TableState(sources, ((),) * len(sources), max_length)
 
     def step(
-        self, tokens: Ints, state: TableState, *, top: int | None = None, normalise: bool = True
+        self, tokens: Ints, state: TableState, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, TableState]:
         assert tokens.dtype == np.int64
         assert tokens.shape == (len(state.sources),)
@@ -48,15 +54,50 @@ class TableRuntime:
         self.stepped.append(len(tokens))
         self.wanted.append(top)
         prefixes = tuple((*prefix, token) for prefix, token in zip(state.prefixes, tokens.tolist(), strict=True))
-        rows = zip(state.sources, prefixes, strict=True)
-        logits = np.stack([self._table(source, prefix[1:]) for source, prefix in rows])  # (R, V)
-        return scores(logits, top, normalise), TableState(state.sources, prefixes, state.max_length)
+        rows = [(source, prefix[1:]) for source, prefix in zip(state.sources, prefixes, strict=True)]
+        logits = np.stack([self._table(*row) for row in rows])  # (R, V)
+        found = scores(logits, top, normalise)
+        if align:
+            looks = np.zeros((len(rows), 1 + max(map(len, state.sources))), np.float32)  # a place more than needed
+            for each, row in zip(looks, rows, strict=True):
+                each[: len(row[0])] = looks_of(*row)
+            found = found._replace(attention=looks)
+        return found, TableState(state.sources, prefixes, state.max_length)
 
     def select(self, state: TableState, rows: Ints) -> TableState:
         chosen = rows.tolist()
         self.selected.append(chosen)
         sources = tuple(state.sources[row] for row in chosen)
         return TableState(sources, tuple(state.prefixes[row] for row in chosen), state.max_length)
+
+
+class SeatedRuntime(TableRuntime):
+    """`ContinuousRuntime` over a table; rows that nobody needs say nonsense, so that it shows if they are heard."""
+
+    def __init__(self, table: Table, width: int = 1) -> None:
+        super().__init__(table)
+        self._width = width  # rows of one place
+
+    def step(
+        self, tokens: Ints, state: TableState, *, top: int | None = None, normalise: bool = True, align: bool = False
+    ) -> tuple[Scores, TableState]:
+        resting = tokens < 0
+        prefixes = tuple(() if rests else said for rests, said in zip(resting, state.prefixes, strict=True))
+        state = TableState(state.sources, prefixes, state.max_length)
+        found, after = super().step(np.where(resting, 0, tokens), state, top=top, normalise=normalise, align=align)
+        for part in (found.values, found.ids, found.attention):
+            if part is not None:
+                part[resting] = -7
+        said = tuple(() if rests else said for rests, said in zip(resting, after.prefixes, strict=True))
+        return found, TableState(state.sources, said, state.max_length)
+
+    def admit(self, state: TableState, places: Ints, others: TableState, chosen: Ints) -> TableState:
+        assert not any(others.prefixes)
+        sources, prefixes = list(state.sources), list(state.prefixes)
+        for place, other in zip(places.tolist(), chosen.tolist(), strict=True):
+            rows = slice(place * self._width, (place + 1) * self._width)
+            sources[rows], prefixes[rows] = [others.sources[other]] * self._width, [()] * self._width
+        return TableState(tuple(sources), tuple(prefixes), state.max_length)
 
 
 def random_table(size: int, seed: int, *, spread: float = 1.0) -> Table:

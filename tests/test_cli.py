@@ -28,7 +28,7 @@ import txport
 from tests.tiny import VOCABULARY, edit_graph
 from txport import cli, runtimes
 from txport.exporters import export as exporter
-from txport.models.bundle import MANIFEST, Bundle, Manifest, load_bundle
+from txport.models.bundle import FORMAT, MANIFEST, Bundle, Manifest, load_bundle
 from txport.models.checkpoint import Checkpoint
 from txport.models.errors import UnavailableError
 from txport.models.tokenizer import spelling_tokenizer
@@ -167,6 +167,8 @@ def test_search_options_reach_the_search(call: Cli, bundle: Bundle, model: txpor
     [
         (["--do-sample", "--seed", 3], {}),
         (["--do-sample", "--seed", 3, "--nbest", 2], {"nbest": 2}),
+        (["--alignment", "soft"], {"alignment": "soft"}),
+        (["--alignment", "hard"], {"alignment": "hard"}),
         (["--do-sample", "--seed", 3, "--temperature", 3], {"temperature": 3.0}),
         (["--do-sample", "--seed", 3, "--top-k", 2], {"top_k": 2}),
         (["--do-sample", "--seed", 3, "--top-p", 0.2], {"top_p": 0.2}),
@@ -191,9 +193,29 @@ def test_every_search_option_reaches_the_search(
     assert [json.loads(line) for line in done.out.splitlines()] == [
         json.loads(json.dumps(each.to_dict())) for each in expected
     ]
-    assert [each.output for each in expected] != [
-        each.output for each in model.generate(WORDS)
-    ] or "--patience" in options
+    assert expected != model.generate(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--patience", 2], {"patience": 2.0}),
+        (["--coverage-penalty", 3], {"coverage_penalty": 3.0}),
+        (["--beam-groups", 2], {"beam_groups": 2}),
+        (["--beam-groups", 2, "--diversity-penalty", 3], {"beam_groups": 2, "diversity_penalty": 3.0}),
+    ],
+)
+def test_every_option_of_beams_reaches_the_search(
+    call: Cli, bundle: Bundle, model: txport.Model, options: list[object], wanted: dict[str, Any]
+) -> None:
+    beams = {"beams": 4, "nbest": 4}
+    expected = model.generate(WORDS, **beams, **wanted)
+    done = call("run", bundle.path, *WORDS, "--json", "--beams", 4, "--nbest", 4, *options)
+    assert [json.loads(line) for line in done.out.splitlines()] == [
+        json.loads(json.dumps(each.to_dict())) for each in expected
+    ]
+    known = {**wanted, "diversity_penalty": 0.0} if "diversity_penalty" in wanted else {}
+    assert expected != model.generate(WORDS, **beams, **known)
 
 
 @pytest.mark.parametrize("options", [[], ["--beams", 3], ["--prefixes", "AA"]])
@@ -453,6 +475,11 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("bad --bad-words '</s>'", "bad_words_ids must not forbid the end token, 2"),
         ("bad --prefixes '</s>'", "a prefix must not hold an end token; got 2"),
         ("bad --stream --json", "--stream prints one text after the other; it goes with none of --json, --workers"),
+        ("bad --stream --continuous", "it goes with none of --json, --workers, --batch-size"),
+        ("bad --continuous", "continuous batches need a bundle of the cpu target: export --target cpu"),
+        ("bad --alignment hard", "--alignment is shown with --json only"),
+        ("bad --beams 4 --beam-groups 3", "beam_groups must be as many as beams can be parted into, got 3 for 4"),
+        ("bad --coverage-penalty 1", "coverage_penalty is for beam search; give beams too"),
         ("bad --stream --batch-size 4", "it goes with none of --json, --workers, --batch-size"),
         ("bad --early-stopping true", "early_stopping is for beam search; give beams too"),
         ("bad --stream --beams 2 --nbest 2", "only one hypothesis can be followed, got nbest 2"),
@@ -588,8 +615,8 @@ def manifest_with(**changes: Any) -> Callable[[Path], None]:
         (lambda bundle: empty(bundle / MANIFEST), "txport.json is damaged"),
         (lambda bundle: (bundle / MANIFEST).write_bytes(b"\xff"), "txport.json is damaged"),
         (lambda bundle: (bundle / MANIFEST).write_text("[]"), "txport.json is damaged"),
-        (manifest_with(format=3), "has bundle format 3, this txport reads format 2; update txport"),
-        (manifest_with(format=0), "has bundle format 0, this txport reads format 2; export it again"),
+        (manifest_with(format=FORMAT + 1), f"has bundle format {FORMAT + 1}, this txport"),
+        (manifest_with(format=0), "has bundle format 0, this txport reads format"),
         (manifest_with(files={}), "lists no hash for onnx/encoder_model.onnx"),
         (manifest_with(files=None), "is damaged"),
         (manifest_with(files={name: {} for name in FILES}), "is damaged"),

@@ -193,9 +193,9 @@ def test_where_sums_may_saturate_there_is_no_shortlist(
     asked: list[int] = []
     run = fused.Binding.run
 
-    def record(self: Any, tokens: Any, count: int) -> Any:
+    def record(self: Any, tokens: Any, count: int, align: bool) -> Any:
         asked.append(count)
-        return run(self, tokens, count)
+        return run(self, tokens, count, align)
 
     monkeypatch.setattr(fused.Binding, "run", record)
     search = SearchOptions(max_new_tokens=2, scores=False, suppress_tokens=[2])

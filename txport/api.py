@@ -26,10 +26,11 @@ from txport.models.config import TransformerConfig
 from txport.models.errors import TextError, UnsupportedError
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
 from txport.release import Say, export, load_checkpoint, parity, silent
-from txport.runtimes.base import Runtime
+from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.search.batching import in_batches
+from txport.search.continuous import Hall, Request
 from txport.search.generate import Steps, generate, search
-from txport.search.options import Found, SearchOptions, require_length_penalty
+from txport.search.options import Alignment, Found, SearchOptions, require_length_penalty
 from txport.search.scoring import logits, score
 
 __all__ = ["Generated", "Hypothesis", "Model", "export", "load", "load_checkpoint", "parity"]
@@ -42,12 +43,17 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One answer: its text, its score (log-probability over a power of its length), its token ids and their shares."""
+    """One answer: its text, its score (log-probability over a power of its length), its token ids and their shares.
+
+    `alignment`, if it was asked for, says what each token looked at: for each token of the source how much, or the
+    token where it looked most.
+    """
 
     output: str
     score: float
     tokens: list[int]
     token_scores: list[float]
+    alignment: Alignment = ()
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,11 @@ class Generated:
     hypotheses: list[Hypothesis]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return dataclasses.asdict(self)
+        """As JSON values; alignment only where it was asked for."""
+        values = dataclasses.asdict(self)
+        for each in (each for each in values["hypotheses"] if not each["alignment"]):
+            del each["alignment"]
+        return values
 
 
 class Model:
@@ -81,6 +90,7 @@ class Model:
         prefixes: str | Iterable[str] = "",
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
+        continuous: bool = False,
         unknown: Unknown = "error",
         **options: Any,
     ) -> Iterator[Generated]:
@@ -89,7 +99,8 @@ class Model:
         `options` are those of `SearchOptions`, which docs/search.md tells; `max_new_tokens` is by default all that
         the model can take. `prefixes` are what the targets begin with, one for all or one a text: tokens as the
         vocabulary writes them, apart by spaces. A batch has up to `batch_size` texts of similar length, and up to
-        `batch_tokens` source tokens. `unknown="skip"` leaves out characters that are not in the vocabulary.
+        `batch_tokens` source tokens; if it is `continuous`, others take the places of those that are done, which
+        cpu bundles can. `unknown="skip"` leaves out characters that are not in the vocabulary.
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """
@@ -98,15 +109,17 @@ class Model:
         known = [prefixes] if isinstance(prefixes, str) else list(prefixes)
         begin = [self.tokenizer.ids(prefix) for prefix in known]
         chosen = self._options(options, max(map(len, begin), default=0))
+        self._require_continuous(continuous, batch_tokens)
 
         def work(batch: list[tuple[str, list[int], list[int]]]) -> list[Generated]:
-            _, sources, prefixes = zip(*batch, strict=True)
-            found = generate(self.runtime, sources, self.config, chosen, prefixes)
+            requests = [(source, prefix) for _, source, prefix in batch]
+            found = self._find(requests, chosen, batch_size if continuous else None)
             return [self._result(text, each) for (text, _, _), each in zip(batch, found, strict=True)]
 
         pairs = zip(texts, repeat(begin[0])) if isinstance(prefixes, str) else _paired(texts, begin, "prefixes")
         encoded = ((text, self.encode(text, unknown), prefix) for text, prefix in pairs)
-        return in_batches(encoded, work, batch_size, lambda item: len(item[1]), self.workers, batch_tokens)
+        size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
+        return in_batches(encoded, work, batch_size, size, self.workers, batch_tokens, continuous)
 
     def follow(self, text: str, *, prefix: str = "", unknown: Unknown = "error", **options: Any) -> Iterator[str]:
         """One text, token by token: the output as far as it is certain, each time that it grows, and at last all of it.
@@ -128,6 +141,7 @@ class Model:
         prefixes: Iterable[Sequence[int]] | None = None,
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
+        continuous: bool = False,
         **options: Any,
     ) -> list[list[Found]]:
         """As `generate`, from token ids to token ids; `options` are those of `SearchOptions`.
@@ -138,14 +152,16 @@ class Model:
         begin = None if prefixes is None else list(prefixes)
         chosen = self._options(options, max(map(len, begin or []), default=0))
 
-        def work(batch: list[tuple[Sequence[int], Sequence[int]]]) -> list[list[Found]]:
-            checked, prefixes = zip(*batch, strict=True)
-            return generate(self.runtime, checked, self.config, chosen, prefixes)
+        self._require_continuous(continuous, batch_tokens)
 
-        pairs: Iterable[tuple[Sequence[int], Sequence[int]]]
+        def work(batch: list[Request]) -> list[list[Found]]:
+            return self._find(batch, chosen, batch_size if continuous else None)
+
+        pairs: Iterable[Request]
         pairs = zip(sources, repeat(())) if begin is None else _paired(sources, begin, "prefixes")
         checked = ((self._checked(source), prefix) for source, prefix in pairs)
-        return list(in_batches(checked, work, batch_size, lambda pair: len(pair[0]), self.workers, batch_tokens))
+        size: Callable[[Request], int] = lambda pair: len(pair[0])  # noqa: E731
+        return list(in_batches(checked, work, batch_size, size, self.workers, batch_tokens, continuous))
 
     def score(
         self,
@@ -197,6 +213,19 @@ class Model:
         )
         return in_batches(encoded, work, batch_size, length=lambda pair: len(pair[1]), workers=self.workers)
 
+    def _require_continuous(self, continuous: bool, batch_tokens: int | None) -> None:
+        if continuous and not isinstance(self.runtime, ContinuousRuntime):
+            raise UnsupportedError("continuous batches need a bundle of the cpu target: export --target cpu")
+        if continuous and batch_tokens is not None:
+            raise UnsupportedError("batch_tokens are for fixed batches; a continuous one has up to batch_size texts")
+
+    def _find(self, requests: Sequence[Request], options: SearchOptions, places: int | None) -> list[list[Found]]:
+        """Search one batch, or, with so many places, one after the other as places get free."""
+        if places is not None and isinstance(self.runtime, ContinuousRuntime):
+            return Hall(self.runtime, requests, self.config, options, places).run()
+        sources, prefixes = zip(*requests, strict=True)
+        return generate(self.runtime, sources, self.config, options, prefixes)
+
     def _options(self, options: dict[str, Any], prefix: int = 0) -> SearchOptions:
         longest = self.config.max_length - prefix
         limit = options.get("max_new_tokens")
@@ -228,9 +257,8 @@ class Model:
         return Generated(text, hypotheses[0].output, hypotheses[0].score, hypotheses)
 
     def _hypothesis(self, found: Found) -> Hypothesis:
-        return Hypothesis(
-            self.tokenizer.decode(found.tokens), found.score, list(found.tokens), list(found.token_scores)
-        )
+        output, tokens = self.tokenizer.decode(found.tokens), list(found.tokens)
+        return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
 
 
 def _paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator[tuple[Text, Item]]:

@@ -65,7 +65,13 @@ def unknown_option(command: F) -> F:
 SEARCH: list[tuple[str, dict[str, Any]]] = [
     ("--beams", {"type": click.IntRange(1), "default": 1, "help": "Width of beam search; 1 is greedy."}),
     ("--nbest", {"type": click.IntRange(1), "default": 1, "help": "Hypotheses a text; with --do-sample, samples."}),
+    (
+        "--beam-groups",
+        {"type": click.IntRange(1), "default": 1, "help": "Groups of beams, each avoiding what others say."},
+    ),
+    ("--diversity-penalty", {"type": float, "default": 0.0, "help": "What a token loses that another group says."}),
     ("--length-penalty", {"type": float, "default": 1.0, "help": "Power of the length in a score."}),
+    ("--coverage-penalty", {"type": float, "default": 0.0, "help": "What a score loses for input not looked at."}),
     (
         "--early-stopping",
         {
@@ -96,6 +102,13 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
     ("--suppress-tokens", {"metavar": "TOKENS", "default": "", "help": "Never say one of these."}),
     ("--bad-words", {"metavar": "TOKENS", "multiple": True, "help": "Never say these in a row.  [repeatable]"}),
     ("--eos-token", {"metavar": "TOKEN", "multiple": True, "help": "End with this one instead.  [repeatable]"}),
+    (
+        "--alignment",
+        {
+            "type": click.Choice(["soft", "hard"]),
+            "help": "With --json: how much each token looked at each of the input, or where most.",
+        },
+    ),
 ]
 
 
@@ -157,6 +170,7 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
 @search_options
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @click.option("--batch-tokens", type=click.IntRange(1), help="Source tokens at once, at most, padding counted.")
+@click.option("--continuous", is_flag=True, help="Let texts take the places of those that are done (cpu bundles).")
 @unknown_option
 @click.option(
     "--input", "inputs", type=click.Path(path_type=Path), multiple=True, help="Read lines from a file.  [repeatable]"
@@ -185,10 +199,13 @@ def run(
     if text and inputs:
         raise UnsupportedError("give TEXT or --input, not both")
     given = click.get_current_context().get_parameter_source
-    is_batched = any(given(name) is not ParameterSource.DEFAULT for name in ("batch_size", "batch_tokens"))
+    together = ("batch_size", "batch_tokens", "continuous")
+    is_batched = any(given(name) is not ParameterSource.DEFAULT for name in together)
     if as_stream and (as_json or workers > 1 or is_batched):
         alone = "--stream prints one text after the other; it goes with none of --json, --workers, --batch-size"
         raise UnsupportedError(alone)
+    if options["alignment"] and not as_json:
+        raise UnsupportedError("--alignment is shown with --json only")
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     if options["beams"] == options["nbest"] == options["length_penalty"] == 1 and not as_json:  # no score is shown
         options["scores"] = False
@@ -207,7 +224,7 @@ def run(
 
 def _follow(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
     """Print what is certain of each text as soon as it is."""
-    del options["batch_size"], options["batch_tokens"]
+    del options["batch_size"], options["batch_tokens"], options["continuous"]
     options["prefix"] = options.pop("prefixes")
     for text in texts:
         shown = ""

@@ -83,7 +83,13 @@ class HuggingFaceRuntime:
 
     @torch.inference_mode()
     def step(
-        self, tokens: Ints, state: HuggingFaceState, *, top: int | None = None, normalise: bool = True
+        self,
+        tokens: Ints,
+        state: HuggingFaceState,
+        *,
+        top: int | None = None,
+        normalise: bool = True,
+        align: bool = False,
     ) -> tuple[Scores, HuggingFaceState]:
         said = torch.cat([state.tokens, torch.from_numpy(np.ascontiguousarray(tokens))[:, None]], 1)
         logits = self._model(

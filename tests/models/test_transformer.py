@@ -35,7 +35,7 @@ def draw(config: TransformerConfig, *shape: int, seed: int = 0) -> Tensor:
 def decode_in_chunks(model: Transformer, memory: Memory, tokens: Tensor, lengths: list[int]) -> Tensor:
     cache, parts = model.empty_cache(tokens.shape[0]), []
     for chunk in tokens.split(lengths, dim=1):
-        logits, cache = model.decode(chunk, memory, cache)
+        logits, cache, _ = model.decode(chunk, memory, cache)
         parts.append(logits)
     return torch.cat(parts, 1)
 
@@ -70,8 +70,8 @@ def test_cache_grows_by_target_and_holds_source_once() -> None:
     config = tiny_config(encoder_layers=1)
     model = tiny_model(config)
     memory = model.encode(draw(config, 2, 5), torch.tensor([5, 3]))
-    first = model.decode(draw(config, 2, 3), memory, model.empty_cache(2))[1]
-    second = model.decode(draw(config, 2, 4), memory, first)[1]
+    first = model.decode(draw(config, 2, 3), memory, model.empty_cache(2)).cache
+    second = model.decode(draw(config, 2, 4), memory, first).cache
     assert len(second) == config.decoder_layers
     for before, after in zip(first, second, strict=True):
         assert after.key.shape == after.value.shape == (2, config.heads, 7, config.head_size)

@@ -383,7 +383,7 @@ class Exchanged:
         return self._runtime.encode(source, source_lengths, max_length=max_length)
 
     def step(
-        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True
+        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, State]:
         scores, state = self._runtime.step(tokens, state, top=top, normalise=normalise)
         assert scores.ids is not None

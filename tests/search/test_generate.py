@@ -20,7 +20,7 @@ from txport.models.errors import UnsupportedError
 from txport.runtimes.base import Floats, Ints, Scores, scores
 from txport.search.beams import settle
 from txport.search.constraints import Constraints
-from txport.search.generate import Steps, by_beams, by_rows, encode, generate
+from txport.search.generate import Steps, by_beams, by_rows, carry_out, encode, generate
 from txport.search.options import Found, SearchOptions
 
 BOS, EOS = 0, 1
@@ -127,8 +127,9 @@ def test_one_beam_equals_greedy(size: int, longest: int, seed: int, spread: floa
     table, config = random_table(size, seed, spread=spread), config_of(size)
     options = SearchOptions(max_new_tokens=longest)
     object.__setattr__(options, "early_stopping", True)  # else a beam could go on after its best has ended
+    constraints, lengths = Constraints(options, config, [()] * len(sources)), np.array([*map(len, sources)])
     by_beam, by_greedy = (
-        finish(way(TableRuntime(table), sources, config, options, Constraints(options, config, [()] * len(sources))))
+        finish(carry_out(way(lengths, config, options, constraints), TableRuntime(table), sources, config, longest))
         for way in (by_beams, by_rows)
     )
     assert [found[0].tokens for found in by_beam] == [found[0].tokens for found in by_greedy]
@@ -274,7 +275,7 @@ def hugging_face(table: Table, source: Tokens, options: SearchOptions) -> list[F
 
 
 def _as_a_step_gives_them(logits: Floats) -> Floats:
-    values, ids = scores(logits[None], len(logits))
+    values, ids, _ = scores(logits[None], len(logits))
     assert ids is not None
     return values[0][np.argsort(ids[0])]  # by token, rounded exactly as search sees them
 

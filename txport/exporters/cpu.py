@@ -10,6 +10,7 @@ import onnx_ir as ir
 from txport.exporters.check import check_graph
 from txport.exporters.fused import FUSED, require_fusable
 from txport.exporters.fusions import check_fusions
+from txport.exporters.optional import make_optional
 from txport.exporters.passes import run_passes
 from txport.exporters.quantize import apply_forms, choose_forms
 from txport.exporters.top import add_top, without_top
@@ -27,6 +28,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, rows: int) -
     traced = {role: without_top(graph) for role, graph in manifest.graphs.items()}
     models = {role: trace(FUSED[role](checkpoint.model), graph, manifest.opset) for role, graph in traced.items()}
     counts = {role: run_passes(model, traced[role], manifest.target) for role, model in models.items()}
+    counts[STEP]["make attention optional"] = make_optional(models[STEP], manifest.graphs[STEP])
     for role, model in models.items():
         check_fusions(model, config, role)
     forms: dict[str, dict[str, str]] = {}

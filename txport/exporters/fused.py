@@ -15,8 +15,17 @@ from torch.nn import functional as F
 
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
-from txport.models.ports import ENCODER, STEP
-from txport.models.transformer import Attention, DecoderLayer, EncoderLayer, Transformer, additive, attend, padding_mask
+from txport.models.ports import ENCODER, STEP, alignment_layer
+from txport.models.transformer import (
+    Attention,
+    DecoderLayer,
+    EncoderLayer,
+    Transformer,
+    additive,
+    attend,
+    padding_mask,
+    weigh,
+)
 
 MICROSOFT = "com.microsoft"
 HEAD_SIZE_STEP = 8  # GroupQueryAttention takes head sizes that are multiples of it
@@ -61,7 +70,7 @@ class CpuStep(nn.Module):
     """One token of every row: ids, lengths, the source's keys and values, and the rows' own -> logits.
 
     The rows' own keys and values lie in buffers of a fixed capacity M; the outputs are the same buffers
-    with the new token's written at its place.
+    with the new token's written at its place. Last comes the attention over the source, as plain operators.
     """
 
     def __init__(self, model: Transformer) -> None:
@@ -73,7 +82,7 @@ class CpuStep(nn.Module):
     ) -> tuple[Tensor, ...]:
         """(B, K), (B * K,), (1,), (B,), (B, N, S, H) twice a layer, then (B * K, N, M, H) twice a layer.
 
-        -> logits (B * K, V) and the caches.
+        -> logits (B * K, V), the caches, and the mean attention of the heads of the alignment layer (B * K, S).
         """
         model, layers = self.model, len(self.model.decoder)
         cross, own = caches[: 2 * layers], caches[2 * layers :]
@@ -88,26 +97,31 @@ class CpuStep(nn.Module):
             grown += [key, value]
             x = layer.attention_residual.leave(x, layer.attention.output(h))
             key, value = cross[2 * number : 2 * number + 2]
-            x = self._look_at_source(layer, x, input_ids, key, value, source_lengths)
+            query = self._query(layer, x, input_ids)
+            if number == alignment_layer(model.config):
+                looks = look(query, key, source_lengths)
+            mixed = multi_head_attention(query, key, value, source_lengths, layer.cross_attention.heads)  # -> (B, K, D)
+            x = layer.cross_attention_residual.leave(x, layer.cross_attention.output(mixed.flatten(0, 1)))
             h = layer.feed_forward_residual.enter(x)
             x = layer.feed_forward_residual.leave(x, layer.feed_forward(h))
-        return (model.projection(model.decoder_norm(x)), *grown)
+        return (model.projection(model.decoder_norm(x)), *grown, looks)
 
     @staticmethod
-    def _look_at_source(
-        layer: DecoderLayer, x: Tensor, input_ids: Tensor, key: Tensor, value: Tensor, source_lengths: Tensor
-    ) -> Tensor:
-        """The beams of one source are the queries over its keys, which so are held once for all of them."""
-        own = layer.cross_attention
-        h = own.query(layer.cross_attention_residual.enter(x))  # (B * K, D)
-        h = h.view(*input_ids.shape, -1)  # -> (B, K, D)
-        mixed = multi_head_attention(h, key, value, source_lengths, own.heads)  # -> (B, K, D)
-        return layer.cross_attention_residual.leave(x, own.output(mixed.flatten(0, 1)))
+    def _query(layer: DecoderLayer, x: Tensor, input_ids: Tensor) -> Tensor:
+        """(B * K, D) -> (B, K, D): the beams of one source are queries over its keys, held once for all of them."""
+        h = layer.cross_attention.query(layer.cross_attention_residual.enter(x))
+        return h.view(*input_ids.shape, -1)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(B, S, D) -> (B, N, S, H)."""
     return x.unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def look(query: Tensor, key: Tensor, lengths: Tensor) -> Tensor:
+    """Queries (B, K, D), keys (B, N, S, H), their lengths (B,) -> what the heads look at in the mean (B * K, S)."""
+    bias = additive(padding_mask(lengths, key.shape[2]), query.dtype)[:, None, None, :]  # -> (B, 1, 1, S)
+    return weigh(split_heads(query, key.shape[1]), key, bias).mean(1).flatten(0, 1)
 
 
 def multi_head_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, heads: int) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from txport.models.ports import DECODER, ENCODER
+from txport.models.ports import DECODER, ENCODER, alignment_layer
 from txport.models.transformer import LayerCache, Memory, Transformer
 
 
@@ -23,7 +23,7 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """input_ids, the encoder's output and mask, four cache tensors a layer -> logits and the grown caches.
+    """input_ids, the encoder's output and mask, four cache tensors a layer -> logits, grown caches, and attention.
 
     The same graph serves the first step, with caches of length 0, and every later one.
     """
@@ -35,11 +35,12 @@ class DecoderGraph(nn.Module):
     def forward(
         self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor, *past: Tensor
     ) -> tuple[Tensor, ...]:
-        """(B, T), (B, S, D), (B, S), then (B, N, past, H) each -> logits (B, T, V), then the caches."""
+        """(B, T), (B, S, D), (B, S), then (B, N, past, H) each -> logits (B, T, V), the caches, and (B, N, T, S)."""
         memory = Memory(encoder_hidden_states, encoder_attention_mask.bool())
         cache = tuple(LayerCache(*past[start : start + 4]) for start in range(0, len(past), 4))
-        logits, grown = self.model.decode(input_ids, memory, cache)
-        return (logits, *(tensor for layer in grown for tensor in layer))
+        logits, grown, attentions = self.model.decode(input_ids, memory, cache)
+        looks = attentions[alignment_layer(self.model.config)]
+        return (logits, *(tensor for layer in grown for tensor in layer), looks)
 
 
 PORTABLE: dict[str, Callable[[Transformer], nn.Module]] = {ENCODER: EncoderGraph, DECODER: DecoderGraph}

@@ -15,14 +15,14 @@ import onnx_ir as ir
 from txport.exporters.fusions import is_linear
 from txport.exporters.shortlist import add_candidates, choose, constant
 from txport.exporters.trace import value_of
-from txport.models.ports import COUNT, IDS, LOG_PROBS, LOGITS, Graph
+from txport.models.ports import ALIGN, COUNT, IDS, LOG_PROBS, LOGITS, Graph
 
-ADDED = (COUNT, LOG_PROBS, IDS)
+ADDED = (ALIGN, COUNT, LOG_PROBS, IDS)
 BEST = (ir.DataType.FLOAT, ir.DataType.INT64)
 
 
 def without_top(graph: Graph) -> Graph:
-    """The ports that are traced: all but those that `add_top` adds."""
+    """The ports that are traced: all but those that `add_top` and `make_optional` add."""
     inputs, outputs = (tuple(port for port in side if port.name not in ADDED) for side in (graph.inputs, graph.outputs))
     return dataclasses.replace(graph, inputs=inputs, outputs=outputs)
 
@@ -31,7 +31,7 @@ def add_top(model: ir.Model, graph: Graph, *, shorten: bool) -> None:
     """Let the graph choose tokens; with `shorten`, the likeliest from a shortlist in place of all logits."""
     place, logits = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == LOGITS)
     count = value_of(next(port for port in graph.inputs if port.name == COUNT))
-    outputs = [value_of(port) for port in graph.outputs if port.name in ADDED]
+    outputs = [value_of(port) for port in graph.outputs if port.name in (LOG_PROBS, IDS)]
     model.graph.inputs.append(count)
     model.graph.outputs.extend(outputs)
     if not shorten:

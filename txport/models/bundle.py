@@ -15,7 +15,7 @@ from txport.models.files import sha256
 from txport.models.names import SAMPLES, TOKENIZER
 from txport.models.ports import CONTRACTS, Graph
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "txport.json"
 TARGETS = tuple(CONTRACTS)
 # precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too

@@ -35,6 +35,8 @@ CAPACITY = "cache_capacity"
 LOGITS = "logits"
 COUNT = "k"
 LOG_PROBS, IDS = "log_probs", "ids"
+ALIGN = "align"
+CROSS_ATTENTION = "cross_attention"
 ROWS = "rows"
 
 BATCH, SOURCE, TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
@@ -92,6 +94,19 @@ def is_cross(name: str) -> bool:
     return ".encoder." in name
 
 
+def alignment_layer(config: TransformerConfig) -> int:
+    """The decoder layer whose attention over the source says what a token was made of: the last but one.
+
+    Garg et al. 2019, "Jointly learning to align and translate with Transformer models", section 3.
+    """
+    return max(0, config.decoder_layers - 2)
+
+
+def cross_attention(config: TransformerConfig) -> str:
+    """The portable decoder's output of that layer's attention, named as Hugging Face names those of all layers."""
+    return f"cross_attentions.{alignment_layer(config)}"
+
+
 def portable(config: TransformerConfig, dtype: str) -> tuple[Graph, ...]:
     """The graphs of the portable target: encoder, decoder, and the one that picks rows of a state."""
     return _encoder(config, dtype), _decoder(config, dtype), _select(config, dtype)
@@ -130,13 +145,15 @@ def _cpu_step(config: TransformerConfig, dtype: str) -> Graph:
         Port(SOURCE_LENGTHS, "int32", (BATCH,)),
         *_cross(config, dtype),
         *_own(config, dtype, "past"),
+        Port(ALIGN, "bool", (1,)),  # whether to give the attention over the source; without it, it has no rows
         # k > 0: the k best tokens; k < 0: -k, up to 8, with logits in place of log_probs; 0: none. On x86 without VNNI,
         # 8-bit sums may saturate: there, with a large vocabulary in fp32, k < 0 must not be used.
         Port(COUNT, "int64", (1,)),
     )
     best = (Port(LOG_PROBS, dtype, (ALL_ROWS, COUNT)), Port(IDS, "int64", (ALL_ROWS, COUNT)))
     logits = Port(LOGITS, dtype, (ALL_ROWS, config.target_vocab_size))
-    return Graph(STEP, "onnx/step.onnx", inputs, (logits, *_own(config, dtype, "present"), *best))
+    looks = Port(CROSS_ATTENTION, dtype, (ALL_ROWS, SOURCE))  # the mean over the heads of the alignment layer
+    return Graph(STEP, "onnx/step.onnx", inputs, (logits, *_own(config, dtype, "present"), looks, *best))
 
 
 def _cross(config: TransformerConfig, dtype: str) -> tuple[Port, ...]:
@@ -166,6 +183,7 @@ def _decoder(config: TransformerConfig, dtype: str) -> Graph:
     outputs = (
         Port(LOGITS, dtype, (BATCH, TARGET, config.target_vocab_size)),
         *_cache(config, dtype, present(config), f"{PAST_TARGET} + {TARGET}", SOURCE),
+        Port(cross_attention(config), dtype, (BATCH, config.heads, TARGET, SOURCE)),
     )
     return Graph(DECODER, "onnx/decoder_model_merged.onnx", inputs, outputs)
 

@@ -38,6 +38,14 @@ class LayerCache(NamedTuple):
 Cache = tuple[LayerCache, ...]
 
 
+class Decoded(NamedTuple):
+    """What a call of the decoder gives."""
+
+    logits: Tensor  # (B, T, V)
+    cache: Cache
+    attentions: tuple[Tensor, ...]  # where each token looked in the source, layer by layer: (B, N, T, S)
+
+
 def padding_mask(lengths: Tensor, size: int) -> Tensor:
     """True where a position lies within its row's length: (B,) -> (B, size)."""
     return torch.arange(size, device=lengths.device)[None, :] < lengths[:, None]
@@ -54,10 +62,15 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return (~mask).to(dtype) * (torch.finfo(dtype).min / 2)
 
 
+def weigh(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
+    """How much each query looks at each key: (B, N, T, H), (B, N, S, H), bias (..., T, S) -> (B, N, T, S)."""
+    scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
+    return torch.softmax(scores + bias, dim=-1)
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     """Scaled dot-product attention: (B, N, T, H) over (B, N, S, H), bias (..., T, S) -> (B, N, T, H)."""
-    scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])  # (B, N, T, S)
-    return torch.softmax(scores + bias, dim=-1) @ value
+    return weigh(query, key, bias) @ value
 
 
 class Attention(nn.Module):
@@ -79,10 +92,11 @@ class Attention(nn.Module):
         """(B, S, D) -> two of (B, N, S, H)."""
         return self.split(self.key(x)), self.split(self.value(x))
 
-    def forward(self, x: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-        """(B, T, D) over keys and values (B, N, S, H) -> (B, T, D)."""
-        mixed = attend(self.split(self.query(x)), key, value, bias)  # (B, N, T, H)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+    def forward(self, x: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, D) over keys and values (B, N, S, H) -> (B, T, D), and where each token looked (B, N, T, S)."""
+        weights = weigh(self.split(self.query(x)), key, bias)
+        mixed = weights @ value  # (B, N, T, H)
+        return self.output(mixed.transpose(1, 2).flatten(2)), weights
 
 
 class FeedForward(nn.Module):
@@ -131,7 +145,7 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         """(B, S, D) -> (B, S, D)."""
         h = self.attention_residual.enter(x)
-        x = self.attention_residual.leave(x, self.attention(h, *self.attention.keys_values(h), bias))
+        x = self.attention_residual.leave(x, self.attention(h, *self.attention.keys_values(h), bias)[0])
         h = self.feed_forward_residual.enter(x)
         return self.feed_forward_residual.leave(x, self.feed_forward(h))
 
@@ -150,16 +164,16 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self, x: Tensor, memory: Tensor, cache: LayerCache, bias: Tensor, memory_bias: Tensor
-    ) -> tuple[Tensor, LayerCache]:
-        """(B, T, D) and the layer's cache -> (B, T, D) and the cache grown by T."""
+    ) -> tuple[Tensor, LayerCache, Tensor]:
+        """(B, T, D) and the layer's cache -> (B, T, D), the cache grown by T, and where each token looked."""
         h = self.attention_residual.enter(x)
         cache = self.extend(h, memory, cache)
-        x = self.attention_residual.leave(x, self.attention(h, cache.key, cache.value, bias))
+        x = self.attention_residual.leave(x, self.attention(h, cache.key, cache.value, bias)[0])
         h = self.cross_attention_residual.enter(x)
-        h = self.cross_attention(h, cache.cross_key, cache.cross_value, memory_bias)
+        h, looks = self.cross_attention(h, cache.cross_key, cache.cross_value, memory_bias)
         x = self.cross_attention_residual.leave(x, h)
         h = self.feed_forward_residual.enter(x)
-        return self.feed_forward_residual.leave(x, self.feed_forward(h)), cache
+        return self.feed_forward_residual.leave(x, self.feed_forward(h)), cache, looks
 
     def extend(self, h: Tensor, memory: Tensor, cache: LayerCache) -> LayerCache:
         """Append the keys and values of the new tokens, and of whatever source is not cached yet."""
@@ -257,19 +271,20 @@ class Transformer(nn.Module):
             x = layer(x, bias)
         return Memory(self.encoder_norm(x), mask)
 
-    def decode(self, tokens: Tensor, memory: Memory, cache: Cache) -> tuple[Tensor, Cache]:
-        """The next T tokens (B, T) after the P in the cache -> logits (B, T, V) and the cache of P + T."""
+    def decode(self, tokens: Tensor, memory: Memory, cache: Cache) -> Decoded:
+        """The next T tokens (B, T) after the P in the cache -> logits (B, T, V), and the cache of P + T."""
         past = cache[0].key.shape[2]
         x = self.target_embedding(tokens, past)  # -> (B, T, D)
         bias = additive(causal_mask(tokens.shape[1], past, tokens.device), x.dtype)  # (T, P + T)
         memory_bias = additive(memory.mask, x.dtype)[:, None, None, :]  # -> (B, 1, 1, S)
-        grown = []
+        grown, attentions = [], []
         for layer, kept in zip(self.decoder, cache, strict=True):
-            x, kept = layer(x, memory.states, kept, bias, memory_bias)
+            x, kept, looks = layer(x, memory.states, kept, bias, memory_bias)
             grown.append(kept)
-        return self.projection(self.decoder_norm(x)), tuple(grown)
+            attentions.append(looks)
+        return Decoded(self.projection(self.decoder_norm(x)), tuple(grown), tuple(attentions))
 
     def forward(self, source: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
         """Teacher forcing, for training: (B, S), (B,), (B, T) -> logits (B, T, V)."""
         memory = self.encode(source, lengths)
-        return self.decode(tokens, memory, self.empty_cache(tokens.shape[0]))[0]
+        return self.decode(tokens, memory, self.empty_cache(tokens.shape[0])).logits

@@ -15,6 +15,7 @@ from txport.exporters.graphs import PORTABLE
 from txport.models.bundle import Manifest
 from txport.models.config import TransformerConfig
 from txport.models.ports import (
+    ALIGN,
     ATTENTION_MASK,
     CAPACITY,
     COUNT,
@@ -88,10 +89,10 @@ def step_reference(model: Transformer) -> Callable[..., tuple[torch.Tensor, ...]
     """A step of the cpu target, and the best tokens as PyTorch chooses them."""
 
     def step(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        logits, *caches = FUSED[STEP](model)(*inputs[:-1])
-        count = int(inputs[-1])
+        *traced, align, count = inputs
+        logits, *caches, looks = FUSED[STEP](model)(*traced)
         scores = torch.log_softmax(logits, 1) if count > 0 else logits
-        return (logits, *caches, *scores.topk(abs(count), dim=1))
+        return (logits, *caches, looks if align else looks[:0, :0], *scores.topk(abs(int(count)), dim=1))
 
     return step
 
@@ -153,8 +154,8 @@ def walk_cpu(
         tokens = rng.integers(0, config.target_vocab_size, (len(sources), beams))
         fixed = {PAST_LENGTHS: past_lengths, CAPACITY: np.array([position], np.int32), SOURCE_LENGTHS: source_lengths}
         for count in _counts(reference.manifest):
-            count_input = {COUNT: np.array([count])}
-            call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **encoded.expected, **own, **count_input})
+            asked = {ALIGN: np.array([count > 0]), COUNT: np.array([count])}
+            call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **encoded.expected, **own, **asked})
             del call.expected[IDS]  # two tokens may be equally good
             if count < 0:
                 del call.expected[LOGITS]  # which the graph need not compute

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,13 @@ class Scores(NamedTuple):
     """What a step says of the next token of each row: full logits, or the k best tokens.
 
     Without `top`: `values` (R, V) are logits and `ids` is None. With it: `values` (R, k) are log-probabilities
-    in falling order, or logits if they were not to be normalised, and `ids` (R, k) their tokens.
+    in falling order, or logits if they were not to be normalised, and `ids` (R, k) their tokens. If it was asked
+    for, `attention` (R, S) is how much the step looked at each place of the source; it adds up to 1.
     """
 
     values: Floats
     ids: Ints | None
+    attention: Floats | None = None
 
 
 class Runtime(Protocol):
@@ -34,16 +36,32 @@ class Runtime(Protocol):
         ...
 
     def step(
-        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True
+        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, State]:
         """The last token of each row (R,) -> scores of the next one, good until the next step, and the state.
 
-        Without `normalise`, the `top` best come with their logits, which may cost far less.
+        Without `normalise`, the `top` best come with their logits, which may cost far less. With `align`,
+        attention over the source comes too.
         """
         ...
 
     def select(self, state: State, rows: Ints) -> State:
         """The state whose row i is the old row `rows[i]`; a state may be changed in place, so the old one is gone."""
+        ...
+
+
+@runtime_checkable
+class ContinuousRuntime(Runtime, Protocol):
+    """A runtime whose rows may have unequal lengths, so that new sources take the places of those that are done.
+
+    A negative token says that nobody needs its row any more; it must not go on until `admit` or `select` fills it.
+    """
+
+    def admit(self, state: State, places: Ints, others: State, chosen: Ints) -> State:
+        """Let the sources `chosen` of another state, which is new, stand at `places` (N,), before their first token.
+
+        A place is a source's, with all of its rows.
+        """
         ...
 
 

@@ -2,7 +2,8 @@
 
 The source's keys and values are computed once and held once for all beams. The rows' own lie in buffers of a
 fixed capacity that doubles when it is full. A step allocates nothing: it writes the tokens, runs, and adds one
-to the lengths. Letters: B sources, K beams, R = B x K rows, L layers, N heads, M capacity, H head size.
+to the lengths, which each row has for itself, so that a new source can take the place of one that is done.
+Letters: B sources, K beams, R = B x K rows, L layers, N heads, M capacity, H head size.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from numpy.typing import NDArray
 
 from txport.models.bundle import Bundle
 from txport.models.ports import (
+    ALIGN,
     CAPACITY,
     COUNT,
+    CROSS_ATTENTION,
     ENCODER,
     IDS,
     INPUT_IDS,
@@ -39,7 +42,6 @@ from txport.runtimes.sessions import Sessions, may_saturate
 FIRST_CAPACITY = 32
 ENCODED_TOGETHER = 1024  # tokens: with more, what the layers hand on no longer fits the processor's caches
 SMALLEST = 1 << 12  # bytes of a pooled buffer
-NOBODY = -1  # wrote a place of a row that was not in use
 
 
 class Pool:
@@ -80,7 +82,7 @@ class Source:
 
 @dataclass
 class Rows:
-    """The keys and values of R rows (2 L, R, N, M, H); where each place of each row was first written: (R, M)."""
+    """The keys and values of R rows (2 L, R, N, M, H); which of all writes each place of each row is: (R, M)."""
 
     hold: Hold
     caches: NDArray[np.float32]
@@ -90,9 +92,10 @@ class Rows:
 class FusedState:
     """A batch at work: its memory, and the binding of the step graph to it."""
 
-    def __init__(self, source: Source, rows: Rows, beams: int, length: int, max_length: int) -> None:
-        self.source, self.rows = source, rows
-        self.beams, self.length, self.max_length = beams, length, max_length
+    def __init__(self, source: Source, rows: Rows, max_length: int) -> None:
+        self.source, self.rows, self.beams, self.max_length = source, rows, 1, max_length
+        self.lengths = np.zeros(len(source.lengths), np.int32)  # of each row: (R,)
+        self.writes = 0
         self.binding: Binding | None = None
 
     @property
@@ -100,11 +103,17 @@ class FusedState:
         """R, the number of rows."""
         return len(self.source.lengths) * self.beams
 
+    @property
+    def length(self) -> int:
+        """How many places of the buffers are in use: those of the longest row."""
+        return int(self.lengths.max(initial=0))
+
 
 class Binding:
     """The step graph's inputs and outputs over the memory of one state, for as long as its shapes stay.
 
-    What to seek is part of a binding of the session, so there is one for each number of best tokens.
+    What to seek is part of a binding of the session, so there is one for each number of best tokens, and each
+    with attention and without.
     """
 
     def __init__(self, runtime: FusedRuntime, state: FusedState) -> None:
@@ -112,13 +121,13 @@ class Binding:
         self.hold = Hold()
         self.tokens = np.empty((len(state.source.lengths), state.beams), np.int64)
         self.flat = self.tokens.ravel()
-        self.lengths = np.full(size, state.length, np.int32)
+        self.looks = (size, state.source.caches.shape[3])
         self.logits = runtime.pool.take(self.hold, (size, vocabulary))
         self._session = runtime.sessions[STEP]
-        self._seeking: dict[int, tuple[Any, Scores]] = {}
+        self._seeking: dict[tuple[int, bool], tuple[Any, Scores]] = {}
         self._values: list[Any] = []  # a bound OrtValue must outlive the binding
         capacity = np.array([state.rows.caches.shape[3]], np.int32)
-        lengths = {PAST_LENGTHS: self.lengths, CAPACITY: capacity, SOURCE_LENGTHS: state.source.lengths}
+        lengths = {PAST_LENGTHS: state.lengths, CAPACITY: capacity, SOURCE_LENGTHS: state.source.lengths}
         inputs: dict[str, NDArray[Any]] = {INPUT_IDS: self.tokens, **lengths}
         inputs.update(zip(cross_names(runtime.config), state.source.caches, strict=True))
         self._inputs = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
@@ -128,18 +137,18 @@ class Binding:
             # the same memory: the kernel writes in place
             self._inputs[past] = self._outputs[present] = ort.OrtValue.ortvalue_from_numpy(array[:size])
 
-    def run(self, tokens: Ints, count: int) -> Scores:
+    def run(self, tokens: Ints, count: int, align: bool) -> Scores:
         """One step; the scores lie in memory that the next one overwrites. `count` is the graph's `k`."""
-        if count not in self._seeking:
-            self._seeking[count] = self._seek(count)
-        io, scores = self._seeking[count]
+        if (count, align) not in self._seeking:
+            self._seeking[count, align] = self._seek(count, align)
+        io, scores = self._seeking[count, align]
         self.flat[:] = tokens
         self._session.run_with_iobinding(io)
-        self.lengths += 1
         return scores
 
-    def _seek(self, count: int) -> tuple[Any, Scores]:
-        inputs = {**self._inputs, COUNT: ort.OrtValue.ortvalue_from_numpy(np.array([count]))}
+    def _seek(self, count: int, align: bool) -> tuple[Any, Scores]:
+        asked = {COUNT: np.array([count]), ALIGN: np.array([align])}
+        inputs = {**self._inputs, **{name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in asked.items()}}
         outputs, scores = dict(self._outputs), Scores(self.logits, None)
         if count < 0:
             del outputs[LOGITS]
@@ -148,6 +157,9 @@ class Binding:
             scores = Scores(np.empty(shape, np.float32), np.empty(shape, np.int64))
             outputs[LOG_PROBS] = ort.OrtValue.ortvalue_from_numpy(scores.values)
             outputs[IDS] = ort.OrtValue.ortvalue_from_numpy(scores.ids)
+        if align:
+            scores = scores._replace(attention=np.empty(self.looks, np.float32))
+            outputs[CROSS_ATTENTION] = ort.OrtValue.ortvalue_from_numpy(scores.attention)
         self._values += [*inputs.values(), *outputs.values()]
         io = self._session.io_binding()
         for name, value in inputs.items():
@@ -174,7 +186,7 @@ class FusedRuntime:
         count = max(1, ENCODED_TOGETHER // size)
         for part in (slice(start, start + count) for start in range(0, batch, count)):
             self._encode(source[part], held.lengths[part], held.caches[:, part])
-        return FusedState(held, self._make_rows(batch, min(FIRST_CAPACITY, max_length)), 1, 0, max_length)
+        return FusedState(held, self._make_rows(batch, min(FIRST_CAPACITY, max_length)), max_length)
 
     def _encode(self, source: Ints, lengths: NDArray[np.int32], caches: NDArray[np.float32]) -> None:
         io = self.sessions[ENCODER].io_binding()
@@ -186,23 +198,29 @@ class FusedRuntime:
         self.sessions[ENCODER].run_with_iobinding(io)
 
     def step(
-        self, tokens: Ints, state: FusedState, *, top: int | None = None, normalise: bool = True
+        self, tokens: Ints, state: FusedState, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, FusedState]:
-        """See `Runtime.step`."""
-        assert state.length < state.max_length, "a step beyond max_length"
-        if state.length == state.rows.caches.shape[3]:
+        """See `Runtime.step` and `ContinuousRuntime`."""
+        if (resting := tokens < 0).any():
+            tokens = np.where(resting, 0, tokens)
+            state.lengths[resting] = 0
+        length = state.length
+        assert length < state.max_length, "a step beyond max_length"
+        if length == state.rows.caches.shape[3]:
             self._grow(state)
         binding = state.binding = state.binding or Binding(self, state)
         top = None if top is None else min(top, self.config.target_vocab_size)
         if top is None or normalise:
-            found = binding.run(tokens, top or 0)
+            found = binding.run(tokens, top or 0, align)
         elif self._shortens and top <= LIKELIEST:
-            found = binding.run(tokens, -top)
+            found = binding.run(tokens, -top, align)
         else:  # NumPy is faster than the operators
-            found = scores(binding.run(tokens, 0).values, top, normalise)
-        origin = state.rows.origin[:, state.length]
-        origin[: state.size], origin[state.size :] = np.arange(state.size), NOBODY
-        state.length += 1
+            every = binding.run(tokens, 0, align)
+            found = scores(every.values, top, normalise)._replace(attention=every.attention)
+        rows = np.arange(state.size)
+        state.rows.origin[rows, state.lengths] = rows + state.writes
+        state.writes += len(state.rows.origin)
+        state.lengths += ~resting
         return found, state
 
     def select(self, state: FusedState, rows: Ints) -> FusedState:
@@ -212,10 +230,24 @@ class FusedRuntime:
             state.source, state.binding = self._pick_sources(state.source, sources), None
         if beams != state.beams:
             state.beams, state.binding = beams, None
+        if len(rows) == len(state.lengths):
+            state.lengths[:] = state.lengths[rows]
+        else:
+            state.lengths, state.binding = state.lengths[rows], None
         if len(rows) > state.rows.caches.shape[1]:
             state.rows, state.binding = self._pick_rows(state, rows, state.rows.caches.shape[3]), None
         else:
             move(state.rows, rows, state.length)
+        return state
+
+    def admit(self, state: FusedState, places: Ints, others: FusedState, chosen: Ints) -> FusedState:
+        """See `ContinuousRuntime.admit`."""
+        size, wider = state.source.caches.shape[3], others.source.caches.shape[3]
+        if wider > size:
+            state.source, state.binding = self._widen(state.source, wider), None
+        state.source.caches[:, places, :, :wider] = others.source.caches[:, chosen]
+        state.source.lengths[places] = others.source.lengths[chosen]
+        state.lengths.reshape(-1, state.beams)[places] = 0
         return state
 
     def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -234,6 +266,13 @@ class FusedRuntime:
         picked.caches[..., :length, :] = state.rows.caches[:, rows, :, :length]
         picked.origin[:, :length] = state.rows.origin[rows, :length]
         return picked
+
+    def _widen(self, source: Source, size: int) -> Source:
+        """The same with room for longer sources."""
+        hold, old = Hold(), source.caches
+        caches = self.pool.take(hold, (*old.shape[:3], size, old.shape[4]))
+        caches[:, :, :, : old.shape[3]], caches[:, :, :, old.shape[3] :] = old, 0
+        return Source(hold, caches, source.lengths)
 
     def _grow(self, state: FusedState) -> None:
         capacity = min(2 * state.rows.caches.shape[3], state.max_length)
@@ -265,6 +304,8 @@ def group(sources: Ints) -> tuple[Ints, int]:
 
 def move(rows: Rows, chosen: Ints, length: int) -> None:
     """Let row i be what row `chosen[i]` was; places that hold the same already stay, and nothing is copied twice."""
+    if length == 0:
+        return
     wanted, present = rows.origin[chosen, :length], rows.origin[: len(chosen), :length]
     different = wanted != present
     starts, caches = different.argmax(axis=1), rows.caches

@@ -20,6 +20,7 @@ from txport.models.ports import (
     LOGITS,
     ROWS,
     SELECT,
+    cross_attention,
     is_cross,
     past,
     present,
@@ -60,6 +61,7 @@ class PortableRuntime(Generic[T]):
     def __init__(self, engine: Engine[T], manifest: Manifest) -> None:
         self._engine, self._manifest = engine, manifest
         self._becomes = dict(zip(present(manifest.config), past(manifest.config), strict=True))
+        self._attention = cross_attention(manifest.config)
         self._grows = {output: name for output, name in self._becomes.items() if not is_cross(name)}
 
     def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
@@ -73,16 +75,26 @@ class PortableRuntime(Generic[T]):
         return PortableState({**tensors, **dict.fromkeys(self._becomes.values(), empty)}, 0, max_length)
 
     def step(
-        self, tokens: Ints, state: PortableState[T], *, top: int | None = None, normalise: bool = True
+        self,
+        tokens: Ints,
+        state: PortableState[T],
+        *,
+        top: int | None = None,
+        normalise: bool = True,
+        align: bool = False,
     ) -> tuple[Scores, PortableState[T]]:
         """See `Runtime.step`; the source's keys and values are fetched once, in the first step."""
         assert state.length < state.max_length, "a step beyond max_length"
         fetched = self._becomes if state.length == 0 else self._grows
         inputs = {INPUT_IDS: self._engine.from_numpy(tokens[:, None]), **state.tensors}
-        results = self._engine.run(DECODER, inputs, [LOGITS, *fetched])
+        results = self._engine.run(DECODER, inputs, [LOGITS, *fetched, *([self._attention] if align else [])])
         logits = self._engine.to_numpy(results[LOGITS])[:, -1].astype(np.float32, copy=False)  # (R, V)
         tensors = {**state.tensors, **{name: results[output] for output, name in fetched.items()}}
-        return scores(logits, top, normalise), replace(state, tensors=tensors, length=state.length + 1)
+        found = scores(logits, top, normalise)
+        if align:
+            looks = self._engine.to_numpy(results[self._attention])[:, :, -1]  # (R, N, S)
+            found = found._replace(attention=looks.mean(1, dtype=np.float32))
+        return found, replace(state, tensors=tensors, length=state.length + 1)
 
     def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:
         """See `Runtime.select`; the rows are gathered where the tensors live."""

@@ -10,6 +10,7 @@ import torch
 
 from txport.models.checkpoint import Checkpoint
 from txport.models.errors import UnavailableError, UnsupportedError
+from txport.models.ports import alignment_layer
 from txport.models.transformer import Cache, LayerCache, Memory, Transformer
 from txport.runtimes.base import Ints, Scores, scores
 
@@ -35,11 +36,15 @@ class TorchRuntime:
 
     @torch.inference_mode()
     def step(
-        self, tokens: Ints, state: TorchState, *, top: int | None = None, normalise: bool = True
+        self, tokens: Ints, state: TorchState, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, TorchState]:
         """See `Runtime.step`."""
-        logits, cache = self._model.decode(self._tensor(tokens)[:, None], state.memory, state.cache)
-        return scores(logits[:, -1].float().cpu().numpy(), top, normalise), TorchState(state.memory, cache)
+        logits, cache, attentions = self._model.decode(self._tensor(tokens)[:, None], state.memory, state.cache)
+        found = scores(logits[:, -1].float().cpu().numpy(), top, normalise)
+        if align:
+            looks = attentions[alignment_layer(self._model.config)][:, :, -1].mean(1)  # -> (R, S)
+            found = found._replace(attention=looks.float().cpu().numpy())
+        return found, TorchState(state.memory, cache)
 
     @torch.inference_mode()
     def select(self, state: TorchState, rows: Ints) -> TorchState:

@@ -20,16 +20,19 @@ def in_batches(
     length: Callable[[Item], int],
     workers: int = 1,
     batch_tokens: int | None = None,
+    continuous: bool = False,
 ) -> Iterator[Result]:
     """Apply `work` to batches of items of similar length, `workers` at once; results come in the order of the items.
 
     A batch has at most `batch_size` items, and at most `batch_tokens` tokens, padding counted, unless it is one item.
+    If it is `continuous`, `work` itself takes so many at a time, and each worker gets its share of all that was read.
     """
     iterator = iter(items)
     while window := list(islice(iterator, READ_AHEAD * batch_size)):
         lengths = [length(item) for item in window]
         order = sorted(range(len(window)), key=lengths.__getitem__)
-        batches = list(_split(order, lengths, batch_size, batch_tokens))
+        shares = [order[start::workers] for start in range(min(workers, len(order)))]
+        batches = shares if continuous else list(_split(order, lengths, batch_size, batch_tokens))
         results: dict[int, Result] = {}
         for batch, done in zip(batches, _each(work, window, batches, workers), strict=True):
             results.update(zip(batch, done, strict=True))

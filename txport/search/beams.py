@@ -1,7 +1,7 @@
 """The hypotheses of beam search, for all sources of a batch at once: who goes on, who has ended, and what they say.
 
 Shape comments: B sources, S of them still running, W rows a source (1 in the first step, K later), C candidates a
-row, K beams, F finished hypotheses that are kept.
+row, K beams, F finished hypotheses that are kept, A places of the source that can be looked at.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.runtimes.base import Doubles, Floats, Ints
-from txport.search.options import Found, SearchOptions
+from txport.search.alignment import alignment, uncovered
+from txport.search.options import Alignment, Found, SearchOptions
 
 Bools = NDArray[np.bool_]
 Pick = Callable[[NDArray[Any]], NDArray[Any]]
 NO_END = -1  # in place of an end token, for hypotheses that were cut off
 
 
-class Step(NamedTuple):
+class Turn(NamedTuple):
     """What every beam said, after which beam of the step before, and what that added to its score: (B, K) each."""
 
     parents: Ints
     tokens: Ints
     shares: Doubles
 
-    def map(self, pick: Pick) -> Step:
+    def map(self, pick: Pick) -> Turn:
         """The same of each part."""
-        return Step(pick(self.parents), pick(self.tokens), pick(self.shares))
+        return Turn(pick(self.parents), pick(self.tokens), pick(self.shares))
 
 
 class Finished(NamedTuple):
@@ -52,49 +53,57 @@ class Beams:
     What a hypothesis says is kept as the step and the beam that it came from, so that a step copies no tokens.
     """
 
-    def __init__(self, prefix_lengths: Ints, options: SearchOptions, ends: tuple[int, ...]) -> None:
-        self._options, self._ends, self._prefix_lengths = options, np.asarray(ends), prefix_lengths
+    def __init__(self, lengths: Ints, prefix_lengths: Ints, options: SearchOptions, ends: tuple[int, ...]) -> None:
+        self._options, self._ends = options, np.asarray(ends)
+        self._source_lengths, self._prefix_lengths = lengths, prefix_lengths
+        self._size = options.beams // options.beam_groups
         count, kept = len(prefix_lengths), options.kept
         self._running = np.arange(count)
         self._sums: Doubles = np.zeros((count, 1))  # (S, W), the best first
         self._places: Ints = np.zeros((count, 1), np.int64)  # which row of its source each of them is: (S, W)
-        self._steps: list[Step] = []
+        self._steps: list[Turn] = []
+        self._looks: list[Floats] = []  # the attention of the rows of each step, beam by beam: (B, W, A) each
+        self._seen: Doubles = np.zeros((count, 1, 1))  # all attention of each of them: (S, W, A)
         scores, shares = np.full((count, kept), -np.inf), np.zeros((count, kept))
         steps, beams, end_tokens = np.zeros((3, count, kept), np.int64)
         self._finished = Finished(scores, steps, beams, end_tokens, shares)
         self.last: Ints = np.zeros(count, np.int64)  # the newest token of each running row
+        self.spoken: Ints = np.full((count, self._size), NO_END)  # what each beam of each source said just now
 
     @property
-    def candidates(self) -> int:
-        """How many each row needs, so that those that end leave enough that go on: Hugging Face's number."""
-        return max(2, 1 + len(self._ends)) * self._options.beams
+    def wanted(self) -> int:
+        """Candidates of each row, so that those that end leave enough that go on: Hugging Face's number."""
+        return max(2, 1 + len(self._ends)) * self._size
 
     @property
     def sources(self) -> Ints:
         """The source of each running row."""
         return np.repeat(self._running, self._sums.shape[1])
 
-    def advance(self, log_probs: Floats, ids: Ints) -> Ints:
-        """Candidates (S x W, C) of every row -> which row each of the rows that go on comes from."""
-        size, (sources, width) = self._options.beams, self._sums.shape
+    def advance(self, log_probs: Floats, ids: Ints, looks: Floats | None = None) -> Ints:
+        """Candidates (S x W, C) of every row, its attention (S x W, A) -> which row each that goes on comes from."""
+        size, (sources, width) = self._size, self._sums.shape
         at = np.arange(sources)[:, None]
+        seen = self._look(looks)
         values: Doubles = log_probs.reshape(sources, width, -1)[at, self._places].astype(np.float64)  # (S, W, C)
         ids = ids.reshape(sources, width, -1)[at, self._places]
         totals: Doubles = (self._sums[:, :, None] + values).reshape(sources, -1)
-        order = np.argsort(-totals, axis=1, kind="stable")[:, : self.candidates]
-        step = Step(order // ids.shape[2], ids.reshape(sources, -1)[at, order], values.reshape(sources, -1)[at, order])
+        order = np.argsort(-totals, axis=1, kind="stable")[:, : self.wanted]
+        step = Turn(order // ids.shape[2], ids.reshape(sources, -1)[at, order], values.reshape(sources, -1)[at, order])
         totals = totals[at, order]
         ended = (step.tokens[:, :, None] == self._ends).any(axis=2)
         if ended.any() or order.shape[1] < size:
-            step, totals = self._part(step, totals, ended)
+            step, totals = self._part(step, totals, ended, seen)
         step, sums, self._sums = step.map(lambda part: part[:, :size]), self._sums, totals[:, :size]
         self._record(step)
         self._cut_off(sums)
+        self._seen = seen[at, step.parents] if seen.size else seen
         before, tokens = self._places[at, step.parents], step.tokens  # where the row of each parent lies
         starts = width * at
         if (done := self._are_done()).any():
             kept = ~done
             self._running, self._sums, tokens = self._running[kept], self._sums[kept], tokens[kept]
+            self._seen = self._seen[kept]
             before, starts, at = before[kept], starts[kept], at[: np.count_nonzero(kept)]
         self._places = settle(before)
         rows: Ints = np.empty(before.shape, np.int64)
@@ -109,13 +118,14 @@ class Beams:
 
     def best_of(self, nbest: int) -> list[list[Found]]:
         """The best finished hypotheses of each source."""
-        found = []
-        said, shares, lengths = (array.tolist() for array in self._speak(nbest))
-        for each in zip(said, shares, lengths, self._finished.scores[:, :nbest].tolist(), strict=True):
-            whole = zip(*each, strict=True)
-            found.append(
-                [Found(tuple(ids[:n]), score, tuple(parts[:n])) for ids, parts, n, score in whole if score != -np.inf]
-            )
+        said, shares, rows, lengths = self._speak(nbest)
+        scores = self._finished.scores[:, :nbest]
+        found: list[list[Found]] = [[] for _ in scores]
+        for source, place in np.argwhere(scores != -np.inf).tolist():
+            at, length = (source, place), int(lengths[source, place])
+            looks = self._looked(source, rows[at][:length])
+            tokens, parts = said[at][:length].tolist(), shares[at][:length].tolist()
+            found[source].append(Found(tuple(tokens), float(scores[at]), tuple(parts), looks))
         return found
 
     def certain(self) -> list[tuple[int, ...]]:
@@ -140,14 +150,31 @@ class Beams:
             beam = int(step.parents[source, beam])
         return tuple(reversed(words))
 
-    def _part(self, step: Step, totals: Doubles, ended: Bools) -> tuple[Step, Doubles]:
+    def _look(self, looks: Floats | None) -> Doubles:
+        """Keep attention (S x W, A); -> all of each beam so far, with that of the token which is said now."""
+        if looks is None:
+            return self._seen
+        (sources, width), at = self._sums.shape, np.arange(len(self._sums))[:, None]
+        own = looks.reshape(sources, width, -1)[at, self._places]  # (S, W, A)
+        self._looks.append(np.zeros((len(self._prefix_lengths), *own.shape[1:]), np.float32))
+        self._looks[-1][self._running] = own
+        return self._seen + own
+
+    def _looked(self, source: int, rows: Ints) -> Alignment:
+        """Where the tokens of one target looked, said by these beams."""
+        if self._options.alignment is None:
+            return ()
+        looks = np.stack([looks[source, row] for looks, row in zip(self._looks, rows.tolist(), strict=False)])
+        return alignment(looks, int(self._source_lengths[source]), self._options.alignment)
+
+    def _part(self, step: Turn, totals: Doubles, ended: Bools, seen: Doubles) -> tuple[Turn, Doubles]:
         """Of candidates, the best first: those that end compete with the finished ones, the others go on."""
-        size, at = self._options.beams, np.arange(len(ended))[:, None]
+        size, at = self._size, np.arange(len(ended))[:, None]
         if (there := ended[:, :size].any(axis=1)).any():
             ending = step.map(lambda part: part[there, :size])
             sums = np.where(ended, totals, -np.inf)[there, :size]
             sources = self._running[there]
-            scores = self._score(sums, sources, len(self._steps) + 1)
+            scores = self._score(sums, sources, len(self._steps) + 1, seen[there], ending.parents)
             self._compete(sources, ending.parents, scores, ending.tokens, ending.shares)
         order = np.argsort(ended, axis=1, kind="stable")[:, :size]
         count = order.shape[1]
@@ -161,11 +188,11 @@ class Beams:
         if stuck.any():
             sources, sums = self._running[stuck], sums[stuck]
             beams, length = np.broadcast_to(np.arange(sums.shape[1]), sums.shape), len(self._steps) - 1
-            self._compete(
-                sources, beams, self._score(sums, sources, length), np.full(sums.shape, NO_END), np.zeros(sums.shape), 2
-            )
+            scores = self._score(sums, sources, length, self._seen[stuck], beams)
+            self._compete(sources, beams, scores, np.full(sums.shape, NO_END), np.zeros(sums.shape), 2)
 
-    def _record(self, step: Step) -> None:
+    def _record(self, step: Turn) -> None:
+        self.spoken[:], self.spoken[self._running] = NO_END, step.tokens
         whole = step.map(lambda part: np.zeros((len(self._prefix_lengths), part.shape[1]), part.dtype))
         for kept, part in zip(whole, step, strict=True):
             kept[self._running] = part
@@ -176,10 +203,13 @@ class Beams:
         lengths: Ints = np.maximum(length - self._prefix_lengths[sources], 1)
         return lengths
 
-    def _score(self, totals: Doubles, sources: Ints, length: int) -> Doubles:
-        """Sums (S, K) of the targets of some sources -> what they are worth at a length."""
+    def _score(self, totals: Doubles, sources: Ints, length: int, seen: Doubles, beams: Ints) -> Doubles:
+        """Sums (S, K) of the targets of some sources -> what they are worth at a length; they come of these beams."""
         lengths = self._lengths(sources, length).astype(np.float64)
         scores: Doubles = totals / lengths[:, None] ** self._options.length_penalty
+        if self._options.coverage_penalty:
+            missed = uncovered(seen, self._source_lengths[sources])
+            scores += self._options.coverage_penalty * np.take_along_axis(missed, beams, axis=1)
         return scores
 
     def _compete(self, sources: Ints, beams: Ints, scores: Doubles, ends: Ints, shares: Doubles, back: int = 1) -> None:
@@ -204,9 +234,8 @@ class Beams:
         if full_length.any():
             sources, sums = self._running[full_length], self._sums[full_length]
             beams = np.broadcast_to(np.arange(sums.shape[1]), sums.shape)
-            self._compete(
-                sources, beams, self._score(sums, sources, length), np.full(sums.shape, NO_END), np.zeros(sums.shape)
-            )
+            scores = self._score(sums, sources, length, self._seen[full_length], beams)
+            self._compete(sources, beams, scores, np.full(sums.shape, NO_END), np.zeros(sums.shape))
             done |= full_length
         worst = self._finished.scores[self._running, -1]
         full = worst > -np.inf
@@ -222,19 +251,20 @@ class Beams:
         done |= full & (worst >= best / lengths**options.length_penalty)
         return done
 
-    def _speak(self, nbest: int) -> tuple[Ints, Doubles, Ints]:
-        """The tokens of the best finished hypotheses (B, nbest, T), from the last back, their shares, and lengths."""
+    def _speak(self, nbest: int) -> tuple[Ints, Doubles, Ints, Ints]:
+        """The tokens of the best finished hypotheses (B, nbest, T), their shares, who said them, and lengths."""
         finished, longest = self._finished.map(lambda part: part[:, :nbest]), len(self._steps) + 1
         steps, beams = finished.steps, finished.beams
         said: Ints = np.repeat(finished.ends[..., None], longest, axis=2)
         shares: Doubles = np.repeat(finished.shares[..., None], longest, axis=2)
+        rows: Ints = np.repeat(beams[..., None], longest, axis=2)
         sources = np.broadcast_to(np.arange(len(steps))[:, None], steps.shape)
         for number in reversed(range(len(self._steps))):
             step, spoke = self._steps[number], steps >= number
             said[:, :, number] = np.where(spoke, step.tokens[sources, beams], finished.ends)
             shares[:, :, number] = np.where(spoke, step.shares[sources, beams], finished.shares)
-            beams = np.where(spoke, step.parents[sources, beams], beams)
-        return said, shares, steps + 1 + (finished.ends != NO_END)
+            rows[:, :, number] = beams = np.where(spoke, step.parents[sources, beams], beams)
+        return said, shares, rows, steps + 1 + (finished.ends != NO_END)
 
 
 def beginning(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ scores in other ways needs all of them. Shape comments: R rows, T tokens so far,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
-from txport.runtimes.base import Floats, Ints, Runtime, State, log_softmax, scores
+from txport.runtimes.base import Floats, Ints, Scores, log_softmax, scores
+from txport.search.asks import Ask, Step
 from txport.search.options import SearchOptions
 
 NOTHING = -1  # in place of a token
@@ -29,6 +30,9 @@ class Constraints:
         self._prefixes = _pad(prefixes)  # (B, longest)
         self.prefix_lengths = np.array([len(prefix) for prefix in prefixes], np.int64)
         self._words = [np.asarray(words, np.int64) for words in options.bad_words_ids]
+        self._bans = bool(
+            options.min_new_tokens or options.no_repeat_ngram_size or self._words or len(self._suppressed)
+        )
 
     @property
     def changes_scores(self) -> bool:
@@ -36,35 +40,30 @@ class Constraints:
         return self._options.repetition_penalty != 1 or self._options.logits_processor is not None
 
     def best(
-        self,
-        runtime: Runtime,
-        state: State,
-        said: Ints,
-        sources: Ints,
-        count: int,
-        *,
-        log: bool,
-    ) -> tuple[Floats, Ints, State]:
-        """Step, and choose the `count` best tokens that may follow; -> values and ids (R, C), and the state.
+        self, said: Ints, sources: Ints, count: int, *, log: bool
+    ) -> Generator[Ask, Scores | None, tuple[Floats, Ints, Floats | None]]:
+        """Ask for a step, and choose the `count` best tokens that may follow; -> values and ids (R, C), and attention.
 
         `said` (R, T) are the tokens of each row so far, the start token first, `sources` (R,) the source of each row.
         With `log`, processors see log-probabilities; values are these too, unless no scores are wanted.
         """
-        last, normalise = said[:, -1], log or self._options.scores
+        normalise, aligns = log or self._options.scores, self._options.aligns
         banned, forced = self._banned(said, sources), self._forced(said.shape[1], sources)
         if self.changes_scores:
-            found, state = runtime.step(last, state)
+            found = yield Step(said[:, -1], None, True, aligns)
+            assert found is not None
             values, ids = self._choose(found.values, said, sources, banned, forced, count, log=log, normalise=normalise)
-            return values, ids, state
+            return values, ids, found.attention
         spare = 1 << (banned.shape[1] - 1).bit_length() if banned.shape[1] else 0  # few different counts to bind
-        found, state = runtime.step(last, state, top=count + spare, normalise=normalise)
+        found = yield Step(said[:, -1], count + spare, normalise, aligns)
+        assert found is not None
         assert found.ids is not None
         values, ids = found.values, found.ids
         if banned.shape[1]:
             values, ids = _without(values, ids, banned, count)
         if (rows := np.flatnonzero(forced != NOTHING)).size:
             values[rows], values[rows, 0], ids[rows, 0] = -np.inf, 0.0, forced[rows]
-        return values, ids, state
+        return values, ids, found.attention
 
     def _choose(
         self,
@@ -116,6 +115,8 @@ class Constraints:
     def _banned(self, said: Ints, sources: Ints) -> Ints:
         """Tokens that must not come next: (R, as many as any row has), `NOTHING` where there are fewer."""
         rows, options = len(sources), self._options
+        if not self._bans:
+            return np.empty((rows, 0), np.int64)
         parts = [np.broadcast_to(self._suppressed, (rows, len(self._suppressed)))] if len(self._suppressed) else []
         if options.min_new_tokens:
             too_soon = said.shape[1] - 1 - self.prefix_lengths[sources] < options.min_new_tokens

@@ -5,21 +5,23 @@ Shape comments: B batch, S source, R rows, T tokens so far, L the longest target
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
-from txport.runtimes.base import Doubles, Floats, Ints, Runtime, State, log_softmax, scores
+from txport.runtimes.base import Doubles, Floats, Ints, Runtime, Scores, State, log_softmax, scores
+from txport.search.alignment import fit
+from txport.search.asks import Ask, Certain, Search, Select, Step, Tell
 from txport.search.beams import Beams
 from txport.search.constraints import Constraints
+from txport.search.groups import Groups
 from txport.search.options import Found, SearchOptions
 from txport.search.rows import Rows
 from txport.search.sampling import draw, throw
 
 Ids = Sequence[Sequence[int]]
-Certain = Callable[[], list[tuple[int, ...]]]  # what each target is known to begin with by now
 Steps = Generator[Certain, None, list[list[Found]]]
 
 
@@ -46,16 +48,50 @@ def search(
 
     Closing it ends the search.
     """
-    options.require_fit(config)
     prefixes = [()] * len(sources) if prefixes is None else prefixes
+    asks, longest = plan(sources, config, options, prefixes), longest_target(options, prefixes)
+    return carry_out(asks, runtime, sources, config, longest)
+
+
+def carry_out(asks: Search, runtime: Runtime, sources: Ids, config: TransformerConfig, longest: int) -> Steps:
+    """Do what a search asks for, in a state of its own."""
+    state, found = encode(runtime, sources, config, longest), None
+    while True:
+        try:
+            ask = asks.send(found)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        found = None
+        if isinstance(ask, Step):
+            found, state = runtime.step(ask.tokens, state, top=ask.top, normalise=ask.normalise, align=ask.align)
+        elif isinstance(ask, Select):
+            state = runtime.select(state, ask.rows)
+        else:
+            yield ask.certain
+
+
+def plan(
+    sources: Ids, config: TransformerConfig, options: SearchOptions, prefixes: Ids, *, at_once: bool = False
+) -> Search:
+    """The search of one batch, as it asks for steps; `UnsupportedError` for what this model can't do.
+
+    Rows leave `at_once` when they have ended, or some time later, if others have to move.
+    """
+    options.require_fit(config)
     require_prefixes(prefixes, config, options)
-    constraints = Constraints(options, config, prefixes)
-    longest = int(constraints.prefix_lengths.max()) + options.max_new_tokens
-    if longest > config.max_length:
+    if (longest := longest_target(options, prefixes)) > config.max_length:
         limit = f"the model's longest sequence, {config.max_length}"
         raise UnsupportedError(f"a prefix and max_new_tokens must not exceed {limit}; got {longest}")
-    way = by_rows if options.beams == 1 else by_beams
-    return way(runtime, sources, config, options, constraints)
+    constraints = Constraints(options, config, prefixes)
+    lengths = np.array([len(source) for source in sources], np.int64)
+    if options.beams > 1:
+        return by_beams(lengths, config, options, constraints)
+    return by_rows(lengths, config, options, constraints, at_once=at_once)
+
+
+def longest_target(options: SearchOptions, prefixes: Ids) -> int:
+    """How many tokens a target may have, its prefix counted."""
+    return max(map(len, prefixes), default=0) + options.max_new_tokens
 
 
 def require_prefixes(prefixes: Ids, config: TransformerConfig, options: SearchOptions) -> None:
@@ -80,42 +116,36 @@ def encode(runtime: Runtime, sources: Ids, config: TransformerConfig, max_length
 
 
 def by_rows(
-    runtime: Runtime, sources: Ids, config: TransformerConfig, options: SearchOptions, constraints: Constraints
-) -> Steps:
-    """Every row for itself, greedy or drawn, until an end token; rows that have ended leave when they are a few."""
-    rows = Rows(constraints.prefix_lengths, options, config)
-    state = encode(runtime, sources, config, rows.longest)
+    lengths: Ints, config: TransformerConfig, options: SearchOptions, constraints: Constraints, *, at_once: bool = False
+) -> Search:
+    """Every row for itself, greedy or drawn, until an end token."""
+    rows = Rows(lengths, constraints.prefix_lengths, options, config, at_once=at_once)
     if rows.samples > 1:
-        state = runtime.select(state, rows.sources)
-    chances = throw(options, len(sources)) if options.do_sample else None
+        yield Select(rows.sources)
+    chances = throw(options, len(lengths)) if options.do_sample else None
     while True:
         chance = None if chances is None else rows.pick(chances)
-        tokens, log_probs, state = _choose(runtime, state, rows.said, rows.sources, options, constraints, chance)
-        kept = rows.advance(tokens, log_probs)
-        yield rows.certain
+        tokens, log_probs, looks = yield from _choose(rows.said, rows.sources, options, constraints, chance)
+        kept = rows.advance(tokens, log_probs, fit(looks, int(lengths.max())))
+        yield Tell(rows.certain)
         if not len(kept):
             return rows.found()
         if len(kept) < len(tokens):
-            state = runtime.select(state, kept)
+            yield Select(kept)
 
 
 def _choose(
-    runtime: Runtime,
-    state: State,
-    said: Ints,
-    sources: Ints,
-    options: SearchOptions,
-    constraints: Constraints,
-    chances: Doubles | None,
-) -> tuple[Ints, Floats, State]:
-    """The next token of each row, and its log-probability; any number where no scores are wanted."""
+    said: Ints, sources: Ints, options: SearchOptions, constraints: Constraints, chances: Doubles | None
+) -> Generator[Ask, Scores | None, tuple[Ints, Floats, Floats | None]]:
+    """The next token of each row, its log-probability (any number where no scores are wanted), and its attention."""
     rows = np.arange(len(said))
     if chances is None or (options.top_k and not constraints.changes_scores):
         count = options.top_k or 1
-        values, ids, state = constraints.best(runtime, state, said, sources, count, log=False)
+        values, ids, looks = yield from constraints.best(said, sources, count, log=False)
         place = np.zeros(len(said), np.int64) if chances is None else draw(values, options, chances)
-        return ids[rows, place], values[rows, place], state
-    found, state = runtime.step(said[:, -1], state)
+        return ids[rows, place], values[rows, place], looks
+    found = yield Step(said[:, -1], None, True, options.aligns)
+    assert found is not None
     changed, forced = constraints.change(found.values, said, sources)
     ranked = scores(changed, changed.shape[1], normalise=False)
     assert ranked.ids is not None
@@ -124,22 +154,22 @@ def _choose(
     if options.scores:
         log_probs = log_softmax(found.values, log_probs[:, None])[:, 0]
     log_probs = np.where(forced, np.float32(0), log_probs)
-    return tokens, np.where(ranked.values[:, 0] == -np.inf, ranked.values[:, 0], log_probs), state
+    return tokens, np.where(ranked.values[:, 0] == -np.inf, ranked.values[:, 0], log_probs), found.attention
 
 
-def by_beams(
-    runtime: Runtime, sources: Ids, config: TransformerConfig, options: SearchOptions, constraints: Constraints
-) -> Steps:
+def by_beams(lengths: Ints, config: TransformerConfig, options: SearchOptions, constraints: Constraints) -> Search:
     """Keep the K best running hypotheses of each source; enough candidates that ended ones starve nobody."""
-    beams = Beams(constraints.prefix_lengths, options, options.ends(config))
-    state = encode(runtime, sources, config, int(constraints.prefix_lengths.max()) + options.max_new_tokens)
-    said = np.full((len(sources), 1), config.bos_id)  # (R, T)
+    kind = Beams if options.beam_groups == 1 else Groups
+    beams = kind(lengths, constraints.prefix_lengths, options, options.ends(config))
+    if options.beam_groups > 1:
+        yield Select(beams.sources)
+    said = np.full((len(beams.sources), 1), config.bos_id)  # (R, T)
     while True:
-        values, ids, state = constraints.best(runtime, state, said, beams.sources, beams.candidates, log=True)
-        rows = beams.advance(values, ids)
-        yield beams.certain
+        values, ids, looks = yield from constraints.best(said, beams.sources, beams.wanted, log=True)
+        rows = beams.advance(values, ids, fit(looks, int(lengths.max())))
+        yield Tell(beams.certain)
         if not len(rows):
             return beams.best()
         if not np.array_equal(rows, np.arange(len(said))):
-            state = runtime.select(state, rows)
+            yield Select(rows)
         said = np.column_stack([said[rows], beams.last])

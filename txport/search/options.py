@@ -15,6 +15,7 @@ from txport.models.errors import UnsupportedError
 from txport.runtimes.base import Floats, Ints
 
 EarlyStopping = bool | Literal["never"]
+Alignment = tuple[tuple[float, ...], ...] | tuple[int, ...]  # (T, S), or (T,)
 Processor = Callable[[Floats, Ints], Floats]
 STEEPEST = 20  # a length to this power is still a number
 MOST_PATIENT = 100
@@ -23,6 +24,7 @@ WHOLE = (
     "max_new_tokens",
     "min_new_tokens",
     "beams",
+    "beam_groups",
     "nbest",
     "top_k",
     "no_repeat_ngram_size",
@@ -48,8 +50,11 @@ class SearchOptions:
     max_new_tokens: int
     min_new_tokens: int = 0
     beams: int = 1
+    beam_groups: int = 1
+    diversity_penalty: float = 0.0
     nbest: int = 1
     length_penalty: float = 1.0
+    coverage_penalty: float = 0.0
     early_stopping: EarlyStopping = False
     patience: float = 1.0
     do_sample: bool = False
@@ -65,6 +70,7 @@ class SearchOptions:
     forced_bos_token_id: int | None = None
     eos_token_id: int | Sequence[int] | None = None
     logits_processor: Processor | None = None
+    alignment: Literal["soft", "hard"] | None = None
     scores: bool = True
 
     def __post_init__(self) -> None:
@@ -84,8 +90,13 @@ class SearchOptions:
 
     @property
     def kept(self) -> int:
-        """How many finished hypotheses of a source beam search waits for: `beams` x `patience`, rounded."""
-        return max(1, round(self.beams * self.patience))
+        """How many finished hypotheses each group of a source's beams waits for: its beams x `patience`, rounded."""
+        return max(1, round(self.beams // self.beam_groups * self.patience))
+
+    @property
+    def aligns(self) -> bool:
+        """Whether attention over the source is needed."""
+        return self.alignment is not None or self.coverage_penalty > 0
 
     def ends(self, config: TransformerConfig) -> tuple[int, ...]:
         """The tokens that end a target."""
@@ -135,12 +146,16 @@ def _problems(options: SearchOptions) -> Iterable[str]:
     elif options.beams > 1:
         yield "sampling has no beams; choose do_sample or beams"
     if options.beams == 1:
-        for name in sorted(changed & {"early_stopping", "patience"}):
+        for name in sorted(changed & {"early_stopping", "patience", "coverage_penalty"}):
             yield f"{name} is for beam search; give beams too"
     elif not options.scores:
         yield "beam search can't do without scores"
-    elif options.nbest > options.kept:
-        yield f"nbest can't exceed beams x patience: so many hypotheses are waited for, {options.kept}"
+    elif options.nbest > (waited := options.beam_groups * options.kept):
+        yield f"nbest can't exceed beams x patience: so many hypotheses are waited for, {waited}"
+    if options.beams % options.beam_groups:
+        yield f"beam_groups must be as many as beams can be parted into, got {options.beam_groups} for {options.beams}"
+    if options.beam_groups == 1 and options.diversity_penalty:
+        yield "diversity_penalty is for beam_groups; give these too"
     if not options.scores and options.length_penalty != 1:
         yield "length_penalty is for scores; there are to be none"
     if options.forced_bos_token_id is not None and options.forced_bos_token_id in options.suppress_tokens:
@@ -148,7 +163,7 @@ def _problems(options: SearchOptions) -> Iterable[str]:
 
 
 def _out_of_range(options: SearchOptions) -> Iterable[str]:
-    for name in ("max_new_tokens", "beams", "nbest"):
+    for name in ("max_new_tokens", "beams", "beam_groups", "nbest"):
         if getattr(options, name) < 1:
             yield f"{name} must be at least 1, got {getattr(options, name)}"
     for name in ("top_k", "no_repeat_ngram_size", "seed"):
@@ -162,6 +177,11 @@ def _out_of_range(options: SearchOptions) -> Iterable[str]:
         yield f"early_stopping must be True, False or 'never', got {options.early_stopping!r}"
     if options.patience > MOST_PATIENT:
         yield f"patience must not exceed {MOST_PATIENT}, got {options.patience}"
+    for name in ("diversity_penalty", "coverage_penalty"):
+        if not 0 <= getattr(options, name) < math.inf:
+            yield f"{name} must be a number from 0 on, got {getattr(options, name)}"
+    if options.alignment not in (None, "soft", "hard"):
+        yield f"alignment must be 'soft' or 'hard', got {options.alignment!r}"
     for name in ("patience", "temperature", "repetition_penalty"):
         if not 0 < getattr(options, name) < math.inf:
             yield f"{name} must be a positive number, got {getattr(options, name)}"
@@ -183,8 +203,13 @@ def require_length_penalty(length_penalty: float) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """One target: its token ids, the end token included if it was reached, its score, and each token's share."""
+    """One target: its token ids, the end token included if it was reached, its score, and each token's share.
+
+    `alignment` is what each token looked at, if that was asked for: for each place of the source how much ("soft"), or
+    the place where it looked most ("hard").
+    """
 
     tokens: tuple[int, ...]
     score: float
     token_scores: tuple[float, ...] = ()
+    alignment: Alignment = ()

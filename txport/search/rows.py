@@ -1,4 +1,4 @@
-"""The targets of greedy search and of sampling: every row goes its own way, and leaves some time after it has ended.
+"""The targets of greedy search and of sampling: every row goes its own way, and leaves when it has ended.
 
 Shape comments: R rows that are still held, T tokens so far, A all rows: samples x sources.
 """
@@ -9,17 +9,28 @@ import numpy as np
 
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import Doubles, Floats, Ints
+from txport.search.alignment import alignment
 from txport.search.options import Found, SearchOptions
 
-WORTH_DROPPING = 0.25  # of the rows that are held must have ended before they leave
+WORTH_DROPPING = 0.25  # of the rows that are held must have ended before they leave, where leaving moves others
 
 
 class Rows:
     """What each row has said."""
 
-    def __init__(self, prefix_lengths: Ints, options: SearchOptions, config: TransformerConfig) -> None:
+    def __init__(
+        self,
+        lengths: Ints,
+        prefix_lengths: Ints,
+        options: SearchOptions,
+        config: TransformerConfig,
+        *,
+        at_once: bool = False,
+    ) -> None:
+        self._waits = not at_once
         self._options, self._ends = options, np.asarray(options.ends(config))
         self.samples = options.nbest if options.do_sample else 1
+        self._source_lengths = np.repeat(lengths, self.samples)
         self._prefix_lengths = np.repeat(prefix_lengths, self.samples)
         self._limits = self._prefix_lengths + options.max_new_tokens
         self.longest = int(self._limits.max())
@@ -29,6 +40,8 @@ class Rows:
         self._said = np.full((count, 1 + self.longest), config.bos_id)  # the start token first
         self._shares: Doubles = np.zeros((count, self.longest))
         self._lengths: Ints = np.zeros(count, np.int64)
+        places = int(lengths.max()) if options.aligns else 0
+        self._looks = np.zeros((count, self.longest, places), np.float32)  # what each token looked at
         self._length = 0
 
     @property
@@ -48,16 +61,18 @@ class Rows:
         place = np.clip(self._length - self._prefix_lengths[self._held], 0, numbers.shape[1] - 1)
         return numbers[self._held, place]
 
-    def advance(self, tokens: Ints, log_probs: Floats) -> Ints:
+    def advance(self, tokens: Ints, log_probs: Floats, looks: Floats | None = None) -> Ints:
         """The next token of each row -> the rows that stay; where nothing may be said, the target ends as it is."""
         silent = log_probs == -np.inf
         self._said[self._held, self._length + 1], self._shares[self._held, self._length] = tokens, log_probs
+        if looks is not None:
+            self._looks[self._held, self._length] = looks
         self._length += 1
         self._lengths[self._held[self._running & ~silent]] = self._length
         ended = silent | (tokens[:, None] == self._ends).any(axis=1) | (self._length >= self._limits[self._held])
         self._running &= ~ended
         kept = np.flatnonzero(self._running)
-        if len(kept) > (1 - WORTH_DROPPING) * len(self._held):
+        if self._waits and len(kept) > (1 - WORTH_DROPPING) * len(self._held):
             return np.arange(len(self._held))
         self._held, self._running = self._held[kept], self._running[kept]
         return kept
@@ -75,8 +90,9 @@ class Rows:
     def _found(self, row: int) -> Found:
         length = int(self._lengths[row])
         tokens = tuple(self._said[row, 1 : 1 + length].tolist())
+        looked = alignment(self._looks[row, :length], int(self._source_lengths[row]), self._options.alignment)
         if not self._options.scores:
-            return Found(tokens, float("nan"))
+            return Found(tokens, float("nan"), alignment=looked)
         shares = self._shares[row, :length]
-        counted = float(max(1, length - self._prefix_lengths[row]))
-        return Found(tokens, float(shares.sum()) / counted**self._options.length_penalty, tuple(shares.tolist()))
+        score = float(shares.sum()) / float(max(1, length - self._prefix_lengths[row])) ** self._options.length_penalty
+        return Found(tokens, score, tuple(shares.tolist()), looked)

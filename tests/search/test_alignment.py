@@ -1,0 +1,122 @@
+"""What each token looked at, whatever search found it, and beams that are worth less for what they never looked at."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import txport
+from tests.fakes import looks_of, random_table
+from tests.search.test_generate import SEEDS, SOURCES, every_sequence, search, sum_of
+from txport.models.bundle import Bundle
+from txport.models.checkpoint import load_checkpoint
+from txport.models.ports import alignment_layer
+from txport.models.transformer import Transformer
+
+SIZE = 6
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"do_sample": True, "seed": 1, "nbest": 2},
+    {"do_sample": True, "seed": 1, "repetition_penalty": 1.3},
+    {"beams": 3, "nbest": 3},
+    {"beams": 2, "repetition_penalty": 1.3},
+    {"beams": 4, "nbest": 3, "beam_groups": 2, "diversity_penalty": 0.5},
+    {"scores": False},
+]
+
+
+def looks_at(source: list[int], tokens: tuple[int, ...]) -> np.ndarray:
+    """The table's own word: (T, S)."""
+    return np.stack([looks_of(tuple(source), tokens[:place]) for place in range(len(tokens))])
+
+
+@settings(max_examples=120)
+@given(sources=SOURCES, seed=SEEDS, longest=st.integers(1, 6), options=st.sampled_from(WAYS))
+def test_each_token_looked_where_the_table_says(
+    sources: list[list[int]], seed: int, longest: int, options: dict[str, Any]
+) -> None:
+    table = random_table(SIZE, seed, spread=2.0)
+    soft, hard = (
+        search(table, sources, SIZE, max_new_tokens=longest, alignment=kind, **options) for kind in ("soft", "hard")
+    )
+    plain = search(table, sources, SIZE, max_new_tokens=longest, **options)
+    for source, ours, ours_hard, without in zip(sources, soft, hard, plain, strict=True):
+        assert (
+            [each.tokens for each in ours] == [each.tokens for each in ours_hard] == [each.tokens for each in without]
+        )
+        assert all(each.alignment == () for each in without)
+        for each, each_hard in zip(ours, ours_hard, strict=True):
+            expected = looks_at(source, each.tokens)
+            assert np.array(each.alignment) == pytest.approx(expected)
+            assert list(each_hard.alignment) == expected.argmax(1).tolist()
+
+
+@settings(max_examples=60)
+@given(
+    size=st.integers(2, 4),
+    longest=st.integers(1, 3),
+    penalty=st.sampled_from([0.0, 0.6, 1.0]),
+    coverage=st.sampled_from([0.1, 1.0]),
+    seed=SEEDS,
+    sources=SOURCES,
+)
+def test_coverage_counts_when_a_hypothesis_ends(
+    size: int, longest: int, penalty: float, coverage: float, seed: int, sources: list[list[int]]
+) -> None:
+    """With a beam as wide as everything, the best is the best of all sequences by the formula."""
+    table, beams = random_table(size, seed), len(list(every_sequence(size, longest)))
+    options: dict[str, Any] = {"beams": max(2, beams), "nbest": max(2, beams), "early_stopping": "never"}
+    results = search(
+        table, sources, size, max_new_tokens=longest, length_penalty=penalty, coverage_penalty=coverage, **options
+    )
+    for source, found in zip(sources, results, strict=True):
+        worth = {}
+        for tokens in every_sequence(size, longest):
+            seen = looks_at(source, tokens).astype(np.float64).sum(0)
+            missed = sum(math.log(min(max(each, 1e-30), 1.0)) for each in seen)
+            worth[tokens] = sum_of(table, tuple(source), tokens) / len(tokens) ** penalty + coverage * missed
+        expected = sorted(worth.values(), reverse=True)[: len(found)]
+        assert [each.score for each in found] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        assert all(each.score == pytest.approx(worth[each.tokens], rel=1e-4, abs=1e-4) for each in found)
+
+
+@pytest.mark.parametrize("runtime", ["ort", "reference", "torch", "ort cpu"])
+def test_every_runtime_says_where_pytorch_looked(runtime: str, bundle: Bundle, checkpoint: Any, tmp_path: Any) -> None:
+    engine, _, target = runtime.partition(" ")
+    where = txport.export(checkpoint, tmp_path / "cpu", target="cpu").path if target else bundle.path
+    extra = {"checkpoint": checkpoint} if engine == "torch" else {}
+    model = txport.load(where, runtime=engine, **extra)
+    sources = [model.encode(text) for text in ("chief", "a", "di'ed")]
+    found = model.search(sources, alignment="soft", beams=2, nbest=2, max_new_tokens=6)
+    reference = load_checkpoint(str(checkpoint)).model
+    for source, each in zip(sources, found, strict=True):
+        for one in each:
+            expected = attention(reference, source, one.tokens)
+            assert np.array(one.alignment) == pytest.approx(expected, abs=1e-5)
+            assert np.array(one.alignment).sum(1) == pytest.approx(np.ones(len(one.tokens)), abs=1e-5)
+
+
+def attention(model: Transformer, source: list[int], tokens: tuple[int, ...]) -> np.ndarray:
+    """The mean over the heads of the layer that is taken for alignment, of one pass over the whole target: (T, S)."""
+    import torch
+
+    with torch.inference_mode():
+        memory = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
+        said = torch.tensor([[model.config.bos_id, *tokens[:-1]]])
+        looks = model.decode(said, memory, model.empty_cache(1)).attentions[alignment_layer(model.config)]
+    array: np.ndarray = looks[0].mean(0).numpy()
+    return array
+
+
+def test_alignment_comes_out_of_generate(bundle: Bundle) -> None:
+    model = txport.load(bundle.path)
+    (found,) = model.generate("chief", alignment="hard")
+    best = found.hypotheses[0]
+    assert len(best.alignment) == len(best.tokens)
+    assert all(0 <= place < len(model.encode("chief")) for place in best.alignment)
+    assert model.generate("chief")[0].hypotheses[0].alignment == ()

@@ -1,0 +1,153 @@
+"""Inputs that come and go find what they find alone, and no place stays empty for long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import txport
+from tests.fakes import SeatedRuntime, TableRuntime, random_table
+from tests.search.test_generate import SEEDS, config_of
+from txport.models.bundle import Bundle
+from txport.models.errors import UnsupportedError
+from txport.search.continuous import Hall, Request, spread
+from txport.search.generate import generate
+from txport.search.options import Found, SearchOptions
+
+SIZE = 7
+SOURCES = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size=1, max_size=9)
+WAYS: dict[str, list[dict[str, Any]]] = {
+    "greedy": [{}, {"alignment": "soft"}, {"scores": False, "suppress_tokens": [2]}],
+    "drawn": [{"do_sample": True, "seed": 3, "nbest": nbest, "top_k": top_k} for nbest in (1, 3) for top_k in (0, 4)],
+    "beams": [
+        {"beams": 3, "nbest": 2, "alignment": "hard", "coverage_penalty": 0.5},
+        {"beams": 2, "early_stopping": True},
+        {"beams": 4, "nbest": 4, "beam_groups": 2, "diversity_penalty": 0.7},
+    ],
+}
+CONSTRAINTS: list[dict[str, Any]] = [
+    {},
+    {"no_repeat_ngram_size": 2, "min_new_tokens": 2},
+    {"repetition_penalty": 1.5},
+    {"bad_words_ids": [[2, 3], [4]]},
+]
+
+
+def hall(width: int, seed: int, requests: list[Request], options: SearchOptions, places: int) -> tuple[Hall, Any]:
+    runtime = SeatedRuntime(random_table(SIZE, seed, spread=2.0), width)
+    return Hall(runtime, requests, config_of(SIZE), options, places), runtime
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=60)
+@given(
+    sources=SOURCES,
+    seed=SEEDS,
+    places=st.integers(1, 5),
+    longest=st.integers(2, 6),
+    data=st.data(),
+    constraints=st.sampled_from(CONSTRAINTS),
+)
+def test_whoever_sits_beside_a_request_it_finds_what_it_finds_alone(
+    way: str, sources: list[list[int]], seed: int, places: int, longest: int, data: Any, constraints: dict[str, Any]
+) -> None:
+    chosen = data.draw(st.sampled_from(WAYS[way]))
+    prefixes = data.draw(
+        st.lists(st.lists(st.integers(2, 6), max_size=3), min_size=len(sources), max_size=len(sources))
+    )
+    options = SearchOptions(max_new_tokens=longest, **chosen, **constraints)
+    requests = list(zip(sources, prefixes, strict=True))
+    width = options.nbest if options.do_sample else options.beams
+    found = hall(width, seed, requests, options, places)[0].run()
+    table = random_table(SIZE, seed, spread=2.0)
+    for (source, prefix), each in zip(requests, found, strict=True):
+        (alone,) = generate(TableRuntime(table), [source], config_of(SIZE), options, [prefix])
+        assert [(one.tokens, one.alignment) for one in each] == [(one.tokens, one.alignment) for one in alone]
+        assert [one.score for one in each] == pytest.approx([one.score for one in alone], abs=1e-5, nan_ok=True)
+
+
+def test_places_are_taken_as_they_get_free() -> None:
+    """Ten targets of one token beside one of sixteen: eleven steps would be too many, were they apart."""
+    requests: list[Request] = [([0], [2] * 15), *([([1], [])] * 15)]
+    options = SearchOptions(max_new_tokens=1)
+    found, runtime = hall(1, 0, requests, options, 2)
+    assert [len(each[0].tokens) for each in found.run()] == [16] + [1] * 15
+    assert len(runtime.stepped) == 16
+    assert max(runtime.stepped) == 2
+
+
+def test_places_that_nobody_will_take_are_given_up() -> None:
+    requests: list[Request] = [([0], [2] * 9), *([([1], [])] * 7)]
+    found, runtime = hall(1, 0, requests, SearchOptions(max_new_tokens=1), 8)
+    found.run()
+    assert runtime.stepped == [8] + [1] * 9
+
+
+@settings(max_examples=100)
+@given(width=st.integers(1, 4), places=st.integers(1, 4), data=st.data())
+def test_rows_spread_within_their_places(width: int, places: int, data: Any) -> None:
+    wanted = np.array(
+        [
+            place * width + offset
+            for place in range(places)
+            for offset in data.draw(st.lists(st.integers(0, width - 1), min_size=1, max_size=width))
+        ]
+    )
+    rows = spread(wanted, width)
+    assert len(set(rows.tolist())) == len(wanted)
+    assert (rows // width == wanted // width).all()
+    assert set(wanted.tolist()) <= set(rows.tolist()), "the first of equals stays"
+
+
+@pytest.fixture(scope="module")
+def fused(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return txport.export(checkpoint, tmp_path_factory.mktemp("continuous") / "toy", target="cpu")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"do_sample": True, "seed": 1, "nbest": 3},
+        {"beams": 3, "nbest": 3, "alignment": "hard"},
+        {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "coverage_penalty": 0.2},
+    ],
+)
+@pytest.mark.parametrize("places", [1, 3, 16])
+def test_a_bundle_finds_the_same_in_continuous_batches(fused: Bundle, options: dict[str, Any], places: int) -> None:
+    rng = np.random.default_rng(0)
+    sources = [rng.integers(4, 20, rng.integers(1, 23)).tolist() for _ in range(20)]
+    prefixes = [rng.integers(4, 20, rng.integers(0, 12)).tolist() for _ in range(20)]
+    model = txport.load(fused.path, threads=1)
+    longest = model.config.max_length - 11
+
+    def find(continuous: bool) -> list[list[Found]]:
+        return model.search(
+            sources, prefixes=prefixes, batch_size=places, continuous=continuous, max_new_tokens=longest, **options
+        )
+
+    fixed, moving = find(False), find(True)
+    assert [[(each.tokens, each.alignment) for each in one] for one in moving] == [
+        [(each.tokens, each.alignment) for each in one] for one in fixed
+    ]
+    scores = [[each.score for one in found for each in one] for found in (fixed, moving)]
+    assert scores[1] == pytest.approx(scores[0], abs=1e-5)
+
+
+def test_continuous_batches_are_refused_where_nothing_can_be_admitted(bundle: Bundle, fused: Bundle) -> None:
+    with pytest.raises(UnsupportedError, match="continuous batches need a bundle of the cpu target"):
+        txport.load(bundle.path).generate("bad", continuous=True)
+    with pytest.raises(UnsupportedError, match="batch_tokens are for fixed batches"):
+        txport.load(fused.path).generate("bad", continuous=True, batch_tokens=9)
+
+
+def test_workers_share_what_was_read(fused: Bundle) -> None:
+    words = ["bad", "chief", "a", "di'ed"] * 5
+    one, two = (txport.load(fused.path, workers=workers) for workers in (1, 2))
+    plain = [each.output for each in one.generate(words)]
+    assert [each.output for each in two.generate(words, continuous=True, batch_size=2)] == plain
+    assert [each.output for each in one.generate(words, continuous=True, batch_size=3)] == plain

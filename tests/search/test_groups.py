@@ -1,0 +1,103 @@
+"""Groups of beams: the rules of diverse beam search, in plain Python, one source at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes import Table, Tokens, coarse_table, random_table
+from tests.search.test_generate import EOS, SEEDS, SOURCES, search
+from txport.models.errors import UnsupportedError
+from txport.runtimes.base import log_softmax
+from txport.search.options import Found, SearchOptions
+
+SIZE = 11
+
+
+def diverse(table: Table, source: Tokens, longest: int, groups: int, width: int, penalty: float) -> list[Found]:
+    """The finished hypotheses of all groups, best first; a group ends when as many as its beams have ended."""
+    running: list[list[tuple[float, Tokens]]] = [[(0.0, ())] for _ in range(groups)]
+    finished: list[list[Found]] = [[] for _ in range(groups)]
+    for length in range(1, longest + 1):
+        heard: list[int] = []
+        for group in (group for group in range(groups) if running[group]):
+            candidates = []
+            for total, tokens in running[group]:
+                logits = table(source, tokens)[None]
+                for token, log_prob in enumerate(log_softmax(logits, logits)[0]):
+                    lost = np.float32(penalty) * np.float32(heard.count(token))
+                    candidates.append((total + float(log_prob - lost), (*tokens, token)))
+            candidates = sorted(candidates, key=lambda candidate: -candidate[0])[: 2 * width]
+            ending = [each for each in candidates[:width] if each[1][-1] == EOS]
+            running[group] = [each for each in candidates if each[1][-1] != EOS][:width]
+            heard += [tokens[-1] for _, tokens in running[group]]
+            ending += running[group] if length == longest else []
+            finished[group] += [Found(tokens, total / len(tokens)) for total, tokens in ending]
+            finished[group] = sorted(finished[group], key=lambda found: -found.score)[:width]
+            if length == longest or len(finished[group]) == width:
+                running[group] = []
+    return sorted((found for group in finished for found in group), key=lambda found: -found.score)
+
+
+@settings(max_examples=150)
+@given(
+    groups=st.integers(2, 4),
+    width=st.integers(1, 3),
+    penalty=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
+    longest=st.integers(1, 6),
+    seed=SEEDS,
+    sources=SOURCES,
+    spread=st.sampled_from([0.5, 2.0]),
+)
+def test_groups_follow_the_rules_of_diverse_beam_search(
+    groups: int, width: int, penalty: float, longest: int, seed: int, sources: list[list[int]], spread: float
+) -> None:
+    table, beams = random_table(SIZE, seed, spread=spread), groups * width
+    options: dict[str, Any] = {"beams": beams, "nbest": beams, "early_stopping": True, "max_new_tokens": longest}
+    found = search(table, sources, SIZE, **options, beam_groups=groups, diversity_penalty=penalty)
+    for source, each in zip(sources, found, strict=True):
+        expected = diverse(table, tuple(source), longest, groups, width, penalty)
+        assert [one.tokens for one in each] == [one.tokens for one in expected]
+        assert [one.score for one in each] == pytest.approx([one.score for one in expected], abs=1e-5)
+
+
+@settings(max_examples=30)
+@given(seed=SEEDS, sources=SOURCES)
+def test_a_large_penalty_makes_the_first_tokens_differ(seed: int, sources: list[list[int]]) -> None:
+    table = random_table(SIZE, seed, spread=2.0)
+    options: dict[str, Any] = {"beams": 4, "nbest": 4, "max_new_tokens": 4, "min_new_tokens": 4}
+    for each in search(table, sources, SIZE, **options, beam_groups=4, diversity_penalty=50.0):
+        assert len({one.tokens[0] for one in each}) == 4
+
+
+@settings(max_examples=40)
+@given(seed=SEEDS, sources=SOURCES, groups=st.sampled_from([2, 4]), options=st.sampled_from([{}, {"patience": 2.0}]))
+def test_groups_in_a_batch_find_what_they_find_alone(
+    seed: int, sources: list[list[int]], groups: int, options: dict[str, Any]
+) -> None:
+    table = coarse_table(SIZE, seed)
+    chosen = {"max_new_tokens": 5, "beams": 4, "nbest": 3, "beam_groups": groups, "diversity_penalty": 0.5, **options}
+    together = search(table, sources, SIZE, **chosen)
+    assert together == [search(table, [source], SIZE, **chosen)[0] for source in sources]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beams": 4, "beam_groups": 3}, "beam_groups must be as many as beams can be parted into, got 3 for 4"),
+        ({"beams": 4, "diversity_penalty": 1.0}, "diversity_penalty is for beam_groups; give these too"),
+        ({"beams": 4, "beam_groups": 2, "diversity_penalty": -1.0}, "diversity_penalty must be a number from 0 on"),
+        ({"beam_groups": 2}, "beam_groups must be as many as beams can be parted into, got 2 for 1"),
+        ({"beams": 2, "beam_groups": 0}, "beam_groups must be at least 1, got 0"),
+        ({"coverage_penalty": 0.2}, "coverage_penalty is for beam search; give beams too"),
+        ({"beams": 2, "coverage_penalty": float("nan")}, "coverage_penalty must be a number from 0 on, got nan"),
+        ({"alignment": "most"}, "alignment must be 'soft' or 'hard', got 'most'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        SearchOptions(max_new_tokens=4, **options)

@@ -1,0 +1,68 @@
+"""Diverse beam search: the beams of a source in groups, each of which avoids what those before it say in this step.
+
+Vijayakumar et al. 2016, "Diverse beam search", with Hamming diversity. Shape comments: R rows, C candidates a row,
+H tokens that were heard of a source.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from txport.runtimes.base import Floats, Ints
+from txport.search.beams import Beams, beginning
+from txport.search.options import Found, SearchOptions
+
+NOTHING = -1  # in place of a token
+
+
+class Groups:
+    """As `Beams`, for several groups of them; the rows of a group stand together."""
+
+    def __init__(self, lengths: Ints, prefix_lengths: Ints, options: SearchOptions, ends: tuple[int, ...]) -> None:
+        self._options, self._count = options, len(lengths)
+        self._groups = [Beams(lengths, prefix_lengths, options, ends) for _ in range(options.beam_groups)]
+
+    @property
+    def sources(self) -> Ints:
+        """The source of each running row."""
+        return np.concatenate([group.sources for group in self._groups])
+
+    @property
+    def last(self) -> Ints:
+        """The newest token of each running row."""
+        return np.concatenate([group.last for group in self._groups])
+
+    @property
+    def wanted(self) -> int:
+        """Candidates of each row: those of its group, and as many as other groups may spoil."""
+        return self._groups[0].wanted + self._options.beams - self._options.beams // self._options.beam_groups
+
+    def advance(self, log_probs: Floats, ids: Ints, looks: Floats | None) -> Ints:
+        """Candidates (R, C) of every row -> which row each of the rows that go on comes from."""
+        heard = np.full((self._count, 0), NOTHING)  # (B, H)
+        start, going = 0, [np.empty(0, np.int64)]
+        for group in (group for group in self._groups if len(group.sources)):
+            part = slice(start, start + len(group.sources))
+            values, tokens = self._penalise(log_probs[part], ids[part], heard[group.sources], group.wanted)
+            going.append(start + group.advance(values, tokens, None if looks is None else looks[part]))
+            heard = np.column_stack([heard, group.spoken])
+            start = part.stop
+        return np.concatenate(going)
+
+    def best(self) -> list[list[Found]]:
+        """The `nbest` best of each source, whichever group found them."""
+        every = [group.best_of(self._options.nbest) for group in self._groups]
+        joined = [[found for group in each for found in group] for each in zip(*every, strict=True)]
+        return [sorted(each, key=lambda found: -found.score)[: self._options.nbest] for each in joined]
+
+    def certain(self) -> list[tuple[int, ...]]:
+        """What all hypotheses of a source that may still win begin with."""
+        every = zip(*(group.certain() for group in self._groups), strict=True)
+        return [beginning(min(each), max(each)) for each in every]
+
+    def _penalise(self, log_probs: Floats, ids: Ints, heard: Ints, count: int) -> tuple[Floats, Ints]:
+        """The best candidates after each has lost as much as it was heard: (R, C) with (R, H) -> (R, count)."""
+        often = (ids[:, :, None] == heard[:, None, :]).sum(axis=2)
+        values = log_probs - np.float32(self._options.diversity_penalty) * often.astype(np.float32)
+        order, at = np.argsort(-values, axis=1, kind="stable")[:, :count], np.arange(len(ids))[:, None]
+        return values[at, order], ids[at, order]
