@@ -58,7 +58,7 @@ def contract(float_type: str) -> dict[str, tuple[str, list[Row], list[Row]]]:
                 ("present.1.decoder.value", f, (B, 3, NEW_T, 8)),
                 ("present.1.encoder.key", f, (B, 3, S, 8)),
                 ("present.1.encoder.value", f, (B, 3, S, 8)),
-                ("cross_attentions.0", f, (B, 3, T, S)),
+                ("cross_attentions.1", f, (B, 3, T, S)),
             ],
         ),
     }

@@ -95,11 +95,8 @@ def is_cross(name: str) -> bool:
 
 
 def alignment_layer(config: TransformerConfig) -> int:
-    """The decoder layer whose attention over the source says what a token was made of: the last but one.
-
-    Garg et al. 2019, "Jointly learning to align and translate with Transformer models", section 3.
-    """
-    return max(0, config.decoder_layers - 2)
+    """The decoder layer whose attention over the source says what a token was made of: the last."""
+    return config.decoder_layers - 1
 
 
 def cross_attention(config: TransformerConfig) -> str:
