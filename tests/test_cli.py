@@ -525,6 +525,7 @@ FILES = [
     "samples.txt",
     "config.json",
     "generation_config.json",
+    "golden.npz",
 ]
 
 
@@ -588,8 +589,8 @@ def manifest_with(**changes: Any) -> Callable[[Path], None]:
         (lambda bundle: empty(bundle / MANIFEST), "txport.json is damaged"),
         (lambda bundle: (bundle / MANIFEST).write_bytes(b"\xff"), "txport.json is damaged"),
         (lambda bundle: (bundle / MANIFEST).write_text("[]"), "txport.json is damaged"),
-        (manifest_with(format=3), "has bundle format 3, this txport reads format 2; update txport"),
-        (manifest_with(format=0), "has bundle format 0, this txport reads format 2; export it again"),
+        (manifest_with(format=4), "has bundle format 4, this txport reads format 3; update txport"),
+        (manifest_with(format=2), "has bundle format 2, this txport reads format 3; export it again"),
         (manifest_with(files={}), "lists no hash for onnx/encoder_model.onnx"),
         (manifest_with(files=None), "is damaged"),
         (manifest_with(files={name: {} for name in FILES}), "is damaged"),

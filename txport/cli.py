@@ -330,6 +330,32 @@ def parity(
 
 @cli.command()
 @click.argument("bundle")
+@click.option("--runtime", type=click.Choice(GRAPH_RUNTIMES), default="ort", show_default=True, help="The engine.")
+@provider_option
+@threads_option
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_json: bool) -> None:
+    """Check that BUNDLE is whole and computes here what PyTorch computed; exit 1 if not.
+
+    For the machine that it was deployed to: it takes a second or two and needs neither PyTorch nor the checkpoint,
+    since the bundle holds golden inputs and outputs.
+    """
+    from txport import runtimes, tables
+    from txport.locate import find_path
+    from txport.proof.verify import verify as check
+
+    runtimes.require(runtime, provider)
+    result = check(find_path(bundle, say=say), runtime=runtime, provider=provider, threads=threads)
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        tables.show_verification(bundle, result)
+    if not result.passed:
+        raise SystemExit(1)
+
+
+@cli.command()
+@click.argument("bundle")
 @click.option("--checkpoint", help="What the bundle was made from, if it does not ship.")
 @click.option(
     "--runtime",

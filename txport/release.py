@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txport.models.bundle import MANIFEST, Bundle, seal
+from txport.models.bundle import MANIFEST, Bundle
 from txport.models.errors import OutputError, ParityError, UnavailableError
 from txport.models.files import staged_folder
 
@@ -51,27 +50,18 @@ def export(
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
     """
     try:
-        from txport.exporters.export import DEFAULT_OPSET, export_graphs
-        from txport.proof.parity import check
+        from txport.proof.proven import prove, write
     except ModuleNotFoundError as error:
         raise _needs_export(error) from error
     _spare_source(Path(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST) as folder:
         checkpoint = load_checkpoint(name)
         say(f"exporting {checkpoint.name} ({target} {precision})")
-        manifest = export_graphs(
-            checkpoint,
-            folder,
-            target=target,
-            precision=precision,
-            opset=DEFAULT_OPSET if opset is None else opset,
-            rows=rows,
-        )
+        bundle = write(checkpoint, folder, target=target, precision=precision, opset=opset, rows=rows)
         say("comparing with PyTorch")
-        report = check(seal(folder, manifest), checkpoint, {"ort": "cpu"})
+        bundle, report = prove(bundle, checkpoint)
         if not report.passed:
             raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
-        bundle = seal(folder, dataclasses.replace(manifest, parity=report.summary()))
     return Bundle(Path(out), bundle.manifest)
 
 
