@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from txport.models.files import staged_folder
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
+    from txport.proof.matrix import Matrix
     from txport.proof.parity import Report
 
 Say = Callable[[str], None]
@@ -78,6 +79,28 @@ def parity(bundle: Bundle, checkpoint: str | Path, providers: Mapping[str, str],
     except ModuleNotFoundError as error:
         raise _needs_export(error) from error
     return check(bundle, load_checkpoint(checkpoint), providers, seed=seed)
+
+
+def matrix(
+    name: str | Path,
+    *,
+    targets: Sequence[str] = (),
+    precisions: Sequence[str] = (),
+    names: Sequence[str] = (),
+    providers: Sequence[str] = (),
+    keep: Path | None = None,
+    say: Say = silent,
+) -> Matrix:
+    """Export a checkpoint for every target in every precision, and compare each bundle on every runtime and provider.
+
+    What is named narrows it; on the provider on which `export` proves, everything is compared.
+    """
+    try:
+        from txport.proof.matrix import engines, fill, kinds
+    except ModuleNotFoundError as error:
+        raise _needs_export(error) from error
+    chosen, tried = kinds(targets, precisions), engines(names, providers)
+    return fill(load_checkpoint(name), chosen, tried, say, keep)
 
 
 def _needs_export(error: ModuleNotFoundError) -> UnavailableError:

@@ -15,6 +15,7 @@ from txport.models.ports import Port
 
 if TYPE_CHECKING:
     from txport.diagnose import Diagnosis
+    from txport.proof.matrix import Matrix
     from txport.proof.parity import Report
     from txport.proof.verify import Verification
 
@@ -54,6 +55,14 @@ def show_verification(name: str, result: Verification) -> None:
     show(f"Verified {name}", ["check", "verdict", "seen"], rows)
     where = f"{about['target']} {about['precision']} on {about['runtime']} {about['provider']}"
     click.echo(f"\nverdict: {'pass' if result.passed else 'FAIL'}; {where}, {result.seconds:.1f} s")
+
+
+def show_matrix(result: Matrix) -> None:
+    """A row a cell, then how many there are of each verdict."""
+    from txport.proof.pages import COLUMNS, rows, summary, title
+
+    show(title(result), list(COLUMNS), list(rows(result)))
+    click.echo(f"\nverdict: {'pass' if result.passed else 'FAIL'}; {summary(result)}")
 
 
 def show_bench(result: dict[str, Any]) -> None:

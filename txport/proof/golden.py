@@ -111,17 +111,16 @@ def record(runtime: Runtime, config: TransformerConfig, real: Iterable[Sequence[
         drawn = rng.integers(0, config.target_vocab_size, min(length, LONGEST, config.max_length))
         targets.append(tuple(drawn.tolist()))
     said = [shorten(each) for each in logits(runtime, sources, targets, config)]
-    tries = [find(Noisy(runtime, precision, seed), config, sources, BEAM) for seed in range(DISTURBED)]
-    steady = [
-        all(one.tokens == each.tokens for one in others) for each, *others in zip(found[BEAM], *tries, strict=True)
-    ]
+    noisy = find(Noisy(runtime, precision, 0), config, sources * DISTURBED, BEAM)
+    tries = [each.tokens for each in noisy]
+    steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
     return Golden(sources, targets, said, found, steady)
 
 
 def _draw(rng: np.random.Generator, config: TransformerConfig, length: int) -> tuple[int, ...]:
     special = {config.pad_id, config.bos_id, config.eos_id}
-    allowed = [id_ for id_ in range(config.source_vocab_size) if id_ not in special] or [config.eos_id]
-    return (*rng.choice(allowed, length - 1).tolist(), config.eos_id)
+    usual = [id_ for id_ in range(config.source_vocab_size) if id_ not in special] or [config.eos_id]
+    return (*rng.choice(usual, length - 1).tolist(), config.eos_id)
 
 
 def find(runtime: Runtime, config: TransformerConfig, sources: Sequence[Sequence[int]], search: str) -> list[Found]:
