@@ -69,10 +69,11 @@ class Golden:
 
 
 class Noisy:
-    """A runtime whose logits are off by as much as is allowed."""
+    """A runtime whose logits are off by up to a share of what is allowed."""
 
-    def __init__(self, runtime: Runtime, precision: str, seed: int) -> None:
-        self._runtime, self._precision, self._rng = runtime, precision, np.random.default_rng(seed)
+    def __init__(self, runtime: Runtime, precision: str, seed: int, share: float = 1.0) -> None:
+        self._runtime, self._precision, self._share = runtime, precision, share
+        self._rng = np.random.default_rng(seed)
 
     def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
         """See `Runtime.encode`."""
@@ -83,8 +84,10 @@ class Noisy:
     ) -> tuple[Scores, State]:
         """See `Runtime.step`."""
         found, state = self._runtime.step(tokens, state)
-        spread = allowed(float(np.abs(found.values).max()), self._precision)
-        noise = self._rng.uniform(-spread, spread, found.values.shape).astype(np.float32)
+        spread = [
+            [self._share * allowed(largest, self._precision)] for largest in np.abs(found.values).max(axis=1)
+        ]  # (R, 1)
+        noise = np.array(spread, np.float32) * self._rng.uniform(-1, 1, found.values.shape).astype(np.float32)
         return scores(found.values + noise, top, normalise), state
 
     def select(self, state: State, rows: Ints) -> State:

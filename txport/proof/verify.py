@@ -25,7 +25,6 @@ from txport.proof.golden import (
     RELATIVE,
     SEARCHES,
     SUMS,
-    TOLERANCES,
     Golden,
     Said,
     allowed,
@@ -206,9 +205,10 @@ def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manife
     expected, actual = golden.found[name], find(runtime, manifest.config, golden.sources, name)
     pairs = list(zip(expected, actual, strict=True))
     other = [row for row, (one, two) in enumerate(pairs) if one.tokens != two.tokens]
-    wrong = {row for row, (one, two) in enumerate(pairs) if row not in other and _differs(one, two, manifest.precision)}
+    limits = [allowed(said.largest, manifest.precision) for said in golden.said]
+    wrong = {row for row, (one, two) in enumerate(pairs) if row not in other and _differ(one, two, limits[row])}
     equal = len(pairs) - len(other) - len(wrong)
-    wrong |= set(_worse(name, golden, actual, other, runtime, manifest))
+    wrong |= set(_worse(name, golden, actual, {row: limits[row] for row in other}, runtime, manifest))
     open_ = len(set(other) - wrong)
     seen = f"{equal} of {len(pairs)} rows are equal" + (f", {open_} within the noise" if open_ else "")
     for row in sorted(wrong)[:1]:
@@ -217,32 +217,26 @@ def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manife
 
 
 def _worse(
-    name: str,
-    golden: Golden,
-    actual: list[Found],
-    rows: list[int],
-    runtime: Runtime,
-    manifest: Manifest,
+    name: str, golden: Golden, actual: list[Found], limits: dict[int, float], runtime: Runtime, manifest: Manifest
 ) -> Iterator[int]:
     """The rows whose other tokens are not as good, by what the runtime says of both targets where they are given.
 
     Its word counts, since `compare_logits` holds it against PyTorch's. In greedy search the first two tokens that
-    differ must be as good as each other; in beam search, the whole target, and its score must be what the runtime
-    says of it.
+    differ must be as good as each other. In beam search the whole targets must, unless noise may decide; and the score
+    of each must be what the runtime says of it.
     """
-    if not rows:
+    if not limits:
         return
-    sources, precision = [golden.sources[row] for row in rows], manifest.precision
     ours, theirs = (
-        score(runtime, sources, [each[row].tokens for row in rows], manifest.config)
+        score(runtime, [golden.sources[row] for row in limits], [each[row].tokens for row in limits], manifest.config)
         for each in (golden.found[name], actual)
     )
-    for row, one, two in zip(rows, ours, theirs, strict=True):
+    for (row, limit), one, two in zip(limits.items(), ours, theirs, strict=True):
         if name == GREEDY:
-            is_worse = not _parting(one, two) <= 2 * TOLERANCES[precision]
+            is_far = not _parting(one, two) <= 2 * limit
         else:
-            is_worse = golden.steady[row] and not one.score - two.score <= TOLERANCES[precision]
-        if is_worse or _differs(two, actual[row], precision):
+            is_far = golden.steady[row] and _differ(one, two, limit)
+        if is_far or _differ(golden.found[name][row], one, limit) or _differ(actual[row], two, limit):
             yield row
 
 
@@ -253,9 +247,9 @@ def _parting(one: Found, two: Found) -> float:
     return np.inf if first is None else abs(one.token_scores[first] - two.token_scores[first])
 
 
-def _differs(expected: Found, actual: Found, precision: str) -> bool:
+def _differ(one: Found, two: Found, limit: float) -> bool:
     """Whether two scores do; greedy search states none."""
-    return not np.isnan(actual.score) and not abs(expected.score - actual.score) <= TOLERANCES[precision]
+    return not np.isnan(one.score) and not abs(one.score - two.score) <= limit
 
 
 def _describe_found(found: Found) -> str:
