@@ -184,10 +184,10 @@ def _cells(checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], path: Pa
     for name, provider in tried:
         if (name, provider) != PROVEN:
             say(f"{' '.join(kind)}: comparing on {name} {provider}")
-            yield _compare(replace(blank, runtime=name, provider=provider), bundle, checkpoint)
+            yield compare(replace(blank, runtime=name, provider=provider), bundle, checkpoint)
 
 
-def _compare(blank: Cell, bundle: Bundle, checkpoint: Checkpoint) -> Cell:
+def compare(blank: Cell, bundle: Bundle, checkpoint: Checkpoint) -> Cell:
     """A bundle on one engine; only what is not here, or not made for each other, is not available."""
     begun = time.perf_counter()
     try:
