@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from txport import __version__, runtimes
 from txport.models.bundle import OFFERED, Bundle, require_offer
 from txport.models.checkpoint import Checkpoint
@@ -196,7 +198,8 @@ def compare(blank: Cell, bundle: Bundle, checkpoint: Checkpoint) -> Cell:
     except (UnavailableError, UnsupportedError) as error:
         return replace(blank, verdict=NOT_AVAILABLE, why=str(error))
     try:
-        return _judge(blank, check(bundle, checkpoint, {blank.runtime: blank.provider}), begun)
+        with np.errstate(all="ignore"):  # what comes of it is compared
+            return _judge(blank, check(bundle, checkpoint, {blank.runtime: blank.provider}), begun)
     except UnsupportedError as error:
         return replace(blank, verdict=NOT_AVAILABLE, why=_why(error, bundle.path))
     except Exception as error:  # each runtime has errors of its own

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from txport import __version__, runtimes
 from txport.models.bundle import Bundle, Manifest, damage, read_manifest
+from txport.models.errors import TxportError
 from txport.models.ports import Graph, Port
 from txport.models.tokenizer import load_tokenizer
 from txport.proof.golden import (
@@ -142,8 +143,11 @@ def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
     texts = bundle.samples[:REAL]
     if not texts:
         return Check(TOKENIZER, "not run", "the bundle has no samples of text")
-    tokenizer = load_tokenizer(bundle.tokenizer, bundle.manifest.config)
-    found = [tuple(tokenizer.encode(text)) for text in texts]
+    try:
+        tokenizer = load_tokenizer(bundle.tokenizer, bundle.manifest.config)
+        found = [tuple(tokenizer.encode(text)) for text in texts]
+    except TxportError as error:
+        return _check(TOKENIZER, [str(error)], "")
     problems = [
         f"{text!r} is {list(ids)}, expected {list(wanted)}"
         for text, ids, wanted in zip(texts, found, golden.sources, strict=False)
