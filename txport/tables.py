@@ -58,10 +58,15 @@ def show_verification(name: str, result: Verification) -> None:
 
 
 def show_matrix(result: Matrix) -> None:
-    """A row a cell, then how many there are of each verdict."""
+    """A row a cell, then each reason once, and how many cells there are of each verdict."""
     from txport.proof.pages import COLUMNS, rows, summary, title
 
-    show(title(result), list(COLUMNS), list(rows(result)))
+    cells = list(rows(result))
+    reasons = list(dict.fromkeys(why for *_, why in cells if why))
+    shown = [(*cell, f"({reasons.index(why) + 1})" if why else "") for *cell, why in cells]
+    show(title(result), list(COLUMNS), shown)
+    for number, reason in enumerate(reasons, 1):
+        click.echo(f"({number}) {reason}")
     click.echo(f"\nverdict: {'pass' if result.passed else 'FAIL'}; {summary(result)}")
 
 
