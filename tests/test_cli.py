@@ -552,6 +552,7 @@ FILES = [
     "samples.txt",
     "config.json",
     "generation_config.json",
+    "golden.npz",
 ]
 
 
@@ -615,8 +616,11 @@ def manifest_with(**changes: Any) -> Callable[[Path], None]:
         (lambda bundle: empty(bundle / MANIFEST), "txport.json is damaged"),
         (lambda bundle: (bundle / MANIFEST).write_bytes(b"\xff"), "txport.json is damaged"),
         (lambda bundle: (bundle / MANIFEST).write_text("[]"), "txport.json is damaged"),
-        (manifest_with(format=FORMAT + 1), f"has bundle format {FORMAT + 1}, this txport"),
-        (manifest_with(format=0), "has bundle format 0, this txport reads format"),
+        (
+            manifest_with(format=FORMAT + 1),
+            f"has bundle format {FORMAT + 1}, this txport reads format {FORMAT}; update",
+        ),
+        (manifest_with(format=2), f"has bundle format 2, this txport reads format {FORMAT}; export it again"),
         (manifest_with(files={}), "lists no hash for onnx/encoder_model.onnx"),
         (manifest_with(files=None), "is damaged"),
         (manifest_with(files={name: {} for name in FILES}), "is damaged"),

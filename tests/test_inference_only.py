@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 import txport
 from txport.models.bundle import Bundle
-from txport.models.names import shipped
+from txport.models.names import GOLDEN, shipped
 
 ABSENT = ("torch", "onnx", "onnxscript", "onnx_ir", "safetensors", "transformers")
 CLI = "from txport.cli import main; main()"
@@ -106,6 +106,17 @@ def test_run(lean: Environment, bundle: Bundle) -> None:
     ]
 
 
+def test_verify(lean: Environment, bundle: Bundle, copied: Path) -> None:
+    done = lean.txport("verify", str(bundle.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "verdict: pass; portable fp32 on ort cpu" in done.stdout
+    golden = copied / GOLDEN
+    golden.write_bytes(golden.read_bytes()[:-1])
+    done = lean.txport("verify", str(copied))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "golden.npz has " in done.stdout
+
+
 def test_inspect(lean: Environment, bundle: Bundle) -> None:
     done = lean.txport("inspect", str(bundle.path))
     assert done.returncode == 0, done.stderr
@@ -125,6 +136,8 @@ def commands(bundle: Path, checkpoint: Path) -> dict[str, list[str]]:
     return {
         "export": ["export", str(checkpoint), "out"],
         "export a preset": ["export", "preset:tiny", "out"],
+        "matrix": ["matrix", str(checkpoint)],
+        "verify on the reference": ["verify", str(bundle), "--runtime", "reference"],
         "parity": ["parity", str(bundle), "--checkpoint", str(checkpoint)],
         "parity on a runtime": ["parity", str(bundle), "--checkpoint", str(checkpoint), "--runtime", "reference"],
         "run on torch": ["run", str(bundle), "bad", "--runtime", "torch", "--checkpoint", str(checkpoint)],

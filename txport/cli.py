@@ -345,6 +345,77 @@ def parity(
         raise SystemExit(1)
 
 
+MATRIX_NOTE = "  [repeatable; default: all]"
+
+
+@cli.command()
+@click.argument("checkpoint")
+@click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Export for this." + MATRIX_NOTE)
+@click.option(
+    "--precision",
+    "precisions",
+    type=click.Choice(list(PRECISIONS)),
+    multiple=True,
+    help="Export in this precision." + MATRIX_NOTE,
+)
+@click.option(
+    "--runtime", "names", type=click.Choice(GRAPH_RUNTIMES), multiple=True, help="Compare this runtime." + MATRIX_NOTE
+)
+@click.option("--provider", "providers", multiple=True, help="Compare on this provider of ort." + MATRIX_NOTE)
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep the bundles in this new folder.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write the matrix as JSON.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write the matrix as Markdown.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write the matrix as one HTML file.")
+def matrix(checkpoint: str, report: Path | None, markdown: Path | None, html: Path | None, **chosen: Any) -> None:
+    """Export CHECKPOINT in every way, and compare each bundle with PyTorch on every runtime and provider.
+
+    A cell that is not available says why, and is never a success: exit 1 if a cell fails, 3 if something that was
+    named ran nowhere. On ort and its cpu, where `export` proves, each bundle is compared in any case.
+    """
+    from txport import release, tables
+
+    result = release.matrix(checkpoint, **chosen, say=say)
+    from txport.proof import pages
+    from txport.proof.matrix import require_run
+
+    tables.show_matrix(result)
+    if report:
+        _write_json(report, result.to_dict())
+    for path, render in ((markdown, pages.markdown), (html, pages.page)):
+        if path:
+            _write(path, render(result))
+    if not result.passed:
+        raise SystemExit(1)
+    fields = {"target": "targets", "precision": "precisions", "runtime": "names", "provider": "providers"}
+    require_run(result, {field: chosen[key] for field, key in fields.items()})
+
+
+@cli.command()
+@click.argument("bundle")
+@click.option("--runtime", type=click.Choice(GRAPH_RUNTIMES), default="ort", show_default=True, help="The engine.")
+@provider_option
+@threads_option
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_json: bool) -> None:
+    """Check that BUNDLE is whole and computes here what PyTorch computed; exit 1 if not.
+
+    For the machine that it was deployed to: it takes a second or two and needs neither PyTorch nor the checkpoint,
+    since the bundle holds golden inputs and outputs.
+    """
+    from txport import runtimes, tables
+    from txport.locate import find_path
+    from txport.proof.verify import verify as check
+
+    runtimes.require(runtime, provider)
+    result = check(find_path(bundle, say=say), runtime=runtime, provider=provider, threads=threads)
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        tables.show_verification(bundle, result)
+    if not result.passed:
+        raise SystemExit(1)
+
+
 @cli.command()
 @click.argument("bundle")
 @click.option("--checkpoint", help="What the bundle was made from, if it does not ship.")
@@ -450,11 +521,14 @@ def _size(size: float) -> str:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
+    _write(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
     from txport.textio import open_output
 
     with open_output(path) as stream:
-        json.dump(values, stream, indent=2, allow_nan=False)
-        stream.write("\n")
+        stream.write(text)
 
 
 def main(arguments: Iterable[str] | None = None) -> None:

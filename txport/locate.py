@@ -21,16 +21,25 @@ def find_bundle(name: str, *, precision: str | None = None, say: Say = silent) -
     """
     if preset_name(name) or is_shipped(name):
         return _from_cache(name, precision or "fp32", say)
+    bundle = load_bundle(_folder(name))
+    if precision not in (None, bundle.manifest.precision):
+        raise UnsupportedError(f"{name} was exported in {bundle.manifest.precision}; export it again for {precision}")
+    return bundle
+
+
+def find_path(name: str, *, say: Say = silent) -> Path:
+    """Where a bundle lies that `find_bundle` would find; one given by path may be damaged."""
+    return find_bundle(name, say=say).path if preset_name(name) or is_shipped(name) else _folder(name)
+
+
+def _folder(name: str) -> Path:
     path = Path(name)
     if (path / WEIGHTS).is_file() and not (path / MANIFEST).exists():
         raise BundleError(f"{name} is a checkpoint, not a bundle; `txport export {name} OUT` makes one")
     if not path.is_dir():
         known = ", ".join(shipped())
         raise BundleError(f"there is no bundle {name}; give the folder that `txport export` wrote, or one of: {known}")
-    bundle = load_bundle(path)
-    if precision not in (None, bundle.manifest.precision):
-        raise UnsupportedError(f"{name} was exported in {bundle.manifest.precision}; export it again for {precision}")
-    return bundle
+    return path
 
 
 def checkpoint_of(bundle: Bundle) -> str:
@@ -61,7 +70,7 @@ def _from_cache(name: str, precision: str, say: Say) -> Bundle:
 def _key(name: str, precision: str) -> str:
     """A folder name that changes with the checkpoint and with the code that exports it."""
     code = hashlib.sha256()
-    for folder in (SHIPPED, SHIPPED.parent / "exporters"):
+    for folder in (SHIPPED, SHIPPED.parent / "exporters", SHIPPED.parent / "proof"):
         for file in sorted(folder.glob("*.py")):
             code.update(file.read_bytes())
     return f"{name.replace(':', '-')}-portable-{precision}-{__version__}-{digest(name)[:8]}-{code.hexdigest()[:8]}"

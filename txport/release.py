@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txport.models.bundle import MANIFEST, Bundle, seal
+from txport.models.bundle import MANIFEST, Bundle
 from txport.models.errors import OutputError, ParityError, UnavailableError
 from txport.models.files import staged_folder
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
+    from txport.proof.matrix import Matrix
     from txport.proof.parity import Report
 
 Say = Callable[[str], None]
@@ -51,27 +51,18 @@ def export(
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
     """
     try:
-        from txport.exporters.export import DEFAULT_OPSET, export_graphs
-        from txport.proof.parity import check
+        from txport.proof.proven import prove, write
     except ModuleNotFoundError as error:
         raise _needs_export(error) from error
     _spare_source(Path(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST) as folder:
         checkpoint = load_checkpoint(name)
         say(f"exporting {checkpoint.name} ({target} {precision})")
-        manifest = export_graphs(
-            checkpoint,
-            folder,
-            target=target,
-            precision=precision,
-            opset=DEFAULT_OPSET if opset is None else opset,
-            rows=rows,
-        )
+        bundle = write(checkpoint, folder, target=target, precision=precision, opset=opset, rows=rows)
         say("comparing with PyTorch")
-        report = check(seal(folder, manifest), checkpoint, {"ort": "cpu"})
+        bundle, report = prove(bundle, checkpoint)
         if not report.passed:
             raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
-        bundle = seal(folder, dataclasses.replace(manifest, parity=report.summary()))
     return Bundle(Path(out), bundle.manifest)
 
 
@@ -88,6 +79,28 @@ def parity(bundle: Bundle, checkpoint: str | Path, providers: Mapping[str, str],
     except ModuleNotFoundError as error:
         raise _needs_export(error) from error
     return check(bundle, load_checkpoint(checkpoint), providers, seed=seed)
+
+
+def matrix(
+    name: str | Path,
+    *,
+    targets: Sequence[str] = (),
+    precisions: Sequence[str] = (),
+    names: Sequence[str] = (),
+    providers: Sequence[str] = (),
+    keep: Path | None = None,
+    say: Say = silent,
+) -> Matrix:
+    """Export a checkpoint for every target in every precision, and compare each bundle on every runtime and provider.
+
+    What is named narrows it; on the provider on which `export` proves, everything is compared.
+    """
+    try:
+        from txport.proof.matrix import engines, fill, kinds
+    except ModuleNotFoundError as error:
+        raise _needs_export(error) from error
+    chosen, tried = kinds(targets, precisions), engines(names, providers)
+    return fill(load_checkpoint(name), chosen, tried, say, keep)
 
 
 def _needs_export(error: ModuleNotFoundError) -> UnavailableError:

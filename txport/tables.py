@@ -15,7 +15,9 @@ from txport.models.ports import Port
 
 if TYPE_CHECKING:
     from txport.diagnose import Diagnosis
+    from txport.proof.matrix import Matrix
     from txport.proof.parity import Report
+    from txport.proof.verify import Verification
 
 
 def megabytes(size: float) -> str:
@@ -44,6 +46,28 @@ def show_parity(report: Report) -> None:
     columns = ["runtime", "case", "tensors", "largest difference", "tokens equal", "verdict"]
     show("Compared with PyTorch fp32", columns, list(table(report)))
     click.echo(f"\nverdict: {'pass' if report.passed else 'FAIL'}; worst: {report.describe_worst()}")
+
+
+def show_verification(name: str, result: Verification) -> None:
+    """Each check, then the verdict and what it is worth for."""
+    rows = [(check.name, check.verdict, check.detail) for check in result.checks]
+    about = result.about
+    show(f"Verified {name}", ["check", "verdict", "seen"], rows)
+    where = f"{about['target']} {about['precision']} on {about['runtime']} {about['provider']}"
+    click.echo(f"\nverdict: {'pass' if result.passed else 'FAIL'}; {where}, {result.seconds:.1f} s")
+
+
+def show_matrix(result: Matrix) -> None:
+    """A row a cell, then each reason once, and how many cells there are of each verdict."""
+    from txport.proof.pages import COLUMNS, rows, summary, title
+
+    cells = list(rows(result))
+    reasons = list(dict.fromkeys(why for *_, why in cells if why))
+    shown = [(*cell, f"({reasons.index(why) + 1})" if why else "") for *cell, why in cells]
+    show(title(result), list(COLUMNS), shown)
+    for number, reason in enumerate(reasons, 1):
+        click.echo(f"({number}) {reason}")
+    click.echo(f"\nverdict: {'pass' if result.passed else 'FAIL'}; {summary(result)}")
 
 
 def show_bench(result: dict[str, Any]) -> None:

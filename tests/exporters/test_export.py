@@ -80,6 +80,7 @@ def test_layout(bundle: Bundle) -> None:
         "generation_config.json",
         "tokenizer.json",
         "samples.txt",
+        "golden.npz",
         "txport.json",
         "onnx/encoder_model.onnx",
         "onnx/decoder_model_merged.onnx",

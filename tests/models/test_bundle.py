@@ -113,7 +113,7 @@ def test_other_formats(known: Any, mend: str, sealed: Bundle) -> None:
         load_bundle(sealed.path)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"null", b'"text"', b"{}", b"\xff\xfe", b'{"format": 2}'])
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"null", b'"text"', b"{}", b"\xff\xfe", b'{"format": 3}'])
 def test_garbage_manifest(text: bytes, sealed: Bundle) -> None:
     (sealed.path / MANIFEST).write_bytes(text)
     with pytest.raises(BundleError, match=r"txport\.json"):

@@ -128,14 +128,18 @@ def seal(folder: Path, manifest: Manifest) -> Bundle:
 
 def load_bundle(path: Path) -> Bundle:
     """Read a bundle and check every file against its hash; `BundleError` names what does not match."""
-    manifest = read_manifest(path)
-    bundle = Bundle(path, manifest)
-    problems = [problem for name in bundle.manifest.files if (problem := _problem(bundle, name))]
-    read = [name for name in (TOKENIZER, SAMPLES) if (path / name).exists()]
-    problems += [f"{name} was added (the manifest has no hash for it)" for name in read if name not in manifest.files]
-    if problems:
+    bundle = Bundle(path, read_manifest(path))
+    if problems := damage(bundle):
         raise BundleError(f"{path}: {'; '.join(problems)}; export it again")
     return bundle
+
+
+def damage(bundle: Bundle) -> list[str]:
+    """What is wrong with the files of a bundle: missing, altered, added; none if each is what its hash says."""
+    problems = [problem for name in bundle.manifest.files if (problem := _problem(bundle, name))]
+    read = [name for name in (TOKENIZER, SAMPLES) if (bundle.path / name).exists()]
+    added = [name for name in read if name not in bundle.manifest.files]
+    return problems + [f"{name} was added (the manifest has no hash for it)" for name in added]
 
 
 def read_manifest(path: Path) -> Manifest:

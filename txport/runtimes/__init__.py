@@ -39,6 +39,13 @@ def require(name: str, provider: str) -> None:
     _module(name).require(provider)
 
 
+def require_target(name: str, target: str) -> None:
+    """Raise `UnsupportedError` unless a runtime runs bundles of a target."""
+    if target not in RUNS[name]:
+        others = ", ".join(other for other, targets in RUNS.items() if target in targets)
+        raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can")
+
+
 def installed(target: str) -> list[str]:
     """The ONNX runtimes that run bundles of a target and whose packages are here."""
     return [name for name in GRAPH_RUNTIMES if target in RUNS[name] and importlib.util.find_spec(NEEDS[name])]
@@ -47,9 +54,7 @@ def installed(target: str) -> list[str]:
 def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on a runtime; `UnavailableError` if its package or the provider is not here."""
     require(name, provider)
-    if (target := bundle.manifest.target) not in RUNS[name]:
-        others = ", ".join(other for other, targets in RUNS.items() if target in targets)
-        raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can")
+    require_target(name, bundle.manifest.target)
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
     return runtime
 

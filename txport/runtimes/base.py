@@ -7,10 +7,13 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from txport.models.ports import Port
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 State = Any
+GraphPorts = tuple[tuple[Port, ...], tuple[Port, ...]]
 
 PARTS = (8, 7, 6, 5, 4, 3, 2, 1)
 
@@ -66,7 +69,11 @@ class ContinuousRuntime(Runtime, Protocol):
 
 
 class GraphRuntime(Runtime, Protocol):
-    """A runtime that can also run one graph of a bundle by itself, which parity needs."""
+    """A runtime that can also tell of one graph of a bundle, and run it by itself, which the proofs need."""
+
+    def ports(self, role: str) -> GraphPorts:
+        """The inputs and outputs of a graph as the engine read them from its file."""
+        ...
 
     def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """All inputs of a graph by port -> all of its outputs by port."""

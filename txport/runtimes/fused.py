@@ -36,8 +36,8 @@ from txport.models.ports import (
     own_names,
     shortens,
 )
-from txport.runtimes.base import Ints, Scores, scores
-from txport.runtimes.sessions import Sessions, may_saturate
+from txport.runtimes.base import GraphPorts, Ints, Scores, scores
+from txport.runtimes.sessions import Sessions, may_saturate, session_ports
 
 FIRST_CAPACITY = 32
 ENCODED_TOGETHER = 1024  # tokens: with more, what the layers hand on no longer fits the processor's caches
@@ -249,6 +249,10 @@ class FusedRuntime:
         state.source.lengths[places] = others.source.lengths[chosen]
         state.lengths.reshape(-1, state.beams)[places] = 0
         return state
+
+    def ports(self, role: str) -> GraphPorts:
+        """See `GraphRuntime.ports`."""
+        return session_ports(self.sessions[role])
 
     def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """See `GraphRuntime.run_graph`."""

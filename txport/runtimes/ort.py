@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from txport.models.bundle import Bundle
 from txport.models.errors import UnsupportedError
 from txport.models.ports import STEP
-from txport.runtimes.base import GraphRuntime
+from txport.runtimes.base import GraphPorts, GraphRuntime
 from txport.runtimes.fused import FusedRuntime
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.providers import device_of, full_name, require_provider
-from txport.runtimes.sessions import start_sessions
+from txport.runtimes.sessions import session_ports, start_sessions
 
 OrtValue = Any  # onnxruntime has no types
 
@@ -26,6 +26,10 @@ class OrtEngine:
     def __init__(self, bundle: Bundle, provider: str, threads: int | None) -> None:
         self._device = device_of(full_name(provider))
         self._sessions = start_sessions(bundle, provider, threads)
+
+    def ports(self, role: str) -> GraphPorts:
+        """See `GraphRuntime.ports`."""
+        return session_ports(self._sessions[role])
 
     def run(self, role: str, inputs: dict[str, OrtValue], outputs: list[str]) -> dict[str, OrtValue]:
         """See `Engine.run`."""

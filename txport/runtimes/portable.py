@@ -25,13 +25,17 @@ from txport.models.ports import (
     past,
     present,
 )
-from txport.runtimes.base import Ints, Scores, scores
+from txport.runtimes.base import GraphPorts, Ints, Scores, scores
 
 T = TypeVar("T")
 
 
 class Engine(Protocol[T]):
     """What runs single graphs; `T` is its tensor, which may live on a device."""
+
+    def ports(self, role: str) -> GraphPorts:
+        """See `GraphRuntime.ports`."""
+        ...
 
     def run(self, role: str, inputs: dict[str, T], outputs: list[str]) -> dict[str, T]:
         """Run one graph and return the outputs asked for."""
@@ -101,6 +105,10 @@ class PortableRuntime(Generic[T]):
         inputs = {**state.tensors, ROWS: self._engine.from_numpy(rows)}
         results = self._engine.run(SELECT, inputs, [f"selected.{name}" for name in state.tensors])
         return replace(state, tensors={name: results[f"selected.{name}"] for name in state.tensors})
+
+    def ports(self, role: str) -> GraphPorts:
+        """See `GraphRuntime.ports`."""
+        return self._engine.ports(role)
 
     def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """See `GraphRuntime.run_graph`."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from txport.models.bundle import Bundle
 from txport.models.errors import UnsupportedError
-from txport.runtimes.base import GraphRuntime
+from txport.models.ports import Port
+from txport.runtimes.base import GraphPorts, GraphRuntime
 from txport.runtimes.portable import PortableRuntime
 
 
@@ -19,6 +21,12 @@ class ReferenceEngine:
 
     def __init__(self, bundle: Bundle) -> None:
         self._graphs = {role: ReferenceEvaluator(str(bundle.file(role))) for role in bundle.manifest.graphs}
+
+    def ports(self, role: str) -> GraphPorts:
+        """See `GraphRuntime.ports`."""
+        graph = self._graphs[role]
+        inputs = tuple(map(_port, graph.input_names, graph.input_types))
+        return inputs, tuple(map(_port, graph.output_names, graph.output_types))
 
     def run(self, role: str, inputs: dict[str, NDArray[Any]], outputs: list[str]) -> dict[str, NDArray[Any]]:
         """See `Engine.run`."""
@@ -31,6 +39,12 @@ class ReferenceEngine:
     def to_numpy(self, tensor: NDArray[Any]) -> NDArray[Any]:
         """See `Engine.to_numpy`."""
         return tensor
+
+
+def _port(name: str, kind: onnx.TypeProto) -> Port:
+    tensor = kind.tensor_type
+    dims = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+    return Port(name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, dims)
 
 
 def require(provider: str) -> None:

@@ -14,9 +14,13 @@ import onnxruntime as ort
 
 from txport.models.bundle import Bundle
 from txport.models.errors import BundleError, UnavailableError
+from txport.models.ports import Port
+from txport.runtimes.base import GraphPorts
 from txport.runtimes.providers import full_name, provider_options
 
 SPIN = "200"  # microseconds: longer than the search takes between two steps, far shorter than a run
+
+KINDS = {"float": "float32", "double": "float64"}  # ONNX's names of types that NumPy calls otherwise
 
 Weights = dict[str, Any]  # OrtValues by name; onnxruntime has no types
 
@@ -84,6 +88,17 @@ def _session(
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
         raise UnavailableError(f"{provider} did not start for {file}; `txport doctor` says what is missing")
     return session
+
+
+def session_ports(session: ort.InferenceSession) -> GraphPorts:
+    """The inputs and outputs of a session's graph."""
+    inputs, outputs = (tuple(map(_port, side)) for side in (session.get_inputs(), session.get_outputs()))
+    return inputs, outputs
+
+
+def _port(value: Any) -> Port:
+    kind = value.type.removeprefix("tensor(").removesuffix(")")
+    return Port(value.name, KINDS.get(kind, kind), tuple(value.shape))
 
 
 @cache

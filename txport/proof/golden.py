@@ -1,0 +1,227 @@
+"""Golden inputs and outputs: what PyTorch said at export, in short, so that a bundle can be held against it anywhere.
+
+They are recorded and compared over the runtime seam, so that the same ones hold on every runtime, and neither torch
+nor onnx is needed. Shape comments: T tokens of a target, V vocabulary, K likeliest tokens, F sums.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.models.bundle import Bundle
+from txport.models.config import TransformerConfig
+from txport.models.errors import BundleError
+from txport.models.names import GOLDEN
+from txport.runtimes.base import Floats, Ints, Runtime, Scores, State, scores
+from txport.search.generate import generate
+from txport.search.options import Found, SearchOptions
+from txport.search.scoring import logits
+
+Arrays = dict[str, NDArray[Any]]
+
+# The tables of proof.parity, which imports torch. They hold here too: a runtime that follows given tokens adds up
+# rounding over its steps, and stays far below them.
+TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "int8": 3e-1, "int4": 3e-1}
+GROWS = ("fp16",)
+RELATIVE = {"int8": 1.5e-1, "int4": 1.5e-1}
+
+REAL = 4  # samples of the bundle that become sources
+DRAWN = (1, 5, 11, 30)  # lengths of the other sources
+LONGEST = 24  # tokens of a target
+LIKELIEST = 8
+SUMS = 128
+GREEDY, BEAM = "greedy", "beam 4"
+SEARCHES: dict[str, dict[str, Any]] = {GREEDY: {"scores": False}, BEAM: {"beams": 4}}
+DISTURBED = 4  # times that beam search is tried with noise
+
+
+@dataclass(frozen=True)
+class Said:
+    """The logits (T, V) of one target in short, and how large they are: the largest of all, and their mean square."""
+
+    ids: Ints  # (T, K) the likeliest tokens, best first
+    values: Floats  # (T, K)
+    sums: Floats  # (T, F)
+    largest: float
+    rms: float
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Sources, targets given to the model with what it said of them, and the best target that each search finds.
+
+    Beam search drops what scores a little less, and may never find it again. Where the noise that is allowed can
+    decide that, a source is not `steady`: beam search may find another target.
+    """
+
+    sources: list[tuple[int, ...]]
+    targets: list[tuple[int, ...]]
+    said: list[Said]
+    found: dict[str, list[Found]]
+    steady: list[bool]
+
+
+class Noisy:
+    """A runtime whose logits are off by up to a share of what is allowed."""
+
+    def __init__(self, runtime: Runtime, precision: str, seed: int, share: float = 1.0) -> None:
+        self._runtime, self._precision, self._share = runtime, precision, share
+        self._rng = np.random.default_rng(seed)
+
+    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+        """See `Runtime.encode`."""
+        return self._runtime.encode(source, source_lengths, max_length=max_length)
+
+    def step(
+        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True
+    ) -> tuple[Scores, State]:
+        """See `Runtime.step`."""
+        found, state = self._runtime.step(tokens, state)
+        spread = [
+            [self._share * allowed(largest, self._precision)] for largest in np.abs(found.values).max(axis=1)
+        ]  # (R, 1)
+        noise = np.array(spread, np.float32) * self._rng.uniform(-1, 1, found.values.shape).astype(np.float32)
+        return scores(found.values + noise, top, normalise), state
+
+    def select(self, state: State, rows: Ints) -> State:
+        """See `Runtime.select`."""
+        return self._runtime.select(state, rows)
+
+
+def allowed(largest: float, precision: str) -> float:
+    """How far a logit may be from PyTorch's, where the largest is so large."""
+    return TOLERANCES[precision] * (max(1.0, largest) if precision in GROWS else 1.0)
+
+
+def record(runtime: Runtime, config: TransformerConfig, real: Iterable[Sequence[int]], precision: str) -> Golden:
+    """Ask a runtime that is right. `real` sources are given the targets that it finds, others random ones.
+
+    `precision` is that of the runtimes that will be held against it.
+    """
+    known = [tuple(source) for source in real][:REAL]
+    rng = np.random.default_rng(0)
+    sources = [*known, *(_draw(rng, config, min(length, config.max_length)) for length in DRAWN)]
+    found = {name: find(runtime, config, sources, name) for name in SEARCHES}
+    targets = [each.tokens for each in found[GREEDY][: len(known)]]
+    for length in DRAWN:
+        drawn = rng.integers(0, config.target_vocab_size, min(length, LONGEST, config.max_length))
+        targets.append(tuple(drawn.tolist()))
+    said = [shorten(each) for each in logits(runtime, sources, targets, config)]
+    noisy = find(Noisy(runtime, precision, 0), config, sources * DISTURBED, BEAM)
+    tries = [each.tokens for each in noisy]
+    steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
+    return Golden(sources, targets, said, found, steady)
+
+
+def _draw(rng: np.random.Generator, config: TransformerConfig, length: int) -> tuple[int, ...]:
+    special = {config.pad_id, config.bos_id, config.eos_id}
+    usual = [id_ for id_ in range(config.source_vocab_size) if id_ not in special] or [config.eos_id]
+    return (*rng.choice(usual, length - 1).tolist(), config.eos_id)
+
+
+def find(runtime: Runtime, config: TransformerConfig, sources: Sequence[Sequence[int]], search: str) -> list[Found]:
+    """The best target of each source by one of `SEARCHES`."""
+    options = SearchOptions(max_new_tokens=min(LONGEST, config.max_length), **SEARCHES[search])
+    return [each[0] for each in generate(runtime, sources, config, options)]
+
+
+def shorten(values: Floats) -> Said:
+    """Logits (T, V) as they are stored."""
+    best = scores(values, LIKELIEST, normalise=False)
+    assert best.ids is not None
+    largest, rms = np.abs(values).max(), np.sqrt(np.mean(np.square(values, dtype=np.float64)))
+    return Said(best.ids, best.values, fold(values), float(largest), float(rms))
+
+
+def fold(values: Floats) -> Floats:
+    """Logits (T, V) -> (T, F), in which each of them counts.
+
+    If they are few, they are themselves; else the sums of every F-th. Signs alternate, so that what all logits have in
+    common goes; over the root of their number, a sum is as large as one logit, and so is its error.
+    """
+    steps, size = values.shape
+    if size <= SUMS:
+        return values
+    count = -(-size // SUMS)
+    padded = np.zeros((steps, count * SUMS))
+    padded[:, :size] = values
+    signs = 1 - 2 * (np.arange(count) % 2)
+    summed: Floats = (np.einsum("tcf,c->tf", padded.reshape(steps, count, SUMS), signs) / np.sqrt(count)).astype("f4")
+    return summed
+
+
+def save_golden(path: Path, golden: Golden) -> None:
+    """Write one .npz file; equal goldens give equal bytes."""
+    arrays = {**_pack("sources", golden.sources), **_pack("targets", golden.targets)}
+    for name in ("ids", "values", "sums"):
+        arrays[name] = np.concatenate([getattr(each, name) for each in golden.said])
+    for name in ("largest", "rms"):
+        arrays[name] = np.array([getattr(each, name) for each in golden.said])
+    for search, found in golden.found.items():
+        arrays.update(_pack(search, [each.tokens for each in found]))
+        arrays[f"{search}.scores"] = np.array([each.score for each in found])
+    arrays["steady"] = np.array(golden.steady)
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # its keywords are arrays but for one
+
+
+def load_golden(bundle: Bundle) -> Golden:
+    """The goldens of a bundle; `BundleError` if there are none, or none that fit its model."""
+    path, config = bundle.path / GOLDEN, bundle.manifest.config
+    if GOLDEN not in bundle.manifest.files:
+        raise BundleError(f"{bundle.path} holds no {GOLDEN} to be verified with; export it again")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            golden = _unpack(dict(file))
+        _require_tokens(golden.sources, config.source_vocab_size, config)
+        found = [[each.tokens for each in every] for every in golden.found.values()]
+        for tokens in (golden.targets, *found):
+            _require_tokens(tokens, config.target_vocab_size, config)
+        lengths = [len(golden.targets), len(golden.said), len(golden.steady), *map(len, found)]
+        if any(length != len(golden.sources) for length in lengths):
+            raise ValueError("its parts have different lengths")
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise BundleError(f"{path} is damaged ({error}); export the bundle again") from error
+    return golden
+
+
+def _pack(name: str, lists: Sequence[Sequence[int]]) -> Arrays:
+    """Lists of unequal lengths as two arrays."""
+    ids = np.array([id_ for each in lists for id_ in each], np.int64)
+    return {name: ids, f"{name}.lengths": np.array([len(each) for each in lists])}
+
+
+def _split(arrays: Arrays, name: str, lengths: str) -> list[NDArray[Any]]:
+    if arrays[lengths].sum() != len(arrays[name]):
+        raise ValueError(f"{name} has {len(arrays[name])} places, expected {arrays[lengths].sum()}")
+    return np.split(arrays[name], np.cumsum(arrays[lengths])[:-1])
+
+
+def _lists(arrays: Arrays, name: str) -> list[tuple[int, ...]]:
+    return [tuple(each.tolist()) for each in _split(arrays, name, f"{name}.lengths")]
+
+
+def _unpack(arrays: Arrays) -> Golden:
+    parts = [_split(arrays, name, "targets.lengths") for name in ("ids", "values", "sums")]
+    sizes = (arrays["largest"].tolist(), arrays["rms"].tolist())
+    found = {
+        search: [
+            Found(tokens, score)
+            for tokens, score in zip(_lists(arrays, search), arrays[f"{search}.scores"].tolist(), strict=True)
+        ]
+        for search in SEARCHES
+    }
+    said = [Said(*each) for each in zip(*parts, *sizes, strict=True)]
+    return Golden(_lists(arrays, "sources"), _lists(arrays, "targets"), said, found, arrays["steady"].tolist())
+
+
+def _require_tokens(lists: Sequence[Sequence[int]], vocabulary: int, config: TransformerConfig) -> None:
+    for tokens in lists:
+        if not 1 <= len(tokens) <= config.max_length or not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise ValueError(f"{list(tokens)} is no sequence of this model")

@@ -1,0 +1,242 @@
+"""Every bundle that a checkpoint can become, on every runtime and provider, against PyTorch: one cell each.
+
+A cell passes, passes with near-ties, fails, or is not available, and says why. Bundles are made and proven as `export`
+makes them, each once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from txport import __version__, runtimes
+from txport.models.bundle import OFFERED, Bundle, require_offer
+from txport.models.checkpoint import Checkpoint
+from txport.models.errors import ParityError, TxportError, UnavailableError, UnsupportedError
+from txport.models.files import staged_folder
+from txport.models.ports import LOGITS
+from txport.proof.parity import Report, check
+from txport.proof.proven import prove, write
+
+PASS, NEAR_TIE, FAIL, NOT_AVAILABLE = "pass", "near-tie", "fail", "not available"
+VERDICTS = (PASS, NEAR_TIE, FAIL, NOT_AVAILABLE)
+FAILED = ParityError.exit_code  # of errors that say so: a graph that breaks its contract is another
+PROVEN = ("ort", "cpu")  # where `export` proves a bundle
+
+Kind = tuple[str, str]  # target, precision
+Engine = tuple[str, str]  # runtime, provider
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One bundle on one runtime; numbers are None where nothing was measured."""
+
+    target: str
+    precision: str
+    runtime: str
+    provider: str
+    verdict: str
+    why: str = ""  # it failed, or is not available
+    bytes: int | None = None
+    worst_logit_difference: float | None = None
+    near_ties: int | None = None
+    rows_searched: int | None = None
+    export_seconds: float | None = None
+    parity_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """All cells, and what they were made of."""
+
+    about: dict[str, Any]
+    cells: list[Cell]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many cells there are of each verdict."""
+        found = Counter(cell.verdict for cell in self.cells)
+        return {verdict: found[verdict] for verdict in VERDICTS}
+
+    @property
+    def passed(self) -> bool:
+        """Whether no cell failed."""
+        return not self.counts[FAIL]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; infinity and NaN, which JSON has no numbers for, as strings."""
+        cells = [{name: _number(value) for name, value in asdict(cell).items()} for cell in self.cells]
+        return {"verdict": PASS if self.passed else FAIL, **self.about, "counts": self.counts, "cells": cells}
+
+
+def _number(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not abs(value) < float("inf") else value
+
+
+def kinds(targets: Sequence[str] = (), precisions: Sequence[str] = ()) -> list[Kind]:
+    """The bundles that there are of these targets and precisions, all if none is named.
+
+    Raises `UnsupportedError` for one that is named and has none.
+    """
+    chosen = [
+        (target, precision)
+        for target, offered in OFFERED.items()
+        for precision in offered
+        if (not targets or target in targets) and (not precisions or precision in precisions)
+    ]
+    for target in targets:
+        if all(target != each for each, _ in chosen):
+            require_offer(target, precisions[0])
+    for precision in precisions:
+        if all(precision != each for _, each in chosen):
+            require_offer(targets[0] if targets else "portable", precision)
+    return chosen
+
+
+def engines(names: Sequence[str] = (), providers: Sequence[str] = ()) -> list[Engine]:
+    """The runtimes and providers to try, all if none is named; where bundles are proven comes first, always."""
+    from txport.runtimes.providers import candidates
+
+    wanted = list(dict.fromkeys(map(short_name, providers or candidates())))
+    pairs = [
+        (name, provider)
+        for name in names or runtimes.GRAPH_RUNTIMES
+        for provider in wanted
+        if name == "ort" or provider == "cpu" or (names and providers)  # the others have no providers
+    ]
+    return [PROVEN, *(pair for pair in pairs if pair != PROVEN)]
+
+
+def short_name(provider: str) -> str:
+    """`cuda` for `CUDAExecutionProvider`; `UnsupportedError` for a provider that nobody knows."""
+    from txport.runtimes.providers import SHORT_NAMES, full_name
+
+    full = full_name(provider)
+    return next((short for short, each in SHORT_NAMES.items() if each == full), full)
+
+
+def fill(
+    checkpoint: Checkpoint, chosen: Sequence[Kind], tried: Sequence[Engine], say: Say, keep: Path | None = None
+) -> Matrix:
+    """Export each kind of bundle and compare it on each engine; bundles stay in a new folder `keep`, if it is given.
+
+    There, what failed anywhere has a name that ends in `-failed`.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(staged_folder(keep)) if keep else Path(stack.enter_context(_temporary()))
+        cells = [cell for kind in chosen for cell in _row(checkpoint, kind, tried, folder, say, bool(keep))]
+    return Matrix(_about(checkpoint), cells)
+
+
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="txport-matrix-", ignore_cleanup_errors=True)
+
+
+def _about(checkpoint: Checkpoint) -> dict[str, Any]:
+    packages = {name: version(name) for name in ("torch", "onnx", "onnxscript", "numpy")}
+    versions = {"python": platform.python_version(), "txport": __version__, **packages, **runtimes.versions()}
+    source = {"name": checkpoint.name, "sha256": checkpoint.sha256}
+    return {"checkpoint": source, "versions": versions, "machine": platform.machine()}
+
+
+def _row(checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], folder: Path, say: Say, keep: bool) -> list[Cell]:
+    """The cells of one bundle."""
+    path = folder / "-".join(kind)
+    path.mkdir()
+    cells = list(_cells(checkpoint, kind, tried, path, say))
+    verdicts = {cell.verdict for cell in cells}
+    if not keep or verdicts == {NOT_AVAILABLE}:
+        shutil.rmtree(path, ignore_errors=True)
+    elif FAIL in verdicts:
+        path.rename(path.with_name(f"{path.name}-failed"))
+    return cells
+
+
+def _cells(checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], path: Path, say: Say) -> Iterator[Cell]:
+    blank, begun = Cell(*kind, *PROVEN, FAIL), time.perf_counter()
+    try:
+        say(f"{' '.join(kind)}: exporting")
+        bundle = write(checkpoint, path, target=kind[0], precision=kind[1])
+        blank = replace(blank, bytes=bundle.size, export_seconds=_since(begun))
+        say(f"{' '.join(kind)}: comparing on {' '.join(PROVEN)}")
+        begun = time.perf_counter()
+        bundle, report = prove(bundle, checkpoint)
+    except TxportError as error:
+        if error.exit_code != FAILED and not isinstance(error, UnavailableError | UnsupportedError):
+            raise
+        verdict = FAIL if error.exit_code == FAILED else NOT_AVAILABLE
+        yield from (
+            replace(blank, runtime=name, provider=each, verdict=verdict, why=_why(error, path)) for name, each in tried
+        )
+        return
+    blank = replace(blank, bytes=bundle.size)
+    yield _judge(blank, report, begun)
+    for name, provider in tried:
+        if (name, provider) != PROVEN:
+            say(f"{' '.join(kind)}: comparing on {name} {provider}")
+            yield compare(replace(blank, runtime=name, provider=provider), bundle, checkpoint)
+
+
+def compare(blank: Cell, bundle: Bundle, checkpoint: Checkpoint) -> Cell:
+    """A bundle on one engine; only what is not here, or not made for each other, is not available."""
+    begun = time.perf_counter()
+    try:
+        runtimes.require(blank.runtime, blank.provider)
+        runtimes.require_target(blank.runtime, blank.target)
+    except (UnavailableError, UnsupportedError) as error:
+        return replace(blank, verdict=NOT_AVAILABLE, why=str(error))
+    try:
+        with np.errstate(all="ignore"):  # what comes of it is compared
+            return _judge(blank, check(bundle, checkpoint, {blank.runtime: blank.provider}), begun)
+    except UnsupportedError as error:
+        return replace(blank, verdict=NOT_AVAILABLE, why=_why(error, bundle.path))
+    except Exception as error:  # each runtime has errors of its own
+        return replace(blank, verdict=FAIL, why=_why(error, bundle.path), parity_seconds=_since(begun))
+
+
+def _why(error: Exception, path: Path) -> str:
+    """The message, without the place of a bundle that is soon gone."""
+    return str(error).replace(str(path), path.name) or type(error).__name__
+
+
+def _judge(blank: Cell, report: Report, begun: float) -> Cell:
+    summary = report.summary()
+    verdict = FAIL if not report.passed else NEAR_TIE if summary["near_ties"] else PASS
+    return replace(
+        blank,
+        verdict=verdict,
+        why="" if report.passed else report.describe_worst(),
+        worst_logit_difference=report.worst_of(LOGITS),
+        near_ties=summary["near_ties"],
+        rows_searched=summary["rows_searched"],
+        parity_seconds=_since(begun),
+    )
+
+
+def _since(begun: float) -> float:
+    return round(time.perf_counter() - begun, 2)
+
+
+def require_run(matrix: Matrix, asked: Mapping[str, Sequence[str]]) -> None:
+    """Raise `UnavailableError` if something that was asked for by name ran in no cell: that is no success.
+
+    `asked` maps a field of a cell, such as "provider", to names.
+    """
+    for field, names in asked.items():
+        for name in names:
+            known = short_name(name) if field == "provider" else name
+            cells = [cell for cell in matrix.cells if getattr(cell, field) == known]
+            if all(cell.verdict == NOT_AVAILABLE for cell in cells):
+                raise UnavailableError(f"{field} {name} ran nowhere: {cells[0].why}")

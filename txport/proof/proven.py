@@ -1,0 +1,60 @@
+"""Checkpoint -> a bundle, compared with PyTorch, which tells it what to be verified with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from txport import runtimes
+from txport.exporters import export as exporter
+from txport.exporters.weights import holding
+from txport.models.bundle import Bundle, seal
+from txport.models.checkpoint import Checkpoint
+from txport.models.errors import ParityError
+from txport.models.names import GOLDEN
+from txport.models.tokenizer import load_tokenizer
+from txport.proof.golden import REAL, record, save_golden
+from txport.proof.parity import Report, check
+from txport.proof.verify import verify
+
+
+def write(
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    target: str = "portable",
+    precision: str = "fp32",
+    opset: int | None = None,
+    rows: int | None = None,
+) -> Bundle:
+    """Write the files of a bundle into an empty folder; nothing is compared yet."""
+    manifest = exporter.export_graphs(
+        checkpoint,
+        folder,
+        target=target,
+        precision=precision,
+        opset=exporter.DEFAULT_OPSET if opset is None else opset,
+        rows=rows,
+    )
+    return seal(folder, manifest)
+
+
+def prove(bundle: Bundle, checkpoint: Checkpoint) -> tuple[Bundle, Report]:
+    """Compare a bundle with PyTorch on ONNX Runtime; -> it with the verdict, and goldens if that is good.
+
+    Raises `ParityError` where a graph does not run at all, or the goldens do not hold on this machine.
+    """
+    report = check(bundle, checkpoint, {"ort": "cpu"})
+    if report.passed:
+        _add_golden(bundle, checkpoint)
+    bundle = seal(bundle.path, dataclasses.replace(bundle.manifest, parity=report.summary()))
+    if report.passed and not (result := verify(bundle.path)).passed:
+        raise ParityError(f"the export of {checkpoint.name} can't be verified: {result.wrong}")
+    return bundle, report
+
+
+def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
+    tokenizer = load_tokenizer(bundle.tokenizer, checkpoint.config)
+    real = [tokenizer.encode(text) for text in bundle.samples[:REAL]]
+    reference = runtimes.load_torch(holding(bundle, checkpoint))
+    save_golden(bundle.path / GOLDEN, record(reference, checkpoint.config, real, bundle.manifest.precision))

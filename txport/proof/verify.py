@@ -1,0 +1,260 @@
+"""Whether a bundle is whole and computes here what it computed where it was exported; needs neither torch nor onnx.
+
+Its files are held against their hashes, the ports of its graphs against the manifest, and what the runtime says
+against the goldens, which PyTorch said at export.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport import __version__, runtimes
+from txport.models.bundle import Bundle, Manifest, damage, read_manifest
+from txport.models.errors import TxportError
+from txport.models.ports import Graph, Port
+from txport.models.tokenizer import load_tokenizer
+from txport.proof.golden import (
+    GREEDY,
+    REAL,
+    RELATIVE,
+    SEARCHES,
+    SUMS,
+    Golden,
+    Said,
+    allowed,
+    find,
+    fold,
+    load_golden,
+)
+from txport.runtimes.base import Floats, GraphRuntime, Runtime
+from txport.search.options import Found
+from txport.search.scoring import logits, score
+
+FILES, EXPORT, PORTS, TOKENIZER, LOGITS = "files", "export", "ports", "tokenizer", "logits"
+NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: "pass", "fail", or "not run", and what was seen or why."""
+
+    name: str
+    verdict: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All that was looked at, and where."""
+
+    about: dict[str, Any]
+    checks: list[Check]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return all(check.verdict != "fail" for check in self.checks)
+
+    @property
+    def wrong(self) -> str:
+        """The first thing that failed, in one line."""
+        first = next(check for check in self.checks if check.verdict == "fail")
+        return f"{first.name}: {first.detail}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        verdict = "pass" if self.passed else "fail"
+        checks = [asdict(check) for check in self.checks]
+        return {"verdict": verdict, **self.about, "seconds": round(self.seconds, 3), "checks": checks}
+
+
+def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: int | None = None) -> Verification:
+    """Check the bundle at `path` as it runs on one runtime and provider.
+
+    Raises `UnavailableError` if the runtime or the provider is not here, `BundleError` for what is no bundle
+    or holds no goldens.
+    """
+    begun = time.perf_counter()
+    runtimes.require(runtime, provider)
+    bundle = Bundle(path, read_manifest(path))
+    checks = list(_checks(bundle, runtime, provider, threads))
+    seen = {check.name for check in checks}
+    checks += [Check(name, "not run", "what comes before it failed") for name in NAMES if name not in seen]
+    return Verification(_about(bundle, runtime, provider), checks, time.perf_counter() - begun)
+
+
+def _about(bundle: Bundle, runtime: str, provider: str) -> dict[str, Any]:
+    manifest = bundle.manifest
+    what = {"checkpoint": manifest.checkpoint, "target": manifest.target, "precision": manifest.precision}
+    versions = {"txport": __version__, "numpy": np.__version__, **runtimes.versions()}
+    return {**what, "runtime": runtime, "provider": provider, "versions": versions}
+
+
+def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> Iterator[Check]:
+    """Each check, up to those that make no sense any more."""
+    manifest = bundle.manifest
+    problems = damage(bundle)
+    yield _check(FILES, problems, f"{len(manifest.files)} files, {bundle.size / 1e6:.1f} MB")
+    if problems:
+        return
+    golden = load_golden(bundle)
+    verdict = manifest.parity.get("verdict", "missing")
+    yield _check(EXPORT, [] if verdict == "pass" else [f"verdict {verdict}; export it again"], "equal to PyTorch")
+    runtime = runtimes.load(name, bundle, provider=provider, threads=threads)
+    problems = [problem for graph in manifest.graphs.values() for problem in compare_ports(runtime, graph)]
+    yield _check(PORTS, problems, f"those of {', '.join(manifest.graphs)}")
+    if not problems:
+        yield _tokenizer(bundle, golden)
+        yield from compare(golden, runtime, manifest)
+
+
+def _check(name: str, problems: list[str], seen: str) -> Check:
+    return Check(name, "fail" if problems else "pass", "; ".join(problems) or seen)
+
+
+def compare_ports(runtime: GraphRuntime, graph: Graph) -> Iterator[str]:
+    """How the inputs and outputs that the engine found in a graph's file differ from the manifest's."""
+    for side, expected, found in zip(
+        ("input", "output"), (graph.inputs, graph.outputs), runtime.ports(graph.role), strict=True
+    ):
+        there, wanted = ({port.name: port for port in ports} for ports in (found, expected))
+        yield from (f"{graph.file}: {side} {name} is missing" for name in wanted if name not in there)
+        yield from (f"{graph.file}: {side} {name} was not expected" for name in there if name not in wanted)
+        for name in (name for name in wanted if name in there and there[name] != wanted[name]):
+            yield f"{graph.file}: {side} {name} is {_describe(there[name])}, expected {_describe(wanted[name])}"
+        if there == wanted and found != expected:
+            yield f"{graph.file}: the {side}s are in another order"
+
+
+def _describe(port: Port) -> str:
+    return f"{port.dtype} [{', '.join(map(str, port.dims))}]"
+
+
+def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
+    """The library that is installed here must split text as the one did at export."""
+    texts = bundle.samples[:REAL]
+    if not texts:
+        return Check(TOKENIZER, "not run", "the bundle has no samples of text")
+    try:
+        tokenizer = load_tokenizer(bundle.tokenizer, bundle.manifest.config)
+        found = [tuple(tokenizer.encode(text)) for text in texts]
+    except TxportError as error:
+        return _check(TOKENIZER, [str(error)], "")
+    problems = [
+        f"{text!r} is {list(ids)}, expected {list(wanted)}"
+        for text, ids, wanted in zip(texts, found, golden.sources, strict=False)
+        if ids != wanted
+    ]
+    return _check(TOKENIZER, problems[:1], f"{len(texts)} samples")
+
+
+def compare(golden: Golden, runtime: Runtime, manifest: Manifest) -> Iterator[Check]:
+    """What a runtime says of the golden inputs, against what PyTorch said."""
+    try:
+        yield compare_logits(golden, runtime, manifest)
+        for name in SEARCHES:
+            yield compare_search(name, golden, runtime, manifest)
+    except Exception as error:  # each runtime has errors of its own
+        yield Check(LOGITS, "fail", f"a graph does not run: {error}")
+
+
+def compare_logits(golden: Golden, runtime: Runtime, manifest: Manifest) -> Check:
+    """The logits of every token of the targets, those before it given."""
+    found = logits(runtime, golden.sources, golden.targets, manifest.config)
+    gaps = [_gap(said, values, manifest.precision) for said, values in zip(golden.said, found, strict=True)]
+    worst = max(range(len(gaps)), key=lambda row: (np.isnan(gaps[row][0]), gaps[row][0]))
+    share, where = gaps[worst]
+    seen = f"{sum(map(len, golden.targets))} tokens, at worst {share:.2g} of the difference that is allowed"
+    return Check(LOGITS, "pass", seen) if share <= 1 else Check(LOGITS, "fail", f"{seen}: source {worst}, {where}")
+
+
+def _gap(said: Said, values: Floats, precision: str) -> tuple[float, str]:
+    """How far one target's logits are from PyTorch's, for what is allowed, and where most; NaN if they are."""
+    best = np.take_along_axis(values, said.ids, axis=1)
+    expected = np.column_stack([said.values, said.sums]).astype(np.float64)
+    actual = np.column_stack([best, fold(values)]).astype(np.float64)
+    error = np.abs(actual - expected)
+    step, place = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
+    what = _place(said, values, int(step), int(place))
+    where = f"step {step}: {what} is {actual[step, place]:.6g}, expected {expected[step, place]:.6g}"
+    if precision in RELATIVE:
+        parts = (error[:, : best.shape[1]], error[:, best.shape[1] :])
+        return float(np.max([_rms(part) for part in parts]) / (said.rms * RELATIVE[precision])), where
+    return float(error[step, place] / allowed(said.largest, precision)), where
+
+
+def _place(said: Said, values: Floats, step: int, place: int) -> str:
+    count, size = said.ids.shape[1], values.shape[1]
+    if place < count:
+        return f"the logit of token {said.ids[step, place]}"
+    if size <= SUMS:
+        return f"the logit of token {place - count}"
+    return f"the sum of the logits of tokens {place - count} + n x {SUMS}"
+
+
+def _rms(values: NDArray[Any]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manifest) -> Check:
+    """The tokens that a search finds, and their score; others may be as good, or noise decides."""
+    expected, actual = golden.found[name], find(runtime, manifest.config, golden.sources, name)
+    pairs = list(zip(expected, actual, strict=True))
+    other = [row for row, (one, two) in enumerate(pairs) if one.tokens != two.tokens]
+    limits = [allowed(said.largest, manifest.precision) for said in golden.said]
+    wrong = {row for row, (one, two) in enumerate(pairs) if row not in other and _differ(one, two, limits[row])}
+    equal = len(pairs) - len(other) - len(wrong)
+    wrong |= set(_worse(name, golden, actual, {row: limits[row] for row in other}, runtime, manifest))
+    open_ = len(set(other) - wrong)
+    seen = f"{equal} of {len(pairs)} rows are equal" + (f", {open_} within the noise" if open_ else "")
+    for row in sorted(wrong)[:1]:
+        seen += f"; source {row}: {_describe_found(actual[row])}, expected {_describe_found(expected[row])}"
+    return Check(name, "fail" if wrong else "pass", seen)
+
+
+def _worse(
+    name: str, golden: Golden, actual: list[Found], limits: dict[int, float], runtime: Runtime, manifest: Manifest
+) -> Iterator[int]:
+    """The rows whose other tokens are not as good, by what the runtime says of both targets where they are given.
+
+    Its word counts, since `compare_logits` holds it against PyTorch's. In greedy search the first two tokens that
+    differ must be as good as each other. In beam search the whole targets must, unless noise may decide; and the score
+    of each must be what the runtime says of it.
+    """
+    if not limits:
+        return
+    ours, theirs = (
+        score(runtime, [golden.sources[row] for row in limits], [each[row].tokens for row in limits], manifest.config)
+        for each in (golden.found[name], actual)
+    )
+    for (row, limit), one, two in zip(limits.items(), ours, theirs, strict=True):
+        if name == GREEDY:
+            is_far = not _parting(one, two) <= 2 * limit
+        else:
+            is_far = golden.steady[row] and _differ(one, two, limit)
+        if is_far or _differ(golden.found[name][row], one, limit) or _differ(actual[row], two, limit):
+            yield row
+
+
+def _parting(one: Found, two: Found) -> float:
+    """How much the first two tokens that differ differ in; infinite if one target is the beginning of the other."""
+    pairs = enumerate(zip(one.tokens, two.tokens, strict=False))
+    first = next((at for at, (each, other) in pairs if each != other), None)
+    return np.inf if first is None else abs(one.token_scores[first] - two.token_scores[first])
+
+
+def _differ(one: Found, two: Found, limit: float) -> bool:
+    """Whether two scores do; greedy search states none."""
+    return not np.isnan(one.score) and not abs(one.score - two.score) <= limit
+
+
+def _describe_found(found: Found) -> str:
+    return f"{list(found.tokens)}" + ("" if np.isnan(found.score) else f" (score {found.score:.6g})")
