@@ -112,9 +112,13 @@ class Report:
 
 
 def _urgency(each: Comparison) -> tuple[int, bool, float]:
-    """What to look at first; where a weight or a graph fails, it explains the rest."""
+    """What to look at first; where a weight or a graph fails, it explains the rest.
+
+    A weight that passes comes last: in few bits, rounding uses all that is allowed.
+    """
     explains = {WEIGHTS: 3, GRAPH: 2, FORCED: 1}
-    return 0 if each.passed else explains[each.kind], bool(np.isnan(each.badness)), each.badness
+    passing = -1 if each.kind == WEIGHTS else 0
+    return passing if each.passed else explains[each.kind], bool(np.isnan(each.badness)), each.badness
 
 
 @dataclass(frozen=True)

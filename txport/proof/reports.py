@@ -49,7 +49,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
     parts = [part for part in report.by_case() if part.case != WEIGHTS]
     weights = [each for each in report.tensors if each.case == WEIGHTS]
     parts.append(Part(WEIGHTS, "all graphs", weights))
-    return [_row(part) for part in sorted(parts, key=lambda part: (part.passed, -part.badness))]
+    return [_row(part) for part in sorted(parts, key=lambda part: (part.passed, part.case == WEIGHTS, -part.badness))]
 
 
 def _row(part: Part) -> tuple[str, ...]:
