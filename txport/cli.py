@@ -21,7 +21,7 @@ from click.core import ParameterSource
 
 from txport import __version__
 from txport.models.bundle import PRECISIONS, TARGETS
-from txport.models.errors import OutputError, TxportError, UnsupportedError
+from txport.models.errors import OutputError, ParityError, TxportError, UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES, MODULES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -349,10 +349,16 @@ def parity(
     chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
     source = checkpoint or checkpoint_of(found)
     started = time.perf_counter()
-    result = api.parity(found, source, dict.fromkeys(chosen, provider), texts=texts, **options)
+    try:
+        result = api.parity(found, source, dict.fromkeys(chosen, provider), texts=texts, **options)
+    except ParityError as error:  # CI looks for its files
+        _write_broken(str(error), time.perf_counter() - started, junit, markdown)
+        raise
     if old:
         result.drift.extend(_drift(old, result))
-    _write_parity(result, time.perf_counter() - started, report, junit, markdown)
+    if report:
+        _write_json(report, result.to_dict())
+    _write_summaries(result, time.perf_counter() - started, junit, markdown)
     tables.show_parity(result)
     if not result.passed:
         raise SystemExit(1)
@@ -376,16 +382,22 @@ def _drift(old: dict[str, Any], result: Any) -> list[str]:
     return drift(old, result.to_dict())
 
 
-def _write_parity(result: Any, seconds: float, report: Path | None, junit: Path | None, markdown: Path | None) -> None:
+def _write_summaries(result: Any, seconds: float, junit: Path | None, markdown: Path | None) -> None:
     from txport.proof import reports
-    from txport.textio import open_output
 
-    if report:
-        _write_json(report, result.to_dict())
-    for path, text in ((junit, reports.junit(result, seconds)), (markdown, reports.markdown(result))):
-        if path:
-            with open_output(path) as stream:
-                stream.write(text)
+    if junit:
+        _write_text(junit, reports.junit(result, seconds))
+    if markdown:
+        _write_text(markdown, reports.markdown(result))
+
+
+def _write_broken(message: str, seconds: float, junit: Path | None, markdown: Path | None) -> None:
+    from txport.proof import reports
+
+    if junit:
+        _write_text(junit, reports.junit_broken(message, seconds))
+    if markdown:
+        _write_text(markdown, reports.markdown_broken(message))
 
 
 @cli.command()
@@ -493,11 +505,14 @@ def _size(size: float) -> str:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
+    _write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
     from txport.textio import open_output
 
     with open_output(path) as stream:
-        json.dump(values, stream, indent=2, allow_nan=False)
-        stream.write("\n")
+        stream.write(text)
 
 
 def main(arguments: Iterable[str] | None = None) -> None:

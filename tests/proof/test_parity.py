@@ -26,17 +26,23 @@ from txport.models.config import TransformerConfig
 from txport.models.errors import ParityError, UnsupportedError
 from txport.models.ports import DECODER, ENCODER, LOGITS
 from txport.proof.cases import Case, draw_cases
+from txport.proof.forced import compare_forced
 from txport.proof.measures import FORCED, GRAPH, WEIGHTS, compare
 from txport.proof.parity import check
 from txport.proof.report import Report
 from txport.proof.reports import rows
-from txport.proof.tokens import BEAMS, compare_search, search_all
+from txport.proof.tokens import BEAMS, REPLAYS, Shaken, compare_search, near_tie, score_of, search_all
 from txport.proof.tolerances import tolerance_of
 from txport.runtimes.base import Ints, Runtime, Scores, State
+from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.pytorch import TorchRuntime
+from txport.runtimes.reference import ReferenceEngine
+from txport.search.generate import generate
+from txport.search.options import Found, SearchOptions
 
 Edit = Callable[[ModelProto], None]
 Array = NDArray[Any]
+GREEDY = SearchOptions(max_new_tokens=24)
 
 
 @pytest.fixture(scope="module")
@@ -424,6 +430,79 @@ def test_near_ties_are_told_apart_from_errors(gap: float, tied: bool) -> None:
         assert (each.wrong is None) == tied
         if each.wrong is not None:
             assert each.wrong["expected"] != each.wrong["actual"]
+
+
+def found(tokens: list[int]) -> Found:
+    return Found(tuple(tokens), 0.0)
+
+
+def test_a_greedy_tie_is_at_the_first_token_that_differs() -> None:
+    """What the whole target is worth does not excuse a token that PyTorch would not have said."""
+    loaded = Checkpoint("toy", tiny_model(tiny_config()), "0" * 64)
+    source, noise = [7, 8, 9, 2], tolerance_of("fp32")
+    said = list(generate(TorchRuntime(loaded.model), [source], loaded.config, GREEDY)[0][0].tokens)
+    other = [*said[:-1], 5 if said[-1] != 5 else 6]
+    assert near_tie(loaded, source, found(said), found(other), 1, noise) is None
+    gap = score_of(loaded, source, said)[-1] - score_of(loaded, source, other)[-1]
+    assert gap > 0
+    wide = replace(noise, noise=gap)
+    assert near_tie(loaded, source, found(said), found(other), 1, wide) == pytest.approx(gap)
+    assert near_tie(loaded, source, found(said), found(other), 1, replace(noise, noise=gap / 2.1)) is None
+
+
+def test_a_beam_that_was_dropped_at_a_tie_is_found_by_shaking() -> None:
+    """What PyTorch says when its logits move by the noise passes; what it never says does not."""
+    loaded = Checkpoint("toy", tiny_model(tiny_config()), "0" * 64)
+    source, noise = [7, 8, 9, 2], 0.5
+    options = SearchOptions(max_new_tokens=24, beams=BEAMS)
+    plain = generate(TorchRuntime(loaded.model), [source], loaded.config, options)[0][0]
+    shaken = [
+        generate(
+            Shaken(TorchRuntime(loaded.model), noise, np.random.default_rng(seed)), [source], loaded.config, options
+        )
+        for seed in range(REPLAYS)
+    ]
+    others = [each[0][0] for each in shaken if each[0][0].tokens != plain.tokens]
+    assert others, "the noise changed nothing"
+    strict = replace(tolerance_of("fp32"), noise=noise)
+    monotone = replace(plain, tokens=(5,) * 24)
+    assert all(near_tie(loaded, source, plain, other, BEAMS, strict) is not None for other in others)
+    assert near_tie(loaded, source, plain, monotone, BEAMS, strict) is None
+    assert near_tie(loaded, source, plain, others[0], BEAMS, tolerance_of("fp32")) is None
+
+
+def test_more_cases_are_drawn_by_seed_and_change_none_of_the_others(bundle: Bundle) -> None:
+    usual, more = draw_cases(bundle, 3), draw_cases(bundle, 3, 12)
+    assert more[: len(usual)] == usual
+    assert more[len(usual) : -2] == draw_cases(bundle, 3, 10)[len(usual) :]
+    assert more[len(usual) :] != draw_cases(bundle, 4, 12)[len(usual) :]
+    longest = bundle.manifest.config.max_length
+    for case in more:
+        assert sum(case.steps) <= longest
+        assert max(map(len, case.sources)) + case.padding <= longest
+        assert not case.targets or len(case.targets) == len(case.sources)
+        assert all(1 <= len(target) <= longest for target in case.targets)
+    assert any(case.padding for case in more[len(usual) :])
+    assert len({len(case.sources) for case in more}) > 4
+
+
+def test_a_fault_that_only_the_running_cache_shows_is_found(bundle: Bundle, loaded: Checkpoint) -> None:
+    """Every graph is right, but the runtime loses a place of its cache on the way."""
+
+    class Forgetful(PortableRuntime[Any]):
+        def step(self, tokens: Ints, state: State, **options: Any) -> tuple[Scores, State]:
+            if state.length == 6:
+                swapped = {name: state.tensors[name] for name in state.tensors}
+                name = "past_key_values.0.decoder.key"
+                swapped[name] = swapped[name][:, :, ::-1].copy()
+                state = replace(state, tensors=swapped)
+            return super().step(tokens, state, **options)
+
+    runtime = Forgetful(ReferenceEngine(bundle), bundle.manifest)
+    case = next(case for case in draw_cases(bundle, 0) if case.name == "longest")
+    failed = [each for each in compare_forced(case, "ort", runtime, loaded, tolerance_of("fp32")) if not each.passed]
+    assert failed[0].step == 6
+    assert failed[0].describe().startswith("ort, case longest, target position 6: logits[0, ")
 
 
 def test_wrong_tokens_fail_even_if_every_tensor_passes(report: Report) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import xml.etree.ElementTree as ET  # only writes
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,13 +117,27 @@ def junit(report: Report, seconds: float) -> str:
     suites: dict[str, list[Test]] = {}
     for test in _tests(report):
         suites.setdefault(test.suite, []).append(test)
-    root = ET.Element("testsuites", _totals([test for each in suites.values() for test in each]), name="txport parity")
-    root.set("time", f"{seconds:.3f}")
+    return _xml(suites, list(_properties(report)), seconds)
+
+
+def junit_broken(message: str, seconds: float) -> str:
+    """JUnit XML of a comparison that came to no end: one failure."""
+    return _xml({"parity": [Test("parity", "run", "a graph does not run", message)]}, [], seconds)
+
+
+def markdown_broken(message: str) -> str:
+    """A summary of a comparison that came to no end."""
+    return f"### txport parity: FAIL\n\n`{message}`\n"
+
+
+def _xml(suites: Mapping[str, list[Test]], facts: list[tuple[str, str]], seconds: float) -> str:
+    totals = _totals([test for tests in suites.values() for test in tests])
+    root = ET.Element("testsuites", {"name": "txport parity", **totals, "time": f"{seconds:.3f}"})
     for name, tests in suites.items():
         suite = ET.SubElement(root, "testsuite", {"name": name, **_totals(tests), "time": "0"})
         suite.set("timestamp", f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%dT%H:%M:%S}")
         properties = ET.SubElement(suite, "properties")
-        for key, value in _properties(report):
+        for key, value in facts:
             ET.SubElement(properties, "property", name=key, value=_clean(value))
         for test in tests:
             _add_test(suite, test)
