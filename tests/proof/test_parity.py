@@ -27,7 +27,7 @@ from txport.models.errors import ParityError, UnsupportedError
 from txport.models.ports import DECODER, ENCODER, LOGITS
 from txport.proof.cases import Case, draw_cases
 from txport.proof.forced import compare_forced
-from txport.proof.measures import FORCED, GRAPH, WEIGHTS, compare
+from txport.proof.measures import FORCED, GRAPH, WEIGHTS, WHOLE, compare
 from txport.proof.parity import check
 from txport.proof.report import Report
 from txport.proof.reports import rows
@@ -558,3 +558,30 @@ def test_cases_fit_every_model(max_length: int, vocabulary: int, tmp_path: Path)
             assert all(0 <= token < vocabulary for token in source)
     assert len(cases["longest"].sources[0]) == sum(cases["longest"].steps) == max_length
     assert len({len(source) for source in cases["padded rows"].sources}) == min(4, max(1, max_length // 2))
+
+
+class Jumbled(TorchRuntime):
+    """PyTorch whose logits are a little off everywhere, and those of one place those of other tokens."""
+
+    off, wrong_at = 0.0, -1
+
+    def step(self, tokens: Ints, state: State, **options: Any) -> tuple[Scores, State]:
+        found, after = super().step(tokens, state, **options)
+        place = state.cache[0].key.shape[2]
+        noise = np.random.default_rng(place).standard_normal(found.values.shape).astype(np.float32)
+        values = found.values + self.off * noise * np.sqrt(np.mean(np.square(found.values)))
+        return Scores(np.roll(values, 1, axis=1) if place == self.wrong_at else values, None), after
+
+
+@pytest.mark.parametrize(("off", "wrong_at", "failing"), [(0.1, -1, []), (0.2, -1, [WHOLE]), (0.01, 13, [13])])
+def test_in_few_bits_whole_targets_count_and_yet_a_wrong_place_shows(
+    off: float, wrong_at: int, failing: list[int], bundle: Bundle, loaded: Checkpoint
+) -> None:
+    runtime = Jumbled(loaded.model)
+    runtime.off, runtime.wrong_at = off, wrong_at
+    case = next(case for case in draw_cases(bundle, 0) if case.name == "longest")
+    compared = list(compare_forced(case, "ort", runtime, loaded, tolerance_of("int8")))
+    failed = [each for each in compared if not each.passed]
+    assert set(failing) <= {each.step for each in failed}
+    assert bool(failing) == bool(failed)
+    assert compared[-1].describe().startswith("ort, case longest, whole targets: logits")

@@ -67,7 +67,7 @@ def test_loosening_is_refused_with_the_reason(precision: str, options: dict[str,
 
 def test_rtol_counts_for_the_rms_where_that_is_what_counts() -> None:
     tight = tolerance_of("int8", rtol=0.05)
-    assert tight.allowed_rms == 0.05
+    assert tight.allowed_rms == tight.allowed_place == 0.05
     assert tight.allowed(ONES) == math.inf
     assert tolerance_of("int8", atol=0.2).allowed(ONES) == 0.2
 
@@ -78,3 +78,4 @@ def test_the_page_holds_the_table() -> None:
         row = next(row for row in page.splitlines() if row.startswith(f"| {line.precision} | {line.provider} |"))
         assert f"{line.rms:.0%}" in row if line.rms else f"| {line.largest:g}" in row
         assert line.reason in row
+        assert line.place is None or f"{line.place:.0%}" in row

@@ -14,6 +14,7 @@ from txport.models.ports import LOGITS
 Array = NDArray[Any]
 
 WEIGHTS, GRAPH, FORCED = "weights", "graph", "teacher-forced"  # kinds of comparison
+WHOLE = -1  # the step of a comparison over all places of the targets
 TOP = 10
 FORMAT = 1  # of a report as JSON
 
@@ -59,10 +60,16 @@ class Comparison:
         """Whether the difference is allowed; NaN never is."""
         return self.badness <= 1
 
+    @property
+    def place(self) -> str:
+        """The call of a graph, or the place in a target."""
+        if self.kind != FORCED:
+            return f"step {self.step}"
+        return "whole targets" if self.step == WHOLE else f"target position {self.step}"
+
     def describe(self) -> str:
         """The case, the place and the two values, in one line."""
-        place = "target position" if self.kind == FORCED else "step"
-        where = f"{self.runtime}, case {self.case}, {place} {self.step}: "
+        where = f"{self.runtime}, case {self.case}, {self.place}: "
         if self.note:
             return f"{where}{self.tensor} {self.note}"
         if (

@@ -71,7 +71,7 @@ def _place(worst: Comparison) -> str:
         return (
             worst.tensor if not worst.passed else "bit for bit" if not worst.allowed else "within a step of the scale"
         )
-    return f"{worst.tensor}, {'token' if worst.kind == FORCED else 'step'} {worst.step}"
+    return f"{worst.tensor}, {worst.place}"
 
 
 def _percent(value: float) -> str:

@@ -23,8 +23,9 @@ class Tolerance:
 
     `largest` bounds the largest absolute difference of a tensor; where it `grows`, it is for values of about 1 and
     is multiplied with the largest value of a tensor beyond that. `rms` bounds the root mean square of the error
-    over that of the tensor. `noise` is how far a logit may move, and `points` by how many percentage points the
-    task's error rate may be worse. `atol` and `rtol` are the user's own, tighter bounds.
+    over that of the tensor, `place` the same over the logits at one place of a target. `noise` is how far a logit
+    may move, and `points` by how many percentage points the task's error rate may be worse. `atol` and `rtol` are
+    the user's own, tighter bounds.
     """
 
     precision: str
@@ -35,6 +36,7 @@ class Tolerance:
     reason: str
     grows: bool = False
     rms: float | None = None
+    place: float | None = None
     atol: float | None = None
     rtol: float | None = None
 
@@ -50,7 +52,12 @@ class Tolerance:
     @property
     def allowed_rms(self) -> float | None:
         """The largest RMS of the error over that of the tensor; None where it does not count."""
-        return self.rms if self.rms is None or self.rtol is None else min(self.rms, self.rtol)
+        return _tighter(self.rms, self.rtol)
+
+    @property
+    def allowed_place(self) -> float | None:
+        """As `allowed_rms`, for the logits at one place of a target."""
+        return _tighter(self.place, self.rtol)
 
     def tightened(self, atol: float | None, rtol: float | None) -> Tolerance:
         """The same with bounds of the user's; `UnsupportedError` for one that would allow more than the table."""
@@ -75,6 +82,10 @@ class Tolerance:
         return kept
 
 
+def _tighter(limit: float | None, given: float | None) -> float | None:
+    return limit if limit is None or given is None else min(limit, given)
+
+
 FP16 = "11 bits of significand: 5e-4 for each rounding, which a dozen sublayers add up, growing with the values"
 INT8 = "held against PyTorch with the bundle's own weights: what is left are activations in 8 bits, in every product"
 TABLE = (
@@ -87,8 +98,8 @@ TABLE = (
     Tolerance(
         "fp16", ANY, 2e-2, 2e-2, 0.3, "as on the CPU: fp16 is rounded alike, and sums in fp32 are finer", grows=True
     ),
-    Tolerance("int8", ANY, math.inf, 3e-1, 0.5, INT8, rms=1.5e-1),
-    Tolerance("int4", ANY, math.inf, 3e-1, 1.0, f"{INT8}, as in int8", rms=1.5e-1),
+    Tolerance("int8", ANY, math.inf, 3e-1, 0.5, INT8, rms=1.5e-1, place=5e-1),
+    Tolerance("int4", ANY, math.inf, 3e-1, 1.0, f"{INT8}, as in int8", rms=1.5e-1, place=5e-1),
 )
 
 
