@@ -469,6 +469,9 @@ def test_a_beam_that_was_dropped_at_a_tie_is_found_by_shaking() -> None:
     assert all(near_tie(loaded, source, plain, other, BEAMS, strict) is not None for other in others)
     assert near_tie(loaded, source, plain, monotone, BEAMS, strict) is None
     assert near_tie(loaded, source, plain, others[0], BEAMS, tolerance_of("fp32")) is None
+    few_bits = replace(tolerance_of("int8"), noise=noise)
+    assert all(near_tie(loaded, source, plain, other, BEAMS, few_bits) is not None for other in others)
+    assert near_tie(loaded, source, plain, monotone, BEAMS, few_bits) is None
 
 
 def test_more_cases_are_drawn_by_seed_and_change_none_of_the_others(bundle: Bundle) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import txport
 from tests.tiny import SAMPLES
 from txport import runtimes
+from txport.exporters.weights import holding
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import load_checkpoint
+from txport.proof import parity
 from txport.proof.parity import check
 from txport.proof.quality import compare_quality, right_ones
 from txport.proof.tolerances import tolerance_of
@@ -43,9 +48,24 @@ def test_a_bundle_is_as_good_as_its_checkpoint(bundle: Bundle, checkpoint: Path)
     assert report.to_dict()["texts"] != check(bundle, loaded, {"ort": "cpu"}, texts={"bad": [""]}).to_dict()["texts"]
 
 
-def test_any_of_the_targets_is_right(bundle: Bundle, checkpoint: Path) -> None:
-    import txport
+def test_a_quantised_bundle_is_held_against_what_users_had(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not against PyTorch with the weights in 4 bits, which would excuse what they cost."""
+    bundle, loaded = (
+        txport.export(checkpoint, tmp_path / "out", target="cpu", precision="int4"),
+        load_checkpoint(str(checkpoint)),
+    )
+    asked: list[Any] = []
+    monkeypatch.setattr(parity, "right_ones", lambda _, runtime, texts: asked.append(runtime) or [True])
+    assert check(bundle, loaded, {"ort": "cpu"}, texts={"bad": ["AA"]}).passed
+    weights = [dict(asked[0]._model.named_parameters()), dict(loaded.model.named_parameters())]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+    held = dict(holding(bundle, loaded).model.named_parameters())
+    assert any(not torch.equal(held[name], weights[1][name]) for name in held)
 
+
+def test_any_of_the_targets_is_right(bundle: Bundle, checkpoint: Path) -> None:
     said = txport.load(bundle.path).generate(list(SAMPLES))
     texts = {each.input: ["something else", each.output] for each in said}
     runtime = runtimes.load("ort", bundle)

@@ -66,7 +66,7 @@ def check(
     report.about["texts"] = digest_of(texts) if texts else None
     report.tensors.extend(compare_weights(bundle, checkpoint))
     with fitting_threads(checkpoint):
-        truth = Truth(bundle, holding(bundle, checkpoint), draw_cases(bundle, seed, cases), texts or {}, seed)
+        truth = Truth(bundle, checkpoint, draw_cases(bundle, seed, cases), texts or {}, seed)
         for name, provider in providers.items():
             runtime = runtimes.load(name, bundle, provider=provider)
             label = name if provider == "cpu" else f"{name} {provider}"
@@ -87,15 +87,20 @@ def fitting_threads(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 class Truth:
-    """What PyTorch says in every case, computed once for all runtimes."""
+    """What PyTorch says in every case, computed once for all runtimes.
+
+    In the cases with the weights that a quantised bundle holds, so that nothing but the computation differs; on the
+    texts of the task with those of the checkpoint, since that is what users had.
+    """
 
     def __init__(self, bundle: Bundle, checkpoint: Checkpoint, cases: list[Case], texts: Texts, seed: int) -> None:
-        self._bundle, self._checkpoint, self._texts, self._seed = bundle, checkpoint, texts, seed
-        self._graphs = Reference(checkpoint.model, bundle.manifest)
-        runtime: Runtime = runtimes.load_torch(checkpoint)
-        self._found = {case.name: search_all(case, runtime, checkpoint) for case in cases}
+        self._bundle, self._texts, self._seed = bundle, texts, seed
+        self._checkpoint = held = holding(bundle, checkpoint)
+        self._graphs = Reference(held.model, bundle.manifest)
+        runtime = runtimes.load_torch(held)
+        self._found = {case.name: search_all(case, runtime, held) for case in cases}
         self._cases = [replace(case, targets=case.targets or self._said(case)) for case in cases]
-        self._right = right_ones(bundle, runtime, texts) if texts else []
+        self._right = right_ones(bundle, runtimes.load_torch(checkpoint), texts) if texts else []
 
     def _said(self, case: Case) -> tuple[tuple[int, ...], ...]:
         greedy: list[Found] = self._found[case.name]["greedy"]

@@ -54,7 +54,8 @@ def rows(report: Report) -> list[tuple[str, ...]]:
 
 def _row(part: Part) -> tuple[str, ...]:
     worst = part.worst
-    share = "" if worst is None or not worst.allowed else _percent(100 * worst.badness)
+    says_little = worst is None or (worst.case == WEIGHTS and worst.passed)  # rounding uses all that is allowed
+    share = "" if worst is None or says_little else _percent(100 * worst.badness)
     return (
         part.case,
         part.runtime,
@@ -68,9 +69,7 @@ def _row(part: Part) -> tuple[str, ...]:
 
 def _place(worst: Comparison) -> str:
     if worst.case == WEIGHTS:
-        return (
-            worst.tensor if not worst.passed else "bit for bit" if not worst.allowed else "within a step of the scale"
-        )
+        return worst.tensor if not worst.passed else "bit for bit" if not worst.allowed else "within steps of the scale"
     return f"{worst.tensor}, {worst.place}"
 
 
