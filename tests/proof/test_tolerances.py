@@ -51,7 +51,7 @@ def test_what_the_user_gives_only_tightens(line: object, atol: float | None, rto
         (
             "fp32",
             {"atol": 1e-3},
-            r"--atol 0.001 allows more than 0.0001, the most for fp32 on cpu \(rounding in another",
+            r"--atol 0.001 allows more than 0.0001, the most for fp32 on cpu \(rounding in another order",
         ),
         ("fp32", {"rtol": 1e-3}, "--rtol 0.001 allows more than 0.0001"),
         ("fp16", {"atol": 3e-2}, "--atol 0.03 allows more than 0.02"),
