@@ -48,6 +48,8 @@ def draw_plan(number: int) -> Plan:
 
     heads = pick(1, 2, 3, 4)
     head_size = pick(8, 16, 24) if target == "cpu" else pick(2, 4, 6, 8, 16)  # fused operators take multiples of 8
+    if heads * head_size < 8:  # to norm two or four numbers is to take their signs, which no rounding leaves alone
+        heads, head_size = 2, 4
     tied = str(rng.choice(CHOICES["tied"]))
     vocabulary = pick(4, 11, 40, 300)
     config = TransformerConfig(
