@@ -18,9 +18,10 @@ from typing import Any
 
 import click
 
-from txport import api, bench, machine, parity, runtimes
+from txport import api, bench, machine, runtimes
 from txport.cli import run_guarded
 from txport.models.bundle import Bundle
+from txport.proof import reports
 
 RESULTS = Path(__file__).parent / "results"
 CHECKPOINT = "g2p-en"
@@ -55,7 +56,7 @@ def prove(bundle: Bundle) -> dict[str, Any]:
     say(f"parity {bundle.path.name}")
     report = api.parity(bundle, bundle.manifest.checkpoint["name"], {"ort": "cuda"})
     summary = {"checkpoint": bundle.manifest.checkpoint["name"], "precision": bundle.manifest.precision}
-    return {**summary, **report.summary(), "worst": report.describe_worst(), "table": list(parity.table(report))}
+    return {**summary, **report.summary(), "worst": report.describe_worst(), "table": reports.rows(report)}
 
 
 def measure(bundles: dict[tuple[str, str], Bundle]) -> list[dict[str, Any]]:

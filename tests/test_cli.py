@@ -323,6 +323,63 @@ def test_parity_finds_a_weight_that_was_altered_under_a_mended_hash(
     assert values["worst"]["tensor"].endswith("output.weight")
 
 
+def test_parity_writes_what_ci_reads(call: Cli, bundle: Bundle, checkpoint: Path, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.out" for name in ("report", "junit", "markdown")}
+    options = [each for name, file in files.items() for each in (f"--{name}", file)]
+    arguments = ["parity", bundle.path, "--checkpoint", checkpoint, "--runtime", "ort", "--cases", 1, "--atol", 5e-5]
+    assert call(*arguments, *options).code == 0
+    assert "<failure" not in files["junit"].read_text(encoding="utf-8")
+    assert "case random 1" not in files["markdown"].read_text(encoding="utf-8")
+    assert "| random 1 | ort |" in files["markdown"].read_text(encoding="utf-8")
+    values = json.loads(files["report"].read_text(encoding="utf-8"))
+    assert (values["tolerances"]["ort"]["atol"], values["random_cases"]) == (5e-5, 1)
+    assert values["machine"]["cores"] >= 1
+    again = call(*arguments, "--baseline", files["report"])
+    assert (again.code, again.err) == (0, "")
+
+
+def test_parity_writes_what_ci_reads_also_where_a_graph_does_not_run(
+    call: Cli, copied: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        table = next(each for each in model.graph.initializer if each.name == "target_embedding.positions")
+        table.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(table)[:-1], table.name))
+
+    edit_graph(copied, "decoder", edit)
+    files = [tmp_path / name for name in ("out.xml", "out.md")]
+    done = call(
+        "parity", copied, "--checkpoint", checkpoint, "--runtime", "ort", "--junit", files[0], "--markdown", files[1]
+    )
+    assert (done.code, done.out) == (1, "")
+    assert "the decoder graph does not run" in done.err
+    assert all("the decoder graph does not run" in file.read_text(encoding="utf-8") for file in files)
+
+
+def test_parity_fails_on_drift_within_tolerance(call: Cli, bundle: Bundle, checkpoint: Path, tmp_path: Path) -> None:
+    old, junit = tmp_path / "old.json", tmp_path / "out.xml"
+    arguments = ["parity", bundle.path, "--checkpoint", checkpoint, "--runtime", "ort"]
+    assert call(*arguments, "--report", old).code == 0
+    values = json.loads(old.read_text(encoding="utf-8"))
+    values["cases"].append({**values["cases"][-1], "case": "one that is gone"})
+    old.write_text(json.dumps(values), encoding="utf-8")
+    done = call(*arguments, "--baseline", old, "--junit", junit)
+    assert done.code == 1
+    assert re.search("^verdict: FAIL; worst: ort, case one that is gone: .* is no longer$", done.out, re.MULTILINE)
+    assert 'classname="baseline.drift"' in junit.read_text(encoding="utf-8")
+
+
+def test_parity_measures_quality_where_there_are_targets(
+    call: Cli, bundle: Bundle, checkpoint: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text("bad\tB AA\nbad\tB AA D\nchief\tCH\na\tAA\n", encoding="utf-8")
+    arguments = ["parity", bundle.path, "--checkpoint", checkpoint, "--runtime", "ort", "--quality", file]
+    done = call(*arguments, "--quality-texts", 2)
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"^quality: ort: [\d.]+ % of 2 texts wrong, PyTorch [\d.]+ %", done.out, re.MULTILINE)
+    assert "quality: not measured" in call(*arguments[:-2]).out
+
+
 def test_inspect(call: Cli, bundle: Bundle) -> None:
     done = call("inspect", bundle.path)
     assert (done.code, done.err) == (0, "")
@@ -663,6 +720,15 @@ def test_a_bundle_that_is_not_there(call: Cli, place: Place, command: str) -> No
         ("{bundle} --checkpoint {checkpoint} --precision fp16", "was exported in fp32; export it again for fp16"),
         ("{bundle} --checkpoint {checkpoint} --provider npu", "unknown provider 'npu'"),
         ("{bundle} --checkpoint {checkpoint} --runtime ort --report {tmp}", "{tmp} is a folder, expected a file"),
+        ("{bundle} --checkpoint {checkpoint} --runtime ort --junit {tmp}", "{tmp} is a folder, expected a file"),
+        ("{bundle} --checkpoint {checkpoint} --atol 1e-3", "--atol 0.001 allows more than 0.0001, the most for fp32"),
+        ("{bundle} --checkpoint {checkpoint} --baseline {tmp}/missing", "{tmp}/missing can't be read: No such file"),
+        ("{bundle} --checkpoint {checkpoint} --baseline {checkpoint}/config.json", "is not a report of `txport parity"),
+        ("{bundle} --checkpoint {checkpoint} --quality {tmp}/missing", "{tmp}/missing can't be read"),
+        (
+            "{bundle} --checkpoint {checkpoint} --quality {checkpoint}/samples.txt",
+            "expected a text, a tab and a target",
+        ),
     ],
 )
 def test_parity_refuses(call: Cli, place: Place, command: str, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from docs.cli import PAGE, render
+from txport.cli import cli
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,6 +33,23 @@ def test_the_page_of_the_command_line_is_what_the_commands_print() -> None:
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8"))
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_workflow_on_the_page_about_parity_can_run() -> None:
+    """It is YAML as the parser reads it, and each of its txport commands has only options that exist."""
+    page = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
+    workflow = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert workflow is not None
+    yaml = pytest.importorskip("yaml")
+    steps = yaml.safe_load(workflow[1])["jobs"]["parity"]["steps"]
+    commands = [shlex.split(step["run"]) for step in steps if "run" in step]
+    commands += [shlex.split(line) for line in page.splitlines() if line.startswith("txport ")]
+    ours = [command for command in commands if command[0] == "txport"]
+    assert {command[1] for command in ours} == {"export", "parity"}
+    for _, name, *arguments in ours:
+        cli.commands[name].make_context(name, arguments)
+    written = {path.strip() for step in steps for path in step.get("with", {}).get("path", "").split()}
+    assert written == {"parity.json", "parity.xml", "parity.md"}
 
 
 def test_no_page_waits_for_a_figure() -> None:

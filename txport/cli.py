@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -20,7 +21,7 @@ from click.core import ParameterSource
 
 from txport import __version__
 from txport.models.bundle import PRECISIONS, TARGETS
-from txport.models.errors import OutputError, TxportError, UnsupportedError
+from txport.models.errors import OutputError, ParityError, TxportError, UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES, MODULES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -318,28 +319,63 @@ def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
 @click.option(
     "--precision", type=click.Choice(list(PRECISIONS)), help="For a checkpoint's name: export it in this one."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws the random inputs.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws the random inputs.")
+@click.option(
+    "--cases", type=click.IntRange(0), default=0, show_default=True, help="Random cases beyond the usual ones."
+)
+@click.option("--atol", type=float, help="Largest difference, if it is to be tighter than the precision's.")
+@click.option("--rtol", type=float, help="The same, over the largest value of a tensor; added to --atol.")
+@click.option(
+    "--quality",
+    type=click.Path(path_type=Path),
+    help="Lines of TEXT, a tab and TARGET: measure how many texts come out wrong, beside PyTorch.",
+)
+@click.option(
+    "--quality-texts", type=click.IntRange(1), default=1000, show_default=True, help="So many, drawn by seed."
+)
+@click.option("--baseline", type=click.Path(path_type=Path), help="An older --report: exit 1 if anything became worse.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write everything that was compared, as JSON.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML, for CI.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write a summary for a pull request.")
 def parity(
     bundle: str,
     checkpoint: str | None,
     names: tuple[str, ...],
     provider: str,
     precision: str | None,
-    seed: int,
+    quality: Path | None,
+    quality_texts: int,
+    baseline: Path | None,
     report: Path | None,
+    junit: Path | None,
+    markdown: Path | None,
+    **options: Any,
 ) -> None:
-    """Compare BUNDLE with PyTorch; exit 1 if it does not compute the same."""
+    """Compare BUNDLE with PyTorch; exit 1 if it does not compute the same.
+
+    docs/parity.md says what is compared, what may differ and why, and how to run it in CI.
+    """
     from txport import api, runtimes, tables
     from txport.locate import checkpoint_of, find_bundle
 
     for name in names or ("ort",):
         runtimes.require(name, provider)
+    old = _read_baseline(baseline) if baseline else None
+    texts = _read_quality(quality, quality_texts, options["seed"]) if quality else None
     found = find_bundle(bundle, precision=precision, say=say)
     chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
-    result = api.parity(found, checkpoint or checkpoint_of(found), dict.fromkeys(chosen, provider), seed=seed)
+    source = checkpoint or checkpoint_of(found)
+    started = time.perf_counter()
+    try:
+        result = api.parity(found, source, dict.fromkeys(chosen, provider), texts=texts, **options)
+    except ParityError as error:  # CI looks for its files
+        _write_broken(str(error), time.perf_counter() - started, junit, markdown)
+        raise
+    if old:
+        result.drift.extend(_drift(old, result))
     if report:
         _write_json(report, result.to_dict())
+    _write_summaries(result, time.perf_counter() - started, junit, markdown)
     tables.show_parity(result)
     if not result.passed:
         raise SystemExit(1)
@@ -383,7 +419,7 @@ def matrix(checkpoint: str, report: Path | None, markdown: Path | None, html: Pa
         _write_json(report, result.to_dict())
     for path, render in ((markdown, pages.markdown), (html, pages.page)):
         if path:
-            _write(path, render(result))
+            _write_text(path, render(result))
     if not result.passed:
         raise SystemExit(1)
     fields = {"target": "targets", "precision": "precisions", "runtime": "names", "provider": "providers"}
@@ -414,6 +450,42 @@ def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_jso
         tables.show_verification(bundle, result)
     if not result.passed:
         raise SystemExit(1)
+
+
+def _read_baseline(path: Path) -> dict[str, Any]:
+    from txport.proof.baseline import read_baseline
+
+    return read_baseline(path)
+
+
+def _read_quality(path: Path, count: int, seed: int) -> dict[str, list[str]]:
+    from txport import textio
+
+    return textio.draw_texts(textio.split_pairs(textio.open_texts((), [path])[0]), count, seed)
+
+
+def _drift(old: dict[str, Any], result: Any) -> list[str]:
+    from txport.proof.baseline import drift
+
+    return drift(old, result.to_dict())
+
+
+def _write_summaries(result: Any, seconds: float, junit: Path | None, markdown: Path | None) -> None:
+    from txport.proof import reports
+
+    if junit:
+        _write_text(junit, reports.junit(result, seconds))
+    if markdown:
+        _write_text(markdown, reports.markdown(result))
+
+
+def _write_broken(message: str, seconds: float, junit: Path | None, markdown: Path | None) -> None:
+    from txport.proof import reports
+
+    if junit:
+        _write_text(junit, reports.junit_broken(message, seconds))
+    if markdown:
+        _write_text(markdown, reports.markdown_broken(message))
 
 
 @cli.command()
@@ -521,10 +593,10 @@ def _size(size: float) -> str:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    _write(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+    _write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
-def _write(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     from txport.textio import open_output
 
     with open_output(path) as stream:

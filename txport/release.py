@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from txport import machine
 from txport.models.bundle import MANIFEST, Bundle
 from txport.models.errors import OutputError, ParityError, UnavailableError
 from txport.models.files import staged_folder
@@ -13,7 +14,7 @@ from txport.models.files import staged_folder
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
     from txport.proof.matrix import Matrix
-    from txport.proof.parity import Report
+    from txport.proof.report import Report
 
 Say = Callable[[str], None]
 
@@ -72,13 +73,30 @@ def _spare_source(source: Path, out: Path) -> None:
         raise OutputError(f"{out} holds the checkpoint itself; choose another place")
 
 
-def parity(bundle: Bundle, checkpoint: str | Path, providers: Mapping[str, str], *, seed: int = 0) -> Report:
-    """Compare a bundle with the checkpoint that it was made from, on each runtime of `providers` (name -> provider)."""
+def parity(
+    bundle: Bundle,
+    checkpoint: str | Path,
+    providers: Mapping[str, str],
+    *,
+    seed: int = 0,
+    cases: int = 0,
+    atol: float | None = None,
+    rtol: float | None = None,
+    texts: Mapping[str, Sequence[str]] | None = None,
+) -> Report:
+    """Compare a bundle with the checkpoint that it was made from, on each runtime of `providers` (name -> provider).
+
+    `cases` random ones are added to the usual ones, `atol` and `rtol` tighten the tolerances, and `texts` with all
+    right outputs of each measure the error rate beside PyTorch's.
+    """
     try:
         from txport.proof.parity import check
     except ModuleNotFoundError as error:
         raise _needs_export(error) from error
-    return check(bundle, load_checkpoint(checkpoint), providers, seed=seed)
+    source = load_checkpoint(checkpoint)
+    report = check(bundle, source, providers, seed, cases=cases, atol=atol, rtol=rtol, texts=texts)
+    report.about["machine"] = machine.describe()
+    return report
 
 
 def matrix(

@@ -16,8 +16,10 @@ from txport.models.ports import Port
 if TYPE_CHECKING:
     from txport.diagnose import Diagnosis
     from txport.proof.matrix import Matrix
-    from txport.proof.parity import Report
+    from txport.proof.report import Report
     from txport.proof.verify import Verification
+
+FURTHER = 6  # failures to show
 
 
 def megabytes(size: float) -> str:
@@ -40,12 +42,20 @@ def show(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> Non
 
 
 def show_parity(report: Report) -> None:
-    """Each case on each runtime, then the verdict."""
-    from txport.proof.parity import table
+    """Each case on each runtime, the worst first; what ran, the quality, and the verdict."""
+    from txport.proof import reports
 
-    columns = ["runtime", "case", "tensors", "largest difference", "tokens equal", "verdict"]
-    show("Compared with PyTorch fp32", columns, list(table(report)))
-    click.echo(f"\nverdict: {'pass' if report.passed else 'FAIL'}; worst: {report.describe_worst()}")
+    show(f"{reports.title(report)}\n", list(reports.COLUMNS), reports.rows(report))
+    click.echo()
+    for line in reports.ran(report):
+        click.echo(line)
+    for line in reports.quality(report):
+        click.echo(f"quality: {line}")
+    for line in report.failures()[1:FURTHER]:
+        click.echo(f"failed: {line}")
+    if (rest := len(report.failures()) - FURTHER) > 0:
+        click.echo(f"failed: {rest} more, which --report names")
+    click.echo(f"verdict: {'pass' if report.passed else 'FAIL'}; worst: {report.describe_worst()}")
 
 
 def show_verification(name: str, result: Verification) -> None:

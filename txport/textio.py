@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,6 +60,16 @@ def split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         if len(parts) != 2:
             raise TextError(f"line {number}: expected a text, a tab and a target, got {line[:60]!r}")
         yield parts[0], parts[1]
+
+
+def draw_texts(pairs: Iterable[tuple[str, str]], count: int, seed: int) -> dict[str, list[str]]:
+    """So many texts, drawn by seed, each with all of its targets."""
+    targets: dict[str, list[str]] = {}
+    for text, target in pairs:
+        targets.setdefault(text, []).append(target)
+    names = sorted(targets)
+    chosen = random.Random(seed).sample(names, min(count, len(names)))  # noqa: S311 - no secret
+    return {name: targets[name] for name in sorted(chosen)}
 
 
 @contextlib.contextmanager

@@ -260,7 +260,7 @@ def test_opset_out_of_range(opset: int, variant: Checkpoint, tmp_path: Path) -> 
 def test_half_precision(half: tuple[Checkpoint, Bundle]) -> None:
     checkpoint, bundle = half
     assert bundle.manifest.parity["verdict"] == "pass"
-    assert 1e-6 < bundle.manifest.parity["worst_logit_difference"] < 2e-2
+    assert 1e-6 < bundle.manifest.parity["worst_logit_difference"] < 5e-2  # of logits beyond 1, over whole targets
     for role in (ENCODER, DECODER):
         floats = [array for array in graph_weights(bundle.file(role)).values() if array.dtype.kind == "f"]
         assert {array.dtype for array in floats} == {np.dtype(np.float16)}

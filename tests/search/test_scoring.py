@@ -17,7 +17,7 @@ from tests.tiny import SAMPLES
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import load_checkpoint
 from txport.models.errors import TextError, TxportError
-from txport.proof.parity import score_of
+from txport.proof.tokens import score_of
 from txport.search.scoring import score
 
 SIZE = 7

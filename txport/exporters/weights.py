@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,14 +79,25 @@ class Held:
 
 
 def graph_weights(path: Path) -> dict[str, Array]:
-    """Every initializer of a graph by name."""
-    model = onnx.load(str(path))
-    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    """Every tensor that a graph holds, by name: initializers and constants, those of its branches too."""
+    return dict(_tensors(onnx.load(str(path)).graph))
 
 
-def held_weights(path: Path) -> Iterator[Held]:
-    """The weights of a graph, dequantised and unpacked."""
-    initializers = graph_weights(path)
+def _tensors(graph: onnx.GraphProto, place: str = "") -> Iterator[tuple[str, Array]]:
+    for tensor in graph.initializer:
+        yield place + tensor.name, onnx.numpy_helper.to_array(tensor)
+    for number, node in enumerate(graph.node):
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                yield f"{place}{node.output[0]}", onnx.numpy_helper.to_array(attribute.t)
+            elif attribute.type == onnx.AttributeProto.FLOATS:
+                yield f"{place}{node.output[0]}", np.array(attribute.floats, np.float32)
+            elif attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _tensors(attribute.g, f"{place}{number}.{attribute.name}/")
+
+
+def held_weights(initializers: Mapping[str, Array]) -> Iterator[Held]:
+    """The weights among the tensors of a graph, dequantised and unpacked."""
     for name, values in initializers.items():
         base, form = read_name(name)
         if form is None:
@@ -113,7 +124,7 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for role in (ENCODER, STEP):
-            for held in held_weights(bundle.file(role)):
+            for held in held_weights(graph_weights(bundle.file(role))):
                 if held.steps is not None:
                     parameters[held.name].copy_(torch.from_numpy(held.values))
     return dataclasses.replace(checkpoint, model=model)

@@ -57,9 +57,11 @@ class Reference:
     def __init__(self, model: Transformer, manifest: Manifest) -> None:
         self._model, self.manifest = model, manifest
 
-    def walk(self, sources: Sequence[Sequence[int]], steps: Sequence[int], seed: int) -> Iterator[Call]:
-        """The encoder, then a call of the decoder for each of `steps`."""
-        return WALKS[self.manifest.target](self, sources, steps, np.random.default_rng(seed))
+    def walk(
+        self, sources: Sequence[Sequence[int]], steps: Sequence[int], seed: int, padding: int = 0
+    ) -> Iterator[Call]:
+        """The encoder, then a call of the decoder for each of `steps`; see `pad` for `padding`."""
+        return WALKS[self.manifest.target](self, sources, steps, np.random.default_rng(seed), padding)
 
     @property
     def config(self) -> TransformerConfig:
@@ -103,21 +105,21 @@ MODULES: dict[str, dict[str, Callable[[Transformer], Any]]] = {
 }
 
 
-def pad(sources: Sequence[Sequence[int]], pad_id: int) -> tuple[Array, Array]:
-    """Sources padded at the right (B, S), and their lengths (B,)."""
+def pad(sources: Sequence[Sequence[int]], pad_id: int, padding: int = 0) -> tuple[Array, Array]:
+    """Sources padded at the right (B, S), the longest by `padding`, and their lengths (B,)."""
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
-    ids = np.full((len(sources), lengths.max()), pad_id, dtype=np.int64)
+    ids = np.full((len(sources), lengths.max() + padding), pad_id, dtype=np.int64)
     for row, source in zip(ids, sources, strict=True):
         row[: len(source)] = source
     return ids, lengths
 
 
 def walk_portable(
-    reference: Reference, sources: Sequence[Sequence[int]], steps: Sequence[int], rng: np.random.Generator
+    reference: Reference, sources: Sequence[Sequence[int]], steps: Sequence[int], rng: np.random.Generator, padding: int
 ) -> Iterator[Call]:
     """The encoder, then the decoder over random tokens, its cache growing from call to call."""
     config = reference.config
-    ids, lengths = pad(sources, config.pad_id)
+    ids, lengths = pad(sources, config.pad_id, padding)
     mask = (np.arange(ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
     encoded = reference.call(ENCODER, 0, {INPUT_IDS: ids, ATTENTION_MASK: mask})
     yield encoded
@@ -132,14 +134,14 @@ def walk_portable(
 
 
 def walk_cpu(
-    reference: Reference, sources: Sequence[Sequence[int]], steps: Sequence[int], rng: np.random.Generator
+    reference: Reference, sources: Sequence[Sequence[int]], steps: Sequence[int], rng: np.random.Generator, padding: int
 ) -> Iterator[Call]:
     """The encoder, then single tokens over random caches that end at each of `steps`, rows of unequal lengths.
 
     The first row always has the longest past; one beam a source in turn with two.
     """
     config = reference.config
-    ids, lengths = pad(sources, config.pad_id)
+    ids, lengths = pad(sources, config.pad_id, padding)
     source_lengths = lengths.astype(np.int32)
     encoded = reference.call(ENCODER, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: source_lengths})
     yield encoded

@@ -79,6 +79,10 @@ class GraphRuntime(Runtime, Protocol):
         """All inputs of a graph by port -> all of its outputs by port."""
         ...
 
+    def placement(self) -> dict[str, dict[str, int]]:
+        """What really runs the nodes of each graph, as its engine says: role -> provider -> number of nodes."""
+        ...
+
 
 def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:
     """Logits (R, V) as a step returns them, on every runtime alike."""

@@ -37,7 +37,7 @@ from txport.models.ports import (
     shortens,
 )
 from txport.runtimes.base import GraphPorts, Ints, Scores, scores
-from txport.runtimes.sessions import Sessions, may_saturate, session_ports
+from txport.runtimes.sessions import Sessions, may_saturate, placement, session_ports
 
 FIRST_CAPACITY = 32
 ENCODED_TOGETHER = 1024  # tokens: with more, what the layers hand on no longer fits the processor's caches
@@ -258,6 +258,10 @@ class FusedRuntime:
         """See `GraphRuntime.run_graph`."""
         names = [port.name for port in self._graphs[role].outputs]
         return dict(zip(names, self.sessions[role].run(names, inputs), strict=True))
+
+    def placement(self) -> dict[str, dict[str, int]]:
+        """See `GraphRuntime.placement`."""
+        return placement(self.sessions)
 
     def _make_rows(self, size: int, capacity: int) -> Rows:
         config, hold = self.config, Hold()

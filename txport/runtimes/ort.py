@@ -15,7 +15,7 @@ from txport.runtimes.base import GraphPorts, GraphRuntime
 from txport.runtimes.fused import FusedRuntime
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.providers import device_of, full_name, require_provider
-from txport.runtimes.sessions import session_ports, start_sessions
+from txport.runtimes.sessions import placement, session_ports, start_sessions
 
 OrtValue = Any  # onnxruntime has no types
 
@@ -41,6 +41,10 @@ class OrtEngine:
             binding.bind_output(name, self._device)
         session.run_with_iobinding(binding)
         return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+    def placement(self) -> dict[str, dict[str, int]]:
+        """See `GraphRuntime.placement`."""
+        return placement(self._sessions)
 
     def from_numpy(self, array: NDArray[Any]) -> OrtValue:
         """See `Engine.from_numpy`; on the CPU the memory is shared, not copied."""

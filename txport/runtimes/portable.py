@@ -41,6 +41,10 @@ class Engine(Protocol[T]):
         """Run one graph and return the outputs asked for."""
         ...
 
+    def placement(self) -> dict[str, dict[str, int]]:
+        """See `GraphRuntime.placement`."""
+        ...
+
     def from_numpy(self, array: NDArray[Any]) -> T:
         """An array as a tensor of the engine."""
         ...
@@ -116,6 +120,10 @@ class PortableRuntime(Generic[T]):
         tensors = {name: self._engine.from_numpy(array) for name, array in inputs.items()}
         results = self._engine.run(role, tensors, wanted)
         return {name: self._engine.to_numpy(results[name]) for name in wanted}
+
+    def placement(self) -> dict[str, dict[str, int]]:
+        """See `GraphRuntime.placement`."""
+        return self._engine.placement()
 
     def _empty_cache(self, rows: int) -> NDArray[Any]:
         config = self._manifest.config

@@ -32,6 +32,10 @@ class ReferenceEngine:
         """See `Engine.run`."""
         return dict(zip(outputs, self._graphs[role].run(outputs, inputs), strict=True))
 
+    def placement(self) -> dict[str, dict[str, int]]:
+        """See `GraphRuntime.placement`."""
+        return {role: {"ReferenceEvaluator": len(graph.nodes_)} for role, graph in self._graphs.items()}
+
     def from_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
         """See `Engine.from_numpy`."""
         return np.asarray(array)

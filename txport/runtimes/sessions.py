@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import mmap
 import platform
+from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,18 @@ def start_sessions(bundle: Bundle, provider: str, threads: int | None, *, spinni
     return Sessions(sessions, weights)
 
 
+def placement(sessions: Mapping[str, ort.InferenceSession]) -> dict[str, dict[str, int]]:
+    """On which provider ONNX Runtime put the nodes of each graph, after its fusions: role -> provider -> nodes."""
+    placed = {}
+    for role, session in sessions.items():
+        parts = session.get_provider_graph_assignment_info()
+        counts: Counter[str] = Counter()
+        for part in parts:
+            counts[part.ep_name] += len(part.get_nodes())
+        placed[role] = dict(counts)
+    return placed
+
+
 def _map_weights(bundle: Bundle) -> tuple[Weights, list[mmap.mmap]]:
     """The weights that several graphs share, mapped once; each session would map them for itself."""
     maps: dict[str, mmap.mmap] = {}
@@ -69,6 +83,7 @@ def _session(
     for weight, value in weights.items():
         options.add_initializer(weight, value)
     options.log_severity_level = 3
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.inter_op_num_threads = 1
     if threads is not None:
         options.intra_op_num_threads = threads

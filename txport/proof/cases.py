@@ -1,0 +1,94 @@
+"""The inputs on which a bundle is compared: those that find what breaks in practice, and as many more as one likes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from txport.models.bundle import Bundle
+from txport.models.config import TransformerConfig
+from txport.models.tokenizer import load_tokenizer
+
+MANY = 12  # rows: more than there are threads, and beyond what kernels for few rows take
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch of sources, how many target tokens each further call of the decoder gets, and whole targets.
+
+    With `padding`, so many places of padding follow even the longest source of the batch.
+    """
+
+    name: str
+    sources: list[list[int]]
+    steps: tuple[int, ...]
+    targets: tuple[tuple[int, ...], ...] = ()  # one a source, to be teacher-forced; what PyTorch says if there are none
+    padding: int = 0
+
+
+class Draw:
+    """Seeded sources and targets that fit a model."""
+
+    def __init__(self, config: TransformerConfig, rng: np.random.Generator) -> None:
+        self.config, self.rng = config, rng
+
+    def sources(self, *lengths: int) -> list[list[int]]:
+        """Random tokens, the end token last."""
+        size, end = self.config.source_vocab_size, self.config.eos_id
+        return [[*self._tokens(size, length - 1), end] for length in lengths]
+
+    def targets(self, *lengths: int) -> tuple[tuple[int, ...], ...]:
+        """Random tokens."""
+        return tuple(tuple(self._tokens(self.config.target_vocab_size, max(1, length))) for length in lengths)
+
+    def _tokens(self, size: int, count: int) -> list[int]:
+        config = self.config
+        special = {config.pad_id, config.bos_id, config.eos_id}
+        allowed = np.array([id_ for id_ in range(size) if id_ not in special] or [config.eos_id])
+        return [int(id_) for id_ in self.rng.choice(allowed, max(0, count))]
+
+
+def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
+    """The cases that every bundle has to pass: shapes at the edges, padding, real input; and `more` random ones."""
+    config = bundle.manifest.config
+    draw, longest = Draw(config, np.random.default_rng(seed)), config.max_length
+    middle = max(1, min(longest // 2, 11))
+    ragged = (middle, 1, max(1, middle // 2), max(1, middle - 1))
+    beyond = (min(longest, 48), min(longest, 37))
+    many = tuple(1 + 5 * row % min(longest, 9) for row in range(MANY))
+    spare = min(3, longest - middle)
+    cases = [
+        Case("one row", draw.sources(middle), fitting(config, 1, 1, 1, 1), draw.targets(middle)),
+        Case("length 1", draw.sources(1), fitting(config, 1, 2), draw.targets(1)),
+        Case("padded rows", draw.sources(*ragged), fitting(config, 3, 1, 2), draw.targets(*reversed(ragged))),
+        Case("every row padded", draw.sources(*ragged), fitting(config, 2, 1), padding=spare),
+        Case("many rows", draw.sources(*many), fitting(config, 2, 1, 1), draw.targets(*many)),
+        Case("longer than traced", draw.sources(*beyond), fitting(config, 17, 1, 5), draw.targets(*beyond)),
+        Case("longest", draw.sources(longest), fitting(config, longest - 1, 1), draw.targets(longest)),
+    ]
+    if bundle.samples:
+        tokenizer = load_tokenizer(bundle.tokenizer, config)
+        texts = [tokenizer.encode(text) for text in bundle.samples]
+        cases.append(Case("real", texts, fitting(config, 1, 4, 1)))
+    return cases + [draw_case(config, seed, number) for number in range(1, more + 1)]
+
+
+def draw_case(config: TransformerConfig, seed: int, number: int) -> Case:
+    """One more case; the same for a seed and a number, however many there are."""
+    rng, longest = np.random.default_rng((seed, number)), config.max_length
+    draw, rows = Draw(config, rng), int(rng.integers(1, 9))
+    lengths, others = rng.integers(1, longest + 1, (2, rows))
+    steps = fitting(config, *(int(step) for step in rng.integers(1, 1 + max(1, longest // 3), 5)))
+    padding = int(rng.integers(0, 1 + longest - lengths.max()))
+    return Case(f"random {number}", draw.sources(*lengths), steps, draw.targets(*others), padding)
+
+
+def fitting(config: TransformerConfig, *lengths: int) -> tuple[int, ...]:
+    """As many of the calls as fit into the longest target."""
+    total, kept = 0, []
+    for length in lengths:
+        if length > 0 and total + length <= config.max_length:
+            total += length
+            kept.append(length)
+    return tuple(kept)

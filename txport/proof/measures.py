@@ -1,0 +1,195 @@
+"""How far two tensors are apart, in every measure that people ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.models.ports import LOGITS
+
+Array = NDArray[Any]
+
+WEIGHTS, GRAPH, FORCED = "weights", "graph", "teacher-forced"  # kinds of comparison
+WHOLE = -1  # the step of a comparison over all places of the targets
+TOP = 10
+FORMAT = 1  # of a report as JSON
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor of one case: where it differs most, and by how much.
+
+    `step` is the call of a graph, or the place in the target where it is teacher-forced.
+    """
+
+    case: str
+    runtime: str
+    step: int
+    tensor: str
+    max_abs: float
+    allowed: float
+    index: tuple[int, ...]
+    expected: float
+    actual: float
+    relative: float = 0.0  # the error's root mean square over the tensor's
+    allowed_relative: float | None = None  # None where only the largest difference counts
+    kind: str = GRAPH
+    mean_abs: float = 0.0
+    of_largest: float = 0.0  # the largest difference over the tensor's largest value
+    cosine: float = 1.0
+    sqnr: float = np.inf  # signal over error, in dB
+    ulps: int | None = None  # the most fp32 numbers that lie between two values; None for other types
+    argmax: float | None = None  # share of rows with the same best token; None for what are no logits
+    top10: float | None = None  # share of the ten best tokens that are the same
+    note: str = ""  # what is wrong, where no difference tells
+
+    @property
+    def badness(self) -> float:
+        """The error over what is allowed; NaN if it is NaN."""
+        worst = self.max_abs / (self.allowed or 1e-30) if self.max_abs else 0.0
+        if self.allowed_relative is None:
+            return worst
+        return float(np.maximum(worst, self.relative / self.allowed_relative))  # NaN if either is
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is allowed; NaN never is."""
+        return self.badness <= 1
+
+    @property
+    def place(self) -> str:
+        """The call of a graph, or the place in a target."""
+        if self.kind != FORCED:
+            return f"step {self.step}"
+        return "whole targets" if self.step == WHOLE else f"target position {self.step}"
+
+    def describe(self) -> str:
+        """The case, the place and the two values, in one line."""
+        where = f"{self.runtime}, case {self.case}, {self.place}: "
+        if self.note:
+            return f"{where}{self.tensor} {self.note}"
+        if (
+            self.allowed_relative is not None
+            and not self.relative / self.allowed_relative < self.max_abs / self.allowed
+        ):
+            error = f"{100 * self.relative:.3g} % of its size, allowed are {100 * self.allowed_relative:.3g} %"
+            return f"{where}{self.tensor} has an error of {error}"
+        values = f"is {self.actual:.6g}, expected {self.expected:.6g} (difference {self.max_abs:.3g})"
+        return f"{where}{self.tensor}{list(self.index)} {values}"
+
+
+def compare(
+    case: str,
+    runtime: str,
+    step: int,
+    tensor: str,
+    expected: Array,
+    actual: Array,
+    tolerance: float,
+    *,
+    rms: float | None = None,
+    kind: str = GRAPH,
+) -> Comparison:
+    """Where two tensors differ most; a difference of shape counts as infinite."""
+    about: dict[str, Any] = {"case": case, "runtime": runtime, "step": step, "kind": kind, "allowed_relative": rms}
+    if expected.shape != actual.shape:
+        note = f"has shape {actual.shape}, expected {expected.shape}"
+        return wrong(tensor, note, sizes=(expected.size, actual.size), **about)
+    if expected.size == 0:
+        return Comparison(**about, tensor=tensor, max_abs=0.0, allowed=tolerance, index=(), expected=0.0, actual=0.0)
+    wanted, found = expected.astype(np.float64), actual.astype(np.float64)
+    difference = np.abs(wanted - found)
+    index = np.unravel_index(int(np.argmax(np.nan_to_num(difference, nan=np.inf))), expected.shape)
+    return Comparison(
+        **about,
+        tensor=tensor,
+        max_abs=float(difference[index]),
+        allowed=tolerance,
+        index=tuple(int(i) for i in index),
+        expected=float(expected[index]),
+        actual=float(actual[index]),
+        **distances(wanted, found, difference),
+        ulps=ulps(expected, actual),
+        **(agreement(expected, actual) if tensor == LOGITS else {}),
+    )
+
+
+def wrong(tensor: str, note: str, sizes: tuple[float, float] = (0.0, 0.0), **about: Any) -> Comparison:
+    """A comparison that fails without a difference to tell."""
+    values: dict[str, Any] = {
+        "max_abs": np.inf,
+        "allowed": 0.0,
+        "index": (),
+        "expected": float(sizes[0]),
+        "actual": float(sizes[1]),
+    }
+    return Comparison(tensor=tensor, note=note, sqnr=-np.inf, **values, **about)
+
+
+@np.errstate(all="ignore")  # a model that is wrong may say infinity
+def distances(expected: Array, actual: Array, difference: Array) -> dict[str, Any]:
+    """Measures over a whole tensor, in float64; `difference` is the absolute one."""
+    flat, other, error = expected.ravel(), actual.ravel(), difference.ravel()
+    signal, noise, norm = _dot(flat, flat), _dot(error, error), _dot(other, other)
+    return {
+        "relative": float(np.sqrt(noise) / max(np.sqrt(signal), 1e-30)),
+        "mean_abs": float(error.mean()),
+        "of_largest": float(error.max() / max(np.abs(flat).max(), 1e-30)),
+        "cosine": float(_dot(flat, other) / np.sqrt(signal * norm)) if signal and norm else float(signal == norm),
+        "sqnr": float(10 * np.log10(signal / noise)) if signal and noise else (np.inf if noise == 0 else -np.inf),
+    }
+
+
+def _dot(first: Array, second: Array) -> float:
+    return float(np.einsum("i,i->", first, second))  # BLAS would wake its threads for each tensor
+
+
+@np.errstate(all="ignore")
+def ulps(expected: Array, actual: Array) -> int | None:
+    """The most steps from one fp32 number to the next between two values; None for other types and for NaN."""
+    if not expected.dtype == actual.dtype == np.float32 or not (np.isfinite(expected) & np.isfinite(actual)).all():
+        return None
+    return int(np.abs(_ranks(expected) - _ranks(actual)).max(initial=0))
+
+
+def _ranks(values: Array) -> NDArray[np.int64]:
+    """Where each number stands among all fp32 numbers; both zeros stand at 0."""
+    bits = np.ascontiguousarray(values).view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+def agreement(expected: Array, actual: Array) -> dict[str, Any]:
+    """How far logits (..., V) agree on the best token, and on the ten best."""
+    wanted, found = (array.reshape(-1, array.shape[-1]) for array in (expected, actual))
+    same = [_best(array) for array in (wanted, found)]
+    shared = (same[0] & same[1]).sum(axis=1) / same[0].sum(axis=1)
+    return {"argmax": float((wanted.argmax(axis=1) == found.argmax(axis=1)).mean()), "top10": float(shared.mean())}
+
+
+def _best(logits: Array) -> NDArray[np.bool_]:
+    """Which tokens are among the ten best of each row (R, V)."""
+    chosen, count = np.zeros(logits.shape, bool), min(TOP, logits.shape[1])
+    np.put_along_axis(chosen, np.argpartition(-logits, count - 1, axis=1)[:, :count], True, axis=1)
+    return chosen
+
+
+def finite(values: dict[str, Any]) -> dict[str, Any]:
+    """As JSON values: NaN and infinity as strings, which JSON has no numbers for."""
+    return {name: number(value) for name, value in values.items()}
+
+
+def number(value: Any) -> Any:
+    """A value that JSON can hold."""
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def to_dict(each: Comparison) -> dict[str, Any]:
+    """A comparison as a report writes it, under its case and runtime."""
+    kept = {name: value for name, value in dataclasses.asdict(each).items() if name not in ("case", "runtime", "note")}
+    return finite(
+        {**kept, **({"note": each.note} if each.note else {}), "badness": each.badness, "passed": each.passed}
+    )

@@ -1,0 +1,87 @@
+"""The weights inside the graphs against the checkpoint's: none altered, none missing, none that nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.exporters.fusions import split_name
+from txport.exporters.quantize import read_name
+from txport.exporters.shortlist import shorten
+from txport.exporters.weights import Held, graph_weights, held_weights
+from txport.models.bundle import Bundle
+from txport.models.checkpoint import Checkpoint, expected_tensors
+from txport.models.ports import DECODER, ENCODER, STEP
+from txport.proof.measures import WEIGHTS, Comparison, compare, wrong
+
+Array = NDArray[Any]
+
+WEIGHTED = (ENCODER, DECODER, STEP)
+# How far a quantised weight may lie from the checkpoint's, in steps of its scale: by rounding, half a step; in
+# 4 bits the largest of a block may be cut so that the others are finer.
+STEPS = {8: 0.501, 4: 2.1}
+
+
+def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparison]:
+    """Each weight in each graph with the checkpoint's: bit for bit, or, if quantised, in steps of its scale.
+
+    A tensor of the checkpoint that no graph holds fails, and so does a weight in a graph that is neither of the
+    checkpoint nor computed from it.
+    """
+    own, found = expected_tensors(checkpoint.model), set()
+    names = {id(tensor): name for name, tensor in own.items()}
+    aliases = {name: names[id(p)] for name, p in checkpoint.model.named_parameters(remove_duplicate=False)}
+    dtype = np.dtype(bundle.manifest.dtype)
+    for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
+        initializers = graph_weights(bundle.file(role))
+        known = derived(initializers, checkpoint)
+        for held in held_weights(initializers):
+            if held.name in aliases:
+                found.add(aliases[held.name])
+                yield _compare(role, held, own[aliases[held.name]].detach().numpy().astype(dtype))
+            elif held.name in known:
+                values = known[held.name]
+                expected = values.astype(dtype) if values.dtype.kind == "f" else values
+                yield compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0, kind=WEIGHTS)
+            elif not is_arithmetic(held.values):
+                note = f"{held.values.shape} is no weight of the checkpoint, and nothing known is computed from one"
+                yield wrong(held.name, note, case=WEIGHTS, runtime=role, step=0, kind=WEIGHTS)
+    for name in own.keys() - found:
+        yield wrong(name, "is in no graph", case=WEIGHTS, runtime="bundle", step=0, kind=WEIGHTS)
+
+
+def _compare(role: str, held: Held, expected: Array) -> Comparison:
+    if held.steps is None or expected.shape != held.values.shape:
+        return compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0, kind=WEIGHTS)
+    values = (expected / held.steps, held.values / held.steps)
+    return compare(WEIGHTS, role, 0, held.name, *values, STEPS[held.bits], kind=WEIGHTS)
+
+
+def derived(initializers: Mapping[str, Array], checkpoint: Checkpoint) -> dict[str, Array]:
+    """What a graph may hold beside the checkpoint's weights, by name, computed anew.
+
+    Tables of sinusoids, scales in the shape that a look-up wants, and the shortlist of a large projection. A scale
+    itself is proven by the weight that it gives back.
+    """
+    known = {name: buffer.detach().numpy() for name, buffer in checkpoint.model.named_buffers()}
+    for name, values in initializers.items():
+        base, form = read_name(name)
+        if form is not None and (scale := initializers.get(f"{base}.scale")) is not None:
+            names = split_name(f"{base}.scale")
+            known |= dict(zip(names, np.split(scale, len(names)), strict=True))
+            known[f"{name}.lookup.scale"] = scale[..., None]
+        if name == f"zeros.{values.size}":
+            known[name] = np.zeros(values.size, np.int8)
+    if "shortlist.weight" in initializers:
+        found = shorten(checkpoint.model.projection.weight.detach().numpy())
+        zeros = np.zeros(len(found.values), np.int8)
+        known |= {"shortlist.weight": found.values, "shortlist.scale": found.scales, "shortlist.zeros": zeros}
+    return known
+
+
+def is_arithmetic(values: Array) -> bool:
+    """Whether a tensor is too little to be a weight: one number, no number, or the whole ones of shapes and places."""
+    return values.size <= 1 or values.dtype in (np.int64, np.int32, np.bool_)
