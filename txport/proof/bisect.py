@@ -1,0 +1,106 @@
+"""The first place at which a bundle computes what PyTorch does not, and why.
+
+Every part of every graph is fed what PyTorch computed before it, so an error stays in the part where it arises, and
+a part that errs is named whatever comes before or after it. Then guesses are tried on its figures, and the exporter
+is run again, step by step, to see which step brought the error in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from txport.exporters.weights import held_weights, holding
+from txport.models.bundle import Bundle, load_bundle
+from txport.models.checkpoint import Checkpoint
+from txport.models.transformer import Transformer
+from txport.proof.causes import cause_of
+from txport.proof.evidence import Evidence, WrongWeight, place_of
+from txport.proof.guesses.common import describe_weight
+from txport.proof.parity import STEPS, WEIGHTED, Comparison, draw_cases
+from txport.proof.parts import describe
+from txport.proof.probe import Finding, find, observations, probe_file
+from txport.proof.walks import Reference
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """What a bundle does wrong first: where, of what kind, and with which figures."""
+
+    graph: str
+    where: str
+    kind: str
+    what: str
+    node: str = ""  # the first one that gives what PyTorch has nowhere
+    origin: str = ""  # the step of the export that brought it in
+    figures: dict[str, Any] = field(default_factory=dict)
+    also: tuple[str, ...] = ()  # other places that err by themselves
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0) -> Culprit | None:
+    """The first culprit of a bundle that differs from its checkpoint; None if each part computes what PyTorch does.
+
+    Raises `UnsupportedError` for another checkpoint than the bundle was made from, `ParityError` where a graph
+    does not run at all.
+    """
+    bundle.require_source(checkpoint.name, checkpoint.sha256)
+    load_bundle(bundle.path)
+    held = holding(bundle, checkpoint).model
+    probes = {role: probe_file(bundle, role) for role in bundle.manifest.graphs if role in WEIGHTED}
+    reference = Reference(held, bundle.manifest)
+    findings = find(observations(probes, held, reference, draw_cases(bundle, seed), seed))
+    wrong = wrong_weights(bundle, checkpoint.model)
+    if findings:
+        return _explain(findings, held, wrong)
+    if wrong:
+        return _weight(wrong)
+    return None
+
+
+def wrong_weights(bundle: Bundle, model: Transformer) -> dict[str, WrongWeight]:
+    """Weights and tables that are not the checkpoint's, by its own name for them, in its order."""
+    known: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    known.update((name, each) for name, each in model.named_buffers() if name.endswith(".positions"))
+    names = {id(tensor): name for name, tensor in reversed(known.items())}
+    wrong: dict[str, WrongWeight] = {}
+    for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
+        for held in (held for held in held_weights(bundle.file(role)) if held.name in known):
+            expected = known[held.name].detach().numpy().astype(bundle.manifest.dtype)
+            limit = 0.0 if held.steps is None else STEPS[held.bits] * held.steps
+            if held.values.shape != expected.shape or not np.all(np.abs(held.values - expected) <= limit):
+                wrong[names[id(known[held.name])]] = WrongWeight(held.name, held.values, expected)
+    return {name: wrong[name] for name in known if name in wrong}
+
+
+def _explain(findings: list[Finding], model: Transformer, wrong: Mapping[str, WrongWeight]) -> Culprit:
+    first, *others = (Evidence(finding, model, wrong) for finding in findings)
+    cause, worst = cause_of(first), first.finding.worst
+    also = tuple(dict.fromkeys(place_of(each) for each in others))
+    return Culprit(
+        graph=first.finding.probe.role,
+        where=place_of(first),
+        kind=cause.kind,
+        what=cause.what,
+        figures=_figures(worst, first.finding),
+        also=also,
+    )
+
+
+def _figures(worst: Comparison, finding: Finding) -> dict[str, Any]:
+    kept = ("case", "step", "index", "expected", "actual", "max_abs", "allowed", "relative")
+    return {**{name: getattr(worst, name) for name in kept}, "cases": finding.cases}
+
+
+def _weight(wrong: Mapping[str, WrongWeight]) -> Culprit:
+    first, *others = wrong.values()
+    cause = describe_weight(first)
+    module = first.name.removesuffix(".weight").removesuffix(".bias").removesuffix(".positions")
+    return Culprit("", describe([module]), cause.kind, cause.what, also=tuple(each.name for each in others))
