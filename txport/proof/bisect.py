@@ -7,8 +7,8 @@ is run again, step by step, to see which step brought the error in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,16 @@ from torch import Tensor
 from txport.exporters.weights import held_weights, holding
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import Checkpoint
+from txport.models.errors import ParityError
 from txport.models.transformer import Transformer
 from txport.proof.causes import cause_of
 from txport.proof.evidence import Evidence, WrongWeight, place_of
 from txport.proof.guesses.common import describe_weight
+from txport.proof.nodes import guilty_node
+from txport.proof.origin import origin
 from txport.proof.parity import STEPS, WEIGHTED, Comparison, draw_cases
 from txport.proof.parts import describe
-from txport.proof.probe import Finding, find, observations, probe_file
+from txport.proof.probe import Finding, Observation, Probe, find, observations, probe_file
 from txport.proof.walks import Reference
 
 
@@ -56,13 +59,26 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0) -> Culprit 
     held = holding(bundle, checkpoint).model
     probes = {role: probe_file(bundle, role) for role in bundle.manifest.graphs if role in WEIGHTED}
     reference = Reference(held, bundle.manifest)
-    findings = find(observations(probes, held, reference, draw_cases(bundle, seed), seed))
+    failures: list[tuple[Probe, ParityError]] = []
+    findings = find(_running(observations(probes, held, reference, draw_cases(bundle, seed), seed), failures))
     wrong = wrong_weights(bundle, checkpoint.model)
     if findings:
-        return _explain(findings, held, wrong)
-    if wrong:
-        return _weight(wrong)
-    return None
+        culprit = _explain(findings, held, wrong)
+        return replace(culprit, origin=origin(findings[0], checkpoint, bundle.manifest))
+    if failures:
+        return Culprit(failures[0][0].role, f"the {failures[0][0].role} graph", "crash", str(failures[0][1]))
+    return _weight(wrong) if wrong else None
+
+
+def _running(
+    pairs: Iterable[tuple[Probe, Observation | ParityError]], failures: list[tuple[Probe, ParityError]]
+) -> Iterator[tuple[Probe, Observation]]:
+    """The calls that run; the others are noted."""
+    for probe, result in pairs:
+        if isinstance(result, ParityError):
+            failures.append((probe, result))
+        else:
+            yield probe, result
 
 
 def wrong_weights(bundle: Bundle, model: Transformer) -> dict[str, WrongWeight]:
@@ -89,6 +105,7 @@ def _explain(findings: list[Finding], model: Transformer, wrong: Mapping[str, Wr
         where=place_of(first),
         kind=cause.kind,
         what=cause.what,
+        node=guilty_node(first),
         figures=_figures(worst, first.finding),
         also=also,
     )

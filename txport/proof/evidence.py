@@ -14,7 +14,7 @@ from torch import nn
 from txport.models.transformer import Transformer
 from txport.proof.parts import block_of, describe
 from txport.proof.probe import Finding
-from txport.proof.taps import OUT, PORT, Span, span_before
+from txport.proof.taps import OUT, PORT, Span, Tap, span_before
 
 Array = NDArray[Any]
 
@@ -68,10 +68,22 @@ class Evidence:
         return span_before(probe.load(), probe.taps, self.finding.tap)
 
     @cached_property
-    def reads(self) -> dict[str, Array]:
-        """PyTorch's values at the taps that the span reads, by module."""
-        observation = self.finding.observation
-        return {tap.modules[0]: value for tap, value in observation.truths.items() if tap.value in self.span.reads}
+    def reads(self) -> dict[Tap, Array]:
+        """PyTorch's values at the taps that the span reads, each once."""
+        truths = self.finding.observation.truths
+        by_value = {tap.value: tap for tap in reversed(list(truths)) if tap.value in self.span.reads}
+        return {tap: truths[tap] for tap in by_value.values()}
+
+    @property
+    def before_activation(self) -> Array:
+        """What PyTorch's activation reads, where this one errs."""
+        return self.finding.observation.record[self.module.replace("outer", "inner")][1]
+
+    @property
+    def embedding(self) -> str | None:
+        """The embedding of tokens that the span reads, by module, if it does."""
+        names = (tap.modules[0] for tap in self.reads)
+        return next((name for name in names if name.endswith("_embedding.tokens")), None)
 
     def explains(self, guess: Array) -> bool:
         """Whether a guess is what was seen."""
@@ -94,7 +106,7 @@ def part_of(evidence: Evidence) -> str:
         return "attention"
     if module.endswith("feed_forward.outer"):
         return "activation"
-    if any(name.endswith("_embedding.tokens") for name in evidence.reads):
+    if evidence.embedding:
         return "embedding"
     return "residual" if len(evidence.reads) > 1 else "input"
 
@@ -106,9 +118,9 @@ def place_of(evidence: Evidence) -> str:
         return block_of(evidence.module)
     if part == "activation":
         return f"{block_of(evidence.module)}, activation"
-    if part == "embedding":
-        return describe([next(name for name in evidence.reads if name.endswith("_embedding.tokens"))])
+    if evidence.embedding:
+        return describe([evidence.embedding])
     if part == "residual":
-        before = [name for name in evidence.reads if name.endswith((".output", ".outer"))]
+        before = [tap.modules[0] for tap in evidence.reads if tap.modules[0].endswith((".output", ".outer"))]
         return f"{block_of(before[-1])}, residual sum" if before else describe(modules)
     return f"what goes into {describe(modules)}" if part == "input" else describe(modules)

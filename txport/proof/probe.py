@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Probe:
 
     role: str
     precision: str
+    folder: Path  # of its weights
     load: Callable[[], ir.Model]
     taps: tuple[Tap, ...]
     free: Runner
@@ -57,7 +59,7 @@ class Finding:
     tap: Tap
     worst: Comparison
     observation: Observation
-    cases: tuple[str, ...] = field(default=())
+    cases: tuple[str, ...]
 
 
 def make_probe(load: Callable[[], ir.Model], role: str, precision: str, dtype: str, folder: Path) -> Probe:
@@ -67,7 +69,7 @@ def make_probe(load: Callable[[], ir.Model], role: str, precision: str, dtype: s
     for model in (plain, isolated):
         show(model, [tap.value for tap in taps])
     isolate(isolated, taps, dtype)
-    return Probe(role, precision, load, tuple(taps), Runner(plain, folder), Runner(isolated, folder))
+    return Probe(role, precision, folder, load, tuple(taps), Runner(plain, folder), Runner(isolated, folder))
 
 
 def probe_file(bundle: Bundle, role: str) -> Probe:
@@ -78,30 +80,29 @@ def probe_file(bundle: Bundle, role: str) -> Probe:
 
 def observations(
     probes: Mapping[str, Probe], model: Transformer, reference: Reference, cases: Iterable[Case], seed: int
-) -> Iterator[tuple[Probe, Observation]]:
-    """Every call of every case, on the graph of its role."""
+) -> Iterator[tuple[Probe, Observation | ParityError]]:
+    """Every call of every case, on the graph of its role; the error where it does not run."""
     with recording(model) as record:
         for case in cases:
             for call in reference.walk(case.sources, case.steps, seed):
-                yield probes[call.role], observe(probes[call.role], case.name, call, dict(record))
+                probe = probes[call.role]
+                try:
+                    yield probe, observe(probe, case.name, call, dict(record))
+                except Exception as error:  # ONNX Runtime has errors of its own
+                    where = f"case {case.name}, step {call.step}: the {probe.role} graph does not run"
+                    yield probe, ParityError(f"{where}: {error}")
                 record.clear()
 
 
 def observe(probe: Probe, case: str, call: Call, record: Mapping[str, tuple[Array, Array]]) -> Observation:
     """Run a graph once as it is, for the shapes, and once with PyTorch's values at every tap."""
-    try:
-        free = {**call.inputs, **probe.free.run(call.inputs)}
-    except Exception as error:  # ONNX Runtime has errors of its own
-        message = f"case {case}, step {call.step}: the {probe.role} graph does not run: {error}"
-        raise ParityError(message) from error
+    free = {**call.inputs, **probe.free.run(call.inputs)}
     truths: dict[Tap, Array] = {}
     feed = dict(call.inputs)
     for tap in probe.taps:
         expected, like = truth(tap, record, call.expected), free[tap.value]
-        if expected is not None and expected.size == like.size:
-            truths[tap] = expected.reshape(like.shape)
-        elif expected is not None:
-            truths[tap] = expected
+        if expected is not None:
+            truths[tap] = expected.reshape(like.shape) if expected.size == like.size else expected
         feed[tap.given] = truths[tap].astype(like.dtype) if expected is not None else like
     outputs = {**call.inputs, **probe.isolated.run(feed)}
     return Observation(case, call, record, feed, truths, {tap: outputs[tap.value] for tap in truths})
@@ -114,25 +115,26 @@ def compare_tap(tap: Tap, observation: Observation, precision: str) -> Compariso
     found = compare(observation.case, "ort", observation.call.step, tap.name, expected, seen, allowed)
     rounded = tap.quantized and tap.side == OUT
     relative = RELATIVE[precision] if rounded else None
-    return Comparison(**{**vars(found), "allowed_relative": relative})
+    return dataclasses.replace(found, allowed_relative=relative)
 
 
 def find(pairs: Iterable[tuple[Probe, Observation]]) -> list[Finding]:
-    """The taps that err, in the order of the graphs; an equal value is named once."""
+    """The taps that err, in the order of the graphs; of several taps of one value only the first."""
     bad: dict[tuple[str, Tap], Finding] = {}
     for probe, observation in pairs:
         for tap in observation.truths:
             worst = compare_tap(tap, observation, probe.precision)
-            if worst.passed:
-                continue
-            known = bad.get((probe.role, tap))
-            cases = tuple(dict.fromkeys([*(known.cases if known else ()), observation.case]))
-            if known and badness(known.worst) >= badness(worst):
-                worst, observation_ = known.worst, known.observation
-            else:
-                observation_ = observation
-            bad[probe.role, tap] = Finding(probe, tap, worst, observation_, cases)
+            if not worst.passed:
+                found = Finding(probe, tap, worst, observation, (observation.case,))
+                bad[probe.role, tap] = _join(bad.get((probe.role, tap), found), found)
     return in_order(list(bad.values()))
+
+
+def _join(one: Finding, other: Finding) -> Finding:
+    """The worse of two at one tap, with the cases of both."""
+    cases = tuple(dict.fromkeys((*one.cases, *other.cases)))
+    worse = other if badness(other.worst) > badness(one.worst) else one
+    return dataclasses.replace(worse, cases=cases)
 
 
 def badness(found: Comparison) -> float:
@@ -141,7 +143,7 @@ def badness(found: Comparison) -> float:
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """As the graphs compute them, the encoder first; of several taps of one value only the first."""
+    """As the graphs compute them, the encoder first; an equal value is named once."""
     roles = list(dict.fromkeys(each.probe.role for each in findings))
     order = sorted(findings, key=lambda each: (roles.index(each.probe.role), each.probe.taps.index(each.tap)))
     first: dict[tuple[str, str], Finding] = {}

@@ -98,7 +98,7 @@ def find_taps(model: ir.Model, role: str) -> list[Tap]:
     """Every tap of a graph, in the order in which it computes them."""
     found: list[Tap] = []
     for value in model.graph.initializers.values():
-        base, form = read_name(str(value.name))
+        base, form = read_name(str(value.name).removeprefix("model."))  # as a trace calls it at first
         if base.endswith(".weight"):
             modules = tuple(name.removesuffix(".weight") for name in split_name(base))
             for node, place in _readers(value):
@@ -220,7 +220,7 @@ class Runner:
 
     def __init__(self, model: ir.Model, folder: Path, level: Any = None) -> None:
         options = ort.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # what fails is raised, and need not be logged
         none = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.graph_optimization_level = none if level is None else level
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))

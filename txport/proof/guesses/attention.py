@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from txport.proof.probe import Observation
 
 Array = NDArray[Any]
 
+MASKED = -1e30
 STEPS = 200  # of the search for a factor
 
 
@@ -55,13 +57,20 @@ def attended(place: str, role: str, observation: Observation, config: Transforme
 
 def attend(given: Attended, scale: float = 1.0) -> Array:
     """Attention in float64, its scores times `scale` -> (B * T, D)."""
-    query, key = given.query.astype(np.float64), given.key.astype(np.float64)
-    scores = query @ key.swapaxes(2, 3) * (scale / np.sqrt(query.shape[-1]))
-    scores = np.where(given.mask, scores, -1e30)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    mixed = weights / weights.sum(axis=-1, keepdims=True) @ given.value  # (B, N, T, H)
+    *_, mixed = inner_values(given, scale)
     result: Array = mixed.swapaxes(1, 2).reshape(-1, mixed.shape[1] * mixed.shape[3])
     return result
+
+
+def inner_values(given: Attended, scale: float = 1.0) -> Iterator[Array]:
+    """The steps of attention: products, scores, masked scores, weights, and the values that they mix (B, N, T, H)."""
+    query, key = given.query.astype(np.float64), given.key.astype(np.float64)
+    yield (products := query @ key.swapaxes(2, 3))  # (B, N, T, S)
+    yield (scores := products * (scale / np.sqrt(query.shape[-1])))
+    yield (masked := np.where(given.mask, scores, MASKED))
+    powers = np.exp(masked - masked.max(axis=-1, keepdims=True))
+    yield (weights := powers / powers.sum(axis=-1, keepdims=True))
+    yield weights @ given.value
 
 
 def _split(name: str, observation: Observation, config: TransformerConfig) -> Array:
@@ -104,7 +113,8 @@ def _mask(place: str, role: str, observation: Observation, config: TransformerCo
     return mask.astype(bool)[:, None, None, :]
 
 
-def _attended(evidence: Evidence) -> Attended:
+def read_by(evidence: Evidence) -> Attended:
+    """What PyTorch's attention reads where this one errs."""
     place = evidence.module.removesuffix(".output")
     finding = evidence.finding
     return attended(place, finding.probe.role, finding.observation, evidence.model.config)
@@ -112,7 +122,7 @@ def _attended(evidence: Evidence) -> Attended:
 
 def other_mask(evidence: Evidence) -> Cause | None:
     """An attention that sees places that it must not, or not all that it may."""
-    given, cross = _attended(evidence), "cross" in evidence.module or evidence.finding.probe.role == "encoder"
+    given, cross = read_by(evidence), "cross" in evidence.module or evidence.finding.probe.role == "encoder"
     whose = "padding of the source" if cross else "tokens to come" if given.mask.ndim == 2 else "unused cache"
     kinds = {f"the mask is dropped: {whose} is seen": np.ones_like(given.mask)}
     if whose == "tokens to come":
@@ -133,7 +143,7 @@ def _shifted(mask: Array, by: int) -> Array:
 
 def other_cache(evidence: Evidence) -> Cause | None:
     """An attention over keys or values of others."""
-    given, observation = _attended(evidence), evidence.finding.observation
+    given, observation = read_by(evidence), evidence.finding.observation
     if evidence.explains(attend(given.replace(key=given.value, value=given.key))):
         return Cause("cache", "keys and values are swapped")
     arrays = {**observation.call.inputs, **observation.call.expected}
@@ -147,7 +157,7 @@ def other_cache(evidence: Evidence) -> Cause | None:
 
 def other_scale(evidence: Evidence) -> Cause | None:
     """Scores that are not divided by the square root of the head's size: the factor that fits best."""
-    given = _attended(evidence)
+    given = read_by(evidence)
 
     def error(factor: float) -> float:
         return float(np.square(attend(given, factor).reshape(evidence.seen.shape) - evidence.seen).sum())

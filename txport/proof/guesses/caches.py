@@ -43,8 +43,9 @@ def _continued(own: str, inputs: Mapping[str, Array], expected: Mapping[str, Arr
         if name != own and other.shape == right.shape:
             yield f"it gets the new places of {name}", np.where(new, other, right)
     for by in (1, -1):
-        guess = np.where(new, 0, right) + np.roll(np.where(new, right, 0), by, axis=2)
-        yield f"a new place is written {abs(by)} {'after' if by > 0 else 'before'} its own", guess
+        if before.shape == right.shape:
+            guess = np.where(np.roll(new, by, axis=2), np.roll(right, by, axis=2), before)
+            yield f"a new place is written one {'after' if by > 0 else 'before'} its own", guess
 
 
 def _new_places(right: Array, before: Array) -> Array:

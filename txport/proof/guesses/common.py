@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from txport.models.transformer import ACTIVATIONS
 from txport.proof.evidence import EXPLAINED, Cause, Evidence, WrongWeight
 from txport.proof.parts import describe
+from txport.proof.taps import IN, Tap
 
 Array = NDArray[Any]
 
@@ -71,7 +72,12 @@ def _factor(seen: Array, expected: Array) -> float | None:
 
 def summands(evidence: Evidence) -> Cause | None:
     """A sum of what it reads, one part of it missing or scaled."""
-    return wrong_sum(evidence, {f"what {describe([name])} gives": value for name, value in evidence.reads.items()})
+    return wrong_sum(evidence, {_words(tap): value for tap, value in evidence.reads.items()})
+
+
+def _words(tap: Tap) -> str:
+    where = describe(tap.modules)
+    return f"what goes into {where}" if tap.side == IN else f"what {where} gives"
 
 
 def wrong_sum(evidence: Evidence, parts: Mapping[str, Array]) -> Cause | None:
@@ -116,7 +122,7 @@ def no_bias(evidence: Evidence) -> Cause | None:
 
 def other_activation(evidence: Evidence) -> Cause | None:
     """An activation that is not the model's."""
-    x = torch.from_numpy(evidence.finding.observation.record[evidence.module.replace("outer", "inner")][1])
+    x = torch.from_numpy(evidence.before_activation)
     kinds: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATIONS, "no activation": nn.Identity()}
     for name, function in kinds.items():
         if evidence.explains(function(x).numpy()):

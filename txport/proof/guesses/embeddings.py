@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,13 +39,21 @@ def wrong_positions(evidence: Evidence) -> Cause | None:
 
 def wrong_summand(evidence: Evidence) -> Cause | None:
     """The tokens' or the positions' part is scaled."""
-    tokens = evidence.reads[f"{_embedding(evidence)}.tokens"]
+    tokens = next(value for tap, value in evidence.reads.items() if tap.modules[0] == evidence.embedding)
     positions = _positions(evidence, _places(evidence))
     return wrong_sum(evidence, {"the embedding of a token": tokens, "that of a position": positions})
 
 
+def position_rows(evidence: Evidence) -> Iterator[Array]:
+    """What PyTorch looks up for the positions, for each token or each row once, and the tokens' part of the sum."""
+    own = _places(evidence)
+    rows = _positions(evidence, own)
+    yield from (rows, _positions(evidence, np.unique(own)), evidence.expected.reshape(rows.shape) - rows)
+
+
 def _embedding(evidence: Evidence) -> str:
-    return next(name for name in evidence.reads if name.endswith("_embedding.tokens")).removesuffix(".tokens")
+    assert evidence.embedding is not None
+    return evidence.embedding.removesuffix(".tokens")
 
 
 def _positions(evidence: Evidence, places: Array) -> Array:
