@@ -20,7 +20,7 @@ from click.core import ParameterSource
 
 from txport import __version__
 from txport.models.bundle import PRECISIONS, TARGETS
-from txport.models.errors import OutputError, TxportError, UnsupportedError
+from txport.models.errors import OutputError, ParityError, TxportError, UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES, MODULES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -303,6 +303,7 @@ def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the random inputs.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write everything that was compared, as JSON.")
+@click.option("--bisect", is_flag=True, help="Name the first part that differs, and why; see docs/differs.md.")
 def parity(
     bundle: str,
     checkpoint: str | None,
@@ -311,20 +312,30 @@ def parity(
     precision: str | None,
     seed: int,
     report: Path | None,
+    bisect: bool,
 ) -> None:
     """Compare BUNDLE with PyTorch; exit 1 if it does not compute the same."""
-    from txport import api, runtimes, tables
+    from txport import api, release, runtimes, tables
     from txport.locate import checkpoint_of, find_bundle
 
     for name in names or ("ort",):
         runtimes.require(name, provider)
     found = find_bundle(bundle, precision=precision, say=say)
     chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
-    result = api.parity(found, checkpoint or checkpoint_of(found), dict.fromkeys(chosen, provider), seed=seed)
-    if report:
-        _write_json(report, result.to_dict())
+    source = checkpoint or checkpoint_of(found)
+    try:
+        result = api.parity(found, source, dict.fromkeys(chosen, provider), seed=seed)
+    except ParityError:  # a graph does not run
+        if bisect:
+            tables.show_culprit(release.bisect(found, source, seed=seed))
+        raise
     tables.show_parity(result)
-    if not result.passed:
+    culprit = release.bisect(found, source, seed=seed) if bisect else None
+    if bisect:
+        tables.show_culprit(culprit)
+    if report:
+        _write_json(report, {**result.to_dict(), **({"culprit": culprit and culprit.to_dict()} if bisect else {})})
+    if not result.passed or culprit:
         raise SystemExit(1)
 
 

@@ -13,6 +13,7 @@ from txport.models.files import staged_folder
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
+    from txport.proof.bisect import Culprit
     from txport.proof.parity import Report
 
 Say = Callable[[str], None]
@@ -88,6 +89,15 @@ def parity(bundle: Bundle, checkpoint: str | Path, providers: Mapping[str, str],
     except ModuleNotFoundError as error:
         raise _needs_export(error) from error
     return check(bundle, load_checkpoint(checkpoint), providers, seed=seed)
+
+
+def bisect(bundle: Bundle, checkpoint: str | Path, *, seed: int = 0) -> Culprit | None:
+    """The first place at which a bundle computes what its checkpoint does not; None if there is none."""
+    try:
+        from txport.proof import bisect as proof
+    except ModuleNotFoundError as error:
+        raise _needs_export(error) from error
+    return proof.bisect(bundle, load_checkpoint(checkpoint), seed=seed)
 
 
 def _needs_export(error: ModuleNotFoundError) -> UnavailableError:

@@ -15,6 +15,7 @@ from txport.models.ports import Port
 
 if TYPE_CHECKING:
     from txport.diagnose import Diagnosis
+    from txport.proof.bisect import Culprit
     from txport.proof.parity import Report
 
 
@@ -44,6 +45,15 @@ def show_parity(report: Report) -> None:
     columns = ["runtime", "case", "tensors", "largest difference", "tokens equal", "verdict"]
     show("Compared with PyTorch fp32", columns, list(table(report)))
     click.echo(f"\nverdict: {'pass' if report.passed else 'FAIL'}; worst: {report.describe_worst()}")
+
+
+def show_culprit(culprit: Culprit | None) -> None:
+    """What went wrong first, a line for each thing that is known of it."""
+    if culprit is None:
+        click.echo("culprit: none; every part of the graphs computes what PyTorch does from the same values")
+        return
+    for word, text in culprit.lines():
+        click.echo(f"{word + ':':<9}{text}")
 
 
 def show_bench(result: dict[str, Any]) -> None:

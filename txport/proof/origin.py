@@ -16,38 +16,41 @@ from txport.exporters.quantize import apply_forms
 from txport.exporters.top import add_top, without_top
 from txport.exporters.trace import trace
 from txport.models.bundle import Manifest
-from txport.models.checkpoint import Checkpoint
 from txport.models.ports import STEP, shortens
+from txport.models.transformer import Transformer
 from txport.proof.probe import Finding, compare_tap, make_probe, observe
 
 MODULES = {"portable": PORTABLE, "cpu": FUSED}
 TRACED, QUANTIZED, TOPPED = "the trace by PyTorch's exporter", "quantisation", "the choice of the best tokens"
 
 
-def origin(finding: Finding, checkpoint: Checkpoint, manifest: Manifest) -> str:
-    """The first step after which the place errs, in words; where none does, the fault is in the file alone."""
-    for step, model in stages(finding.probe.role, checkpoint, manifest):
-        if errs(finding, model, manifest):
+def origin(finding: Finding, model: Transformer, manifest: Manifest) -> str:
+    """The first step after which the place errs, in words; where none does, the fault is in the file alone.
+
+    `model` has the weights that a quantised bundle holds: they are on their grid, and quantising changes them no more.
+    """
+    for step, graph in stages(finding.probe.role, model, manifest):
+        if errs(finding, graph, manifest):
             return f"brought in by {step}"
     return "not in a fresh export of the checkpoint: the file was altered, or another version made it; export it again"
 
 
-def stages(role: str, checkpoint: Checkpoint, manifest: Manifest) -> Iterator[tuple[str, ir.Model]]:
+def stages(role: str, model: Transformer, manifest: Manifest) -> Iterator[tuple[str, ir.Model]]:
     """A graph as each step of the export leaves it; one model, changed in place."""
-    graph = manifest.graphs[role]
-    traced = without_top(graph) if manifest.target == "cpu" else graph
-    module = copy.deepcopy(checkpoint.model).to(getattr(torch, manifest.dtype))
-    model = trace(MODULES[manifest.target][role](module), traced, manifest.opset)
-    yield TRACED, model
+    ports = manifest.graphs[role]
+    traced = without_top(ports) if manifest.target == "cpu" else ports
+    module = copy.deepcopy(model).to(getattr(torch, manifest.dtype))
+    graph = trace(MODULES[manifest.target][role](module), traced, manifest.opset)
+    yield TRACED, graph
     for name, run in PASSES[manifest.target].items():
-        run(model, traced)
-        yield f"the pass {name!r}", model
+        run(graph, traced)
+        yield f"the pass {name!r}", graph
     if manifest.quantization:
-        apply_forms(model, manifest.quantization)
-        yield QUANTIZED, model
+        apply_forms(graph, manifest.quantization)
+        yield QUANTIZED, graph
     if manifest.target == "cpu" and role == STEP:
-        add_top(model, graph, shorten=shortens(manifest.config, manifest.precision))
-        yield TOPPED, model
+        add_top(graph, ports, shorten=shortens(manifest.config, manifest.precision))
+        yield TOPPED, graph
 
 
 def errs(finding: Finding, model: ir.Model, manifest: Manifest) -> bool:
