@@ -223,6 +223,7 @@ class Runner:
         options.log_severity_level = 4  # what fails is raised, and need not be logged
         none = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.graph_optimization_level = none if level is None else level
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # PyTorch runs in between
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         options.add_session_config_entry("session.x64quantprecision", "1" if may_saturate() else "0")
         content = ir.to_proto(model).SerializeToString()
