@@ -70,7 +70,7 @@ def _describe_figures(figures: Mapping[str, Any]) -> str:
     where = f"case {figures['case']}, step {figures['step']}, {list(figures['index'])}"
     values = f"{figures['actual']:.6g}, PyTorch {figures['expected']:.6g}"
     cases = ", ".join(figures["cases"])
-    return f"off by {figures['max_abs']:.3g}, allowed {figures['allowed']:.1g} ({where}: {values}); in {cases}"
+    return f"off by {figures['max_abs']:.3g}, allowed {figures['allowed']:.2g} ({where}: {values}); in {cases}"
 
 
 def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0) -> Culprit | None:
