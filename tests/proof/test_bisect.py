@@ -30,6 +30,7 @@ from txport.models.errors import UnsupportedError
 from txport.models.ports import DECODER, ENCODER, STEP, Graph
 from txport.proof import bisect as module
 from txport.proof.bisect import Culprit, bisect
+from txport.proof.matrices import Rounding, badly_quantised
 from txport.proof.taps import Runner
 
 Array = NDArray[Any]
@@ -585,6 +586,17 @@ def test_a_matrix_that_bears_no_few_bits_is_named(tmp_path: Path) -> None:
     assert culprit is not None
     assert (culprit.where, culprit.kind) == ("decoder layer 1, feed-forward, second linear map", "quantisation")
     assert "a few large weights leave too few steps" in culprit.what
+
+
+def test_matrices_are_held_against_others_of_as_many_bits() -> None:
+    """What is usual in 4 bits would be much in 8."""
+    eight = [Rounding(f"eight {number}", "dynamic int8", 0.005, 0.005) for number in range(9)]
+    four = [Rounding(f"four {number}", "4-bit blocks of 16", 0.105, 0.1) for number in range(3)]
+    assert badly_quantised([*four, *eight]) is None
+    spoilt = Rounding("spoilt", "4-bit blocks of 16", 0.9, 0.9)
+    assert badly_quantised([spoilt, *four, *eight]) is spoilt
+    coarse = Rounding("coarse", "dynamic int8", 0.02, 0.005)
+    assert badly_quantised([spoilt, *four, coarse, *eight]) is coarse
 
 
 def test_a_fault_in_the_file_alone_is_told_from_one_of_the_exporter(

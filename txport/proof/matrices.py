@@ -69,7 +69,7 @@ def _rounding(name: str, form: str, held: Array, expected: Array, x: Array | Non
 
 def finest(matrix: Array, form: str) -> Array:
     """The smallest step for each weight (out, in) at which the largest of its row or block is still in range."""
-    bits, block = (8, matrix.shape[1]) if form in (DYNAMIC, ROWS) else read_blocks(form)
+    bits, block = _bits(form), matrix.shape[1] if form in (DYNAMIC, ROWS) else read_blocks(form)[1]
     largest = np.abs(matrix.reshape(len(matrix), -1, block)).max(axis=2)
     steps: Array = np.repeat(largest / (2 ** (bits - 1) - 0.5), block, axis=1)
     return steps
@@ -80,8 +80,16 @@ def badly_quantised(found: Sequence[Rounding]) -> Rounding | None:
     coarsest = max(found, key=lambda each: each.coarseness)
     if coarsest.coarseness > COARSE:
         return coarsest
-    middle = float(np.median([each.error for each in found]))
-    return found[0] if found[0].error > max(ILL_SUITED, BEYOND_OTHERS * middle) else None
+    return next((each for each in found if each.error > max(ILL_SUITED, BEYOND_OTHERS * _middle(each, found))), None)
+
+
+def _middle(one: Rounding, found: Sequence[Rounding]) -> float:
+    """The middle error of the matrices that are held in as many bits: 4 leave sixteen times the error of 8."""
+    return float(np.median([each.error for each in found if _bits(each.form) == _bits(one.form)]))
+
+
+def _bits(form: str) -> int:
+    return 8 if form in (DYNAMIC, ROWS) else read_blocks(form)[0]
 
 
 def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:
