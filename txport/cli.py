@@ -337,6 +337,7 @@ def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
 @click.option("--report", type=click.Path(path_type=Path), help="Write everything that was compared, as JSON.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML, for CI.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write a summary for a pull request.")
+@click.option("--bisect", is_flag=True, help="Name the first part that differs, and why; see docs/differs.md.")
 def parity(
     bundle: str,
     checkpoint: str | None,
@@ -347,37 +348,44 @@ def parity(
     quality_texts: int,
     baseline: Path | None,
     report: Path | None,
+    bisect: bool,
     junit: Path | None,
     markdown: Path | None,
+    seed: int,
     **options: Any,
 ) -> None:
     """Compare BUNDLE with PyTorch; exit 1 if it does not compute the same.
 
     docs/parity.md says what is compared, what may differ and why, and how to run it in CI.
     """
-    from txport import api, runtimes, tables
+    from txport import api, release, runtimes, tables
     from txport.locate import checkpoint_of, find_bundle
 
     for name in names or ("ort",):
         runtimes.require(name, provider)
     old = _read_baseline(baseline) if baseline else None
-    texts = _read_quality(quality, quality_texts, options["seed"]) if quality else None
+    texts = _read_quality(quality, quality_texts, seed) if quality else None
     found = find_bundle(bundle, precision=precision, say=say)
     chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
     source = checkpoint or checkpoint_of(found)
     started = time.perf_counter()
     try:
-        result = api.parity(found, source, dict.fromkeys(chosen, provider), texts=texts, **options)
-    except ParityError as error:  # CI looks for its files
+        result = api.parity(found, source, dict.fromkeys(chosen, provider), texts=texts, seed=seed, **options)
+    except ParityError as error:  # a graph does not run; CI looks for its files all the same
         _write_broken(str(error), time.perf_counter() - started, junit, markdown)
+        if bisect:
+            tables.show_culprit(release.bisect(found, source, seed=seed))
         raise
     if old:
         result.drift.extend(_drift(old, result))
-    if report:
-        _write_json(report, result.to_dict())
     _write_summaries(result, time.perf_counter() - started, junit, markdown)
     tables.show_parity(result)
-    if not result.passed:
+    culprit = release.bisect(found, source, seed=seed) if bisect else None
+    if bisect:
+        tables.show_culprit(culprit)
+    if report:
+        _write_json(report, {**result.to_dict(), **({"culprit": culprit and culprit.to_dict()} if bisect else {})})
+    if not result.passed or culprit:
         raise SystemExit(1)
 
 

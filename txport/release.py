@@ -13,6 +13,7 @@ from txport.models.files import staged_folder
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
+    from txport.proof.bisect import Culprit
     from txport.proof.matrix import Matrix
     from txport.proof.report import Report
 
@@ -119,6 +120,15 @@ def matrix(
         raise _needs_export(error) from error
     chosen, tried = kinds(targets, precisions), engines(names, providers)
     return fill(load_checkpoint(name), chosen, tried, say, keep)
+
+
+def bisect(bundle: Bundle, checkpoint: str | Path, *, seed: int = 0) -> Culprit | None:
+    """The first place at which a bundle computes what its checkpoint does not; None if there is none."""
+    try:
+        from txport.proof import bisect as proof
+    except ModuleNotFoundError as error:
+        raise _needs_export(error) from error
+    return proof.bisect(bundle, load_checkpoint(checkpoint), seed=seed)
 
 
 def _needs_export(error: ModuleNotFoundError) -> UnavailableError:

@@ -15,6 +15,7 @@ from txport.models.ports import Port
 
 if TYPE_CHECKING:
     from txport.diagnose import Diagnosis
+    from txport.proof.bisect import Culprit
     from txport.proof.matrix import Matrix
     from txport.proof.report import Report
     from txport.proof.verify import Verification
@@ -78,6 +79,15 @@ def show_matrix(result: Matrix) -> None:
     for number, reason in enumerate(reasons, 1):
         click.echo(f"({number}) {reason}")
     click.echo(f"\nverdict: {'pass' if result.passed else 'FAIL'}; {summary(result)}")
+
+
+def show_culprit(culprit: Culprit | None) -> None:
+    """What went wrong first, a line for each thing that is known of it."""
+    if culprit is None:
+        click.echo("culprit: none; every part of the graphs computes what PyTorch does from the same values")
+        return
+    for word, text in culprit.lines():
+        click.echo(f"{word + ':':<9}{text}")
 
 
 def show_bench(result: dict[str, Any]) -> None:

@@ -28,10 +28,11 @@ from txport.models.ports import DECODER, ENCODER, LOGITS
 from txport.proof.cases import Case, draw_cases
 from txport.proof.forced import compare_forced
 from txport.proof.measures import FORCED, GRAPH, WEIGHTS, WHOLE, compare
+from txport.proof.noise import Noisy
 from txport.proof.parity import check
 from txport.proof.report import Report
 from txport.proof.reports import rows
-from txport.proof.tokens import BEAMS, REPLAYS, Shaken, compare_search, near_tie, score_of, search_all
+from txport.proof.tokens import BEAMS, REPLAYS, compare_search, near_tie, score_of, search_all
 from txport.proof.tolerances import tolerance_of
 from txport.runtimes.base import Ints, Runtime, Scores, State
 from txport.runtimes.portable import PortableRuntime
@@ -456,15 +457,13 @@ def test_a_beam_that_was_dropped_at_a_tie_is_found_by_shaking() -> None:
     source, noise = [7, 8, 9, 2], 0.5
     options = SearchOptions(max_new_tokens=24, beams=BEAMS)
     plain = generate(TorchRuntime(loaded.model), [source], loaded.config, options)[0][0]
+    strict = replace(tolerance_of("fp32"), noise=noise)
     shaken = [
-        generate(
-            Shaken(TorchRuntime(loaded.model), noise, np.random.default_rng(seed)), [source], loaded.config, options
-        )
+        generate(Noisy(TorchRuntime(loaded.model), strict, seed), [source], loaded.config, options)
         for seed in range(REPLAYS)
     ]
     others = [each[0][0] for each in shaken if each[0][0].tokens != plain.tokens]
     assert others, "the noise changed nothing"
-    strict = replace(tolerance_of("fp32"), noise=noise)
     monotone = replace(plain, tokens=(5,) * 24)
     assert all(near_tie(loaded, source, plain, other, BEAMS, strict) is not None for other in others)
     assert near_tie(loaded, source, plain, monotone, BEAMS, strict) is None

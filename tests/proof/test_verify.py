@@ -25,9 +25,9 @@ from txport.models.errors import BundleError
 from txport.models.names import GOLDEN
 from txport.models.ports import DECODER, ENCODER, STEP, Port
 from txport.models.tokenizer import FileTokenizer
-from txport.proof import golden as goldens
-from txport.proof import parity
-from txport.proof.golden import BEAM, GREEDY, SUMS, Golden, Noisy, allowed, fold, load_golden, record, save_golden
+from txport.proof.golden import BEAM, GREEDY, SUMS, Golden, fold, load_golden, record, save_golden
+from txport.proof.noise import Noisy
+from txport.proof.tolerances import tolerance_of
 from txport.proof.verify import FILES, LOGITS, NAMES, PORTS, TOKENIZER, Verification, compare, compare_ports, verify
 from txport.release import load_checkpoint
 from txport.runtimes.base import GraphPorts, Ints, Runtime, State
@@ -98,24 +98,16 @@ def test_noise_that_is_allowed_is_no_fault_and_twice_as_much_is(
 ) -> None:
     exact = runtimes.load_torch(load_checkpoint(checkpoint))
     manifest = replace(bundle.manifest, precision=precision)
-    golden = record(exact, manifest.config, [], precision)
+    golden, tolerance = record(exact, manifest.config, [], precision), tolerance_of(precision)
     for seed in range(100, 110):  # half of it, for what is drawn anew in each run
-        checks = list(compare(golden, Noisy(exact, precision, seed, share=0.5), manifest))
+        checks = list(compare(golden, Noisy(exact, tolerance, seed, share=0.5), manifest))
         assert [check.verdict for check in checks] == ["pass"] * 3, checks
     louder = replace(
         golden,
-        said=[replace(each, values=each.values + 2.1 * allowed(each.largest, precision)) for each in golden.said],
+        said=[replace(each, values=each.values + 2.1 * tolerance.noise_of(each.largest)) for each in golden.said],
     )
-    (check, *_) = compare(louder, Noisy(exact, precision, 0), manifest)
+    (check, *_) = compare(louder, Noisy(exact, tolerance, 0), manifest)
     assert check.verdict == "fail"
-
-
-def test_the_tables_are_those_of_parity() -> None:
-    assert (goldens.TOLERANCES, goldens.GROWS, goldens.RELATIVE) == (
-        parity.TOLERANCES,
-        parity.GROWS,
-        parity.RELATIVE,
-    )
 
 
 # ------------------------------------------------------------------------------------------------ planted faults

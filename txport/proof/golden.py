@@ -19,18 +19,14 @@ from txport.models.bundle import Bundle
 from txport.models.config import TransformerConfig
 from txport.models.errors import BundleError
 from txport.models.names import GOLDEN
-from txport.runtimes.base import Floats, Ints, Runtime, Scores, State, scores
+from txport.proof.noise import Noisy
+from txport.proof.tolerances import tolerance_of
+from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits
 
 Arrays = dict[str, NDArray[Any]]
-
-# The tables of proof.parity, which imports torch. They hold here too: a runtime that follows given tokens adds up
-# rounding over its steps, and stays far below them.
-TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "int8": 3e-1, "int4": 3e-1}
-GROWS = ("fp16",)
-RELATIVE = {"int8": 1.5e-1, "int4": 1.5e-1}
 
 REAL = 4  # samples of the bundle that become sources
 DRAWN = (1, 5, 11, 30)  # lengths of the other sources
@@ -68,38 +64,6 @@ class Golden:
     steady: list[bool]
 
 
-class Noisy:
-    """A runtime whose logits are off by up to a share of what is allowed."""
-
-    def __init__(self, runtime: Runtime, precision: str, seed: int, share: float = 1.0) -> None:
-        self._runtime, self._precision, self._share = runtime, precision, share
-        self._rng = np.random.default_rng(seed)
-
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
-        """See `Runtime.encode`."""
-        return self._runtime.encode(source, source_lengths, max_length=max_length)
-
-    def step(
-        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True
-    ) -> tuple[Scores, State]:
-        """See `Runtime.step`."""
-        found, state = self._runtime.step(tokens, state)
-        spread = [
-            [self._share * allowed(largest, self._precision)] for largest in np.abs(found.values).max(axis=1)
-        ]  # (R, 1)
-        noise = np.array(spread, np.float32) * self._rng.uniform(-1, 1, found.values.shape).astype(np.float32)
-        return scores(found.values + noise, top, normalise), state
-
-    def select(self, state: State, rows: Ints) -> State:
-        """See `Runtime.select`."""
-        return self._runtime.select(state, rows)
-
-
-def allowed(largest: float, precision: str) -> float:
-    """How far a logit may be from PyTorch's, where the largest is so large."""
-    return TOLERANCES[precision] * (max(1.0, largest) if precision in GROWS else 1.0)
-
-
 def record(runtime: Runtime, config: TransformerConfig, real: Iterable[Sequence[int]], precision: str) -> Golden:
     """Ask a runtime that is right. `real` sources are given the targets that it finds, others random ones.
 
@@ -114,7 +78,7 @@ def record(runtime: Runtime, config: TransformerConfig, real: Iterable[Sequence[
         drawn = rng.integers(0, config.target_vocab_size, min(length, LONGEST, config.max_length))
         targets.append(tuple(drawn.tolist()))
     said = [shorten(each) for each in logits(runtime, sources, targets, config)]
-    noisy = find(Noisy(runtime, precision, 0), config, sources * DISTURBED, BEAM)
+    noisy = find(Noisy(runtime, tolerance_of(precision), 0), config, sources * DISTURBED, BEAM)
     tries = [each.tokens for each in noisy]
     steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
     return Golden(sources, targets, said, found, steady)

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from txport.models.checkpoint import Checkpoint
 from txport.proof.cases import Case
+from txport.proof.noise import Noisy
 from txport.proof.tolerances import Tolerance
-from txport.runtimes.base import Ints, Runtime, Scores, State, scores
+from txport.runtimes.base import Runtime
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
@@ -124,35 +125,12 @@ def _replayed(checkpoint: Checkpoint, source: list[int], actual: Found, beams: i
     """Whether search on PyTorch, its logits moved by the noise, finds just these tokens; in few bits, any as bad."""
     own = float(score_of(checkpoint, source, actual.tokens).mean())
     for seed in range(REPLAYS):
-        shaken = Shaken(TorchRuntime(checkpoint.model), tolerance.noise, np.random.default_rng(seed))
+        shaken = Noisy(TorchRuntime(checkpoint.model), tolerance, seed)
         found = generate(shaken, [source], checkpoint.config, _options(checkpoint, beams))[0][0]
         as_bad = tolerance.rms is not None and float(score_of(checkpoint, source, found.tokens).mean()) <= own
         if found.tokens == actual.tokens or as_bad:
             return True
     return False
-
-
-class Shaken:
-    """A runtime whose logits are moved at random by no more than some noise."""
-
-    def __init__(self, runtime: Runtime, noise: float, rng: np.random.Generator) -> None:
-        self._runtime, self._noise, self._rng = runtime, noise, rng
-
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
-        """See `Runtime.encode`."""
-        return self._runtime.encode(source, source_lengths, max_length=max_length)
-
-    def step(
-        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True
-    ) -> tuple[Scores, State]:
-        """See `Runtime.step`."""
-        found, state = self._runtime.step(tokens, state)
-        moved = found.values + self._rng.uniform(-self._noise, self._noise, found.values.shape).astype(np.float32)
-        return scores(moved, top, normalise), state
-
-    def select(self, state: State, rows: Ints) -> State:
-        """See `Runtime.select`."""
-        return self._runtime.select(state, rows)
 
 
 @torch.inference_mode()

@@ -49,6 +49,10 @@ class Tolerance:
             return limit
         return min(limit, (self.atol or 0.0) + (relative or 0.0) * top)
 
+    def noise_of(self, largest: float) -> float:
+        """How far a logit may move, where the largest is so large."""
+        return self.noise * max(1.0, largest) if self.grows else self.noise
+
     @property
     def allowed_rms(self) -> float | None:
         """The largest RMS of the error over that of the tensor; None where it does not count."""

@@ -23,16 +23,15 @@ from txport.models.tokenizer import load_tokenizer
 from txport.proof.golden import (
     GREEDY,
     REAL,
-    RELATIVE,
     SEARCHES,
     SUMS,
     Golden,
     Said,
-    allowed,
     find,
     fold,
     load_golden,
 )
+from txport.proof.tolerances import tolerance_of
 from txport.runtimes.base import Floats, GraphRuntime, Runtime
 from txport.search.options import Found
 from txport.search.scoring import logits, score
@@ -185,10 +184,11 @@ def _gap(said: Said, values: Floats, precision: str) -> tuple[float, str]:
     step, place = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
     what = _place(said, values, int(step), int(place))
     where = f"step {step}: {what} is {actual[step, place]:.6g}, expected {expected[step, place]:.6g}"
-    if precision in RELATIVE:
+    tolerance = tolerance_of(precision)
+    if tolerance.rms is not None:
         parts = (error[:, : best.shape[1]], error[:, best.shape[1] :])
-        return float(np.max([_rms(part) for part in parts]) / (said.rms * RELATIVE[precision])), where
-    return float(error[step, place] / allowed(said.largest, precision)), where
+        return float(np.max([_rms(part) for part in parts]) / (said.rms * tolerance.rms)), where
+    return float(error[step, place] / tolerance.noise_of(said.largest)), where
 
 
 def _place(said: Said, values: Floats, step: int, place: int) -> str:
@@ -209,7 +209,7 @@ def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manife
     expected, actual = golden.found[name], find(runtime, manifest.config, golden.sources, name)
     pairs = list(zip(expected, actual, strict=True))
     other = [row for row, (one, two) in enumerate(pairs) if one.tokens != two.tokens]
-    limits = [allowed(said.largest, manifest.precision) for said in golden.said]
+    limits = [tolerance_of(manifest.precision).noise_of(said.largest) for said in golden.said]
     wrong = {row for row, (one, two) in enumerate(pairs) if row not in other and _differ(one, two, limits[row])}
     equal = len(pairs) - len(other) - len(wrong)
     wrong |= set(_worse(name, golden, actual, {row: limits[row] for row in other}, runtime, manifest))

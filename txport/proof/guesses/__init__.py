@@ -1,0 +1,1 @@
+"""What may be wrong with a part of a graph, each guess tried on the figures."""

@@ -1,0 +1,153 @@
+"""What a graph computes at its taps when everything before each of them is right."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from txport.models.bundle import Bundle
+from txport.models.errors import ParityError
+from txport.models.transformer import Transformer
+from txport.proof.cases import Case
+from txport.proof.measures import Comparison, compare
+from txport.proof.taps import OUT, Runner, Tap, find_taps, isolate, recording, show, truth
+from txport.proof.tolerances import tolerance_of
+from txport.proof.walks import Call, Reference
+
+Array = NDArray[Any]
+
+# How far one part of a model may be from PyTorch, of its largest value or of 1, when what it reads is PyTorch's: it
+# has no errors of others to carry. fp32: a hundred times what was seen of sound bundles; fp16: four times.
+LOCAL = {"fp32": 3e-5, "fp16": 4e-3, "int8": 3e-5, "int4": 3e-5}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One graph that shows its taps, as it is and isolated."""
+
+    role: str
+    precision: str
+    folder: Path  # of its weights
+    load: Callable[[], ir.Model]
+    taps: tuple[Tap, ...]
+    free: Runner
+    isolated: Runner
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One call of one graph: PyTorch's values by tap, and the graph's, each computed from PyTorch's."""
+
+    case: str
+    call: Call
+    record: Mapping[str, tuple[Array, Array]]
+    feed: Mapping[str, Array]  # all inputs of the isolated graph
+    truths: Mapping[Tap, Array]
+    seen: Mapping[Tap, Array]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A tap at which a graph errs: where most, and in which cases."""
+
+    probe: Probe
+    tap: Tap
+    worst: Comparison
+    observation: Observation
+    cases: tuple[str, ...]
+
+
+def make_probe(load: Callable[[], ir.Model], role: str, precision: str, dtype: str, folder: Path) -> Probe:
+    """Two sessions of a graph: one that shows its taps, one that also reads PyTorch's values there."""
+    plain, isolated = load(), load()
+    taps = find_taps(plain, role)
+    for model in (plain, isolated):
+        show(model, [tap.value for tap in taps])
+    isolate(isolated, taps, dtype)
+    return Probe(role, precision, folder, load, tuple(taps), Runner(plain, folder), Runner(isolated, folder))
+
+
+def probe_file(bundle: Bundle, role: str) -> Probe:
+    """A graph of a bundle as it lies on disk."""
+    file, manifest = bundle.file(role), bundle.manifest
+    return make_probe(lambda: ir.load(file), role, manifest.precision, manifest.dtype, file.parent)
+
+
+def observations(
+    probes: Mapping[str, Probe], model: Transformer, reference: Reference, cases: Iterable[Case], seed: int
+) -> Iterator[tuple[Probe, Observation | ParityError]]:
+    """Every call of every case, on the graph of its role; the error where it does not run."""
+    with recording(model) as record:
+        for case in cases:
+            for call in reference.walk(case.sources, case.steps, seed):
+                probe = probes[call.role]
+                try:
+                    yield probe, observe(probe, case.name, call, dict(record))
+                except Exception as error:  # ONNX Runtime has errors of its own
+                    where = f"case {case.name}, step {call.step}: the {probe.role} graph does not run"
+                    yield probe, ParityError(f"{where}: {error}")
+                record.clear()
+
+
+def observe(probe: Probe, case: str, call: Call, record: Mapping[str, tuple[Array, Array]]) -> Observation:
+    """Run a graph once as it is, for the shapes, and once with PyTorch's values at every tap."""
+    free = {**call.inputs, **probe.free.run(call.inputs)}
+    truths: dict[Tap, Array] = {}
+    feed = dict(call.inputs)
+    for tap in probe.taps:
+        expected, like = truth(tap, record, call.expected), free[tap.value]
+        if expected is not None:
+            truths[tap] = expected.reshape(like.shape) if expected.size == like.size else expected
+        feed[tap.given] = truths[tap].astype(like.dtype) if expected is not None else like
+    outputs = {**call.inputs, **probe.isolated.run(feed)}
+    return Observation(case, call, record, feed, truths, {tap: outputs[tap.value] for tap in truths})
+
+
+def compare_tap(tap: Tap, observation: Observation, precision: str) -> Comparison:
+    """One tap with what is allowed there: in 8 or 4 bits, a product's activations are rounded too."""
+    expected, seen = observation.truths[tap], observation.seen[tap]
+    allowed = LOCAL[precision] * max(1.0, float(np.abs(expected).max(initial=0.0)))
+    rounded = tap.quantized and tap.side == OUT
+    limits = (np.inf, tolerance_of(precision).rms) if rounded else (allowed, None)
+    return compare(observation.case, "ort", observation.call.step, tap.name, expected, seen, limits[0], rms=limits[1])
+
+
+def find(pairs: Iterable[tuple[Probe, Observation]]) -> list[Finding]:
+    """The taps that err, in the order of the graphs; of several taps of one value only the first."""
+    bad: dict[tuple[str, Tap], Finding] = {}
+    for probe, observation in pairs:
+        for tap in observation.truths:
+            worst = compare_tap(tap, observation, probe.precision)
+            if not worst.passed:
+                found = Finding(probe, tap, worst, observation, (observation.case,))
+                bad[probe.role, tap] = _join(bad.get((probe.role, tap), found), found)
+    return in_order(list(bad.values()))
+
+
+def _join(one: Finding, other: Finding) -> Finding:
+    """The worse of two at one tap, with the cases of both."""
+    cases = tuple(dict.fromkeys((*one.cases, *other.cases)))
+    worse = other if badness(other.worst) > badness(one.worst) else one
+    return dataclasses.replace(worse, cases=cases)
+
+
+def badness(found: Comparison) -> float:
+    """What is not a number is worse than any."""
+    return float(np.nan_to_num(found.badness, nan=np.inf))
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """As the graphs compute them, the encoder first; an equal value is named once."""
+    roles = list(dict.fromkeys(each.probe.role for each in findings))
+    order = sorted(findings, key=lambda each: (roles.index(each.probe.role), each.probe.taps.index(each.tap)))
+    first: dict[tuple[str, str], Finding] = {}
+    for each in order:
+        first.setdefault((each.probe.role, each.tap.value), each)
+    return list(first.values())
