@@ -18,9 +18,10 @@ from typing import Any
 
 import click
 
-from txport import api, bench, machine, parity, runtimes
+from txport import api, bench, machine, runtimes
 from txport.cli import run_guarded
 from txport.models.bundle import Bundle
+from txport.proof import parity
 
 RESULTS = Path(__file__).parent / "results"
 CHECKPOINT = "g2p-en"
