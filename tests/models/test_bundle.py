@@ -113,7 +113,10 @@ def test_other_formats(known: Any, mend: str, sealed: Bundle) -> None:
         load_bundle(sealed.path)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"null", b'"text"', b"{}", b"\xff\xfe", b'{"format": 3}'])
+NO_MANIFESTS = [b"", b"{", b"[]", b"7", b"null", b'"text"', b"{}", b"\xff\xfe", b'{"format": %d}' % FORMAT]
+
+
+@pytest.mark.parametrize("text", NO_MANIFESTS)
 def test_garbage_manifest(text: bytes, sealed: Bundle) -> None:
     (sealed.path / MANIFEST).write_bytes(text)
     with pytest.raises(BundleError, match=r"txport\.json"):
