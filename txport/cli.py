@@ -137,6 +137,7 @@ def search_options(command: F) -> F:
     help="Rows (batch x beams) that a step of an int8 or int4 cpu bundle usually has; kernels are chosen by it."
     "  [default: 1]",
 )
+@click.option("--auto", is_flag=True, help="If int8 or int4 differs from PyTorch, keep what errs most in fp32.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 def export(checkpoint: str, out: Path, target: str, precision: str, as_json: bool, **options: Any) -> None:
@@ -150,8 +151,11 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
     if as_json:
         click.echo(json.dumps(bundle.manifest.to_dict()))
     else:
-        parity = bundle.manifest.parity
+        parity, mended = bundle.manifest.parity, bundle.manifest.mended
         click.echo(f"{out}  {target} {precision}, {_size(bundle.size)}, {_verdict(parity)}")
+        if mended:
+            cost = _size(mended["bytes"] - mended["bytes_before"])
+            click.echo(f"kept in fp32, for {cost}: {', '.join(mended['kept'])}")
 
 
 @cli.command()

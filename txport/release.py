@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from txport import machine
-from txport.models.bundle import MANIFEST, Bundle
-from txport.models.errors import OutputError, ParityError, UnavailableError
+from txport.models.bundle import MANIFEST, Bundle, is_quantised
+from txport.models.errors import OutputError, ParityError, UnavailableError, UnsupportedError
 from txport.models.files import staged_folder
 
 if TYPE_CHECKING:
@@ -41,28 +41,36 @@ def export(
     precision: str = "fp32",
     opset: int | None = None,
     rows: int | None = None,
+    auto: bool = False,
     force: bool = False,
     say: Say = silent,
 ) -> Bundle:
     """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and only then put it there.
 
     `target` is "portable" or "cpu"; `rows` is how many rows a step of a quantised cpu bundle usually has
-    (batch x beams), by which its kernels are chosen; 1 if it is not given.
+    (batch x beams), by which its kernels are chosen; 1 if it is not given. If a quantised bundle differs from PyTorch,
+    `auto` keeps the matrices at fault in fp32 until it does not; the manifest says which (`mended`), and what it cost.
 
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
     """
     try:
+        from txport.proof.mend import mend
         from txport.proof.proven import prove, write
     except ModuleNotFoundError as error:
         raise _needs_export(error) from error
+    if auto and not is_quantised(target, precision):
+        raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
     _spare_source(Path(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST) as folder:
         checkpoint = load_checkpoint(name)
         say(f"exporting {checkpoint.name} ({target} {precision})")
-        bundle = write(checkpoint, folder, target=target, precision=precision, opset=opset, rows=rows)
+        how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
+        bundle = write(checkpoint, folder, **how)
         say("comparing with PyTorch")
         bundle, report = prove(bundle, checkpoint)
+        if auto and not report.passed:
+            bundle, report = mend(bundle, report, checkpoint, say, **how)
         if not report.passed:
             raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
     return Bundle(Path(out), bundle.manifest)

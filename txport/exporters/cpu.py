@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 import onnx_ir as ir
@@ -21,8 +22,8 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.ports import STEP, shortens
 
 
-def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, rows: int) -> Manifest:
-    """Write the graphs, checked, and their weights; -> the manifest with what was done to them."""
+def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, rows: int, keep: Collection[str] = ()) -> Manifest:
+    """Write the graphs, checked, and their weights, those in `keep` in fp32; -> the manifest with what was done."""
     config = checkpoint.config
     require_fusable(config)
     traced = {role: without_top(graph) for role, graph in manifest.graphs.items()}
@@ -33,7 +34,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, rows: int) -
         check_fusions(model, config, role)
     forms: dict[str, dict[str, str]] = {}
     if manifest.precision != "fp32":
-        forms = choose_forms(models, manifest.precision, rows)
+        forms = choose_forms(models, manifest.precision, rows, keep)
         for role, model in models.items():
             counts[role]["quantize"] = apply_forms(model, forms[role])
     shorten = shortens(config, manifest.precision)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
 
 from txport import __version__
 from txport.exporters import cpu, portable
-from txport.models.bundle import Manifest, require_offer
+from txport.models.bundle import Manifest, is_quantised, require_offer
 from txport.models.checkpoint import Checkpoint
 from txport.models.errors import UnsupportedError
 
 DEFAULT_OPSET = 18
 OPSETS = range(18, 26)
-QUANTIZED = (("cpu", "int8"), ("cpu", "int4"))
 
 
 def export_graphs(
@@ -25,13 +25,17 @@ def export_graphs(
     precision: str = "fp32",
     opset: int = DEFAULT_OPSET,
     rows: int | None = None,
+    keep: Collection[str] = (),
     external_above: int = portable.EXTERNAL_ABOVE,
 ) -> Manifest:
-    """Write the files of a bundle into `folder`, checked, all but the manifest; -> the manifest, not sealed yet."""
+    """Write the files of a bundle into `folder`, checked, all but the manifest; -> the manifest, not sealed yet.
+
+    Weights named in `keep` are not quantised.
+    """
     if opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
     require_offer(target, precision)
-    if rows is not None and (target, precision) not in QUANTIZED:
+    if rows is not None and not is_quantised(target, precision):
         what = "the kernels of int8 and int4 on the cpu target"
         raise UnsupportedError(f"rows chooses {what}; {target} {precision} has no choice")
     manifest = Manifest(
@@ -47,5 +51,5 @@ def export_graphs(
     for path in checkpoint.companions:
         shutil.copyfile(path, folder / path.name)
     if target == "cpu":
-        return cpu.write(checkpoint, manifest, folder, rows or 1)
+        return cpu.write(checkpoint, manifest, folder, rows or 1, keep)
     return portable.write(checkpoint, manifest, folder, external_above)

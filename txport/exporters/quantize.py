@@ -11,7 +11,7 @@ Forms of a matrix (out, in), all symmetric:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from txport.exporters.fused import MICROSOFT
-from txport.exporters.fusions import is_linear
+from txport.exporters.fusions import is_linear, split_name
 from txport.models.ports import STEP
 
 Array = NDArray[Any]
@@ -28,6 +28,7 @@ Array = NDArray[Any]
 BLOCKS = (128, 64, 32, 16)  # the largest that divides the inputs is taken: fewer scales to read
 FEW_ROWS = 2  # up to here, reading weights is all the work
 DYNAMIC, ROWS = "dynamic int8", "int8 rows"
+PLAIN = "fp32"  # the form of a matrix that is left as it is
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,13 @@ def bears_four_bits(name: str) -> bool:
     return ".feed_forward.outer." in name or ".cross_attention." in name
 
 
-def choose_forms(models: dict[str, ir.Model], precision: str, rows: int) -> dict[str, dict[str, str]]:
-    """Graph -> weight -> form. A weight that several nodes or graphs read has one form, fit for all of them."""
+def choose_forms(
+    models: dict[str, ir.Model], precision: str, rows: int, keep: Collection[str] = ()
+) -> dict[str, dict[str, str]]:
+    """Graph -> weight -> form. A weight that several nodes or graphs read has one form, fit for all of them.
+
+    Those named in `keep` stay in fp32, and what is packed with them.
+    """
     forms: dict[str, dict[str, str]] = {role: {} for role in models}
     looked_up = {name for model in models.values() for name in _tables(model)}
     for role, model in models.items():
@@ -71,9 +77,15 @@ def choose_forms(models: dict[str, ir.Model], precision: str, rows: int) -> dict
             projection = forms.get(STEP, {}).get(name)
             forms[role][name] = projection or choose_form(name, shape, precision, STEP, rows)
     return {
-        role: {name: ROWS if form == DYNAMIC and name in looked_up else form for name, form in each.items()}
+        role: {name: _settled(name, form, looked_up, keep) for name, form in each.items()}
         for role, each in forms.items()
     }
+
+
+def _settled(name: str, form: str, looked_up: Collection[str], keep: Collection[str]) -> str:
+    if any(part in keep for part in split_name(name)):
+        return PLAIN
+    return ROWS if form == DYNAMIC and name in looked_up else form
 
 
 def _weight(node: ir.Node) -> tuple[str, Sequence[int]]:
@@ -181,7 +193,7 @@ def apply_forms(model: ir.Model, forms: dict[str, str]) -> int:
     held: dict[str, tuple[ir.Value, ir.Value]] = {}
     for node in list(model.graph):
         weight = node.inputs[1] if is_linear(node) else _table(node)
-        if weight is None:
+        if weight is None or forms[str(weight.name)] == PLAIN:
             continue
         name, form = str(weight.name), forms[str(weight.name)]
         if name not in held:

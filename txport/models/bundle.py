@@ -28,6 +28,7 @@ VALUES = {
     "generation": dict,
     "passes": dict,
     "quantization": dict,
+    "mended": dict,
     "shared": dict,
     "parity": dict,
     "files": dict,
@@ -35,6 +36,11 @@ VALUES = {
 CHECKPOINT_VALUES = {"name": str, "sha256": str}
 FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
+
+
+def is_quantised(target: str, precision: str) -> bool:
+    """Whether the weights of such a bundle take fewer bits than a floating point number."""
+    return target == "cpu" and precision in ("int8", "int4")
 
 
 def require_offer(target: str, precision: str) -> None:
@@ -60,6 +66,7 @@ class Manifest:
     generation: dict[str, Any] = field(default_factory=dict)
     passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> how often it fired
     quantization: dict[str, str] = field(default_factory=dict)  # weight -> the form in which it is held
+    mended: dict[str, Any] = field(default_factory=dict)  # what was kept in fp32 for the bundle to hold, and its bytes
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # weight of several graphs -> where it lies
     parity: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes

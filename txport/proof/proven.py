@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 from txport import runtimes
@@ -26,6 +27,7 @@ def write(
     precision: str = "fp32",
     opset: int | None = None,
     rows: int | None = None,
+    keep: Collection[str] = (),
 ) -> Bundle:
     """Write the files of a bundle into an empty folder; nothing is compared yet."""
     manifest = exporter.export_graphs(
@@ -35,6 +37,7 @@ def write(
         precision=precision,
         opset=exporter.DEFAULT_OPSET if opset is None else opset,
         rows=rows,
+        keep=keep,
     )
     return seal(folder, manifest)
 

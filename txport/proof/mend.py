@@ -1,0 +1,86 @@
+"""A quantised bundle that differs from PyTorch, mended: the matrices that err most stay in fp32, until it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from txport.exporters.fusions import split_name
+from txport.exporters.quantize import PLAIN
+from txport.exporters.weights import holding
+from txport.models.bundle import Bundle, seal
+from txport.models.checkpoint import Checkpoint
+from txport.models.errors import ParityError
+from txport.models.transformer import Transformer
+from txport.proof.cases import draw_cases
+from txport.proof.matrices import linear_inputs, roundings
+from txport.proof.probe import Observation, Probe, compare_tap, observations, probe_file
+from txport.proof.proven import prove, write
+from txport.proof.report import Report
+from txport.proof.taps import OUT
+from txport.proof.walks import Reference
+from txport.proof.weights import WEIGHTED
+
+Errors = dict[str, float]
+
+
+def mend(
+    bundle: Bundle, report: Report, checkpoint: Checkpoint, say: Callable[[str], None], **how: Any
+) -> tuple[Bundle, Report]:
+    """Write a bundle that failed anew, with more and more in fp32: one matrix, then as many again each time.
+
+    `how` is what it was written with. -> the first that passes, its manifest saying what was kept and at what cost;
+    or, if not even that helps, one with all in fp32.
+    """
+    size, kept = bundle.size, list[str]()
+    while not report.passed and (worst := [name for name in worst_matrices(bundle, checkpoint) if name not in kept]):
+        more = worst[: max(1, len(kept))]
+        kept += more
+        say(f"it differs; {', '.join(more)} in fp32, and again")
+        shutil.rmtree(bundle.path / "onnx")
+        bundle, report = prove(write(checkpoint, bundle.path, keep=aliases(checkpoint.model, kept), **how), checkpoint)
+    mended = {"kept": kept, "bytes": bundle.size, "bytes_before": size}
+    return seal(bundle.path, dataclasses.replace(bundle.manifest, mended=mended)), report
+
+
+def aliases(model: Transformer, names: Iterable[str]) -> set[str]:
+    """Every name of some weights; tied ones have several."""
+    known = dict(model.named_parameters(remove_duplicate=False))
+    wanted = {id(known[name]) for name in names}
+    return {name for name, weight in known.items() if id(weight) in wanted}
+
+
+def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> list[str]:
+    """The weights that a bundle holds in few bits, those first whose products are furthest from PyTorch's.
+
+    The error of the weights, on what PyTorch multiplies with them, and that of the activations, seen in the graph.
+    """
+    cases, manifest = draw_cases(bundle, seed), bundle.manifest
+    exact = Reference(checkpoint.model, manifest)
+    calls = (call for case in cases for call in exact.walk(case.sources, case.steps, seed))
+    errors = {
+        each.name: each.error for each in roundings(bundle, checkpoint.model, linear_inputs(checkpoint.model, calls))
+    }
+    held = holding(bundle, checkpoint).model
+    probes = {role: probe_file(bundle, role) for role in manifest.graphs if role in WEIGHTED}
+    seen = activation_errors(observations(probes, held, Reference(held, manifest), cases, seed), manifest.precision)
+    quantised = {part for name, form in manifest.quantization.items() if form != PLAIN for part in split_name(name)}
+    total = {name: float(np.hypot(errors.get(name, 0.0), seen.get(name, 0.0))) for name in quantised}
+    return sorted(total, key=lambda name: (-np.nan_to_num(total[name], nan=np.inf), name))
+
+
+def activation_errors(pairs: Iterable[tuple[Probe, Observation | ParityError]], precision: str) -> Errors:
+    """The largest error of each product of any case, as a share of it, when what it reads is right: by weight."""
+    found: Errors = {}
+    for _probe, observation in pairs:
+        if isinstance(observation, ParityError):
+            raise observation
+        for tap in (tap for tap in observation.truths if tap.quantized and tap.side == OUT):
+            error = compare_tap(tap, observation, precision).relative
+            for name in (f"{module}.weight" for module in tap.modules):
+                found[name] = float(np.fmax(found.get(name, 0.0), error))
+    return found
