@@ -101,7 +101,12 @@ def alignment_layer(config: TransformerConfig) -> int:
 
 def cross_attention(config: TransformerConfig) -> str:
     """The portable decoder's output of that layer's attention, named as Hugging Face names those of all layers."""
-    return f"cross_attentions.{alignment_layer(config)}"
+    return f"{CROSS_ATTENTION}s.{alignment_layer(config)}"
+
+
+def is_attention(name: str) -> bool:
+    """Whether an output is what tokens look at in the source."""
+    return name.startswith(CROSS_ATTENTION)
 
 
 def portable(config: TransformerConfig, dtype: str) -> tuple[Graph, ...]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import read_name
-from txport.models.ports import ENCODER, IDS
+from txport.models.ports import ENCODER, IDS, is_attention
 from txport.runtimes.sessions import may_saturate
 
 Array = NDArray[Any]
@@ -104,7 +104,9 @@ def find_taps(model: ir.Model, role: str) -> list[Tap]:
             for node, place in _readers(value):
                 found.extend(_taps_of(node, place, modules, role, form is not None))
     known = {tap.value for tap in found if tap.side == OUT}
-    ports = (str(each.name) for each in model.graph.outputs)
+    # attention that the graph itself reads is no end of a part, and what follows from it shows
+    ends = (each for each in model.graph.outputs if not (is_attention(str(each.name)) and list(each.uses())))
+    ports = (str(each.name) for each in ends)
     found += [Tap((name,), PORT, name) for name in ports if name not in known and name != IDS]  # two may be as good
     order = {str(value.name): at for at, node in enumerate(model.graph) for value in node.outputs}
     return sorted(found, key=lambda tap: (order.get(tap.value, -1), (OUT, PORT, IN).index(tap.side), tap.modules))
