@@ -22,7 +22,7 @@ from txport.cli import cli
 from txport.exporters.check import operators
 from txport.exporters.quantize import DYNAMIC, ROWS, dequantize, quantize, steps
 from txport.exporters.shortlist import BLOCK, shorten
-from txport.models.bundle import Bundle
+from txport.models.bundle import INVARIANT, Bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.errors import TxportError, UnsupportedError
 from txport.models.ports import (
@@ -287,7 +287,8 @@ def test_group(sources: list[int], groups: list[int], beams: int) -> None:
 
 
 @given(
-    seed=st.integers(0, 2**32 - 1), form=st.sampled_from([DYNAMIC, ROWS, "8-bit blocks of 16", "4-bit blocks of 16"])
+    seed=st.integers(0, 2**32 - 1),
+    form=st.sampled_from([DYNAMIC, ROWS, INVARIANT, "8-bit blocks of 16", "4-bit blocks of 16"]),
 )
 def test_quantised_weights_come_back_within_their_steps(seed: int, form: str) -> None:
     matrix = np.random.default_rng(seed).standard_normal((5, 48)).astype(np.float32)

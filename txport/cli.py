@@ -137,6 +137,11 @@ def search_options(command: F) -> F:
     help="Rows (batch x beams) that a step of an int8 or int4 cpu bundle usually has; kernels are chosen by it."
     "  [default: 1]",
 )
+@click.option(
+    "--batch-invariant",
+    is_flag=True,
+    help="Let no text's tokens depend on the others in its batch (int8 cpu bundles); slower.",
+)
 @click.option("--auto", is_flag=True, help="If int8 or int4 differs from PyTorch, keep what errs most in fp32.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")

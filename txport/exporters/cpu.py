@@ -22,8 +22,13 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.ports import STEP, shortens
 
 
-def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, rows: int, keep: Collection[str] = ()) -> Manifest:
-    """Write the graphs, checked, and their weights, those in `keep` in fp32; -> the manifest with what was done."""
+def write(
+    checkpoint: Checkpoint, manifest: Manifest, folder: Path, rows: int | None, keep: Collection[str] = ()
+) -> Manifest:
+    """Write the graphs, checked, and their weights, those in `keep` in fp32; -> the manifest with what was done.
+
+    Quantised matrices are held for `rows` rows a step, or, for None, so that no row depends on the others.
+    """
     config = checkpoint.config
     require_fusable(config)
     traced = {role: without_top(graph) for role, graph in manifest.graphs.items()}

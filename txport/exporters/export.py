@@ -25,12 +25,13 @@ def export_graphs(
     precision: str = "fp32",
     opset: int = DEFAULT_OPSET,
     rows: int | None = None,
+    batch_invariant: bool = False,
     keep: Collection[str] = (),
     external_above: int = portable.EXTERNAL_ABOVE,
 ) -> Manifest:
     """Write the files of a bundle into `folder`, checked, all but the manifest; -> the manifest, not sealed yet.
 
-    Weights named in `keep` are not quantised.
+    Weights named in `keep` are not quantised. `rows` and `batch_invariant` choose the kernels of the others.
     """
     if opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
@@ -38,6 +39,8 @@ def export_graphs(
     if rows is not None and not is_quantised(target, precision):
         what = "the kernels of int8 and int4 on the cpu target"
         raise UnsupportedError(f"rows chooses {what}; {target} {precision} has no choice")
+    if batch_invariant:
+        _require_invariance(target, precision, rows)
     manifest = Manifest(
         target=target,
         precision=precision,
@@ -51,5 +54,18 @@ def export_graphs(
     for path in checkpoint.companions:
         shutil.copyfile(path, folder / path.name)
     if target == "cpu":
-        return cpu.write(checkpoint, manifest, folder, rows or 1, keep)
+        return cpu.write(checkpoint, manifest, folder, None if batch_invariant else rows or 1, keep)
     return portable.write(checkpoint, manifest, folder, external_above)
+
+
+def _require_invariance(target: str, precision: str, rows: int | None) -> None:
+    """Raise `UnsupportedError` unless there are kernels of this kind whose rows do not depend on each other."""
+    if precision == "int4":
+        raise UnsupportedError(
+            "batch_invariant is for int8: the kernels of int4 round otherwise for few rows than many"
+        )
+    if not is_quantised(target, precision):
+        what = "batch_invariant chooses how int8 on the cpu target quantises activations"
+        raise UnsupportedError(f"{what}; {target} {precision} quantises none")
+    if rows is not None:
+        raise UnsupportedError(f"batch_invariant has one kernel for any number of rows; leave out rows, got {rows}")

@@ -5,6 +5,8 @@ Forms of a matrix (out, in), all symmetric:
 - dynamic int8: one scale a row of `out`; activations are quantised as they come (DynamicQuantizeMatMul). The
   fastest from a few rows on.
 - int8 rows: the same, but stored row by row, so that an embedding and a projection can be one tensor.
+- int8 invariant: stored so too; each row of activations has a scale of its own. Whole numbers are summed without
+  rounding, so what comes of a row does not depend on the others, nor on how many there are.
 - blocks: 8 or 4 bits with a scale for every block of inputs (MatMulNBits at accuracy level 4); activations are
   quantised row by row. They read the fewest bytes a weight, and win at one or two rows.
 """
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from txport.exporters.fused import MICROSOFT
 from txport.exporters.fusions import is_linear, split_name
+from txport.models.bundle import INVARIANT
 from txport.models.ports import STEP
 
 Array = NDArray[Any]
@@ -28,6 +31,8 @@ Array = NDArray[Any]
 BLOCKS = (128, 64, 32, 16)  # the largest that divides the inputs is taken: fewer scales to read
 FEW_ROWS = 2  # up to here, reading weights is all the work
 DYNAMIC, ROWS = "dynamic int8", "int8 rows"
+WHOLE_ROWS = (DYNAMIC, ROWS, INVARIANT)  # one scale a row of `out`
+MIDDLE, TINY = 128, 1e-30  # what stands for zero in 8 bits; more than nothing, for rows of zeros
 PLAIN = "fp32"  # the form of a matrix that is left as it is
 
 
@@ -40,8 +45,10 @@ class Quantized:
     scales: Array
 
 
-def choose_form(name: str, shape: Sequence[int], precision: str, role: str, rows: int) -> str:
-    """The form for a matrix (out, in) of one graph, at the number of rows that a step usually has."""
+def choose_form(name: str, shape: Sequence[int], precision: str, role: str, rows: int | None) -> str:
+    """The form for a matrix (out, in) of one graph, at the number of rows that a step usually has; None: at any."""
+    if rows is None:
+        return INVARIANT
     block = next((size for size in BLOCKS if shape[1] % size == 0), None)
     if block and precision == "int4" and (role == STEP or bears_four_bits(name)):
         return f"4-bit blocks of {block}"
@@ -60,7 +67,7 @@ def bears_four_bits(name: str) -> bool:
 
 
 def choose_forms(
-    models: dict[str, ir.Model], precision: str, rows: int, keep: Collection[str] = ()
+    models: dict[str, ir.Model], precision: str, rows: int | None, keep: Collection[str] = ()
 ) -> dict[str, dict[str, str]]:
     """Graph -> weight -> form. A weight that several nodes or graphs read has one form, fit for all of them.
 
@@ -113,7 +120,7 @@ def _table(node: ir.Node) -> ir.Value | None:
 
 def quantize(matrix: Array, form: str) -> Quantized:
     """A matrix (out, in) in one of the forms."""
-    if form in (DYNAMIC, ROWS):
+    if form in WHOLE_ROWS:
         scales = _safe(np.abs(matrix).max(axis=1) / 127)
         values = np.clip(np.rint(matrix / scales[:, None]), -127, 127).astype(np.int8)
         return Quantized(form, np.ascontiguousarray(values.T) if form == DYNAMIC else values, scales)
@@ -129,7 +136,7 @@ def quantize(matrix: Array, form: str) -> Quantized:
 
 def dequantize(quantized: Quantized) -> Array:
     """The matrix (out, in) that the kernels compute with, float32."""
-    if quantized.form in (DYNAMIC, ROWS):
+    if quantized.form in WHOLE_ROWS:
         values = quantized.values.T if quantized.form == DYNAMIC else quantized.values
         by_row: Array = values.astype(np.float32) * quantized.scales[:, None]
         return by_row
@@ -145,7 +152,7 @@ def dequantize(quantized: Quantized) -> Array:
 def steps(quantized: Quantized) -> Array:
     """The size of one step for each weight (out, in): the scale it is multiplied with, without its sign."""
     scales = np.abs(quantized.scales)
-    if quantized.form in (DYNAMIC, ROWS):
+    if quantized.form in WHOLE_ROWS:
         size = quantized.values.shape[0 if quantized.form == DYNAMIC else 1]
         return np.repeat(scales[:, None], size, axis=1)
     return np.repeat(scales, read_blocks(quantized.form)[1], axis=1)
@@ -155,7 +162,7 @@ def read_name(name: str) -> tuple[str, str | None]:
     """`a.weight.int8-rows` -> `a.weight`, `int8 rows`; None for what is not quantised."""
     base, _, last = name.rpartition(".")
     form = last.replace("-", " ").replace("8 bit", "8-bit").replace("4 bit", "4-bit")
-    return (base, form) if form in (DYNAMIC, ROWS) or "-bit blocks of " in form else (name, None)
+    return (base, form) if form in WHOLE_ROWS or "-bit blocks of " in form else (name, None)
 
 
 def read_blocks(form: str) -> tuple[int, int]:
@@ -241,16 +248,13 @@ def _linear(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales:
     x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
     if form == DYNAMIC:
         yield ir.node("DynamicQuantizeMatMul", [x, values, scales, None, bias], domain=MICROSOFT)
-    elif form == ROWS:
-        yield (ready := ir.node("DynamicQuantizeLinear", [x], num_outputs=3))
+    elif form in (ROWS, INVARIANT):
         zeros = _zeros(model, int(_weight(node)[1][0]))
-        yield (
-            result := ir.node(
-                "QGemm", [*ready.outputs, values, scales, zeros], attributes={"transB": 1}, domain=MICROSOFT
-            )
-        )
+        product = _each_row if form == INVARIANT else _all_rows
+        made = product(model, x, [values, scales, zeros])
+        yield from made
         if bias is not None:
-            yield ir.node("Add", [result.outputs[0], bias])
+            yield ir.node("Add", [made[-1].outputs[0], bias])
     else:
         bits, block = read_blocks(form)
         out, size = (int(dim) for dim in _weight(node)[1])
@@ -259,15 +263,46 @@ def _linear(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales:
         yield ir.node("MatMulNBits", inputs, attributes=attributes, domain=MICROSOFT)
 
 
+def _all_rows(_: ir.Model, x: ir.Value | None, weight: Sequence[ir.Value]) -> list[ir.Node]:
+    """X @ weight.T, the activations quantised with one scale for all rows."""
+    ready = ir.node("DynamicQuantizeLinear", [x], num_outputs=3)
+    return [ready, ir.node("QGemm", [*ready.outputs, *weight], attributes={"transB": 1}, domain=MICROSOFT)]
+
+
+def _each_row(model: ir.Model, x: ir.Value | None, weight: Sequence[ir.Value]) -> list[ir.Node]:
+    """X @ weight.T, each row of the activations divided by its largest value before it is quantised."""
+    axes, tiny, step, middle = (
+        _once(model, f"row.{name}", np.array(value, dtype))
+        for name, value, dtype in (
+            ("axes", [1], np.int64),
+            ("tiny", TINY, np.float32),
+            ("step", 1 / 127, np.float32),
+            ("middle", MIDDLE, np.uint8),
+        )
+    )
+    size = ir.node("Abs", [x])
+    top = ir.node("ReduceMax", [size.outputs[0], axes])
+    largest = ir.node("Max", [top.outputs[0], tiny])  # (R, 1)
+    near = ir.node("Div", [x, largest.outputs[0]])
+    ready = ir.node("QuantizeLinear", [near.outputs[0], step, middle])
+    inputs = [ready.outputs[0], step, middle, *weight]
+    result = ir.node("QGemm", inputs, attributes={"transB": 1}, domain=MICROSOFT)
+    scaled = ir.node("Mul", [result.outputs[0], largest.outputs[0]])
+    return [size, top, largest, near, ready, result, scaled]
+
+
+def _once(model: ir.Model, name: str, array: Array) -> ir.Value:
+    return model.graph.initializers.get(name) or add_initializer(model, name, array)
+
+
 def _zeros(model: ir.Model, size: int) -> ir.Value:
-    name = f"zeros.{size}"
-    return model.graph.initializers.get(name) or add_initializer(model, name, np.zeros(size, np.int8))
+    return _once(model, f"zeros.{size}", np.zeros(size, np.int8))
 
 
 def _lookup(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales: ir.Value) -> Iterator[ir.Node]:
     """Rows of an embedding by token: (R,) -> (R, D)."""
     tokens = node.inputs[1]
-    if form == ROWS:
+    if form in (ROWS, INVARIANT):
         yield (row := ir.node("Gather", [values, tokens], attributes={"axis": 0}))
         yield (scale := ir.node("Gather", [scales, tokens], attributes={"axis": 0}))
         yield ir.node("DequantizeLinear", [row.outputs[0], scale.outputs[0]], attributes={"axis": 0})
@@ -275,7 +310,7 @@ def _lookup(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales:
     bits, block = read_blocks(form)
     name = f"{values.name}.lookup.scale"  # the same bytes as the projection's scales, in the shape of this operator
     assert scales.const_value is not None
-    lookup = model.graph.initializers.get(name) or add_initializer(model, name, scales.const_value.numpy()[..., None])
+    lookup = _once(model, name, scales.const_value.numpy()[..., None])
     attributes = {"gather_axis": 0, "quantize_axis": 2, "block_size": block, "bits": bits}
     yield (rows := ir.node("GatherBlockQuantized", [values, tokens, lookup], attributes=attributes, domain=MICROSOFT))
     joined = add_initializer(model, f"{name}.shape", np.array([0, -1]))

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from txport.exporters.fusions import split_name
-from txport.exporters.quantize import DYNAMIC, ROWS, Quantized, dequantize, read_blocks, read_name, steps
+from txport.exporters.quantize import WHOLE_ROWS, Quantized, dequantize, read_blocks, read_name, steps
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint
 from txport.models.ports import ENCODER, STEP
@@ -104,7 +104,7 @@ def held_weights(initializers: Mapping[str, Array]) -> Iterator[Held]:
             yield from _unpack(name, values)
         elif f"{base}.scale" in initializers:
             quantized = Quantized(form, values, initializers[f"{base}.scale"])
-            bits = 8 if form in (DYNAMIC, ROWS) else read_blocks(form)[0]
+            bits = 8 if form in WHOLE_ROWS else read_blocks(form)[0]
             yield from _unpack(base, dequantize(quantized), steps(quantized), bits)
 
 

@@ -38,6 +38,9 @@ FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
 
 
+INVARIANT = "int8 invariant"  # the form of a matrix whose products do not depend on what other rows there are
+
+
 def is_quantised(target: str, precision: str) -> bool:
     """Whether the weights of such a bundle take fewer bits than a floating point number."""
     return target == "cpu" and precision in ("int8", "int4")
@@ -75,6 +78,11 @@ class Manifest:
     def dtype(self) -> str:
         """NumPy's name for the type of hidden states, caches and logits."""
         return PRECISIONS[self.precision]
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether what is found for a text does not depend on what else is in its batch, to the last bit."""
+        return INVARIANT in self.quantization.values()
 
     @property
     def graphs(self) -> dict[str, Graph]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from txport.exporters.fusions import split_name
-from txport.exporters.quantize import DYNAMIC, ROWS, read_blocks
+from txport.exporters.quantize import WHOLE_ROWS, read_blocks
 from txport.exporters.weights import graph_weights, held_weights
 from txport.models.bundle import Bundle
 from txport.models.transformer import Transformer
@@ -69,7 +69,7 @@ def _rounding(name: str, form: str, held: Array, expected: Array, x: Array | Non
 
 def finest(matrix: Array, form: str) -> Array:
     """The smallest step for each weight (out, in) at which the largest of its row or block is still in range."""
-    bits, block = _bits(form), matrix.shape[1] if form in (DYNAMIC, ROWS) else read_blocks(form)[1]
+    bits, block = _bits(form), matrix.shape[1] if form in WHOLE_ROWS else read_blocks(form)[1]
     largest = np.abs(matrix.reshape(len(matrix), -1, block)).max(axis=2)
     steps: Array = np.repeat(largest / (2 ** (bits - 1) - 0.5), block, axis=1)
     return steps
@@ -89,7 +89,7 @@ def _middle(one: Rounding, found: Sequence[Rounding]) -> float:
 
 
 def _bits(form: str) -> int:
-    return 8 if form in (DYNAMIC, ROWS) else read_blocks(form)[0]
+    return 8 if form in WHOLE_ROWS else read_blocks(form)[0]
 
 
 def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:

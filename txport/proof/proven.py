@@ -27,6 +27,7 @@ def write(
     precision: str = "fp32",
     opset: int | None = None,
     rows: int | None = None,
+    batch_invariant: bool = False,
     keep: Collection[str] = (),
 ) -> Bundle:
     """Write the files of a bundle into an empty folder; nothing is compared yet."""
@@ -37,6 +38,7 @@ def write(
         precision=precision,
         opset=exporter.DEFAULT_OPSET if opset is None else opset,
         rows=rows,
+        batch_invariant=batch_invariant,
         keep=keep,
     )
     return seal(folder, manifest)

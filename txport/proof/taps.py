@@ -40,7 +40,7 @@ class Tap:
     modules: tuple[str, ...]
     side: str
     value: str
-    reader: tuple[str, int] | None = None  # the first output of the node that reads an input, and its place there
+    readers: tuple[tuple[str, int], ...] = ()  # the first output of each node that reads an input, its place there
     quantized: bool = False
 
     @property
@@ -127,27 +127,42 @@ def _taps_of(node: ir.Node, place: int, modules: tuple[str, ...], role: str, qua
         yield Tap((f"{embedding}.tokens",), OUT, str(_end_of_lookup(node).name))
         return
     if node.op_type == NORM and place == 1:
-        source, end = node, node.outputs[0]
+        sources, end = [node], node.outputs[0]
     elif LINEAR.get(node.op_type) == place:
-        source, end = _quantizer(node), _with_bias(node)
+        sources, end = _quantizers(node), _with_bias(node)
         if modules[0].endswith("_embedding.tokens"):  # tied
             modules = ("projection",)
     else:
         return
-    read, first = source.inputs[0], source.outputs[0]
+    read = sources[0].inputs[0]
     assert read is not None
-    yield Tap(modules, IN, str(read.name), (str(first.name), 0), quantized)
+    yield Tap(modules, IN, str(read.name), tuple((str(each.outputs[0].name), 0) for each in sources), quantized)
     yield Tap(modules, OUT, str(end.name), quantized=quantized)
 
 
-def _quantizer(node: ir.Node) -> ir.Node:
-    """The node that brings a product's input into 8 bits, or the product itself."""
-    before = node.inputs[0].producer() if node.op_type == "QGemm" and node.inputs[0] is not None else None
-    return before or node
+def _quantizers(node: ir.Node) -> list[ir.Node]:
+    """The nodes that read what a product's input is before it is brought into 8 bits, or the product itself."""
+    before = _before(node) if node.op_type == "QGemm" else None
+    if before is None or before.op_type != "QuantizeLinear":
+        return [before or node]
+    divided = _before(before)  # each row by its largest value, which is found in the same input
+    largest = divided and _before(divided, 1)
+    top = largest and _before(largest)
+    size = top and _before(top)
+    return [each for each in (divided, size) if each is not None]
+
+
+def _before(node: ir.Node, place: int = 0) -> ir.Node | None:
+    value = node.inputs[place]
+    return None if value is None else value.producer()
 
 
 def _with_bias(node: ir.Node) -> ir.Value:
-    """What a product gives, its bias added."""
+    """What a product gives, in the scale of its rows and its bias added."""
+    quantizers = _quantizers(node)
+    uses = list(node.outputs[0].uses())
+    if len(quantizers) > 1 and len(uses) == 1 and uses[0][0].inputs[1] is quantizers[0].inputs[1]:
+        node = uses[0][0]
     uses = list(node.outputs[0].uses())
     if len(uses) == 1 and uses[0][0].op_type == "Add":
         other = uses[0][0].inputs[1 - uses[0][1]]
@@ -196,8 +211,8 @@ def isolate(model: ir.Model, taps: Sequence[Tap], dtype: str) -> None:
     model.graph.inputs.extend(given.values())
     edges = set()
     for tap in taps:
-        if tap.reader:
-            node, place = values[tap.reader[0]].producer(), tap.reader[1]
+        for reader, place in tap.readers:
+            node = values[reader].producer()
             assert node is not None
             node.replace_input_with(place, given[tap])
             edges.add((node, place))
