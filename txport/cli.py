@@ -387,13 +387,14 @@ def parity(
         raise
     if old:
         result.drift.extend(_drift(old, result))
-    _write_summaries(result, time.perf_counter() - started, junit, markdown)
-    tables.show_parity(result)
+    seconds = time.perf_counter() - started
     culprit = release.bisect(found, source, seed=seed) if bisect else None
-    if bisect:
-        tables.show_culprit(culprit)
     if report:
         _write_json(report, {**result.to_dict(), **({"culprit": culprit and culprit.to_dict()} if bisect else {})})
+    _write_summaries(result, seconds, junit, markdown)
+    tables.show_parity(result)
+    if bisect:
+        tables.show_culprit(culprit)
     if not result.passed or culprit:
         raise SystemExit(1)
 
