@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, numpy_helper
 
 import txport
+from tests.proof.faults import Edit, nodes, put, swapped, unmasked, weight
 from tests.tiny import VOCABULARY, edit_graph, tiny_config, tiny_model
 from txport.exporters import export as exporter
 from txport.models.bundle import Bundle, Manifest, load_bundle
@@ -41,7 +41,6 @@ from txport.runtimes.reference import ReferenceEngine
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 
-Edit = Callable[[ModelProto], None]
 Array = NDArray[Any]
 GREEDY = SearchOptions(max_new_tokens=24)
 
@@ -56,28 +55,6 @@ def report(bundle: Bundle, loaded: Checkpoint) -> Report:
     return check(bundle, loaded, {"ort": "cpu", "reference": "cpu"})
 
 
-def weight(name: str, change: Callable[[Array], Array]) -> Edit:
-    """Change one initializer."""
-
-    def edit(model: ModelProto) -> None:
-        tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
-        tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
-
-    return edit
-
-
-def put(value: float) -> Callable[[Array], Array]:
-    def change(array: Array) -> Array:
-        array[2, 5] = value
-        return array
-
-    return change
-
-
-def nodes(model: ModelProto, kind: str) -> list[NodeProto]:
-    return [node for node in model.graph.node if node.op_type == kind]
-
-
 def epsilon(number: int) -> Edit:
     """The right norm with another epsilon."""
 
@@ -85,27 +62,6 @@ def epsilon(number: int) -> Edit:
         for attribute in nodes(model, "LayerNormalization")[number].attribute:
             if attribute.name == "epsilon":
                 attribute.f = 1e-2
-
-    return edit
-
-
-def without_mask(number: int) -> Edit:
-    """Softmax over the scores alone, the mask not added."""
-
-    def edit(model: ModelProto) -> None:
-        softmax = nodes(model, "Softmax")[number]
-        masked = next(node for node in nodes(model, "Add") if node.output[0] == softmax.input[0])
-        softmax.input[0] = masked.input[0]
-
-    return edit
-
-
-def swapped(first: str, second: str) -> Edit:
-    """Two inputs that are wired to each other's places."""
-
-    def edit(model: ModelProto) -> None:
-        for node in model.graph.node:
-            node.input[:] = [{first: second, second: first}.get(name, name) for name in node.input]
 
     return edit
 
@@ -184,9 +140,9 @@ FAULTS: dict[str, tuple[str, Edit, set[str], set[str]]] = {
     ),
     "epsilon in the encoder": (ENCODER, epsilon(0), {"last_hidden_state"}, set()),
     "epsilon of the last norm": (DECODER, epsilon(6), {"logits"}, set()),
-    "mask dropped in the encoder": (ENCODER, without_mask(1), {"last_hidden_state"}, PADDED),
-    "causal mask dropped": (DECODER, without_mask(2), {"logits"}, set()),
-    "source mask dropped": (DECODER, without_mask(3), {"logits"}, PADDED),
+    "mask dropped in the encoder": (ENCODER, unmasked(1), {"last_hidden_state"}, PADDED),
+    "causal mask dropped": (DECODER, unmasked(2), {"logits"}, set()),
+    "source mask dropped": (DECODER, unmasked(3), {"logits"}, PADDED),
     "own cache swapped": (
         DECODER,
         swapped("past_key_values.1.decoder.key", "past_key_values.1.decoder.value"),
@@ -358,7 +314,7 @@ def test_files_that_are_not_what_the_manifest_says_are_refused(copied: Path, loa
 @pytest.fixture
 def faulty_exporter(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An exporter that drops the source's mask."""
-    copy = edit_graph(Path(shutil.copytree(bundle.path, tmp_path / "faulty")), DECODER, without_mask(3)).path
+    copy = edit_graph(Path(shutil.copytree(bundle.path, tmp_path / "faulty")), DECODER, unmasked(3)).path
 
     def export_graphs(checkpoint: Checkpoint, folder: Path, **options: Any) -> Manifest:
         shutil.copytree(copy, folder, dirs_exist_ok=True)

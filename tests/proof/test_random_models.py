@@ -8,6 +8,8 @@ import pytest
 
 from tests.proof.random_models import PLANS, draw_plan, examine
 
+ONCE_ALARMED = (76, 116)  # a beam that was dropped at a tie in fp16; a model that PyTorch in fp16 gets 0.28 wrong
+
 
 def test_the_models_are_of_every_kind_and_the_same_in_every_run() -> None:
     plans = [draw_plan(number) for number in range(200)]
@@ -17,7 +19,7 @@ def test_the_models_are_of_every_kind_and_the_same_in_every_run() -> None:
         assert len({getattr(plan.config, name) for plan in plans}) >= 2
 
 
-@pytest.mark.parametrize("number", range(len(PLANS)))
+@pytest.mark.parametrize("number", [*range(len(PLANS)), *ONCE_ALARMED])
 def test_no_false_alarm(number: int, tmp_path: Path) -> None:
     report = examine(draw_plan(number), tmp_path)
     assert report.passed, report.failures()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from txport.models.bundle import PRECISIONS
 from txport.models.errors import UnsupportedError
+from txport.proof.measures import compare
 from txport.proof.tolerances import TABLE, tolerance_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
@@ -43,6 +44,36 @@ def test_what_the_user_gives_only_tightens(line: object, atol: float | None, rto
     assert tight.allowed(values) <= base.allowed(values)
     assert tight.allowed_rms is None or tight.allowed_rms <= base.allowed_rms
     assert atol is None or tight.allowed(values) <= atol + (rtol or 0) * top
+
+
+@pytest.mark.parametrize(
+    ("precision", "options", "own_error", "passes"),
+    [
+        ("fp16", {}, 0.02, True),
+        ("fp16", {}, 0.01, False),
+        ("fp16", {}, 0.0, False),
+        ("fp16", {}, math.nan, False),
+        ("fp16", {}, math.inf, False),
+        ("fp16", {"rtol": 0.01}, 0.02, False),
+        ("fp32", {}, 1.0, False),
+        ("int8", {"atol": 0.01}, 1.0, False),
+    ],
+)
+def test_fp16_may_be_twice_as_wrong_as_pytorch_itself(
+    precision: str, options: dict[str, float], own_error: float, passes: bool
+) -> None:
+    tolerance = tolerance_of(precision, **options)
+    wrong = ONES + np.float32(0.035)
+    found = compare("case", "ort", 0, "x", ONES, wrong, tolerance.allowed(ONES), rms=tolerance.allowed_rms)
+    assert not found.passed
+    judged = tolerance.judge(found, lambda: own_error)
+    assert judged.passed == passes
+    assert passes or judged == found
+
+
+def test_what_passes_is_not_computed_again() -> None:
+    found = compare("case", "ort", 0, "x", ONES, ONES, 2e-2)
+    assert tolerance_of("fp16").judge(found, lambda: pytest.fail("it passed")) is found
 
 
 @pytest.mark.parametrize(

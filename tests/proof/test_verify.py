@@ -15,9 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 import txport
+from tests.proof.faults import put, unmasked, weight
 from tests.tiny import edit_graph, reseal
 from txport import cli, runtimes
 from txport.models.bundle import MANIFEST, Bundle, load_bundle, write_json
@@ -113,28 +114,6 @@ def test_noise_that_is_allowed_is_no_fault_and_twice_as_much_is(
 # ------------------------------------------------------------------------------------------------ planted faults
 
 
-def weight(name: str, change: Callable[[Any], Any]) -> Callable[[ModelProto], None]:
-    def edit(model: ModelProto) -> None:
-        tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
-        tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
-
-    return edit
-
-
-def put(value: float) -> Callable[[Any], Any]:
-    def change(array: Any) -> Any:
-        array[2, 5] = value
-        return array
-
-    return change
-
-
-def without_mask(model: ModelProto) -> None:
-    softmax = [node for node in model.graph.node if node.op_type == "Softmax"][1]
-    masked = next(node for node in model.graph.node if node.output[0] == softmax.input[0])
-    softmax.input[0] = masked.input[0]
-
-
 def renamed(old: str, new: str) -> Callable[[ModelProto], None]:
     def edit(model: ModelProto) -> None:
         for value in (*model.graph.input, *model.graph.output):
@@ -154,7 +133,7 @@ def renamed(old: str, new: str) -> Callable[[ModelProto], None]:
         (DECODER, weight("projection.weight", lambda array: array * np.float32(1.001))),
         (DECODER, weight("decoder.0.attention.value.weight", put(np.nan))),
         (ENCODER, weight("source_embedding.positions", lambda table: np.roll(table, -1, 0))),
-        (ENCODER, without_mask),
+        (ENCODER, unmasked(1)),
     ],
     ids=["encoder", "decoder", "scaled", "NaN", "positions", "mask"],
 )
@@ -169,10 +148,9 @@ def test_a_graph_that_computes_otherwise_fails(copied: Path, role: str, edit: Ca
     assert result.wrong == f"logits: {detail(result, LOGITS)}"
 
 
+@pytest.mark.parametrize("kind", [each for each in KINDS if each[0] == "cpu"], ids=" ".join, indirect=True)
 def test_a_weight_of_a_cpu_bundle_fails(kind: Bundle, tmp_path: Path) -> None:
     """The last bias, which is in 32 bits in every precision, and lies in the graph."""
-    if kind.manifest.target != "cpu":
-        return
     path = Path(shutil.copytree(kind.path, tmp_path / "bundle"))
     model = onnx.load(str(kind.file(STEP)), load_external_data=False)
     weight("decoder_norm.bias", lambda array: array[::-1])(model)

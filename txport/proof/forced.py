@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,11 @@ from numpy.typing import NDArray
 
 from txport.models.checkpoint import Checkpoint
 from txport.models.ports import LOGITS
+from txport.models.transformer import Transformer
 from txport.proof.cases import Case
 from txport.proof.measures import FORCED, WHOLE, Comparison, compare
 from txport.proof.tolerances import Tolerance
-from txport.proof.walks import pad
+from txport.proof.walks import largest_difference, pad
 from txport.runtimes.base import Runtime
 from txport.search.scoring import say
 
@@ -29,11 +32,13 @@ def compare_forced(
     Where the RMS counts, it does over whole targets: at one place few numbers stand on all the errors before it. A
     place may then be worse, but not so much as where something is wrong, which is off by the size of the logits.
     """
-    expected, pairs = one_pass(checkpoint, case.sources, case.targets), []
+    expected, pairs = one_pass(checkpoint.model, case.sources, case.targets), []
+    half = cache(lambda: one_pass(copy.deepcopy(checkpoint.model).half(), case.sources, case.targets))
     for place, (rows, _, actual) in enumerate(say(runtime, case.sources, case.targets, checkpoint.config)):
         wanted = expected[rows, place]
         allowed, rms = tolerance.allowed(wanted), tolerance.allowed_place
-        yield compare(case.name, label, place, LOGITS, wanted, actual, allowed, rms=rms, kind=FORCED)
+        found = compare(case.name, label, place, LOGITS, wanted, actual, allowed, rms=rms, kind=FORCED)
+        yield tolerance.judge(found, partial(_own_error, half, wanted, rows, place))
         pairs.append((wanted, actual.copy()))
     if tolerance.rms is not None:
         wanted, actual = (np.concatenate(each) for each in zip(*pairs, strict=True))
@@ -41,11 +46,16 @@ def compare_forced(
         yield compare(case.name, label, WHOLE, LOGITS, wanted, actual, allowed, rms=rms, kind=FORCED)
 
 
+def _own_error(half: Callable[[], Array], expected: Array, rows: Array, place: int) -> float:
+    """How far PyTorch itself is off in fp16, at one place."""
+    return largest_difference(expected, half()[rows, place])
+
+
 @torch.inference_mode()
-def one_pass(checkpoint: Checkpoint, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Array:
+def one_pass(model: Transformer, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Array:
     """What PyTorch says before each token of each target, in one pass: (B, T, V), of no meaning beyond a target."""
-    config = checkpoint.config
+    config = model.config
     ids, lengths = pad(sources, config.pad_id)
     tokens, _ = pad([(config.bos_id, *target[:-1]) for target in targets], config.pad_id)
-    logits: Array = checkpoint.model(*map(torch.from_numpy, (ids, lengths, tokens))).numpy()
+    logits: Array = model(*map(torch.from_numpy, (ids, lengths, tokens))).numpy()
     return logits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.models.errors import UnsupportedError
+from txport.proof.measures import Comparison
 
 Array = NDArray[Any]
 
@@ -22,7 +24,8 @@ class Tolerance:
     """What counts as equal to PyTorch in fp32.
 
     `largest` bounds the largest absolute difference of a tensor; where it `grows`, it is for values of about 1 and
-    is multiplied with the largest value of a tensor beyond that. `rms` bounds the root mean square of the error
+    is multiplied with the largest value of a tensor beyond that, and where it has an `own`, a tensor may be off by
+    so many times as much as PyTorch itself, computing in that precision. `rms` bounds the root mean square of the error
     over that of the tensor, `place` the same over the logits at one place of a target. `noise` is how far a logit
     may move, and `points` by how many percentage points the task's error rate may be worse. `atol` and `rtol` are
     the user's own, tighter bounds.
@@ -35,6 +38,7 @@ class Tolerance:
     points: float
     reason: str
     grows: bool = False
+    own: float | None = None
     rms: float | None = None
     place: float | None = None
     atol: float | None = None
@@ -48,6 +52,12 @@ class Tolerance:
         if self.atol is None and relative is None:
             return limit
         return min(limit, (self.atol or 0.0) + (relative or 0.0) * top)
+
+    def judge(self, found: Comparison, own_error: Callable[[], float]) -> Comparison:
+        """A comparison by what PyTorch itself is off by, if it fails otherwise and that counts; else as it is."""
+        if found.passed or self.own is None or not np.isfinite(error := own_error()):
+            return found
+        return dataclasses.replace(found, allowed=max(found.allowed, self.own * error))
 
     def noise_of(self, largest: float) -> float:
         """How far a logit may move, where the largest is so large."""
@@ -76,7 +86,8 @@ class Tolerance:
                 raise UnsupportedError(
                     f"--{name} {given:g} allows more than {most:g}, the most for {where} ({self.reason}); {mend}"
                 )
-        return dataclasses.replace(self, atol=atol, rtol=rtol)
+        own = self.own if atol is None and rtol is None else None
+        return dataclasses.replace(self, atol=atol, rtol=rtol, own=own)
 
     def to_dict(self) -> dict[str, Any]:
         """As a report records it: the bounds that count, and why."""
@@ -92,6 +103,7 @@ def _tighter(limit: float | None, given: float | None) -> float | None:
 
 FP32 = "rounding in another order: up to 4.3e-5 was seen of g2p-en, at the end of whole targets"
 FP16 = "11 bits of significand: 5e-4 for each rounding, which a dozen sublayers add up, growing with the values"
+OWN = 2.0  # PyTorch's own rounding errors and another order of them
 INT8 = "held against PyTorch with the bundle's own weights: what is left are activations in 8 bits, in every product"
 TABLE = (
     Tolerance("fp32", "cpu", 1e-4, 1e-4, 0.1, FP32),
@@ -99,9 +111,16 @@ TABLE = (
     Tolerance(
         "fp32", ANY, 1e-4, 1e-4, 0.1, "fp32 means fp32; one that computes in TF32 or bf16 by itself must not pass"
     ),
-    Tolerance("fp16", "cpu", 2e-2, 2e-2, 0.3, FP16, grows=True),
+    Tolerance("fp16", "cpu", 2e-2, 2e-2, 0.3, FP16, grows=True, own=OWN),
     Tolerance(
-        "fp16", ANY, 2e-2, 2e-2, 0.3, "as on the CPU: fp16 is rounded alike, and sums in fp32 are finer", grows=True
+        "fp16",
+        ANY,
+        2e-2,
+        2e-2,
+        0.3,
+        "as on the CPU: fp16 is rounded alike, and sums in fp32 are finer",
+        grows=True,
+        own=OWN,
     ),
     Tolerance("int8", ANY, math.inf, 3e-1, 0.5, INT8, rms=1.5e-1, place=5e-1),
     Tolerance("int4", ANY, math.inf, 3e-1, 1.0, f"{INT8}, as in int8", rms=1.5e-1, place=5e-1),

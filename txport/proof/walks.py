@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,15 +73,31 @@ class Reference:
     def call(self, role: str, step: int, inputs: Mapping[str, Array]) -> Call:
         """What PyTorch computes for the ports of one graph."""
         cast = {name: self._cast(array) for name, array in inputs.items()}
-        seen = [torch.from_numpy(array.astype(np.float32) if is_float(array) else array) for array in cast.values()]
-        with torch.inference_mode():
-            outputs = MODULES[self.manifest.target][role](self._model)(*seen)
+        exact = {name: array.astype(np.float32) if is_float(array) else array for name, array in cast.items()}
+        return Call(role, step, cast, self._run(self._model, role, exact))
+
+    def own_error(self, call: Call, name: str) -> float:
+        """The largest difference of one output where PyTorch itself computes in the bundle's precision."""
+        return largest_difference(call.expected[name], self._run(self._rounded, call.role, call.inputs)[name])
+
+    @cached_property
+    def _rounded(self) -> Transformer:
+        return copy.deepcopy(self._model).to(getattr(torch, self.manifest.dtype))
+
+    @torch.inference_mode()
+    def _run(self, model: Transformer, role: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = MODULES[self.manifest.target][role](model)(*map(torch.from_numpy, inputs.values()))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         names = [port.name for port in self.manifest.graphs[role].outputs]
-        return Call(role, step, cast, {name: each.numpy() for name, each in zip(names, outputs, strict=True)})
+        return {name: each.numpy() for name, each in zip(names, outputs, strict=True)}
 
     def _cast(self, array: Array) -> Array:
         return array.astype(self.manifest.dtype) if is_float(array) else array
+
+
+def largest_difference(expected: Array, actual: Array) -> float:
+    """The largest absolute one; NaN if there is one."""
+    return float(np.abs(expected.astype(np.float64) - actual.astype(np.float64)).max(initial=0.0))
 
 
 def is_float(array: Array) -> bool:
