@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import txport
 from tests.tiny import tiny_config, tiny_model
 from txport import runtimes
 from txport.exporters.check import operators
-from txport.models.bundle import INVARIANT, Bundle
+from txport.models.bundle import INVARIANT, MANIFEST, Bundle, write_json
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.errors import UnsupportedError
 from txport.models.ports import ENCODER, STEP
 from txport.proof.bisect import bisect
 from txport.proof.parity import check
+from txport.proof.verify import BATCH, verify
 from txport.runtimes.fused import FusedRuntime
 from txport.search.continuous import Hall
 from txport.search.generate import generate
@@ -27,8 +29,15 @@ from txport.search.scoring import logits
 LONGEST = 23  # no multiple of what the kernels sum over at a time, so that the longest sources can't be padded
 KINDS: dict[str, dict[str, Any]] = {
     "all tied": {},
-    "post, learned, untied": {"norm": "post", "positions": "learned", "tied": "none", "activation": "gelu"},
+    "post, learned, untied": {
+        "norm": "post",
+        "positions": "learned",
+        "tied": "none",
+        "activation": "gelu",
+        "feed_forward": 64,  # so that int4 could take blocks of 64, whose kernels sum a last odd row otherwise
+    },
 }
+PRECISIONS = ["int8", "int4"]
 SEARCHES: list[dict[str, Any]] = [{}, {"scores": False}, {"beams": 3, "nbest": 3}]
 LENGTHS = {"min_new_tokens": 6, "max_new_tokens": 12}
 OTHERS = [1, 2, 6, 30]
@@ -41,10 +50,10 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-@pytest.fixture(scope="module")
-def invariant(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+@pytest.fixture(scope="module", params=PRECISIONS)
+def invariant(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     out = tmp_path_factory.mktemp("bundles") / "toy"
-    return txport.export(source, out, target="cpu", precision="int8", batch_invariant=True)  # parity is part of it
+    return txport.export(source, out, target="cpu", precision=request.param, batch_invariant=True)  # with its proof
 
 
 def sources(count: int = 31) -> list[list[int]]:
@@ -97,12 +106,20 @@ def test_logits_are_the_same_beside_any_others(invariant: Bundle) -> None:
     assert differing(invariant) == 0
 
 
-def test_without_the_option_logits_depend_on_the_others(tmp_path: Path) -> None:
-    """Else nothing above could fail."""
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_without_the_option_logits_depend_on_the_others(tmp_path: Path, precision: str) -> None:
+    """Else nothing above could fail, nor the check of it where a bundle runs."""
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(max_length=LONGEST)))
-    dynamic = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu", precision="int8", rows=8)
-    assert not dynamic.manifest.batch_invariant
-    assert differing(dynamic) > 0
+    usual = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu", precision=precision, rows=8)
+    assert not usual.manifest.batch_invariant
+    assert differing(usual) > 0
+    assert BATCH not in {check.name for check in verify(usual.path).checks}
+    edited = json.loads((usual.path / MANIFEST).read_text())
+    edited["quantization"]["encoder.0.attention.out.weight"] = INVARIANT
+    write_json(usual.path / MANIFEST, edited)
+    (check,) = (check for check in verify(usual.path).checks if check.verdict == "fail")
+    assert check.name == BATCH
+    assert "alone has other logits from step " in check.detail
 
 
 def differing(bundle: Bundle) -> int:
@@ -122,24 +139,31 @@ def differing(bundle: Bundle) -> int:
 
 def test_every_matrix_has_the_form_and_no_operator_quantises_all_rows_at_once(invariant: Bundle) -> None:
     config = invariant.manifest.config
-    assert set(invariant.manifest.quantization.values()) == {INVARIANT}
+    forms = set(invariant.manifest.quantization.values())
+    blocks = {"4-bit blocks of 32", "4-bit blocks of 16"}
+    assert INVARIANT in forms
+    assert forms <= {INVARIANT} | (blocks if invariant.manifest.precision == "int4" else set())
+    products = 0
     for role in (ENCODER, STEP):
         counts = operators(invariant.file(role))
         assert not {"DynamicQuantizeLinear", "com.microsoft.DynamicQuantizeMatMul", "Gemm"} & set(counts)
-    assert operators(invariant.file(STEP))["com.microsoft.QGemm"] == 6 * config.decoder_layers + 1
+        products += counts.get("com.microsoft.QGemm", 0) + counts.get("com.microsoft.MatMulNBits", 0)
+    assert products == 6 * config.encoder_layers + 8 * config.decoder_layers + 1
 
 
 def test_parity_holds_and_bisect_finds_nothing(invariant: Bundle, source: Path) -> None:
     checkpoint = load_checkpoint(str(source))
+    (promise,) = (check for check in verify(invariant.path).checks if check.name == BATCH)
+    assert (promise.verdict, promise.detail) == ("pass", "4 rows are the same alone and together")
     assert check(invariant, checkpoint, {"ort": "cpu"}).passed
     assert bisect(invariant, checkpoint) is None
 
 
 def test_what_cannot_be_invariant_is_refused(source: Path, tmp_path: Path) -> None:
     refused: list[tuple[str, dict[str, Any]]] = [
-        ("batch_invariant is for int8: the kernels of int4", {"target": "cpu", "precision": "int4"}),
         ("portable fp32 quantises none", {}),
         ("cpu fp32 quantises none", {"target": "cpu"}),
+        ("leave out rows, got 1", {"target": "cpu", "precision": "int4", "rows": 1}),
         ("leave out rows, got 8", {"target": "cpu", "precision": "int8", "rows": 8}),
         ("leave out auto", {"target": "cpu", "precision": "int8", "auto": True}),
     ]

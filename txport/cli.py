@@ -140,7 +140,7 @@ def search_options(command: F) -> F:
 @click.option(
     "--batch-invariant",
     is_flag=True,
-    help="Let no text's tokens depend on the others in its batch (int8 cpu bundles); slower.",
+    help="Let no text's tokens depend on the others in its batch (int8 and int4 cpu bundles); slower.",
 )
 @click.option("--auto", is_flag=True, help="If int8 or int4 differs from PyTorch, keep what errs most in fp32.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")

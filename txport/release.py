@@ -49,10 +49,10 @@ def export(
     """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and only then put it there.
 
     `target` is "portable" or "cpu"; `rows` is how many rows a step of a quantised cpu bundle usually has
-    (batch x beams), by which its kernels are chosen; 1 if it is not given. With `batch_invariant`, which int8 on the
-    cpu target offers, what is found for a text does not depend on what else is in its batch. If a quantised bundle
-    differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it does not; the manifest says which
-    (`mended`), and what it cost.
+    (batch x beams), by which its kernels are chosen; 1 if it is not given. With `batch_invariant`, which int8 and
+    int4 on the cpu target offer, what is found for a text does not depend on what else is in its batch. If a
+    quantised bundle differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it does not; the manifest
+    says which (`mended`), and what it cost.
 
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
@@ -65,7 +65,7 @@ def export(
     if auto and not is_quantised(target, precision):
         raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
     if auto and batch_invariant:
-        raise UnsupportedError("batch_invariant needs every matrix in int8: leave out auto, which keeps some in fp32")
+        raise UnsupportedError("batch_invariant leaves no matrix in fp32: leave out auto, which keeps some")
     _spare_source(Path(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST) as folder:
         checkpoint = load_checkpoint(name)

@@ -60,12 +60,8 @@ def export_graphs(
 
 def _require_invariance(target: str, precision: str, rows: int | None) -> None:
     """Raise `UnsupportedError` unless there are kernels of this kind whose rows do not depend on each other."""
-    if precision == "int4":
-        raise UnsupportedError(
-            "batch_invariant is for int8: the kernels of int4 round otherwise for few rows than many"
-        )
     if not is_quantised(target, precision):
-        what = "batch_invariant chooses how int8 on the cpu target quantises activations"
+        what = "batch_invariant chooses how int8 and int4 on the cpu target quantise activations"
         raise UnsupportedError(f"{what}; {target} {precision} quantises none")
     if rows is not None:
-        raise UnsupportedError(f"batch_invariant has one kernel for any number of rows; leave out rows, got {rows}")
+        raise UnsupportedError(f"batch_invariant has the same kernels for all rows; leave out rows, got {rows}")

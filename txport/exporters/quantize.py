@@ -8,7 +8,8 @@ Forms of a matrix (out, in), all symmetric:
 - int8 invariant: stored so too; each row of activations has a scale of its own. Whole numbers are summed without
   rounding, so what comes of a row does not depend on the others, nor on how many there are.
 - blocks: 8 or 4 bits with a scale for every block of inputs (MatMulNBits at accuracy level 4); activations are
-  quantised row by row. They read the fewest bytes a weight, and win at one or two rows.
+  quantised row by row. They read the fewest bytes a weight, and win at one or two rows. In 4 bits, the kernels of
+  small blocks sum each row alike; those of larger ones work on two rows at a time, and sum a last odd row otherwise.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from txport.models.ports import STEP
 Array = NDArray[Any]
 
 BLOCKS = (128, 64, 32, 16)  # the largest that divides the inputs is taken: fewer scales to read
+ALIKE = (32, 16)  # blocks whose sums, in 4 bits, do not depend on how many rows there are
 FEW_ROWS = 2  # up to here, reading weights is all the work
 DYNAMIC, ROWS = "dynamic int8", "int8 rows"
 WHOLE_ROWS = (DYNAMIC, ROWS, INVARIANT)  # one scale a row of `out`
@@ -46,12 +48,15 @@ class Quantized:
 
 
 def choose_form(name: str, shape: Sequence[int], precision: str, role: str, rows: int | None) -> str:
-    """The form for a matrix (out, in) of one graph, at the number of rows that a step usually has; None: at any."""
-    if rows is None:
-        return INVARIANT
-    block = next((size for size in BLOCKS if shape[1] % size == 0), None)
+    """The form for a matrix (out, in) of one graph, at the number of rows that a step usually has.
+
+    For None, one in which no row depends on the others, nor on how many there are.
+    """
+    block = next((size for size in (ALIKE if rows is None else BLOCKS) if shape[1] % size == 0), None)
     if block and precision == "int4" and (role == STEP or bears_four_bits(name)):
         return f"4-bit blocks of {block}"
+    if rows is None:
+        return INVARIANT
     if block and role == STEP and rows <= FEW_ROWS:
         return f"8-bit blocks of {block}"
     return DYNAMIC

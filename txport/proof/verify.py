@@ -7,7 +7,7 @@ against the goldens, which PyTorch said at export.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from txport.search.options import Found
 from txport.search.scoring import logits, score
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS = "files", "export", "ports", "tokenizer", "logits"
+BATCH = "batch"  # looked at where the bundle promises that it does not matter
 NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES)
 
 
@@ -86,7 +87,8 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     bundle = Bundle(path, read_manifest(path))
     checks = list(_checks(bundle, runtime, provider, threads))
     seen = {check.name for check in checks}
-    checks += [Check(name, "not run", "what comes before it failed") for name in NAMES if name not in seen]
+    names = [*NAMES, BATCH] if bundle.manifest.batch_invariant else NAMES
+    checks += [Check(name, "not run", "what comes before it failed") for name in names if name not in seen]
     return Verification(_about(bundle, runtime, provider), checks, time.perf_counter() - begun)
 
 
@@ -158,21 +160,37 @@ def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
 def compare(golden: Golden, runtime: Runtime, manifest: Manifest) -> Iterator[Check]:
     """What a runtime says of the golden inputs, against what PyTorch said."""
     try:
-        yield compare_logits(golden, runtime, manifest)
+        found = logits(runtime, golden.sources, golden.targets, manifest.config)
+        yield compare_logits(golden, found, manifest.precision)
+        if manifest.batch_invariant:
+            yield compare_batches(golden, found, runtime, manifest)
         for name in SEARCHES:
             yield compare_search(name, golden, runtime, manifest)
     except Exception as error:  # each runtime has errors of its own
         yield Check(LOGITS, "fail", f"a graph does not run: {error}")
 
 
-def compare_logits(golden: Golden, runtime: Runtime, manifest: Manifest) -> Check:
+def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> Check:
     """The logits of every token of the targets, those before it given."""
-    found = logits(runtime, golden.sources, golden.targets, manifest.config)
-    gaps = [_gap(said, values, manifest.precision) for said, values in zip(golden.said, found, strict=True)]
+    gaps = [_gap(said, values, precision) for said, values in zip(golden.said, found, strict=True)]
     worst = max(range(len(gaps)), key=lambda row: (np.isnan(gaps[row][0]), gaps[row][0]))
     share, where = gaps[worst]
     seen = f"{sum(map(len, golden.targets))} tokens, at worst {share:.2g} of the difference that is allowed"
     return Check(LOGITS, "pass", seen) if share <= 1 else Check(LOGITS, "fail", f"{seen}: source {worst}, {where}")
+
+
+def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime, manifest: Manifest) -> Check:
+    """Whether each source alone is given the logits, to the last bit, that it is given beside the others.
+
+    Which kernels compute them, and in which order these sum, is the processor's choice.
+    """
+    problems = []
+    for row, (source, target) in enumerate(zip(golden.sources, golden.targets, strict=True)):
+        alone = logits(runtime, [source], [target], manifest.config)[0]
+        if others := np.flatnonzero((alone != together[row]).any(axis=1)).tolist():
+            most = np.abs(alone - together[row]).max()
+            problems.append(f"source {row} alone has other logits from step {others[0]} on, by up to {most:.2g}")
+    return _check(BATCH, problems[:1], f"{len(together)} rows are the same alone and together")
 
 
 def _gap(said: Said, values: Floats, precision: str) -> tuple[float, str]:
