@@ -20,7 +20,7 @@ from txport.models.checkpoint import load_checkpoint
 from txport.models.errors import UnavailableError, UnsupportedError
 from txport.models.ports import DECODER, ENCODER, is_cross, past
 from txport.models.transformer import Transformer
-from txport.runtimes import ort, providers
+from txport.runtimes import ort, providers, reference
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 
 TOLERANCE = {"torch": 1e-6, "ort": 2e-5, "reference": 2e-5}
@@ -101,6 +101,18 @@ def test_a_state_is_not_changed_by_steps(runtime: tuple[str, Runtime]) -> None:
         again = under_test.step(np.array([4, 5]), state)
         assert np.array_equal(once[0].values, again[0].values)
         state = once[1]
+
+
+def test_the_reference_sums_fp16_in_fp32() -> None:
+    """As the standard wants it of norms, and as every engine multiplies: squares of 256 are beyond fp16."""
+    large, ones = np.array([[256, -256]], np.float16), np.ones(2, np.float16)
+    normal, mean, inverse = reference.LayerNormalization.eval(large, ones, ones, axis=-1, epsilon=0.0)
+    np.testing.assert_array_equal(normal, np.array([[2, 0]], np.float16))
+    assert (normal.dtype, mean.dtype, inverse.dtype) == (np.float16, np.float32, np.float32)
+    many = np.full((1, 4000), 0.1, np.float16)  # in fp16, a sum stops to grow where 0.1 is less than half a step
+    product = reference.MatMul.eval(many, np.ones((4000, 1), np.float16))
+    assert product.dtype == np.float16
+    np.testing.assert_allclose(product, 4000 * float(many[0, 0]), rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["ort", "reference"])

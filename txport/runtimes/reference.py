@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from txport.models.bundle import Bundle
 from txport.models.errors import UnsupportedError
@@ -16,11 +17,49 @@ from txport.runtimes.base import GraphPorts, GraphRuntime
 from txport.runtimes.portable import PortableRuntime
 
 
+class MatMul(OpRun):
+    """With sums in fp32, as in every engine: NumPy rounds each of them to fp16, and has no BLAS for that."""
+
+    op_domain = ""
+
+    def _run(self, one: NDArray[Any], other: NDArray[Any]) -> tuple[NDArray[Any]]:
+        return (np.matmul(one.astype(np.float32), other.astype(np.float32)).astype(one.dtype),)
+
+
+class LayerNormalization(OpRun):
+    """With mean and variance in fp32, as the standard has it for `stash_type` 1.
+
+    The evaluator of onnx up to 1.23 takes them in the type of the input, and squares overflow in fp16
+    (https://github.com/onnx/onnx/pull/8439).
+    """
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: NDArray[Any],
+        scale: NDArray[Any],
+        bias: NDArray[Any] | None = None,
+        axis: int = -1,
+        epsilon: float = 1e-5,
+        stash_type: int = 1,
+    ) -> tuple[NDArray[Any], ...]:
+        assert stash_type == onnx.TensorProto.FLOAT
+        values, axes = x.astype(np.float32), tuple(range(axis % x.ndim, x.ndim))
+        mean = values.mean(axes, keepdims=True)
+        deviation = values - mean
+        inverse = 1 / np.sqrt(np.square(deviation).mean(axes, keepdims=True) + np.float32(epsilon))
+        normal = (deviation * inverse).astype(x.dtype) * scale
+        return (normal if bias is None else normal + bias), mean, inverse
+
+
 class ReferenceEngine:
     """The graphs of a bundle; tensors are arrays."""
 
     def __init__(self, bundle: Bundle) -> None:
-        self._graphs = {role: ReferenceEvaluator(str(bundle.file(role))) for role in bundle.manifest.graphs}
+        files = {role: str(bundle.file(role)) for role in bundle.manifest.graphs}
+        own = [MatMul, LayerNormalization]
+        self._graphs = {role: ReferenceEvaluator(file, new_ops=own) for role, file in files.items()}
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
