@@ -5,20 +5,28 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 
 import txport
+from tests.proof.faults import Edit
 from tests.tiny import edit_graph, tiny_config, tiny_model
-from txport.models.bundle import Bundle, load_bundle
+from txport.exporters import quantize as quantizer
+from txport.exporters.export import export_graphs
+from txport.models.bundle import Bundle, load_bundle, seal
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.ports import DECODER, ENCODER, STEP
 from txport.proof.measures import Comparison
+from txport.proof.parity import check
 from txport.proof.weights import compare_weights
 
-Edit = Callable[[ModelProto], None]
+Array = NDArray[Any]
+Quantize = Callable[[Array, str], quantizer.Quantized]
+DYNAMIC, RIGHT = quantizer.DYNAMIC, quantizer.quantize
 KEY = "decoder.0.attention.key.weight"
 
 
@@ -134,3 +142,54 @@ def test_what_is_computed_from_weights_is_computed_anew(
     found = failed(edit_graph(copy.path, STEP, edit), checkpoint)
     assert len(found) >= 1
     assert any(name.startswith(each.tensor) for each in found)
+
+
+# --- grids ------------------------------------------------------------------------------------------------------
+
+
+def longer(factor: float) -> Quantize:
+    """Every weight the nearest on a grid whose steps are longer than they need be."""
+
+    def quantize(matrix: Array, form: str) -> quantizer.Quantized:
+        scales = np.float32(factor) * RIGHT(matrix, form).scales
+        if form in quantizer.WHOLE_ROWS:
+            values = np.rint(matrix / scales[:, None]).astype(np.int8)
+            return quantizer.Quantized(form, np.ascontiguousarray(values.T if form == DYNAMIC else values), scales)
+        bits, block = quantizer.read_blocks(form)
+        half = 2 ** (bits - 1)
+        values = np.clip(np.rint(matrix.reshape(len(matrix), -1, block) / scales[..., None]), -half, half - 1) + half
+        return quantizer.Quantized(form, packed(values.astype(np.uint8), bits), scales)
+
+    return quantize
+
+
+def a_step_too_low(matrix: Array, form: str) -> quantizer.Quantized:
+    """As if another number stood for zero, in blocks."""
+    found = RIGHT(matrix, form)
+    if form in quantizer.WHOLE_ROWS:
+        return found
+    bits, _ = quantizer.read_blocks(form)
+    values = (
+        found.values if bits == 8 else np.stack([found.values & 15, found.values >> 4], -1).reshape(len(matrix), -1)
+    )
+    return quantizer.Quantized(form, packed(np.maximum(values, 1) - 1, bits).reshape(found.values.shape), found.scales)
+
+
+def packed(values: Array, bits: int) -> Array:
+    return values if bits == 8 else values[..., 0::2] | (values[..., 1::2] << 4)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize(
+    "fault", [None, longer(2), longer(8), a_step_too_low], ids=["none", "2", "8", "a step too low"]
+)
+def test_a_grid_that_is_too_coarse_or_shifted_fails(
+    precision: str, fault: Quantize | None, loaded: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where weights are rounded well, but to a bad grid; parity computes with what a bundle holds."""
+    with monkeypatch.context() as patch:
+        patch.setattr(quantizer, "quantize", fault or RIGHT)
+        bundle = seal(tmp_path, export_graphs(loaded, tmp_path, target="cpu", precision=precision))
+    wrong = failed(bundle, loaded)
+    assert bool(wrong) == (fault is not None)
+    assert check(bundle, loaded, {"ort": "cpu"}).passed == (fault is None)

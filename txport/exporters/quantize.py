@@ -170,6 +170,11 @@ def read_name(name: str) -> tuple[str, str | None]:
     return (base, form) if form in WHOLE_ROWS or "-bit blocks of " in form else (name, None)
 
 
+def read_bits(form: str) -> int:
+    """Of each weight of a quantised form."""
+    return 8 if form in WHOLE_ROWS else read_blocks(form)[0]
+
+
 def read_blocks(form: str) -> tuple[int, int]:
     """`4-bit blocks of 128` -> 4, 128."""
     bits, block = form.split("-bit blocks of ")

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from txport.exporters.fusions import split_name
-from txport.exporters.quantize import WHOLE_ROWS, Quantized, dequantize, read_blocks, read_name, steps
+from txport.exporters.quantize import Quantized, dequantize, read_name, steps
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint
 from txport.models.ports import ENCODER, STEP
@@ -70,12 +70,12 @@ def share_weights(models: dict[str, ir.Model], folder: Path) -> dict[str, dict[s
 
 @dataclass(frozen=True)
 class Held:
-    """A weight as a graph holds it, under the checkpoint's name; quantised ones with the size of a step, and bits."""
+    """A weight as a graph holds it, under the checkpoint's name; quantised ones with their form and steps."""
 
     name: str
     values: Array
+    form: str | None = None
     steps: Array | None = None
-    bits: int = 32
 
 
 def graph_weights(path: Path) -> dict[str, Array]:
@@ -104,16 +104,15 @@ def held_weights(initializers: Mapping[str, Array]) -> Iterator[Held]:
             yield from _unpack(name, values)
         elif f"{base}.scale" in initializers:
             quantized = Quantized(form, values, initializers[f"{base}.scale"])
-            bits = 8 if form in WHOLE_ROWS else read_blocks(form)[0]
-            yield from _unpack(base, dequantize(quantized), steps(quantized), bits)
+            yield from _unpack(base, dequantize(quantized), form, steps(quantized))
 
 
-def _unpack(name: str, values: Array, sizes: Array | None = None, bits: int = 32) -> Iterator[Held]:
+def _unpack(name: str, values: Array, form: str | None = None, sizes: Array | None = None) -> Iterator[Held]:
     names = split_name(name)
     parts = np.split(values, len(names)) if len(names) > 1 else [values]
     each = np.split(sizes, len(names)) if sizes is not None and len(names) > 1 else [sizes] * len(names)
     for part, array, size in zip(names, parts, each, strict=True):
-        yield Held(part, array, size, bits)
+        yield Held(part, array, form, size)
 
 
 def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
@@ -125,6 +124,6 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
     with torch.no_grad():
         for role in (ENCODER, STEP):
             for held in held_weights(graph_weights(bundle.file(role))):
-                if held.steps is not None:
+                if held.form is not None:
                     parameters[held.name].copy_(torch.from_numpy(held.values))
     return dataclasses.replace(checkpoint, model=model)

@@ -31,7 +31,11 @@ from txport.proof.origin import origin
 from txport.proof.parts import describe
 from txport.proof.probe import Finding, Observation, Probe, find, observations, probe_file
 from txport.proof.walks import Reference
-from txport.proof.weights import STEPS, WEIGHTED
+from txport.proof.weights import WEIGHTED
+
+CUT = (
+    2.1  # steps of its own grid that a quantised weight may lie from the checkpoint's; `badly_quantised` asks for more
+)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def wrong_weights(bundle: Bundle, model: Transformer) -> dict[str, WrongWeight]:
     for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
         for held in (held for held in held_weights(graph_weights(bundle.file(role))) if held.name in known):
             expected = known[held.name].detach().numpy().astype(bundle.manifest.dtype)
-            limit = 0.0 if held.steps is None else STEPS[held.bits] * held.steps
+            limit = 0.0 if held.steps is None else CUT * held.steps
             if held.values.shape != expected.shape or not np.all(np.abs(held.values - expected) <= limit):
                 wrong[names[id(known[held.name])]] = WrongWeight(held.name, held.values, expected)
     return {name: wrong[name] for name in known if name in wrong}

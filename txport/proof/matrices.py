@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from txport.exporters.fusions import split_name
-from txport.exporters.quantize import WHOLE_ROWS, read_blocks
+from txport.exporters.quantize import WHOLE_ROWS, read_bits, read_blocks
 from txport.exporters.weights import graph_weights, held_weights
 from txport.models.bundle import Bundle
 from txport.models.transformer import Transformer
@@ -47,14 +46,13 @@ class Rounding:
 def roundings(bundle: Bundle, model: Transformer, inputs: Mapping[str, Array]) -> list[Rounding]:
     """Every quantised matrix of a bundle, those of the largest error first; `inputs` (rows, in) by module."""
     weights = dict(model.named_parameters(remove_duplicate=False))
-    forms = {part: form for name, form in bundle.manifest.quantization.items() for part in split_name(name)}
     found: dict[str, Rounding] = {}
     for role in bundle.manifest.graphs:
         for held in held_weights(graph_weights(bundle.file(role))):
-            if held.steps is not None and held.name not in found:
+            if held.form is not None and held.name not in found:
                 expected = weights[held.name].detach().numpy().astype(np.float64)
                 x = inputs.get(held.name.removesuffix(".weight"))
-                found[held.name] = _rounding(held.name, forms[held.name], held.values, expected, x)
+                found[held.name] = _rounding(held.name, held.form, held.values, expected, x)
     return sorted(found.values(), key=lambda each: -each.error)
 
 
@@ -69,9 +67,9 @@ def _rounding(name: str, form: str, held: Array, expected: Array, x: Array | Non
 
 def finest(matrix: Array, form: str) -> Array:
     """The smallest step for each weight (out, in) at which the largest of its row or block is still in range."""
-    bits, block = _bits(form), matrix.shape[1] if form in WHOLE_ROWS else read_blocks(form)[1]
+    block = matrix.shape[1] if form in WHOLE_ROWS else read_blocks(form)[1]
     largest = np.abs(matrix.reshape(len(matrix), -1, block)).max(axis=2)
-    steps: Array = np.repeat(largest / (2 ** (bits - 1) - 0.5), block, axis=1)
+    steps: Array = np.repeat(largest / (2 ** (read_bits(form) - 1) - 0.5), block, axis=1)
     return steps
 
 
@@ -85,11 +83,7 @@ def badly_quantised(found: Sequence[Rounding]) -> Rounding | None:
 
 def _middle(one: Rounding, found: Sequence[Rounding]) -> float:
     """The middle error of the matrices that are held in as many bits: 4 leave sixteen times the error of 8."""
-    return float(np.median([each.error for each in found if _bits(each.form) == _bits(one.form)]))
-
-
-def _bits(form: str) -> int:
-    return 8 if form in WHOLE_ROWS else read_blocks(form)[0]
+    return float(np.median([each.error for each in found if read_bits(each.form) == read_bits(one.form)]))
 
 
 def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:

@@ -23,7 +23,7 @@ from txport.proof.proven import prove, write
 from txport.proof.report import Report
 from txport.proof.taps import OUT
 from txport.proof.walks import Reference
-from txport.proof.weights import WEIGHTED
+from txport.proof.weights import WEIGHTED, first_names
 
 Errors = dict[str, float]
 
@@ -49,9 +49,9 @@ def mend(
 
 def aliases(model: Transformer, names: Iterable[str]) -> set[str]:
     """Every name of some weights; tied ones have several."""
-    known = dict(model.named_parameters(remove_duplicate=False))
-    wanted = {id(known[name]) for name in names}
-    return {name for name, weight in known.items() if id(weight) in wanted}
+    first = first_names(model)
+    wanted = {first[name] for name in names}
+    return {name for name, each in first.items() if each in wanted}
 
 
 def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> list[str]:

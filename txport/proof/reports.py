@@ -69,7 +69,7 @@ def _row(part: Part) -> tuple[str, ...]:
 
 def _place(worst: Comparison) -> str:
     if worst.case == WEIGHTS:
-        return worst.tensor if not worst.passed else "bit for bit" if not worst.allowed else "within steps of the scale"
+        return worst.tensor if not worst.passed else "bit for bit" if not worst.allowed else "within its bits"
     return f"{worst.tensor}, {worst.place}"
 
 

@@ -9,31 +9,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.exporters.fusions import split_name
-from txport.exporters.quantize import read_name
+from txport.exporters.quantize import TINY, read_bits, read_name
 from txport.exporters.shortlist import shorten
 from txport.exporters.weights import Held, graph_weights, held_weights
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.ports import DECODER, ENCODER, STEP
+from txport.models.transformer import Transformer
+from txport.proof.matrices import COARSE, finest
 from txport.proof.measures import WEIGHTS, Comparison, compare, wrong
 
 Array = NDArray[Any]
 
 WEIGHTED = (ENCODER, DECODER, STEP)
-# How far a quantised weight may lie from the checkpoint's, in steps of its scale: by rounding, half a step; in
-# 4 bits the largest of a block may be cut so that the others are finer.
-STEPS = {8: 0.501, 4: 2.1}
+# How far a quantised weight may lie from the checkpoint's, in the finest steps that its bits allow: by rounding, half a
+# step; in 4 bits the largest of a block may be cut so that the others are finer.
+STEPS = {8: 0.51, 4: 1.8}
 
 
 def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparison]:
-    """Each weight in each graph with the checkpoint's: bit for bit, or, if quantised, in steps of its scale.
+    """Each weight in each graph with the checkpoint's: bit for bit, or, if quantised, in the steps that its bits allow.
 
     A tensor of the checkpoint that no graph holds fails, and so does a weight in a graph that is neither of the
     checkpoint nor computed from it.
     """
-    own, found = expected_tensors(checkpoint.model), set()
-    names = {id(tensor): name for name, tensor in own.items()}
-    aliases = {name: names[id(p)] for name, p in checkpoint.model.named_parameters(remove_duplicate=False)}
+    own, aliases, found = expected_tensors(checkpoint.model), first_names(checkpoint.model), set()
     dtype = np.dtype(bundle.manifest.dtype)
     for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
         initializers = graph_weights(bundle.file(role))
@@ -41,7 +41,7 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
         for held in held_weights(initializers):
             if held.name in aliases:
                 found.add(aliases[held.name])
-                yield _compare(role, held, own[aliases[held.name]].detach().numpy().astype(dtype))
+                yield compare_held(role, held, own[aliases[held.name]].detach().numpy().astype(dtype))
             elif held.name in known:
                 values = known[held.name]
                 expected = values.astype(dtype) if values.dtype.kind == "f" else values
@@ -53,18 +53,31 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
         yield wrong(name, "is in no graph", case=WEIGHTS, runtime="bundle", step=0, kind=WEIGHTS)
 
 
-def _compare(role: str, held: Held, expected: Array) -> Comparison:
-    if held.steps is None or expected.shape != held.values.shape:
+def first_names(model: Transformer) -> dict[str, str]:
+    """Each name of each weight -> the name that a checkpoint has for it; tied ones have several."""
+    first = {id(tensor): name for name, tensor in model.named_parameters()}
+    return {name: first[id(tensor)] for name, tensor in model.named_parameters(remove_duplicate=False)}
+
+
+def compare_held(role: str, held: Held, expected: Array) -> Comparison:
+    """One weight of a graph with the checkpoint's.
+
+    If quantised, in steps of the finest grid on which the largest weight of its row or block has a place, and so that
+    neither a coarser grid nor a shifted one passes: in no weight, and not in the error of all.
+    """
+    if held.form is None or expected.shape != held.values.shape:
         return compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0, kind=WEIGHTS)
-    values = (expected / held.steps, held.values / held.steps)
-    return compare(WEIGHTS, role, 0, held.name, *values, STEPS[held.bits], kind=WEIGHTS)
+    steps = np.maximum(finest(expected, held.form), TINY)
+    wanted, found = expected / steps, held.values / steps
+    error = COARSE / np.sqrt(12) / max(float(np.sqrt(np.square(wanted).mean())), TINY)
+    return compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[read_bits(held.form)], rms=error, kind=WEIGHTS)
 
 
 def derived(initializers: Mapping[str, Array], checkpoint: Checkpoint) -> dict[str, Array]:
     """What a graph may hold beside the checkpoint's weights, by name, computed anew.
 
     Tables of sinusoids, scales in the shape that a look-up wants, and the shortlist of a large projection. A scale
-    itself is proven by the weight that it gives back.
+    itself is proven by the weights that it gives back.
     """
     known = {name: buffer.detach().numpy() for name, buffer in checkpoint.model.named_buffers()}
     for name, values in initializers.items():
