@@ -39,11 +39,12 @@ from txport.exporters.passes import PASSES
 from txport.models import transformer
 from txport.models.bundle import Bundle, seal
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.models.errors import UnsupportedError
+from txport.models.errors import ParityError, UnsupportedError
 from txport.models.ports import DECODER, ENCODER, STEP, Graph
 from txport.proof import bisect as module
 from txport.proof.bisect import Culprit, bisect
 from txport.proof.matrices import Rounding, badly_quantised
+from txport.proof.parity import check
 from txport.proof.taps import Runner
 
 Array = NDArray[Any]
@@ -387,6 +388,38 @@ def test_fault_is_found_where_it_was_planted(
     assert words in culprit.what
     assert culprit.figures or fault == "last bit of a weight"
     assert json.loads(json.dumps(culprit.to_dict(), allow_nan=False))["kind"] == expected
+
+
+CPU_FAULTS = [fault for fault in FAULTS if FAULTS[fault][0] == "cpu"]
+BELOW_8_BITS = {"scale, encoder 1", "scale, step 0", "embedding, cpu", "epsilon, step 1"}  # left to bisect, which tells
+
+
+@pytest.mark.parametrize("fault", CPU_FAULTS)
+def test_parity_fails_on_the_same_faults(
+    fault: str, sound: dict[tuple[str, str], Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    _, role, edit, *_ = FAULTS[fault]
+    copy = Path(shutil.copytree(sound["pre", "cpu"].path, tmp_path / "bundle"))
+    assert not passes(edit_graph(copy, role, edit), checkpoints["pre"])
+
+
+def passes(bundle: Bundle, checkpoint: Checkpoint) -> bool:
+    try:
+        return check(bundle, checkpoint, {"ort": "cpu"}).passed
+    except ParityError:  # it does not run
+        return False
+
+
+@pytest.mark.usefixtures("no_origin")
+@pytest.mark.parametrize("fault", [fault for fault in CPU_FAULTS if "weight" not in FAULTS[fault][4]])
+def test_in_8_bits_parity_fails_on_all_but_what_is_smaller_than_rounding(
+    fault: str, quantised: dict[str, Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    _, role, edit, *_ = FAULTS[fault]
+    copy = Path(shutil.copytree(quantised["int8"].path, tmp_path / "bundle"))
+    bundle = edit_graph(copy, role, edit)
+    assert passes(bundle, checkpoints["pre"]) == (fault in BELOW_8_BITS)
+    assert fault not in BELOW_8_BITS or bisect(bundle, checkpoints["pre"]) is not None
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -75,7 +76,33 @@ def test_what_is_no_number_fails_and_makes_no_warning(value: float, at: int) -> 
         found = measured(expected, actual, rms=rms)
         assert not found.passed
         assert found.index == (at,)
-        assert "nan" not in [each for each in to_dict(found).values() if isinstance(each, float)]
+        assert json.loads(json.dumps(to_dict(found), allow_nan=False))["passed"] is False
+
+
+def test_what_is_copied_hides_no_error_in_what_is_new() -> None:
+    expected = np.ones((4, 512), np.float32)
+    new = np.zeros(expected.shape, bool)
+    new[:, 7] = True
+    wrong, moved = expected.copy(), expected.copy()
+    wrong[:, 7] = -1
+    moved[:, 100] = -1
+    for actual in (wrong, moved):
+        assert compare("case", "ort", 0, "x", expected, actual, math.inf, rms=0.15).passed
+        found = compare("case", "ort", 0, "x", expected, actual, math.inf, rms=0.15, over=new)
+        assert (found.passed, found.relative) == (False, 2.0)
+    assert compare("case", "ort", 0, "x", expected, expected.copy(), math.inf, rms=0.15, over=new).passed
+
+
+def test_one_row_that_is_wrong_is_not_hidden_by_the_others() -> None:
+    expected = np.random.default_rng(0).standard_normal((12, 40)).astype(np.float32)
+    actual = expected.copy()
+    actual[5] = np.random.default_rng(1).standard_normal(40)
+    assert measured_rms(expected, actual, by_row=False).passed
+    assert not measured_rms(expected, actual, by_row=True).passed
+
+
+def measured_rms(expected: Array, actual: Array, by_row: bool) -> Comparison:
+    return compare("case", "ort", 0, "x", expected, actual, math.inf, rms=0.5, by_row=by_row)
 
 
 def test_where_the_rms_counts_the_description_says_it() -> None:

@@ -24,7 +24,7 @@ from txport.models.bundle import Bundle, Manifest, load_bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.config import TransformerConfig
 from txport.models.errors import ParityError, UnsupportedError
-from txport.models.ports import DECODER, ENCODER, LOGITS
+from txport.models.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
 from txport.proof.cases import Case, draw_cases
 from txport.proof.forced import compare_forced
 from txport.proof.measures import FORCED, GRAPH, WEIGHTS, WHOLE, compare
@@ -259,6 +259,36 @@ def test_a_graph_that_does_not_run_is_a_failure_with_a_place(copied: Path, loade
     with pytest.raises(ParityError, match="ort, case longest, step 1: the decoder graph does not run: ") as caught:
         check(bundle, loaded, {"ort": "cpu"})
     assert caught.value.exit_code == 1
+
+
+def test_a_driver_that_does_not_run_is_a_failure_with_a_place(copied: Path, loaded: Checkpoint) -> None:
+    """The graph that picks rows is run by no call of its own."""
+
+    def edit(model: ModelProto) -> None:
+        model.graph.initializer.append(numpy_helper.from_array(np.array(1000), "far"))
+        model.graph.node.insert(0, onnx.helper.make_node("Add", ["rows", "far"], ["moved"]))
+        for node in list(model.graph.node)[1:]:
+            node.input[:] = ["moved" if name == "rows" else name for name in node.input]
+
+    bundle = edit_graph(copied, SELECT, edit)
+    with pytest.raises(ParityError, match=r"^ort, case .*: a search does not run: "):
+        check(bundle, loaded, {"ort": "cpu"})
+
+
+def test_a_choice_of_other_tokens_is_found(checkpoint: Path, loaded: Checkpoint, tmp_path: Path) -> None:
+    """Where scores are right, and stand beside the tokens next to theirs."""
+
+    def edit(model: ModelProto) -> None:
+        for node in model.graph.node:
+            node.output[:] = ["chosen" if name == IDS else name for name in node.output]
+        model.graph.initializer.append(numpy_helper.from_array(np.array(1), "one"))
+        model.graph.initializer.append(numpy_helper.from_array(np.array(len(VOCABULARY)), "size"))
+        model.graph.node.append(onnx.helper.make_node("Add", ["chosen", "one"], ["next"]))
+        model.graph.node.append(onnx.helper.make_node("Mod", ["next", "size"], [IDS]))
+
+    bundle = txport.export(checkpoint, tmp_path / "toy", target="cpu")
+    report = check(edit_graph(bundle.path, STEP, edit), loaded, {"ort": "cpu"})
+    assert {each.tensor for each in report.tensors if each.kind == GRAPH and not each.passed} == {IDS}
 
 
 def test_report_is_json_without_nan(copied: Path, loaded: Checkpoint, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def _optimised(found: Miscompiled | None) -> Culprit | None:
 def _rounded(bundle: Bundle, checkpoint: Checkpoint, seed: int) -> Culprit | None:
     """The matrix that its few bits harm more than they need, or than they harm the others."""
     reference = Reference(checkpoint.model, bundle.manifest)
-    calls = (call for case in draw_cases(bundle, seed) for call in reference.walk(case.sources, case.steps, seed))
+    calls = (call for case in draw_cases(bundle, seed) for call in reference.walk(case, seed))
     found = roundings(bundle, checkpoint.model, linear_inputs(checkpoint.model, calls))
     bad = badly_quantised(found)
     if bad is None:

@@ -30,16 +30,18 @@ def compare_forced(
     """Logits at each place of the case's targets, of all rows that are so long, the cache being the runtime's own.
 
     Where the RMS counts, it does over whole targets: at one place few numbers stand on all the errors before it. A
-    place may then be worse, but not so much as where something is wrong, which is off by the size of the logits.
+    place may then be worse, in its worst row, but not so much as where something is wrong, which is off by the size of
+    the logits.
     """
     expected, pairs = one_pass(checkpoint.model, case.sources, case.targets), []
     own_error = cache(partial(_own_error, checkpoint.model, case, expected))
     for place, (rows, _, actual) in enumerate(say(runtime, case.sources, case.targets, checkpoint.config)):
         wanted = expected[rows, place]
         allowed, rms = tolerance.allowed(wanted), tolerance.allowed_place
-        found = compare(case.name, label, place, LOGITS, wanted, actual, allowed, rms=rms, kind=FORCED)
+        found = compare(case.name, label, place, LOGITS, wanted, actual, allowed, rms=rms, by_row=True, kind=FORCED)
         yield tolerance.judge(found, own_error)
-        pairs.append((wanted, actual.copy()))
+        if tolerance.rms is not None:
+            pairs.append((wanted, actual.copy()))
     if tolerance.rms is not None:
         wanted, actual = (np.concatenate(each) for each in zip(*pairs, strict=True))
         allowed, rms = tolerance.allowed(wanted), tolerance.allowed_rms

@@ -61,7 +61,7 @@ def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> lis
     """
     cases, manifest = draw_cases(bundle, seed), bundle.manifest
     exact = Reference(checkpoint.model, manifest)
-    calls = (call for case in cases for call in exact.walk(case.sources, case.steps, seed))
+    calls = (call for case in cases for call in exact.walk(case, seed))
     errors = {
         each.name: each.error for each in roundings(bundle, checkpoint.model, linear_inputs(checkpoint.model, calls))
     }

@@ -9,8 +9,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from txport.models.bundle import Bundle
+from txport.proof.calls import compare_call
 from txport.proof.cases import Case
-from txport.proof.measures import Comparison, compare
+from txport.proof.measures import Comparison, badness
 from txport.proof.taps import Runner
 from txport.proof.tolerances import tolerance_of
 from txport.proof.walks import Call, Reference
@@ -38,12 +39,12 @@ def miscompiled(
     """The first output that differs from PyTorch with every optimisation, but not with none."""
     runners = {role: {level: _runner(bundle, role, level) for level in ("no", "all")} for role in roles}
     for case in cases:
-        for call in reference.walk(case.sources, case.steps, seed):
-            found = _breach(case.name, call, runners[call.role]["all"], bundle)
-            if found is None or _breach(case.name, call, runners[call.role]["no"], bundle) is not None:
+        for call in reference.walk(case, seed):
+            found = _breach(case, call, runners[call.role]["all"], reference)
+            if found is None or _breach(case, call, runners[call.role]["no"], reference) is not None:
                 continue
             for level in LEVELS:
-                worst = _breach(case.name, call, _runner(bundle, call.role, level), bundle)
+                worst = _breach(case, call, _runner(bundle, call.role, level), reference)
                 if worst is not None:
                     return Miscompiled(call.role, level, worst)
     return None
@@ -54,12 +55,8 @@ def _runner(bundle: Bundle, role: str, level: str) -> Runner:
     return Runner(ir.load(file), file.parent, LEVELS[level])
 
 
-def _breach(case: str, call: Call, runner: Runner, bundle: Bundle) -> Comparison | None:
+def _breach(case: Case, call: Call, runner: Runner, reference: Reference) -> Comparison | None:
     """The output that differs most, if any differs too much."""
-    tolerance = tolerance_of(bundle.manifest.precision)
-    actual, rms = runner.run(call.inputs), tolerance.allowed_rms
-    found = [
-        compare(case, "ort", call.step, name, values, actual[name], tolerance.allowed(values), rms=rms)
-        for name, values in call.expected.items()
-    ]
-    return next((each for each in found if not each.passed), None)
+    tolerance = tolerance_of(reference.manifest.precision)
+    found = compare_call(case, "ort", call, runner.run(call.inputs), reference, tolerance)
+    return max((each for each in found if not each.passed), key=badness, default=None)

@@ -11,7 +11,6 @@ import contextlib
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -23,6 +22,7 @@ from txport.exporters.weights import holding
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import Checkpoint
 from txport.models.errors import ParityError, UnavailableError
+from txport.proof.calls import compare_call
 from txport.proof.cases import Case, draw_cases
 from txport.proof.forced import compare_forced
 from txport.proof.measures import Comparison, compare
@@ -108,14 +108,16 @@ class Truth:
         return tuple(found.tokens for found in greedy)
 
     def compare(self, report: Report, label: str, runtime: GraphRuntime, tolerance: Tolerance) -> None:
-        """Add to a report all that one runtime computes: graphs first, whole runs once every graph is known to run."""
+        """Add to a report all that one runtime computes: graphs first, then whole runs."""
         for case in self._cases:
             report.tensors.extend(compare_graphs(case, label, runtime, self._graphs, tolerance, self._seed))
         for case in self._cases:
-            report.tensors.extend(compare_forced(case, label, runtime, self._checkpoint, tolerance))
-            report.tokens.extend(self._compare_search(case, label, runtime, tolerance))
+            with no_crash(f"{label}, case {case.name}: a search"):
+                report.tensors.extend(compare_forced(case, label, runtime, self._checkpoint, tolerance))
+                report.tokens.extend(self._compare_search(case, label, runtime, tolerance))
         if self._texts:
-            right = right_ones(self._bundle, runtime, self._texts)
+            with no_crash(f"{label}, texts: a search"):
+                right = right_ones(self._bundle, runtime, self._texts)
             report.quality.append(compare_quality(label, right, self._right, tolerance))
 
     def _compare_search(
@@ -164,17 +166,16 @@ def compare_graphs(
     case: Case, label: str, runtime: GraphRuntime, reference: Reference, tolerance: Tolerance, seed: int
 ) -> Iterator[Comparison]:
     """Every output of every graph, call by call, each call fed what PyTorch computed before."""
-    for call in reference.walk(case.sources, case.steps, seed, case.padding):
-        where = f"{label}, case {case.name}, step {call.step}"
-        actual = _run(runtime, call.role, call.inputs, where)
-        for tensor, values in call.expected.items():
-            allowed, rms = tolerance.allowed(values), tolerance.allowed_rms
-            found = compare(case.name, label, call.step, tensor, values, actual[tensor], allowed, rms=rms)
-            yield tolerance.judge(found, partial(reference.own_error, call, tensor))
+    for call in reference.walk(case, seed):
+        with no_crash(f"{label}, case {case.name}, step {call.step}: the {call.role} graph"):
+            actual = runtime.run_graph(call.role, call.inputs)
+        yield from compare_call(case, label, call, actual, reference, tolerance)
 
 
-def _run(runtime: GraphRuntime, role: str, inputs: dict[str, Array], where: str) -> dict[str, Array]:
+@contextlib.contextmanager
+def no_crash(what: str) -> Iterator[None]:
+    """`ParityError` for any error of a runtime."""
     try:
-        return runtime.run_graph(role, inputs)
+        yield
     except Exception as error:  # each runtime has errors of its own
-        raise ParityError(f"{where}: the {role} graph does not run: {error}") from error
+        raise ParityError(f"{what} does not run: {error}") from error

@@ -16,7 +16,7 @@ from txport.models.bundle import Bundle
 from txport.models.errors import ParityError
 from txport.models.transformer import Transformer
 from txport.proof.cases import Case
-from txport.proof.measures import Comparison, compare
+from txport.proof.measures import Comparison, badness, compare
 from txport.proof.taps import OUT, Runner, Tap, find_taps, isolate, recording, show, truth
 from txport.proof.tolerances import tolerance_of
 from txport.proof.walks import Call, Reference
@@ -86,7 +86,7 @@ def observations(
     """Every call of every case, on the graph of its role; the error where it does not run."""
     with recording(model) as record:
         for case in cases:
-            for call in reference.walk(case.sources, case.steps, seed):
+            for call in reference.walk(case, seed):
                 probe = probes[call.role]
                 try:
                     yield probe, observe(probe, case.name, call, dict(record))
@@ -136,11 +136,6 @@ def _join(one: Finding, other: Finding) -> Finding:
     cases = tuple(dict.fromkeys((*one.cases, *other.cases)))
     worse = other if badness(other.worst) > badness(one.worst) else one
     return dataclasses.replace(worse, cases=cases)
-
-
-def badness(found: Comparison) -> float:
-    """What is not a number is worse than any."""
-    return float(np.nan_to_num(found.badness, nan=np.inf))
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from txport.models.ports import LOGITS
-from txport.proof.measures import FORCED, FORMAT, GRAPH, WEIGHTS, Comparison, finite, number, to_dict
+from txport.proof.measures import FORCED, FORMAT, GRAPH, WEIGHTS, Comparison, badness, finite, number, to_dict
 from txport.proof.quality import Quality
 from txport.proof.tokens import TokenComparison
 
@@ -138,10 +138,10 @@ class Part:
     @property
     def badness(self) -> float:
         """The largest difference for what is allowed; infinite where tokens are wrong or a number is none."""
-        worst = max((np.nan_to_num(each.badness, nan=np.inf) for each in self.tensors), default=0.0)
-        return float(worst) if all(each.passed for each in self.tokens) else np.inf
+        worst = max(map(badness, self.tensors), default=0.0)
+        return worst if all(each.passed for each in self.tokens) else np.inf
 
     @property
     def worst(self) -> Comparison | None:
         """The tensor with the largest difference for what is allowed."""
-        return max(self.tensors, key=lambda each: np.nan_to_num(each.badness, nan=np.inf), default=None)
+        return max(self.tensors, key=badness, default=None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from txport.proof.measures import FORCED, WEIGHTS, Comparison
+from txport.proof.measures import FORCED, WEIGHTS, Comparison, badness
 from txport.proof.quality import Quality
 from txport.proof.report import Part, Report
 from txport.proof.tokens import TokenComparison
@@ -179,7 +179,7 @@ def _tests(report: Report) -> Iterator[Test]:
         group = part.runtime if part.case == WEIGHTS else part.case
         for name, steps in _by_tensor(part.tensors).items():
             failed = [each for each in steps if not each.passed]
-            worst = max(failed, key=lambda each: np.nan_to_num(each.badness, nan=np.inf), default=None)
+            worst = max(failed, key=badness, default=None)
             yield Test(suite, group, name, worst.describe() if worst else None)
         for each in part.tokens:
             yield Test(suite, group, each.search, None if each.passed else each.describe())

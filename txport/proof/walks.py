@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,7 @@ from txport.models.ports import (
     shortens,
 )
 from txport.models.transformer import Transformer
+from txport.proof.cases import Case
 
 Array = NDArray[Any]
 TOP_COUNT, LIKELIEST = 5, 2
@@ -45,12 +46,23 @@ TOP_COUNT, LIKELIEST = 5, 2
 
 @dataclass(frozen=True)
 class Call:
-    """One run of one graph: all inputs, as the bundle's precision holds them, and all outputs, by port."""
+    """One run of one graph: all inputs, as the bundle's precision holds them, and all outputs, by port.
+
+    Which token is the likeliest can be a matter of rounding, so where a graph chooses tokens, `choices` (R, V) are the
+    scores that they are judged by.
+    """
 
     role: str
     step: int
     inputs: dict[str, Array]
     expected: dict[str, Array]
+    choices: Array | None = None
+
+    def new_places(self, name: str) -> NDArray[np.bool_] | None:
+        """Where an output that goes on from an input of the same shape differs from it; None for what does not."""
+        before = self.inputs.get(name.replace("present.", "past.", 1))
+        after = self.expected[name]
+        return None if before is None or before is after or before.shape != after.shape else before != after
 
 
 class Reference:
@@ -59,11 +71,9 @@ class Reference:
     def __init__(self, model: Transformer, manifest: Manifest) -> None:
         self._model, self.manifest = model, manifest
 
-    def walk(
-        self, sources: Sequence[Sequence[int]], steps: Sequence[int], seed: int, padding: int = 0
-    ) -> Iterator[Call]:
-        """The encoder, then a call of the decoder for each of `steps`; see `pad` for `padding`."""
-        return WALKS[self.manifest.target](self, sources, steps, np.random.default_rng(seed), padding)
+    def walk(self, case: Case, seed: int) -> Iterator[Call]:
+        """The encoder, then a call of the decoder for each of the case's steps."""
+        return WALKS[self.manifest.target](self, case, np.random.default_rng(seed))
 
     @property
     def config(self) -> TransformerConfig:
@@ -132,38 +142,34 @@ def pad(sources: Sequence[Sequence[int]], pad_id: int, padding: int = 0) -> tupl
     return ids, lengths
 
 
-def walk_portable(
-    reference: Reference, sources: Sequence[Sequence[int]], steps: Sequence[int], rng: np.random.Generator, padding: int
-) -> Iterator[Call]:
+def walk_portable(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The encoder, then the decoder over random tokens, its cache growing from call to call."""
-    config = reference.config
-    ids, lengths = pad(sources, config.pad_id, padding)
+    config, sources = reference.config, case.sources
+    ids, lengths = pad(sources, config.pad_id, case.padding)
     mask = (np.arange(ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
     encoded = reference.call(ENCODER, 0, {INPUT_IDS: ids, ATTENTION_MASK: mask})
     yield encoded
     nothing = np.zeros((len(sources), config.heads, 0, config.head_size), dtype=np.float32)
     memory = {ENCODER_HIDDEN_STATES: encoded.expected[LAST_HIDDEN_STATE], ENCODER_ATTENTION_MASK: mask}
     state = {**memory, **dict.fromkeys(past(config), nothing)}
-    for step, length in enumerate(steps):
+    for step, length in enumerate(case.steps):
         tokens = rng.integers(0, config.target_vocab_size, (len(sources), length))
         call = reference.call(DECODER, step, {INPUT_IDS: tokens, **state})
         yield call
         state.update(zip(past(config), (call.expected[name] for name in present(config)), strict=True))
 
 
-def walk_cpu(
-    reference: Reference, sources: Sequence[Sequence[int]], steps: Sequence[int], rng: np.random.Generator, padding: int
-) -> Iterator[Call]:
+def walk_cpu(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The encoder, then single tokens over random caches that end at each of `steps`, rows of unequal lengths.
 
     The first row always has the longest past; one beam a source in turn with two.
     """
-    config = reference.config
-    ids, lengths = pad(sources, config.pad_id, padding)
+    config, sources = reference.config, case.sources
+    ids, lengths = pad(sources, config.pad_id, case.padding)
     source_lengths = lengths.astype(np.int32)
     encoded = reference.call(ENCODER, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: source_lengths})
     yield encoded
-    for step, position in enumerate(np.cumsum(steps)):
+    for step, position in enumerate(np.cumsum(case.steps)):
         beams = 1 + step % 2
         rows = beams * len(sources)
         past_lengths = rng.integers(0, position, rows).astype(np.int32)
@@ -176,10 +182,11 @@ def walk_cpu(
         for count in _counts(reference.manifest):
             asked = {ALIGN: np.array([count > 0]), COUNT: np.array([count])}
             call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **encoded.expected, **own, **asked})
-            del call.expected[IDS]  # two tokens may be equally good
-            if count < 0:
-                del call.expected[LOGITS]  # which the graph need not compute
-            yield call
+            every = call.expected[LOGITS]
+            choices = every if count < 0 else every - np.logaddexp.reduce(every, axis=1, keepdims=True)
+            unknown = (IDS, LOGITS) if count < 0 else (IDS,)  # two tokens may be as good, and logits need not be there
+            expected = {name: values for name, values in call.expected.items() if name not in unknown}
+            yield replace(call, expected=expected, choices=choices)
 
 
 def _counts(manifest: Manifest) -> list[int]:
