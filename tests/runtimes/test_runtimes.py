@@ -20,7 +20,7 @@ from txport.models.checkpoint import load_checkpoint
 from txport.models.errors import UnavailableError, UnsupportedError
 from txport.models.ports import DECODER, ENCODER, is_cross, past
 from txport.models.transformer import Transformer
-from txport.runtimes import ort, providers, reference
+from txport.runtimes import ort, providers, reference, sessions
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 
 TOLERANCE = {"torch": 1e-6, "ort": 2e-5, "reference": 2e-5}
@@ -304,6 +304,42 @@ def test_fallback_is_caught(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(UnavailableError, match=r"CUDAExecutionProvider did not start for .*encoder_model\.onnx"):
         runtimes.load("ort", bundle, provider="cuda")
     assert providers.start("CUDAExecutionProvider") == "ONNX Runtime fell back to another provider without saying why"
+
+
+class TakesNothing(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """A real session whose provider is registered and takes no node, as with Azure's: all run on the CPU."""
+
+    def __init__(self, file: str, options: Any, providers: Any) -> None:
+        self.asked = [each if isinstance(each, str) else each[0] for each in providers]
+        super().__init__(file, options, providers=providers[-1:])
+
+    def get_providers(self) -> list[str]:
+        return self.asked
+
+
+@pytest.fixture
+def takes_nothing(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A provider that starts, takes no node, and says nothing about it."""
+    monkeypatch.setattr(providers, "missing", lambda name: None)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", TakesNothing)
+    return "AzureExecutionProvider"
+
+
+def test_provider_that_takes_no_node_is_caught(bundle: Bundle, takes_nothing: str) -> None:
+    with pytest.raises(
+        UnavailableError, match=f"{takes_nothing} takes no node of any graph; .* put all on CPUExecutionProvider$"
+    ):
+        runtimes.load("ort", bundle, provider=takes_nothing)
+    assert set(runtimes.load("ort", bundle).placement()["encoder"]) == {"CPUExecutionProvider"}
+
+
+def test_one_graph_on_the_provider_is_enough(
+    bundle: Bundle, takes_nothing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`select_rows` is tiny: a provider may leave it to the CPU and still run the model."""
+    on_cpu = {role: {"CPUExecutionProvider": 3} for role in bundle.manifest.graphs}
+    monkeypatch.setattr(sessions, "placement", lambda found: {**on_cpu, DECODER: {takes_nothing: 1}})
+    assert runtimes.load("ort", bundle, provider=takes_nothing)
 
 
 def test_opset_that_the_installed_runtime_does_not_know(copied: Path) -> None:
