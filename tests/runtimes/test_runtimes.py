@@ -15,9 +15,9 @@ import torch
 
 from tests.tiny import VOCABULARY, edit_graph
 from txport import diagnose, runtimes
-from txport.models.bundle import Bundle
+from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import load_checkpoint
-from txport.models.errors import UnavailableError, UnsupportedError
+from txport.models.errors import LoadError, UnavailableError, UnsupportedError
 from txport.models.ports import DECODER, ENCODER, is_cross, past
 from txport.models.transformer import Transformer
 from txport.runtimes import ort, providers, reference, sessions
@@ -347,10 +347,20 @@ def test_opset_that_the_installed_runtime_does_not_know(copied: Path) -> None:
         model.opset_import[0].version = 999
 
     bundle = edit_graph(copied, DECODER, edit)
-    with pytest.raises(
-        UnavailableError, match=r"(?s)can't load .*decoder_model_merged\.onnx: .*; update it, or export"
-    ):
+    with pytest.raises(LoadError, match=r"(?s)can't load .*decoder_model_merged\.onnx: .*; update it, or export"):
         runtimes.load("ort", bundle)
+
+
+def test_graph_that_does_not_load_is_told_from_a_provider_that_is_missing(copied: Path, takes_nothing: str) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        model.graph.node[0].op_type = "Nonsense"
+
+    assert issubclass(LoadError, UnavailableError)  # the same exit code
+    with pytest.raises(UnavailableError) as caught:
+        runtimes.load("ort", load_bundle(copied), provider=takes_nothing)
+    assert not isinstance(caught.value, LoadError)
+    with pytest.raises(LoadError, match=r"(?s)can't load .*encoder_model\.onnx: .*Nonsense"):
+        runtimes.load("ort", edit_graph(copied, ENCODER, edit))
 
 
 def test_package_that_is_not_installed(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,10 @@ def installed(target: str) -> list[str]:
 
 
 def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
-    """Start a bundle on a runtime; `UnavailableError` if its package or the provider is not here."""
+    """Start a bundle on a runtime.
+
+    Raises `UnavailableError` if its package or the provider is not here, `LoadError` for a graph that it can't load.
+    """
     require(name, provider)
     require_target(name, bundle.manifest.target)
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)

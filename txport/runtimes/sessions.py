@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from txport.models.bundle import Bundle
-from txport.models.errors import BundleError, UnavailableError
+from txport.models.errors import BundleError, LoadError, UnavailableError
 from txport.models.ports import Port
 from txport.runtimes.base import GraphPorts
 from txport.runtimes.providers import CPU, full_name, provider_options
@@ -107,7 +107,7 @@ def _session(
         session = ort.InferenceSession(str(file), options, providers=providers)
     except Exception as error:  # its errors share no other base
         mend = "update it, or export again with a lower --opset"
-        raise UnavailableError(f"ONNX Runtime {ort.__version__} can't load {file}: {error}; {mend}") from error
+        raise LoadError(f"ONNX Runtime {ort.__version__} can't load {file}: {error}; {mend}") from error
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
         raise UnavailableError(f"{provider} did not start for {file}; `txport doctor` says what is missing")
     return session
