@@ -187,6 +187,23 @@ def test_unknown_names(bundle: Bundle) -> None:
         runtimes.require("torch", "tensorrt")
 
 
+def test_torch_runs_no_bundle(bundle: Bundle) -> None:
+    with pytest.raises(
+        UnsupportedError, match="the torch runtime can't run a bundle for the portable; ort, reference can"
+    ):
+        runtimes.load("torch", bundle)
+
+
+def test_a_runtime_is_one_line(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = runtimes.Entry("txport.runtimes.reference", "onnx", "txport[export]", ("cpu",))
+    monkeypatch.setitem(runtimes.RUNTIMES, "another", entry)
+    assert runtimes.installed("cpu") == ["ort", "another"]
+    with pytest.raises(UnsupportedError, match="the another runtime can't run a bundle for the portable; ort, ref"):
+        runtimes.load("another", bundle)
+    monkeypatch.setitem(runtimes.RUNTIMES, "another", entry._replace(targets=("portable",)))
+    assert runtimes.load("another", bundle).ports("encoder") == runtimes.load("reference", bundle).ports("encoder")
+
+
 @pytest.mark.parametrize("name", ["cpu", "CPU", "CPUExecutionProvider", "cpuexecutionprovider"])
 def test_spellings_of_a_provider(name: str) -> None:
     assert providers.full_name(name) == "CPUExecutionProvider"
