@@ -15,6 +15,7 @@ import txport
 from tests.tiny import SAMPLES, tiny_config, tiny_model
 from txport import api, locate, runtimes
 from txport.exporters import export as exporter
+from txport.models import names
 from txport.models.bundle import MANIFEST, Bundle, load_bundle
 from txport.models.checkpoint import save_checkpoint
 from txport.models.errors import (
@@ -222,6 +223,41 @@ def test_load_on_torch_needs_the_checkpoint(bundle: Bundle, checkpoint: Path, tm
     with pytest.raises(UnsupportedError, match="was made from a checkpoint of yours, toy; name it with --checkpoint"):
         txport.load(bundle.path, runtime="torch")
     assert txport.load(bundle.path, runtime="torch", checkpoint=checkpoint).generate("bad")
+
+
+@pytest.fixture
+def named_alike(
+    bundle: Bundle, copied: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Bundle:
+    """In the working folder, a bundle under the name of the checkpoint that ships and that it was made from."""
+    monkeypatch.setattr(names, "SHIPPED", checkpoint.parent)
+    monkeypatch.chdir(tmp_path)
+    copied.rename(bundle.manifest.checkpoint["name"])
+    assert names.shipped() == ["toy"]
+    return locate.find_bundle("toy")
+
+
+def test_bundle_named_like_the_checkpoint_that_ships(named_alike: Bundle, bundle: Bundle) -> None:
+    """A bundle is no checkpoint: where one is wanted, the name still means what ships; where not, the folder."""
+    assert (named_alike.path, named_alike.manifest) == (Path("toy"), bundle.manifest)
+    assert locate.find_path("toy") == Path("toy")
+    source = locate.checkpoint_of(named_alike)
+    assert names.find_folder(source) == names.SHIPPED / "toy"
+    assert api.parity(named_alike, source, {"ort": "cpu"}).passed
+    found = [txport.load("toy", runtime=name).generate("bad")[0].hypotheses[0].tokens for name in ("torch", "ort")]
+    assert found[0] == found[1]
+    exported = txport.export("toy", "toy", force=True)
+    assert exported.manifest.files == bundle.manifest.files
+
+
+def test_checkpoint_named_like_one_that_ships_comes_first(named_alike: Bundle) -> None:
+    shutil.rmtree("toy")
+    save_checkpoint(Path("toy"), tiny_model(tiny_config(), seed=1))
+    assert names.find_folder("toy") == Path("toy")
+    with pytest.raises(BundleError, match="toy is a checkpoint, not a bundle"):
+        locate.find_bundle("toy")
+    with pytest.raises(OutputError, match="toy holds the checkpoint itself"):
+        txport.export("toy", "toy", force=True)
 
 
 def test_precision_of_a_bundle_is_what_it_was_made_with(bundle: Bundle) -> None:

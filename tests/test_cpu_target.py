@@ -39,7 +39,7 @@ from txport.models.ports import (
 from txport.proof.cases import Case
 from txport.proof.parity import check
 from txport.proof.walks import Reference
-from txport.runtimes import fused, sessions
+from txport.runtimes import fused, providers, sessions
 from txport.runtimes.fused import Hold, Rows, group, move
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
@@ -373,6 +373,15 @@ def test_parity_takes_the_runtimes_that_can_run_it(plain: tuple[Checkpoint, Bund
     assert done.exit_code == 0, done.output
     with pytest.raises(UnsupportedError, match="the reference runtime can't run a bundle for the cpu; ort can"):
         runtimes.load("reference", plain[1])
+
+
+@pytest.mark.parametrize("provider", ["cuda", "coreml", "AzureExecutionProvider"])
+def test_only_the_cpu_provider_runs_it(
+    provider: str, plain: tuple[Checkpoint, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(providers, "missing", lambda name: None)
+    with pytest.raises(UnsupportedError, match=f"was exported for the cpu; export --target portable for {provider}"):
+        runtimes.load("ort", plain[1], provider=provider)
 
 
 def test_workers_give_the_same_results_in_order(plain: tuple[Checkpoint, Bundle]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from docs.cli import PAGE, render
 from txport.cli import cli
+from txport.models.bundle import MANIFEST, Bundle
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,6 +24,11 @@ def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert re.search(r"transformer -> ([A-Z]{1,2} )+[A-Z]{1,2} \(score -0\.", done.stdout)
     assert (tmp_path / "bundle" / "txport.json").is_file()
+
+
+def test_the_readme_names_every_file_of_a_bundle(bundle: Bundle) -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## A bundle\n\n")[1].split("\n\n")[0]
+    assert {MANIFEST, *bundle.manifest.files} == set(re.findall(r"`([^`]+\.[a-z]+)`", table))
 
 
 def test_the_page_of_the_command_line_is_what_the_commands_print() -> None:

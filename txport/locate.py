@@ -19,7 +19,7 @@ def find_bundle(name: str, *, precision: str | None = None, say: Say = silent) -
     `precision` chooses what is exported for a name; a bundle that exists has the one it was made with.
     Raises `BundleError` if there is none, or its files are not what its manifest says.
     """
-    if preset_name(name) or is_shipped(name):
+    if _is_on_demand(name):
         return _from_cache(name, precision or "fp32", say)
     bundle = load_bundle(_folder(name))
     if precision not in (None, bundle.manifest.precision):
@@ -29,7 +29,12 @@ def find_bundle(name: str, *, precision: str | None = None, say: Say = silent) -
 
 def find_path(name: str, *, say: Say = silent) -> Path:
     """Where a bundle lies that `find_bundle` would find; one given by path may be damaged."""
-    return find_bundle(name, say=say).path if preset_name(name) or is_shipped(name) else _folder(name)
+    return find_bundle(name, say=say).path if _is_on_demand(name) else _folder(name)
+
+
+def _is_on_demand(name: str) -> bool:
+    """Whether `name` stands for a bundle in the cache: not if there is a folder of that name, which comes first."""
+    return bool(preset_name(name)) or (is_shipped(name) and not Path(name).exists())
 
 
 def _folder(name: str) -> Path:

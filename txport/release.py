@@ -10,6 +10,7 @@ from txport import machine
 from txport.models.bundle import MANIFEST, Bundle, is_quantised
 from txport.models.errors import OutputError, ParityError, UnavailableError, UnsupportedError
 from txport.models.files import staged_folder
+from txport.models.names import find_folder, preset_name
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
@@ -66,7 +67,7 @@ def export(
         raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
     if auto and batch_invariant:
         raise UnsupportedError("batch_invariant leaves no matrix in fp32: leave out auto, which keeps some")
-    _spare_source(Path(name), Path(out))
+    _spare_source(str(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST) as folder:
         checkpoint = load_checkpoint(name)
         say(f"exporting {checkpoint.name} ({target} {precision})")
@@ -87,9 +88,10 @@ def export(
     return Bundle(Path(out), bundle.manifest)
 
 
-def _spare_source(source: Path, out: Path) -> None:
+def _spare_source(name: str, out: Path) -> None:
     """Replacing the checkpoint, or a folder around it, would cost the user their weights."""
-    if source.is_dir() and out.resolve() in (source.resolve(), *source.resolve().parents):
+    source = None if preset_name(name) else find_folder(name).resolve()
+    if source and out.resolve() in (source, *source.parents):
         raise OutputError(f"{out} holds the checkpoint itself; choose another place")
 
 

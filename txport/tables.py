@@ -1,4 +1,4 @@
-"""What people see: the tables of parity, bench, inspect and doctor."""
+"""What people see: the tables of parity, verify, matrix, bench, inspect and doctor, and the culprit."""
 
 from __future__ import annotations
 

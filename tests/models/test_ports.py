@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txport.models.config import TransformerConfig
-from txport.models.ports import DECODER, ENCODER, SELECT, Port, is_cross, past, portable, present
+from txport.models.ports import CONTRACTS, DECODER, ENCODER, SELECT, Port, is_cross, past, portable, present
 
 # D 24, 3 heads of 8, 11 source and 13 target tokens, 1 + 2 layers: every number is another.
 CONFIG = TransformerConfig(
@@ -108,3 +108,10 @@ def test_manifest_spells_out_the_ports() -> None:
         ],
         "outputs": [{"name": "last_hidden_state", "dtype": "float32", "dims": [B, S, 24]}],
     }
+
+
+@pytest.mark.parametrize("target", CONTRACTS)
+def test_a_port_is_found_by_its_name_which_no_other_has(target: str) -> None:
+    for graph in CONTRACTS[target](CONFIG, "float32"):
+        ports = [*graph.inputs, *graph.outputs]
+        assert [graph.port(port.name) for port in ports] == ports

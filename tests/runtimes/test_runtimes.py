@@ -15,12 +15,12 @@ import torch
 
 from tests.tiny import VOCABULARY, edit_graph
 from txport import diagnose, runtimes
-from txport.models.bundle import Bundle
+from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import load_checkpoint
-from txport.models.errors import UnavailableError, UnsupportedError
+from txport.models.errors import LoadError, UnavailableError, UnsupportedError
 from txport.models.ports import DECODER, ENCODER, is_cross, past
 from txport.models.transformer import Transformer
-from txport.runtimes import ort, providers, reference
+from txport.runtimes import ort, providers, reference, sessions
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 
 TOLERANCE = {"torch": 1e-6, "ort": 2e-5, "reference": 2e-5}
@@ -187,6 +187,23 @@ def test_unknown_names(bundle: Bundle) -> None:
         runtimes.require("torch", "tensorrt")
 
 
+def test_torch_runs_no_bundle(bundle: Bundle) -> None:
+    with pytest.raises(
+        UnsupportedError, match="the torch runtime can't run a bundle for the portable; ort, reference can"
+    ):
+        runtimes.load("torch", bundle)
+
+
+def test_a_runtime_is_one_line(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = runtimes.Entry("txport.runtimes.reference", "onnx", "txport[export]", ("cpu",))
+    monkeypatch.setitem(runtimes.RUNTIMES, "another", entry)
+    assert runtimes.installed("cpu") == ["ort", "another"]
+    with pytest.raises(UnsupportedError, match="the another runtime can't run a bundle for the portable; ort, ref"):
+        runtimes.load("another", bundle)
+    monkeypatch.setitem(runtimes.RUNTIMES, "another", entry._replace(targets=("portable",)))
+    assert runtimes.load("another", bundle).ports("encoder") == runtimes.load("reference", bundle).ports("encoder")
+
+
 @pytest.mark.parametrize("name", ["cpu", "CPU", "CPUExecutionProvider", "cpuexecutionprovider"])
 def test_spellings_of_a_provider(name: str) -> None:
     assert providers.full_name(name) == "CPUExecutionProvider"
@@ -306,15 +323,61 @@ def test_fallback_is_caught(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> 
     assert providers.start("CUDAExecutionProvider") == "ONNX Runtime fell back to another provider without saying why"
 
 
+class TakesNothing(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """A real session whose provider is registered and takes no node, as with Azure's: all run on the CPU."""
+
+    def __init__(self, file: str, options: Any, providers: Any) -> None:
+        self.asked = [each if isinstance(each, str) else each[0] for each in providers]
+        super().__init__(file, options, providers=providers[-1:])
+
+    def get_providers(self) -> list[str]:
+        return self.asked
+
+
+@pytest.fixture
+def takes_nothing(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A provider that starts, takes no node, and says nothing about it."""
+    monkeypatch.setattr(providers, "missing", lambda name: None)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", TakesNothing)
+    return "AzureExecutionProvider"
+
+
+def test_provider_that_takes_no_node_is_caught(bundle: Bundle, takes_nothing: str) -> None:
+    with pytest.raises(
+        UnavailableError, match=f"{takes_nothing} takes no node of any graph; .* put all on CPUExecutionProvider$"
+    ):
+        runtimes.load("ort", bundle, provider=takes_nothing)
+    assert set(runtimes.load("ort", bundle).placement()["encoder"]) == {"CPUExecutionProvider"}
+
+
+def test_one_graph_on_the_provider_is_enough(
+    bundle: Bundle, takes_nothing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`select_rows` is tiny: a provider may leave it to the CPU and still run the model."""
+    on_cpu = {role: {"CPUExecutionProvider": 3} for role in bundle.manifest.graphs}
+    monkeypatch.setattr(sessions, "placement", lambda found: {**on_cpu, DECODER: {takes_nothing: 1}})
+    assert runtimes.load("ort", bundle, provider=takes_nothing)
+
+
 def test_opset_that_the_installed_runtime_does_not_know(copied: Path) -> None:
     def edit(model: onnx.ModelProto) -> None:
         model.opset_import[0].version = 999
 
     bundle = edit_graph(copied, DECODER, edit)
-    with pytest.raises(
-        UnavailableError, match=r"(?s)can't load .*decoder_model_merged\.onnx: .*; update it, or export"
-    ):
+    with pytest.raises(LoadError, match=r"(?s)can't load .*decoder_model_merged\.onnx: .*; update it, or export"):
         runtimes.load("ort", bundle)
+
+
+def test_graph_that_does_not_load_is_told_from_a_provider_that_is_missing(copied: Path, takes_nothing: str) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        model.graph.node[0].op_type = "Nonsense"
+
+    assert issubclass(LoadError, UnavailableError)  # the same exit code
+    with pytest.raises(UnavailableError) as caught:
+        runtimes.load("ort", load_bundle(copied), provider=takes_nothing)
+    assert not isinstance(caught.value, LoadError)
+    with pytest.raises(LoadError, match=r"(?s)can't load .*encoder_model\.onnx: .*Nonsense"):
+        runtimes.load("ort", edit_graph(copied, ENCODER, edit))
 
 
 def test_package_that_is_not_installed(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,7 @@ from txport.models.ports import ALIGN, CROSS_ATTENTION, Graph
 def make_optional(model: ir.Model, graph: Graph) -> int:
     """Let the input `align` say whether a step gives its attention; -> how many nodes wait for it."""
     place, wanted = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == CROSS_ATTENTION)
-    port = next(port for port in graph.outputs if port.name == CROSS_ATTENTION)
-    asked = value_of(next(port for port in graph.inputs if port.name == ALIGN))
+    port, asked = graph.port(CROSS_ATTENTION), value_of(graph.port(ALIGN))
     own, tape, nothing = exclusive(model.graph, wanted), ir.tape.Tape(), ir.tape.Tape()
     model.graph.outputs[place] = value_of(port)
     model.graph.remove(own)

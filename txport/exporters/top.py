@@ -30,8 +30,8 @@ def without_top(graph: Graph) -> Graph:
 def add_top(model: ir.Model, graph: Graph, *, shorten: bool) -> None:
     """Let the graph choose tokens; with `shorten`, the likeliest from a shortlist in place of all logits."""
     place, logits = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == LOGITS)
-    count = value_of(next(port for port in graph.inputs if port.name == COUNT))
-    outputs = [value_of(port) for port in graph.outputs if port.name in (LOG_PROBS, IDS)]
+    count = value_of(graph.port(COUNT))
+    outputs = [value_of(graph.port(name)) for name in (LOG_PROBS, IDS)]
     model.graph.inputs.append(count)
     model.graph.outputs.extend(outputs)
     if not shorten:
@@ -43,7 +43,7 @@ def add_top(model: ir.Model, graph: Graph, *, shorten: bool) -> None:
     x, weight = projection.inputs
     assert x is not None
     assert weight is not None
-    model.graph.outputs[place] = value_of(next(port for port in graph.outputs if port.name == LOGITS))
+    model.graph.outputs[place] = value_of(graph.port(LOGITS))
     model.graph.remove(projection, safe=True)
     model.graph.extend(_shorten(model, x, weight, count, [model.graph.outputs[place], *outputs]))
 

@@ -43,3 +43,7 @@ class UnavailableError(TxportError, RuntimeError):
     """Something that is not installed or not present here, with the mend."""
 
     exit_code = 3
+
+
+class LoadError(UnavailableError):
+    """A graph that the runtime here can't load."""

@@ -20,8 +20,8 @@ def shipped() -> list[str]:
 
 
 def is_shipped(name: str) -> bool:
-    """Whether `name` is a checkpoint that ships and no folder of that name stands in the way."""
-    return name in shipped() and not Path(name).exists()
+    """Whether `name` means a checkpoint that ships: only a folder that holds one too stands in the way, no bundle."""
+    return name in shipped() and not (Path(name) / WEIGHTS).is_file()
 
 
 def preset_name(name: str) -> str | None:

@@ -62,6 +62,10 @@ class Graph:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 
+    def port(self, name: str) -> Port:
+        """The input or output of that name; no two share one."""
+        return next(port for port in (*self.inputs, *self.outputs) if port.name == name)
+
     def to_dict(self) -> dict[str, Any]:
         """As the manifest records it."""
         ports = {

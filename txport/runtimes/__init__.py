@@ -1,6 +1,7 @@
 """What runs a bundle. Never imports an exporter.
 
-Adding a runtime is a file with `require(provider)` and `load(...)`, a line here, and an extra in pyproject.toml.
+Adding a runtime is a file with `require(provider)` and `load(...)`, a line of `RUNTIMES`, and its package in
+pyproject.toml.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.models.errors import UnavailableError, UnsupportedError
 
@@ -18,15 +19,25 @@ if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
     from txport.runtimes.base import GraphRuntime, Runtime
 
-MODULES = {
-    "ort": "txport.runtimes.ort",
-    "reference": "txport.runtimes.reference",
-    "torch": "txport.runtimes.pytorch",
-}
-NEEDS = {"ort": "onnxruntime", "reference": "onnx", "torch": "torch"}
 ONNX_RUNTIME = re.compile(r"onnxruntime(-\w+)*")
-GRAPH_RUNTIMES = ("ort", "reference")  # these run bundles; torch runs the checkpoint
-RUNS = {"ort": ("portable", "cpu"), "reference": ("portable",)}  # bundles of these targets
+
+
+class Entry(NamedTuple):
+    """A runtime: its module, the package that it needs, what to install for that, and whose bundles it runs."""
+
+    module: str
+    needs: str
+    install: str
+    targets: tuple[str, ...]  # none: it runs the checkpoint
+
+
+RUNTIMES = {
+    "ort": Entry("txport.runtimes.ort", "onnxruntime", "txport", ("portable", "cpu")),
+    "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable",)),
+    "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
+}
+MODULES = {name: entry.module for name, entry in RUNTIMES.items()}
+GRAPH_RUNTIMES = tuple(name for name, entry in RUNTIMES.items() if entry.targets)
 
 
 def require(name: str, provider: str) -> None:
@@ -34,25 +45,29 @@ def require(name: str, provider: str) -> None:
 
     Raises `UnsupportedError` for names that mean nothing, `UnavailableError` with the mend otherwise.
     """
-    if name not in MODULES:
-        raise UnsupportedError(f"unknown runtime {name!r}; there are {', '.join(MODULES)}")
+    if name not in RUNTIMES:
+        raise UnsupportedError(f"unknown runtime {name!r}; there are {', '.join(RUNTIMES)}")
     _module(name).require(provider)
 
 
 def require_target(name: str, target: str) -> None:
     """Raise `UnsupportedError` unless a runtime runs bundles of a target."""
-    if target not in RUNS[name]:
-        others = ", ".join(other for other, targets in RUNS.items() if target in targets)
+    if target not in RUNTIMES[name].targets:
+        others = ", ".join(other for other, entry in RUNTIMES.items() if target in entry.targets)
         raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can")
 
 
 def installed(target: str) -> list[str]:
     """The ONNX runtimes that run bundles of a target and whose packages are here."""
-    return [name for name in GRAPH_RUNTIMES if target in RUNS[name] and importlib.util.find_spec(NEEDS[name])]
+    able = {name: entry.needs for name, entry in RUNTIMES.items() if target in entry.targets}
+    return [name for name, package in able.items() if importlib.util.find_spec(package)]
 
 
 def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
-    """Start a bundle on a runtime; `UnavailableError` if its package or the provider is not here."""
+    """Start a bundle on a runtime.
+
+    Raises `UnavailableError` if its package or the provider is not here, `LoadError` for a graph that it can't load.
+    """
     require(name, provider)
     require_target(name, bundle.manifest.target)
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
@@ -69,13 +84,13 @@ def load_torch(
 
 
 def _module(name: str) -> Any:
+    entry = RUNTIMES[name]
     try:
-        return importlib.import_module(MODULES[name])
+        return importlib.import_module(entry.module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("txport"):
             raise
-        extra = "txport" if name == "ort" else "txport[export]"
-        raise UnavailableError(f"the {name} runtime needs {NEEDS[name]}: pip install '{extra}'") from error
+        raise UnavailableError(f"the {name} runtime needs {entry.needs}: pip install '{entry.install}'") from error
 
 
 def versions() -> dict[str, str]:

@@ -14,7 +14,7 @@ from txport.models.ports import STEP
 from txport.runtimes.base import GraphPorts, GraphRuntime
 from txport.runtimes.fused import FusedRuntime
 from txport.runtimes.portable import PortableRuntime
-from txport.runtimes.providers import device_of, full_name, require_provider
+from txport.runtimes.providers import CPU, device_of, full_name, require_provider
 from txport.runtimes.sessions import placement, session_ports, start_sessions
 
 OrtValue = Any  # onnxruntime has no types
@@ -62,9 +62,8 @@ def require(provider: str) -> None:
 
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on ONNX Runtime; `UnavailableError` if the provider can't work here."""
-    target = bundle.manifest.target
-    if target == "portable":
+    if bundle.manifest.target == "portable":
         return PortableRuntime(OrtEngine(bundle, provider, threads), bundle.manifest)
-    if device_of(full_name(provider)) != target:
-        raise UnsupportedError(f"{bundle.path} was exported for the {target}; export --target portable for {provider}")
+    if full_name(provider) != CPU:
+        raise UnsupportedError(f"{bundle.path} was exported for the cpu; export --target portable for {provider}")
     return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP))

@@ -14,8 +14,9 @@ import onnxruntime as ort
 
 from txport.models.errors import UnavailableError, UnsupportedError
 
+CPU = "CPUExecutionProvider"
 SHORT_NAMES = {
-    "cpu": "CPUExecutionProvider",
+    "cpu": CPU,
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
     "openvino": "OpenVINOExecutionProvider",
@@ -109,7 +110,7 @@ CHECKS: dict[str, Callable[[], str | None]] = {
 
 def candidates() -> list[str]:
     """The providers that the installed wheel was built with, and CUDA, which users miss most."""
-    return list(dict.fromkeys(["CPUExecutionProvider", "CUDAExecutionProvider", *ort.get_available_providers()]))
+    return list(dict.fromkeys([CPU, "CUDAExecutionProvider", *ort.get_available_providers()]))
 
 
 def start(name: str) -> str | None:

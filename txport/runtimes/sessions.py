@@ -15,10 +15,10 @@ import numpy as np
 import onnxruntime as ort
 
 from txport.models.bundle import Bundle
-from txport.models.errors import BundleError, UnavailableError
+from txport.models.errors import BundleError, LoadError, UnavailableError
 from txport.models.ports import Port
 from txport.runtimes.base import GraphPorts
-from txport.runtimes.providers import full_name, provider_options
+from txport.runtimes.providers import CPU, full_name, provider_options
 
 SPIN = "200"  # microseconds: longer than the search takes between two steps, far shorter than a run
 
@@ -44,7 +44,17 @@ def start_sessions(bundle: Bundle, provider: str, threads: int | None, *, spinni
     for each in maps:  # the kernels have read and packed what they need; what is looked up comes back by itself
         if hasattr(mmap, "MADV_DONTNEED"):
             each.madvise(mmap.MADV_DONTNEED)
+    if name != CPU:
+        _require_nodes(sessions, name)
     return Sessions(sessions, weights)
+
+
+def _require_nodes(sessions: Mapping[str, ort.InferenceSession], provider: str) -> None:
+    """A provider may start and take no node; one graph without any is fair, since some are tiny, but not all."""
+    placed = placement(sessions)
+    if not any(provider in counts for counts in placed.values()):
+        others = ", ".join(sorted({other for counts in placed.values() for other in counts}))
+        raise UnavailableError(f"{provider} takes no node of any graph; ONNX Runtime put all on {others}")
 
 
 def placement(sessions: Mapping[str, ort.InferenceSession]) -> dict[str, dict[str, int]]:
@@ -91,15 +101,13 @@ def _session(
     options.add_session_config_entry("session.force_spinning_stop", "0" if spins else "1")
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN)
     options.add_session_config_entry("session.x64quantprecision", "1" if may_saturate() else "0")
-    providers = [(provider, provider_options(provider)), "CPUExecutionProvider"]
-    if provider == "CPUExecutionProvider":
-        providers = providers[1:]
+    providers = [CPU] if provider == CPU else [(provider, provider_options(provider)), CPU]
     file = bundle.file(role)
     try:
         session = ort.InferenceSession(str(file), options, providers=providers)
     except Exception as error:  # its errors share no other base
         mend = "update it, or export again with a lower --opset"
-        raise UnavailableError(f"ONNX Runtime {ort.__version__} can't load {file}: {error}; {mend}") from error
+        raise LoadError(f"ONNX Runtime {ort.__version__} can't load {file}: {error}; {mend}") from error
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
         raise UnavailableError(f"{provider} did not start for {file}; `txport doctor` says what is missing")
     return session
