@@ -346,11 +346,11 @@ def test_parity_writes_what_ci_reads_also_where_a_graph_does_not_run(
         table.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(table)[:-1], table.name))
 
     edit_graph(copied, "decoder", edit)
-    files = [tmp_path / name for name in ("out.xml", "out.md")]
-    done = call(
-        "parity", copied, "--checkpoint", checkpoint, "--runtime", "ort", "--junit", files[0], "--markdown", files[1]
-    )
+    files = [tmp_path / name for name in ("out.xml", "out.md", "out.json")]
+    written = ["--junit", files[0], "--markdown", files[1], "--report", files[2]]
+    done = call("parity", copied, "--checkpoint", checkpoint, "--runtime", "ort", *written)
     assert (done.code, done.out) == (1, "")
+    assert json.loads(files[2].read_text(encoding="utf-8"))["verdict"] == "fail"
     assert "the decoder graph does not run" in done.err
     assert all("the decoder graph does not run" in file.read_text(encoding="utf-8") for file in files)
 
@@ -720,6 +720,7 @@ def test_a_bundle_that_is_not_there(call: Cli, place: Place, command: str) -> No
         ("{bundle} --checkpoint {checkpoint} --precision fp16", "was exported in fp32; export it again for fp16"),
         ("{bundle} --checkpoint {checkpoint} --provider npu", "unknown provider 'npu'"),
         ("{bundle} --checkpoint {checkpoint} --runtime ort --report {tmp}", "{tmp} is a folder, expected a file"),
+        ("{bundle} --quality-texts 5", "--quality-texts counts those of --quality, which is not given"),
         ("{bundle} --checkpoint {checkpoint} --runtime ort --junit {tmp}", "{tmp} is a folder, expected a file"),
         ("{bundle} --checkpoint {checkpoint} --atol 1e-3", "--atol 0.001 allows more than 0.0001, the most for fp32"),
         ("{bundle} --checkpoint {checkpoint} --baseline {tmp}/missing", "{tmp}/missing can't be read: No such file"),

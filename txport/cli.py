@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -25,6 +26,7 @@ from txport.models.errors import OutputError, ParityError, TxportError, Unsuppor
 from txport.runtimes import GRAPH_RUNTIMES, MODULES
 
 F = TypeVar("F", bound=Callable[..., Any])
+QUALITY_TEXTS = 1000
 
 
 def say(message: str) -> None:
@@ -340,7 +342,9 @@ def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
     help="Lines of TEXT, a tab and TARGET: measure how many texts come out wrong, beside PyTorch.",
 )
 @click.option(
-    "--quality-texts", type=click.IntRange(1), default=1000, show_default=True, help="So many, drawn by seed."
+    "--quality-texts",
+    type=click.IntRange(1),
+    help=f"How many texts of --quality to use, drawn by seed.  [default: {QUALITY_TEXTS}]",
 )
 @click.option("--baseline", type=click.Path(path_type=Path), help="An older --report: exit 1 if anything became worse.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write everything that was compared, as JSON.")
@@ -354,13 +358,14 @@ def parity(
     provider: str,
     precision: str | None,
     quality: Path | None,
-    quality_texts: int,
+    quality_texts: int | None,
     baseline: Path | None,
     report: Path | None,
     bisect: bool,
     junit: Path | None,
     markdown: Path | None,
     seed: int,
+    cases: int,
     **options: Any,
 ) -> None:
     """Compare BUNDLE with PyTorch; exit 1 if it does not compute the same.
@@ -369,33 +374,38 @@ def parity(
     """
     from txport import api, release, runtimes, tables
     from txport.locate import checkpoint_of, find_bundle
+    from txport.runtimes.providers import short_name
 
+    if quality_texts and not quality:
+        raise UnsupportedError("--quality-texts counts those of --quality, which is not given")
     for name in names or ("ort",):
         runtimes.require(name, provider)
+    provider = short_name(provider)
     old = _read_baseline(baseline) if baseline else None
-    texts = _read_quality(quality, quality_texts, seed) if quality else None
+    texts = _read_quality(quality, quality_texts or QUALITY_TEXTS, seed) if quality else None
     found = find_bundle(bundle, precision=precision, say=say)
     chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
     source = checkpoint or checkpoint_of(found)
     started = time.perf_counter()
     try:
-        result = api.parity(found, source, dict.fromkeys(chosen, provider), texts=texts, seed=seed, **options)
+        result = api.parity(
+            found, source, dict.fromkeys(chosen, provider), texts=texts, seed=seed, cases=cases, **options
+        )
     except ParityError as error:  # a graph does not run; CI looks for its files all the same
-        _write_broken(str(error), time.perf_counter() - started, junit, markdown)
+        _write_broken(str(error), time.perf_counter() - started, report, junit, markdown)
         if bisect:
-            tables.show_culprit(release.bisect(found, source, seed=seed))
+            tables.show_culprit(release.bisect(found, source, seed=seed, cases=cases))
         raise
+    seconds = time.perf_counter() - started
+    if bisect:
+        result = replace(result, bisected=True, culprit=release.bisect(found, source, seed=seed, cases=cases))
     if old:
         result.drift.extend(_drift(old, result))
-    seconds = time.perf_counter() - started
-    culprit = release.bisect(found, source, seed=seed) if bisect else None
     if report:
-        _write_json(report, {**result.to_dict(), **({"culprit": culprit and culprit.to_dict()} if bisect else {})})
+        _write_json(report, result.to_dict())
     _write_summaries(result, seconds, junit, markdown)
     tables.show_parity(result)
-    if bisect:
-        tables.show_culprit(culprit)
-    if not result.passed or culprit:
+    if not result.passed:
         raise SystemExit(1)
 
 
@@ -497,9 +507,11 @@ def _write_summaries(result: Any, seconds: float, junit: Path | None, markdown: 
         _write_text(markdown, reports.markdown(result))
 
 
-def _write_broken(message: str, seconds: float, junit: Path | None, markdown: Path | None) -> None:
+def _write_broken(message: str, seconds: float, report: Path | None, junit: Path | None, markdown: Path | None) -> None:
     from txport.proof import reports
 
+    if report:
+        _write_json(report, reports.broken(message))
     if junit:
         _write_text(junit, reports.junit_broken(message, seconds))
     if markdown:

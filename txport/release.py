@@ -143,13 +143,16 @@ def matrix(
     return fill(load_checkpoint(name), chosen, tried, say, keep)
 
 
-def bisect(bundle: Bundle, checkpoint: str | Path, *, seed: int = 0) -> Culprit | None:
-    """The first place at which a bundle computes what its checkpoint does not; None if there is none."""
+def bisect(bundle: Bundle, checkpoint: str | Path, *, seed: int = 0, cases: int = 0) -> Culprit | None:
+    """The first place at which a bundle computes what its checkpoint does not; None if there is none.
+
+    It is looked for in the same cases as by `parity`.
+    """
     try:
         from txport.proof import bisect as proof
     except ModuleNotFoundError as error:
         raise _needs_export(error) from error
-    return proof.bisect(bundle, load_checkpoint(checkpoint), seed=seed)
+    return proof.bisect(bundle, load_checkpoint(checkpoint), seed=seed, more=cases)
 
 
 def _needs_export(error: ModuleNotFoundError) -> UnavailableError:

@@ -57,6 +57,8 @@ def show_parity(report: Report) -> None:
     if (rest := len(report.failures()) - FURTHER) > 0:
         click.echo(f"failed: {rest} more, which --report names")
     click.echo(f"verdict: {'pass' if report.passed else 'FAIL'}; worst: {report.describe_worst()}")
+    if report.bisected:
+        show_culprit(report.culprit)
 
 
 def show_verification(name: str, result: Verification) -> None:

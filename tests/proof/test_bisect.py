@@ -33,6 +33,7 @@ from tests.proof.faults import (
 )
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.cli import cli
+from txport.exporters import cpu
 from txport.exporters import quantize as quantizer
 from txport.exporters.export import export_graphs
 from txport.exporters.passes import PASSES
@@ -42,6 +43,8 @@ from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoin
 from txport.models.errors import ParityError, UnsupportedError
 from txport.models.ports import DECODER, ENCODER, STEP, Graph
 from txport.proof import bisect as module
+from txport.proof import origin as steps
+from txport.proof import walks
 from txport.proof.bisect import Culprit, bisect
 from txport.proof.matrices import Rounding, badly_quantised
 from txport.proof.parity import check
@@ -543,6 +546,45 @@ def test_a_faulty_pass_is_named(
     assert (culprit.graph, culprit.kind) == (ENCODER, "epsilon")
     assert culprit.where == "encoder layer 0, norm of feed-forward"
     assert culprit.origin == "brought in by the pass 'fuse norms'"
+
+
+def test_what_only_padding_beyond_all_rows_shows_is_found(
+    sound: dict[tuple[str, str], Bundle], checkpoints: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cases are walked as parity walks them."""
+    padded: list[int] = []
+    pad = walks.pad
+
+    def noted(sources: Any, pad_id: int, padding: int = 0) -> tuple[Array, Array]:
+        padded.append(padding)
+        return pad(sources, pad_id, padding)
+
+    monkeypatch.setattr(walks, "pad", noted)
+    assert bisect(sound["pre", "cpu"], checkpoints["pre"], more=3) is None
+    assert max(padded) > 0
+    usual = len(padded)
+    padded.clear()
+    assert bisect(sound["pre", "cpu"], checkpoints["pre"]) is None
+    assert len(padded) < usual
+
+
+def test_the_branch_of_attention_is_a_step_of_its_own(
+    checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optional = cpu.make_optional
+
+    def faulty(model: ir.Model, graph: Graph) -> int:
+        count = optional(model, graph)
+        norms = [node for node in model.graph if node.op_type == NORM]
+        norms[1].attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-2)
+        return count
+
+    monkeypatch.setattr(cpu, "make_optional", faulty)
+    monkeypatch.setattr(steps, "make_optional", faulty)
+    culprit = bisect(made(checkpoints["post"], tmp_path / "out", target="cpu"), checkpoints["post"])
+    assert culprit is not None
+    assert (culprit.graph, culprit.kind) == (STEP, "epsilon")
+    assert culprit.origin == "brought in by the branch for attention that is asked for"
 
 
 def test_a_mask_dropped_by_the_trace_is_named(

@@ -18,7 +18,7 @@ from txport import cli, release
 from txport.exporters import export as exporter
 from txport.models.bundle import OFFERED, Bundle, Manifest, load_bundle
 from txport.models.checkpoint import Checkpoint, save_checkpoint
-from txport.models.errors import UnavailableError, UnsupportedError
+from txport.models.errors import ParityError, UnavailableError, UnsupportedError
 from txport.models.ports import ENCODER
 from txport.proof.matrix import FAIL, NEAR_TIE, NOT_AVAILABLE, PASS, Cell, Matrix, compare, engines, kinds, require_run
 from txport.proof.pages import COLUMNS, markdown, page, rows
@@ -111,6 +111,34 @@ def test_a_fault_in_one_target_fails_there_and_nowhere_else(checkpoint: Path, tm
         assert re.fullmatch(r"encoder, case weights, step 0: encoder\.0\..*inner\.weight\[1, 2\] is 5, .*", cell["why"])
     assert all("inner.weight" in file.read_text() for file in (html, text))
     assert {path.name for path in (tmp_path / "keep").iterdir()} == {"portable-fp32", "portable-fp16-failed"}
+
+
+def test_a_graph_that_the_runtime_does_not_load_is_a_failure(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is missing here but in the file."""
+    export = exporter.export_graphs
+
+    def export_graphs(checkpoint: Checkpoint, folder: Path, **options: Any) -> Manifest:
+        manifest = export(checkpoint, folder, **options)
+        file = folder / manifest.graphs[ENCODER].file
+        model = onnx.load(str(file))
+        model.graph.node[3].op_type = "Unheard"
+        onnx.save(model, str(file))
+        return manifest
+
+    monkeypatch.setattr(exporter, "export_graphs", export_graphs)
+    result = release.matrix(checkpoint, targets=["portable"], precisions=["fp32"], names=["ort"], providers=["cpu"])
+    assert [cell.verdict for cell in result.cells] == [FAIL]
+    assert "can't load" in result.cells[0].why
+    with pytest.raises(ParityError, match="can't load"):
+        release.export(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_is_none_is_refused_by_its_name() -> None:
+    with pytest.raises(UnsupportedError, match="tpu"):
+        kinds(["tpu"])
 
 
 def test_a_checkpoint_that_a_target_refuses_is_not_available_there(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint
-from txport.models.errors import UnavailableError
 from txport.proof import reports
+from txport.proof.bisect import Culprit
 from txport.proof.measures import GRAPH, WEIGHTS
-from txport.proof.parity import check, placed
+from txport.proof.parity import check
 from txport.proof.quality import Quality
 from txport.proof.report import Report
 
@@ -70,6 +70,21 @@ def test_junit_has_a_suite_a_runtime_and_a_test_for_each_tensor_and_search_of_ea
     assert "not measured" in str(skipped.get("message"))
 
 
+def test_a_culprit_fails_a_report_that_passes_otherwise(report: Report) -> None:
+    """In few bits, a part can be wrong by less than rounding."""
+    sound = replace(report, bisected=True)
+    assert sound.passed
+    assert sound.to_dict()["culprit"] is None
+    wrong = replace(sound, culprit=Culprit("step", "decoder layer 2, self-attention", "scale", "scores are scaled"))
+    line = "decoder layer 2, self-attention: scores are scaled (scale)"
+    assert (wrong.verdict, wrong.describe_worst(), wrong.failures()) == ("fail", line, [line])
+    assert wrong.to_dict()["culprit"]["kind"] == "scale"
+    assert line in reports.markdown(wrong)
+    found = {suite.get("name"): suite.findall("testcase/failure") for suite in suites(wrong)}
+    assert [each.get("message") for each in found["bisect"]] == [line]
+    assert [each.get("message") for suite in suites(sound) for each in suite.findall("testcase/failure")] == []
+
+
 def test_junit_holds_every_failure_with_its_line(failed: Report) -> None:
     messages = {
         suite.get("name"): [each.get("message") for each in suite.findall("testcase/failure")]
@@ -109,13 +124,6 @@ def test_what_ran_is_asked_of_the_session(report: Report, bundle: Bundle) -> Non
     assert all(
         set(counts) == {"CPUExecutionProvider"} and counts["CPUExecutionProvider"] > 5 for counts in ran.values()
     )
-
-    class Fallen:
-        def placement(self) -> dict[str, dict[str, int]]:
-            return ran
-
-    with pytest.raises(UnavailableError, match="no node on CUDAExecutionProvider, but all on CPUExecutionProvider"):
-        placed(Fallen(), "ort", "cuda")  # type: ignore[arg-type]
 
 
 def test_the_report_says_what_it_was_made_with(report: Report, bundle: Bundle) -> None:

@@ -2,8 +2,8 @@
 
 The rules:
 
-- Both must be of the same checkpoint, target, precision, providers, seed and number of random cases, else they are
-  not compared.
+- Both must be of the same checkpoint, target, precision, providers, tolerances, seed and number of random cases, else
+  they are not compared.
 - A tensor of a case drifts if its worst step uses more than `FACTOR` times the share of its tolerance that it used, and
   more than `FLOOR` of it: below that, another processor or version rounds otherwise. Steps are taken together,
   since the worst one wanders.
@@ -26,6 +26,7 @@ from txport.proof.measures import FORMAT
 FACTOR = 3.0
 FLOOR = 0.1
 POINTS = 0.1
+BOUNDS = ("largest", "rms", "place", "atol", "rtol")  # what shares are of
 SAME = ("target", "precision", "providers", "seed", "random_cases")
 
 Key = tuple[str, ...]
@@ -57,6 +58,12 @@ def require_same(old: Json, new: Json) -> None:
         if old[name] != new[name]:
             differs = f"{name.replace('_', ' ')} {old[name]}, now {new[name]}"
             raise UnsupportedError(f"the baseline was made with another setting: {differs}; compare in the same way")
+    for runtime, was_allowed in old["tolerances"].items():
+        for name in BOUNDS:
+            before, now_allowed = was_allowed.get(name), new["tolerances"][runtime].get(name)
+            if before != now_allowed:
+                differs = f"{name} of {runtime} {before}, now {now_allowed}"
+                raise UnsupportedError(f"the baseline was made with other tolerances: {differs}; write a new one")
 
 
 def drift(old: Json, new: Json) -> list[str]:
@@ -85,6 +92,8 @@ def _lost_rows(old: Json, new: Json) -> Iterator[str]:
 
 
 def _worse_rates(old: Json, new: Json) -> Iterator[str]:
+    if old["texts"] is not None and new["texts"] is None:
+        yield "error rates are no longer measured"
     if old["texts"] != new["texts"] or old["texts"] is None:
         return
     now = dict(_rates(new))

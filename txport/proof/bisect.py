@@ -56,6 +56,10 @@ class Culprit:
         values = asdict(self)
         return {**values, "figures": finite(self.figures)}
 
+    def describe(self) -> str:
+        """In one line."""
+        return f"{self.where}: {self.what} ({self.kind})"
+
     def lines(self) -> Iterator[tuple[str, str]]:
         """What to show: a word and the rest of the line."""
         yield "culprit", self.where + (f" (the {self.graph} graph)" if self.graph else "")
@@ -74,15 +78,17 @@ def _describe_figures(figures: Mapping[str, Any]) -> str:
     return f"off by {figures['max_abs']:.3g}, allowed {figures['allowed']:.2g} ({where}: {values}); in {cases}"
 
 
-def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0) -> Culprit | None:
+def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int = 0) -> Culprit | None:
     """The first culprit of a bundle that differs from its checkpoint; None if each part computes what PyTorch does.
+
+    `more` random cases are tried beyond the usual ones.
 
     Raises `UnsupportedError` for another checkpoint than the bundle was made from.
     """
     bundle.require_source(checkpoint.name, checkpoint.sha256)
     load_bundle(bundle.path)
     held = holding(bundle, checkpoint).model
-    reference, cases = Reference(held, bundle.manifest), draw_cases(bundle, seed)
+    reference, cases = Reference(held, bundle.manifest), draw_cases(bundle, seed, more)
     probes = {role: probe_file(bundle, role) for role in bundle.manifest.graphs if role in WEIGHTED}
     failures: list[tuple[Probe, ParityError]] = []
     findings = find(_running(observations(probes, held, reference, cases, seed), failures))

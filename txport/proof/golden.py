@@ -19,6 +19,7 @@ from txport.models.bundle import Bundle
 from txport.models.config import TransformerConfig
 from txport.models.errors import BundleError
 from txport.models.names import GOLDEN
+from txport.proof.cases import Draw
 from txport.proof.noise import Noisy
 from txport.proof.tolerances import tolerance_of
 from txport.runtimes.base import Floats, Ints, Runtime, scores
@@ -71,23 +72,18 @@ def record(runtime: Runtime, config: TransformerConfig, real: Iterable[Sequence[
     """
     known = [tuple(source) for source in real][:REAL]
     rng = np.random.default_rng(0)
-    sources = [*known, *(_draw(rng, config, min(length, config.max_length)) for length in DRAWN)]
+    drawn = Draw(config, rng).sources(*(min(length, config.max_length) for length in DRAWN))
+    sources = [*known, *map(tuple, drawn)]
     found = {name: find(runtime, config, sources, name) for name in SEARCHES}
     targets = [each.tokens for each in found[GREEDY][: len(known)]]
     for length in DRAWN:
-        drawn = rng.integers(0, config.target_vocab_size, min(length, LONGEST, config.max_length))
-        targets.append(tuple(drawn.tolist()))
+        tokens = rng.integers(0, config.target_vocab_size, min(length, LONGEST, config.max_length))
+        targets.append(tuple(tokens.tolist()))
     said = [shorten(each) for each in logits(runtime, sources, targets, config)]
     noisy = find(Noisy(runtime, tolerance_of(precision), 0), config, sources * DISTURBED, BEAM)
     tries = [each.tokens for each in noisy]
     steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
     return Golden(sources, targets, said, found, steady)
-
-
-def _draw(rng: np.random.Generator, config: TransformerConfig, length: int) -> tuple[int, ...]:
-    special = {config.pad_id, config.bos_id, config.eos_id}
-    usual = [id_ for id_ in range(config.source_vocab_size) if id_ not in special] or [config.eos_id]
-    return (*rng.choice(usual, length - 1).tolist(), config.eos_id)
 
 
 def find(runtime: Runtime, config: TransformerConfig, sources: Sequence[Sequence[int]], search: str) -> list[Found]:

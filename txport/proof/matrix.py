@@ -26,6 +26,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.errors import ParityError, TxportError, UnavailableError, UnsupportedError
 from txport.models.files import staged_folder
 from txport.models.ports import LOGITS
+from txport.proof.measures import finite
 from txport.proof.parity import Report, check
 from txport.proof.proven import prove, write
 
@@ -77,12 +78,8 @@ class Matrix:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; infinity and NaN, which JSON has no numbers for, as strings."""
-        cells = [{name: _number(value) for name, value in asdict(cell).items()} for cell in self.cells]
+        cells = [finite(asdict(cell)) for cell in self.cells]
         return {"verdict": PASS if self.passed else FAIL, **self.about, "counts": self.counts, "cells": cells}
-
-
-def _number(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not abs(value) < float("inf") else value
 
 
 def kinds(targets: Sequence[str] = (), precisions: Sequence[str] = ()) -> list[Kind]:
@@ -98,7 +95,7 @@ def kinds(targets: Sequence[str] = (), precisions: Sequence[str] = ()) -> list[K
     ]
     for target in targets:
         if all(target != each for each, _ in chosen):
-            require_offer(target, precisions[0])
+            require_offer(target, precisions[0] if precisions else "fp32")
     for precision in precisions:
         if all(precision != each for _, each in chosen):
             require_offer(targets[0] if targets else "portable", precision)
@@ -107,7 +104,7 @@ def kinds(targets: Sequence[str] = (), precisions: Sequence[str] = ()) -> list[K
 
 def engines(names: Sequence[str] = (), providers: Sequence[str] = ()) -> list[Engine]:
     """The runtimes and providers to try, all if none is named; where bundles are proven comes first, always."""
-    from txport.runtimes.providers import candidates
+    from txport.runtimes.providers import candidates, short_name
 
     wanted = list(dict.fromkeys(map(short_name, providers or candidates())))
     pairs = [
@@ -119,21 +116,15 @@ def engines(names: Sequence[str] = (), providers: Sequence[str] = ()) -> list[En
     return [PROVEN, *(pair for pair in pairs if pair != PROVEN)]
 
 
-def short_name(provider: str) -> str:
-    """`cuda` for `CUDAExecutionProvider`; `UnsupportedError` for a provider that nobody knows."""
-    from txport.runtimes.providers import SHORT_NAMES, full_name
-
-    full = full_name(provider)
-    return next((short for short, each in SHORT_NAMES.items() if each == full), full)
-
-
 def fill(
     checkpoint: Checkpoint, chosen: Sequence[Kind], tried: Sequence[Engine], say: Say, keep: Path | None = None
 ) -> Matrix:
     """Export each kind of bundle and compare it on each engine; bundles stay in a new folder `keep`, if it is given.
 
-    There, what failed anywhere has a name that ends in `-failed`.
+    There, what failed anywhere has a name that ends in `-failed`. Raises `UnavailableError` if nothing can be proven
+    here.
     """
+    runtimes.require(*PROVEN)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(staged_folder(keep)) if keep else Path(stack.enter_context(_temporary()))
         cells = [cell for kind in chosen for cell in _row(checkpoint, kind, tried, folder, say, bool(keep))]
@@ -174,7 +165,7 @@ def _cells(checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], path: Pa
         begun = time.perf_counter()
         bundle, report = prove(bundle, checkpoint)
     except TxportError as error:
-        if error.exit_code != FAILED and not isinstance(error, UnavailableError | UnsupportedError):
+        if error.exit_code != FAILED and not isinstance(error, UnsupportedError):
             raise
         verdict = FAIL if error.exit_code == FAILED else NOT_AVAILABLE
         yield from (
@@ -234,6 +225,8 @@ def require_run(matrix: Matrix, asked: Mapping[str, Sequence[str]]) -> None:
 
     `asked` maps a field of a cell, such as "provider", to names.
     """
+    from txport.runtimes.providers import short_name
+
     for field, names in asked.items():
         for name in names:
             known = short_name(name) if field == "provider" else name

@@ -11,6 +11,7 @@ import torch
 
 from txport.exporters.fused import FUSED
 from txport.exporters.graphs import PORTABLE
+from txport.exporters.optional import make_optional
 from txport.exporters.passes import PASSES
 from txport.exporters.quantize import apply_forms
 from txport.exporters.top import add_top, without_top
@@ -21,7 +22,8 @@ from txport.models.transformer import Transformer
 from txport.proof.probe import Finding, compare_tap, make_probe, observe
 
 MODULES = {"portable": PORTABLE, "cpu": FUSED}
-TRACED, QUANTIZED, TOPPED = "the trace by PyTorch's exporter", "quantisation", "the choice of the best tokens"
+TRACED, OPTIONAL = "the trace by PyTorch's exporter", "the branch for attention that is asked for"
+QUANTIZED, TOPPED = "quantisation", "the choice of the best tokens"
 
 
 def origin(finding: Finding, model: Transformer, manifest: Manifest) -> str:
@@ -45,6 +47,9 @@ def stages(role: str, model: Transformer, manifest: Manifest) -> Iterator[tuple[
     for name, run in PASSES[manifest.target].items():
         run(graph, traced)
         yield f"the pass {name!r}", graph
+    if manifest.target == "cpu" and role == STEP:
+        make_optional(graph, ports)
+        yield OPTIONAL, graph
     if manifest.quantization:
         apply_forms(graph, manifest.quantization)
         yield QUANTIZED, graph

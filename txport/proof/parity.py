@@ -21,7 +21,7 @@ from txport import __version__, runtimes
 from txport.exporters.weights import holding
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import Checkpoint
-from txport.models.errors import ParityError, UnavailableError
+from txport.models.errors import LoadError, ParityError
 from txport.proof.calls import compare_call
 from txport.proof.cases import Case, draw_cases
 from txport.proof.forced import compare_forced
@@ -33,7 +33,6 @@ from txport.proof.tolerances import Tolerance, tolerance_of
 from txport.proof.walks import Reference
 from txport.proof.weights import compare_weights
 from txport.runtimes.base import GraphRuntime, Runtime
-from txport.runtimes.providers import full_name
 from txport.search.options import Found
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
@@ -69,9 +68,9 @@ def check(
     with fitting_threads(checkpoint):
         truth = Truth(bundle, checkpoint, draw_cases(bundle, seed, cases), texts or {}, seed)
         for name, provider in providers.items():
-            runtime = runtimes.load(name, bundle, provider=provider)
             label = name if provider == "cpu" else f"{name} {provider}"
-            report.about["ran"][label] = placed(runtime, name, provider)
+            runtime = _load(name, bundle, provider)
+            report.about["ran"][label] = runtime.placement()
             truth.compare(report, label, runtime, tolerances[name])
     return report
 
@@ -126,16 +125,12 @@ class Truth:
         return compare_search(case, label, runtime, self._found[case.name], self._checkpoint, tolerance)
 
 
-def placed(runtime: GraphRuntime, name: str, provider: str) -> dict[str, dict[str, int]]:
-    """Where the nodes of each graph run, as the engine itself says: graph -> provider -> nodes.
-
-    Raises `UnavailableError` if none of them runs on the provider that was asked for.
-    """
-    found = runtime.placement()
-    if name == "ort" and not any(full_name(provider) in counts for counts in found.values()):
-        others = ", ".join(sorted({other for counts in found.values() for other in counts}))
-        raise UnavailableError(f"ONNX Runtime put no node on {full_name(provider)}, but all on {others}")
-    return found
+def _load(name: str, bundle: Bundle, provider: str) -> GraphRuntime:
+    """A runtime that is here, so that a graph which it can't load is at fault."""
+    try:
+        return runtimes.load(name, bundle, provider=provider)
+    except LoadError as error:
+        raise ParityError(str(error)) from error
 
 
 def _about(

@@ -44,12 +44,13 @@ def write(
     return seal(folder, manifest)
 
 
-def prove(bundle: Bundle, checkpoint: Checkpoint) -> tuple[Bundle, Report]:
+def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int = 0) -> tuple[Bundle, Report]:
     """Compare a bundle with PyTorch on ONNX Runtime; -> it with the verdict, and goldens if that is good.
 
-    Raises `ParityError` where a graph does not run at all, or the goldens do not hold on this machine.
+    `seed` and `cases` are those of `check`. Raises `ParityError` where a graph does not run at all, or the goldens do
+    not hold on this machine.
     """
-    report = check(bundle, checkpoint, {"ort": "cpu"})
+    report = check(bundle, checkpoint, {"ort": "cpu"}, seed, cases=cases)
     if report.passed:
         _add_golden(bundle, checkpoint)
     bundle = seal(bundle.path, dataclasses.replace(bundle.manifest, parity=report.summary()))

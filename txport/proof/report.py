@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,21 +13,29 @@ from txport.proof.measures import FORCED, FORMAT, GRAPH, WEIGHTS, Comparison, ba
 from txport.proof.quality import Quality
 from txport.proof.tokens import TokenComparison
 
+if TYPE_CHECKING:
+    from txport.proof.bisect import Culprit
+
 
 @dataclass(frozen=True)
 class Report:
-    """All that was compared, and what with; `drift` is what became worse than a baseline, line by line."""
+    """All that was compared, and what with; `drift` is what became worse than a baseline, line by line.
+
+    Where it was `bisected`, the part that errs, if one does, fails it: it may be less than few bits round.
+    """
 
     about: dict[str, Any]
     tensors: list[Comparison] = field(default_factory=list)
     tokens: list[TokenComparison] = field(default_factory=list)
     quality: list[Quality] = field(default_factory=list)
     drift: list[str] = field(default_factory=list)
+    bisected: bool = False
+    culprit: Culprit | None = None
 
     @property
     def passed(self) -> bool:
         """Whether every comparison passed."""
-        return not self.drift and all(each.passed for each in self.everything())
+        return not self.drift and self.culprit is None and all(each.passed for each in self.everything())
 
     def everything(self) -> Iterator[Comparison | TokenComparison | Quality]:
         """All comparisons, tensors first."""
@@ -59,7 +67,8 @@ class Report:
         rank = {id(each): number for number, each in enumerate(sorted(self.tensors, key=_urgency, reverse=True))}
         failed = [each for each in self.everything() if not each.passed]
         failed.sort(key=lambda each: rank.get(id(each), len(rank)))
-        return [each.describe() for each in failed] + self.drift
+        culprits = [] if self.culprit is None else [self.culprit.describe()]
+        return [each.describe() for each in failed] + culprits + self.drift
 
     def worst_of(self, tensor: str) -> float:
         """The largest absolute difference of one port, over all cases and runtimes; 0 if it was not compared."""
@@ -88,6 +97,7 @@ class Report:
             "worst": {**finite(asdict(self.worst)), "description": self.worst.describe()},
             "quality": [each.to_dict() for each in self.quality] or "not measured",
             "drift": self.drift,
+            **({"culprit": self.culprit and self.culprit.to_dict()} if self.bisected else {}),
             "cases": [self._case(part) for part in self.by_case()],
         }
 

@@ -7,10 +7,11 @@ import re
 import xml.etree.ElementTree as ET  # only writes
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from txport.proof.measures import FORCED, WEIGHTS, Comparison, badness
+from txport.proof.measures import FORCED, FORMAT, WEIGHTS, Comparison, badness
 from txport.proof.quality import Quality
 from txport.proof.report import Part, Report
 from txport.proof.tokens import TokenComparison
@@ -119,6 +120,11 @@ def junit(report: Report, seconds: float) -> str:
     return _xml(suites, list(_properties(report)), seconds)
 
 
+def broken(message: str) -> dict[str, Any]:
+    """As JSON values, a comparison that came to no end."""
+    return {"format": FORMAT, "verdict": "fail", "error": message}
+
+
 def junit_broken(message: str, seconds: float) -> str:
     """JUnit XML of a comparison that came to no end: one failure."""
     return _xml({"parity": [Test("parity", "run", "a graph does not run", message)]}, [], seconds)
@@ -188,6 +194,8 @@ def _tests(report: Report) -> Iterator[Test]:
     for rate in report.quality:
         yield Test("quality", "task", rate.runtime, _failure(rate))
     yield from (Test("baseline", "drift", line, line) for line in report.drift)
+    if report.bisected:
+        yield Test("bisect", "graphs", "every part", report.culprit.describe() if report.culprit else None)
 
 
 def _failure(rate: Quality) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,15 +160,22 @@ def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
 
 def compare(golden: Golden, runtime: Runtime, manifest: Manifest) -> Iterator[Check]:
     """What a runtime says of the golden inputs, against what PyTorch said."""
-    try:
-        found = logits(runtime, golden.sources, golden.targets, manifest.config)
-        yield compare_logits(golden, found, manifest.precision)
-        if manifest.batch_invariant:
-            yield compare_batches(golden, found, runtime, manifest)
-        for name in SEARCHES:
-            yield compare_search(name, golden, runtime, manifest)
-    except Exception as error:  # each runtime has errors of its own
-        yield Check(LOGITS, "fail", f"a graph does not run: {error}")
+    found: list[Floats] = []
+
+    def look_at_logits() -> Check:
+        found.extend(logits(runtime, golden.sources, golden.targets, manifest.config))
+        return compare_logits(golden, found, manifest.precision)
+
+    looks = {LOGITS: look_at_logits}
+    if manifest.batch_invariant:
+        looks[BATCH] = lambda: compare_batches(golden, found, runtime, manifest)
+    looks |= {name: partial(compare_search, name, golden, runtime, manifest) for name in SEARCHES}
+    for name, look in looks.items():
+        try:
+            yield look()
+        except Exception as error:  # each runtime has errors of its own
+            yield Check(name, "fail", f"it does not run: {error}")
+            return
 
 
 def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> Check:

@@ -43,6 +43,12 @@ def full_name(provider: str) -> str:
     return name
 
 
+def short_name(provider: str) -> str:
+    """`cuda` for `CUDAExecutionProvider`; `UnsupportedError` for a provider that nobody knows."""
+    full = full_name(provider)
+    return next((short for short, each in SHORT_NAMES.items() if each == full), full)
+
+
 def device_of(provider: str) -> str:
     """Where a provider's tensors live, in ONNX Runtime's words."""
     return "cuda" if provider in ON_CUDA else "cpu"
