@@ -132,6 +132,7 @@ def test_groups_in_a_batch_find_what_they_find_alone(
     [
         ({"beams": 4, "beam_groups": 3}, "beam_groups must be as many as beams can be parted into, got 3 for 4"),
         ({"beams": 4, "diversity_penalty": 1.0}, "diversity_penalty is for beam_groups; give these too"),
+        ({"beams": 4, "beam_groups": 2}, "beam_groups find the same without a diversity_penalty; give one above 0"),
         ({"beams": 4, "beam_groups": 2, "diversity_penalty": -1.0}, "diversity_penalty must be a number from 0 on"),
         ({"beam_groups": 2}, "beam_groups must be as many as beams can be parted into, got 2 for 1"),
         ({"beams": 2, "beam_groups": 0}, "beam_groups must be at least 1, got 0"),

@@ -156,6 +156,8 @@ def _problems(options: SearchOptions) -> Iterable[str]:
         yield f"beam_groups must be as many as beams can be parted into, got {options.beam_groups} for {options.beams}"
     if options.beam_groups == 1 and options.diversity_penalty:
         yield "diversity_penalty is for beam_groups; give these too"
+    if options.beam_groups > 1 and not options.diversity_penalty:
+        yield "beam_groups find the same without a diversity_penalty; give one above 0"
     if not options.scores and options.length_penalty != 1:
         yield "length_penalty is for scores; there are to be none"
     if options.forced_bos_token_id is not None and options.forced_bos_token_id in options.suppress_tokens:
