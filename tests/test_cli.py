@@ -114,7 +114,7 @@ def test_the_script_does_the_same(call: Cli, bundle: Bundle) -> None:
 def test_json_lines_have_a_contract(call: Cli, bundle: Bundle, model: txport.Model) -> None:
     options = ("--beams", 3, "--nbest", 2, "--unknown", "skip")
     done = call("run", bundle.path, "bad", "é", "É a", "--json", *options, "--max-new-tokens", 5)
-    assert (done.code, done.out) == (2, "")
+    assert (done.code, [json.loads(line)["input"] for line in done.out.splitlines()]) == (2, ["bad"])
     done = call("run", bundle.path, "bad", "É a", "--json", *options, "--max-new-tokens", 5)
     assert (done.code, done.err) == (0, "")
     assert '"É a"' in done.out, "people read these lines too"
@@ -509,9 +509,9 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
     [
         ("''", "the text is empty"),
         ("' \t'", "the text is empty"),
-        ("bad ''", "the text is empty"),
+        ("'' bad", "the text is empty"),
         ("b@d", "'b@d' has characters outside the vocabulary: '@'; --unknown skip"),
-        ("bad 'x€d y'", "'x€d y' has characters outside the vocabulary: 'x', '€', ' ', 'y'"),
+        ("'x€d y' bad", "'x€d y' has characters outside the vocabulary: 'x', '€', ' ', 'y'"),
         ("@€ --unknown skip", "'@€' has no character of the vocabulary"),
         ("'a\nz'", r"'a\nz' has characters outside the vocabulary: '\n', 'z'"),
         ("a\udcff", r"'a\udcff' is not UTF-8 text"),
@@ -565,15 +565,31 @@ def test_run_refuses(call: Cli, place: Place, command: str, message: str) -> Non
     ("stdin", "message"),
     [
         (b"", "standard input is empty; give at least one line of text"),
-        (b"bad\n\n", "standard input, line 2: the text is empty"),
-        (b"bad\nb\xe4d\n", "standard input, line 2: not UTF-8 text"),
         (b"\x1f\x8b\x08\0\0\0\0\0", "standard input, line 1: not UTF-8 text"),
         (b"bad\0", "standard input, line 1: binary data, expected UTF-8 text"),
-        ("bad\nbäd\n".encode(), "'bäd' has characters outside the vocabulary: 'ä'"),
+        ("bäd\nbad\n".encode(), "'bäd' has characters outside the vocabulary: 'ä'"),
     ],
 )
 def test_run_refuses_standard_input(call: Cli, place: Place, stdin: bytes, message: str) -> None:
     refuse(call, place, "run {bundle}", message, stdin=stdin)
+
+
+@pytest.mark.parametrize(
+    ("stdin", "message"),
+    [
+        (b"bad\n\n", "standard input, line 2: the text is empty"),
+        (b"bad\nb\xe4d\n", "standard input, line 2: not UTF-8 text"),
+        ("bad\nbäd\n".encode(), "'bäd' has characters outside the vocabulary: 'ä'"),
+    ],
+)
+def test_lines_before_a_bad_one_are_answered(
+    call: Cli, bundle: Bundle, tmp_path: Path, stdin: bytes, message: str
+) -> None:
+    expected, done = call("run", bundle.path, "bad").out, call("run", bundle.path, stdin=stdin)
+    assert (done.code, done.out) == (2, expected)
+    assert message in done.err
+    assert call("run", bundle.path, "--output", tmp_path / "out", stdin=stdin).code == 2
+    assert not (tmp_path / "out").exists(), "a file is whole or not there"
 
 
 def numbers(call: Cli, bundle: Path, text: str, *options: str) -> Ended:
