@@ -40,6 +40,7 @@ def test_one_text_or_many(model: txport.Model) -> None:
     assert [model.generate(text)[0].output for text in SAMPLES] == [each.output for each in many]
     assert model.generate([]) == []
     assert model.generate(text for text in SAMPLES) == many
+    assert list(model.stream(SAMPLES[0])) == many[:1], "a text is no iterable of letters"
 
 
 MANY = [{}, {"beams": 3, "nbest": 2}, {"do_sample": True, "seed": 5}, {"no_repeat_ngram_size": 2}]

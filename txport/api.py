@@ -81,11 +81,11 @@ class Model:
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
         """Generate for one text or many; the options are those of `stream`. -> one result a text, in order."""
-        return list(self.stream([texts] if isinstance(texts, str) else texts, **options))
+        return list(self.stream(texts, **options))
 
     def stream(
         self,
-        texts: Iterable[str],
+        texts: str | Iterable[str],
         *,
         prefixes: str | Iterable[str] = "",
         batch_size: int = BATCH_SIZE,
@@ -94,7 +94,7 @@ class Model:
         unknown: Unknown = "error",
         **options: Any,
     ) -> Iterator[Generated]:
-        """As `generate`, over an iterable of any length, each result as soon as its turn comes.
+        """As `generate`, over an iterable of any length, each result as soon as all before it are there.
 
         `options` are those of `SearchOptions`, which docs/search.md tells; `max_new_tokens` is by default all that
         the model can take. `prefixes` are what the targets begin with, one for all or one a text: tokens as the
@@ -116,6 +116,7 @@ class Model:
             found = self._find(requests, chosen, batch_size if continuous else None)
             return [self._result(text, each) for (text, _, _), each in zip(batch, found, strict=True)]
 
+        texts = _many(texts)
         pairs = zip(texts, repeat(begin[0])) if isinstance(prefixes, str) else _paired(texts, begin, "prefixes")
         encoded = ((text, self.encode(text, unknown), prefix) for text, prefix in pairs)
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
@@ -201,7 +202,6 @@ class Model:
     ) -> Iterator[Item]:
         _require_batch_size(batch_size)
         _require_unknown(unknown)
-        texts, targets = ([each] if isinstance(each, str) else each for each in (texts, targets))
 
         def work(batch: list[tuple[list[int], list[int]]]) -> list[Item]:
             sources, wanted = zip(*batch, strict=True)
@@ -209,7 +209,7 @@ class Model:
 
         encoded = (
             (self.encode(text, unknown), [*self.tokenizer.ids(target), self.config.eos_id])
-            for text, target in _paired(texts, targets, "targets")
+            for text, target in _paired(_many(texts), _many(targets), "targets")
         )
         return in_batches(encoded, work, batch_size, length=lambda pair: len(pair[1]), workers=self.workers)
 
@@ -259,6 +259,11 @@ class Model:
     def _hypothesis(self, found: Found) -> Hypothesis:
         output, tokens = self.tokenizer.decode(found.tokens), list(found.tokens)
         return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
+
+
+def _many(texts: str | Iterable[str]) -> Iterable[str]:
+    """One text is no iterable of letters."""
+    return [texts] if isinstance(texts, str) else texts
 
 
 def _paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator[tuple[Text, Item]]:

@@ -162,7 +162,7 @@ class Beams:
 
     def _looked(self, source: int, rows: Ints) -> Alignment:
         """Where the tokens of one target looked, said by these beams."""
-        if self._options.alignment is None:
+        if self._options.alignment is None or not len(rows):
             return ()
         looks = np.stack([looks[source, row] for looks, row in zip(self._looks, rows.tolist(), strict=False)])
         return alignment(looks, int(self._source_lengths[source]), self._options.alignment)
