@@ -527,7 +527,6 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("bad --suppress-tokens 'AA QQ'", "'QQ' is not a token of the vocabulary"),
         ("bad --forced-bos-token 'AA B'", "--forced-bos-token must be one token, got 'AA B'"),
         ("bad --eos-token ''", "--eos-token must be one token, got ''"),
-        ("bad --bad-words '</s>'", "bad_words_ids must not forbid the end token, 2"),
         ("bad --prefixes '</s>'", "a prefix must not hold an end token; got 2"),
         ("bad --stream --json", "--stream prints one text after the other; it goes with none of --json, --workers"),
         ("bad --stream --continuous", "it goes with none of --json, --workers, --batch-size"),

@@ -75,17 +75,15 @@ def plan(
 ) -> Search:
     """The search of one batch, as it asks for steps; `UnsupportedError` for what this model can't do.
 
-    Rows leave `at_once` when they have ended, or some time later, if others have to move.
+    Rows leave `at_once` when they have ended, or some time later, if others have to move; but a processor of one's
+    own is never shown those that have ended.
     """
-    options.require_fit(config)
-    require_prefixes(prefixes, config, options)
-    if (longest := longest_target(options, prefixes)) > config.max_length:
-        limit = f"the model's longest sequence, {config.max_length}"
-        raise UnsupportedError(f"a prefix and max_new_tokens must not exceed {limit}; got {longest}")
+    require_fit(prefixes, config, options)
     constraints = Constraints(options, config, prefixes)
     lengths = np.array([len(source) for source in sources], np.int64)
     if options.beams > 1:
         return by_beams(lengths, config, options, constraints)
+    at_once = at_once or options.logits_processor is not None
     return by_rows(lengths, config, options, constraints, at_once=at_once)
 
 
@@ -94,9 +92,11 @@ def longest_target(options: SearchOptions, prefixes: Ids) -> int:
     return max(map(len, prefixes), default=0) + options.max_new_tokens
 
 
-def require_prefixes(prefixes: Ids, config: TransformerConfig, options: SearchOptions) -> None:
-    """Raise `UnsupportedError` for prefixes that no target can begin with."""
-    if options.forced_bos_token_id is not None and any(prefixes):
+def require_fit(prefixes: Ids, config: TransformerConfig, options: SearchOptions) -> None:
+    """Raise `UnsupportedError` for options and prefixes with which this model can't begin a target."""
+    longest = max(map(len, prefixes), default=0)
+    options.require_fit(config, longest)
+    if options.forced_bos_token_id is not None and longest:
         raise UnsupportedError("a prefix says what the first token is; forced_bos_token_id must not")
     for token in {token for prefix in prefixes for token in prefix}:
         if not 0 <= token < config.target_vocab_size:
