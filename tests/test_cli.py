@@ -245,7 +245,7 @@ def test_score_tells_how_likely_a_target_is(call: Cli, bundle: Bundle, model: tx
         ("bad", "give TEXT and TARGET, or --input, or lines on standard input"),
         ("bad AA --input {tmp}/x", "give TEXT and TARGET, or --input"),
         ("bad 'AA QQ'", "'QQ' is not a token of the vocabulary"),
-        ("bad AA --length-penalty nan", "length_penalty must lie in -20 to 20, got nan"),
+        ("bad AA --length-penalty nan", "txport: --length-penalty must lie in -20 to 20, got nan"),
         ("--input {bundle}/config.json", "line 1: expected a text, a tab and a target, got '{{'"),
     ],
 )
@@ -516,28 +516,32 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("'a\nz'", r"'a\nz' has characters outside the vocabulary: '\n', 'z'"),
         ("a\udcff", r"'a\udcff' is not UTF-8 text"),
         ("abcdefghiabcdefghiabcdef", "'abcdefghiabcdefghiabcdef' has 25 tokens, the model takes at most 24; split"),
-        ("bad --max-new-tokens 25", "max_new_tokens must not exceed the model's longest sequence, 24; got 25"),
-        ("bad --beams 2 --nbest 3", "nbest can't exceed beams"),
-        ("bad --nbest 2", "nbest can't exceed beams"),
-        ("bad --length-penalty nan", "length_penalty must lie in"),
-        ("bad --temperature 2", "temperature is for sampling; give do_sample too"),
-        ("bad --do-sample --beams 2", "sampling has no beams; choose do_sample or beams"),
-        ("bad --do-sample --temperature 0", "temperature must be a positive number, got 0.0"),
-        ("bad --patience 2", "patience is for beam search; give beams too"),
+        ("bad --max-new-tokens 25", "--max-new-tokens must not exceed the model's longest sequence, 24; got 25"),
+        ("bad --beams 2 --nbest 3", "--nbest can't exceed --beams, got 3 of 2"),
+        ("bad --nbest 2", "--nbest can't exceed --beams"),
+        ("bad --length-penalty nan --json", "txport: --length-penalty must lie in"),
+        ("bad --length-penalty 3", "--length-penalty only changes scores here, which are shown with --json"),
+        ("bad --length-penalty 3 --do-sample", "--length-penalty only changes scores here"),
+        ("bad --temperature 2", "--temperature is for sampling; give --do-sample too"),
+        ("bad --do-sample --beams 2", "--do-sample and --beams exclude each other; give one of them"),
+        ("bad --do-sample --temperature 0", "--temperature must be a positive number, got 0.0"),
+        ("bad --patience 2", "--patience is for beam search; give --beams too"),
         ("bad --suppress-tokens 'AA QQ'", "'QQ' is not a token of the vocabulary"),
         ("bad --forced-bos-token 'AA B'", "--forced-bos-token must be one token, got 'AA B'"),
         ("bad --eos-token ''", "--eos-token must be one token, got ''"),
         ("bad --prefixes '</s>'", "a prefix must not hold an end token; got 2"),
-        ("bad --stream --json", "--stream prints one text after the other; it goes with none of --json, --workers"),
-        ("bad --stream --continuous", "it goes with none of --json, --workers, --batch-size"),
+        ("bad --stream --json", "--stream prints one text after the other; it does not go with --json"),
+        ("bad --stream --continuous", "it does not go with --continuous"),
         ("bad --continuous", "continuous batches need a bundle of the cpu target: export --target cpu"),
         ("bad --alignment hard", "--alignment is shown with --json only"),
-        ("bad --beams 4 --beam-groups 3", "beam_groups must be as many as beams can be parted into, got 3 for 4"),
-        ("bad --coverage-penalty 1", "coverage_penalty is for beam search; give beams too"),
-        ("bad --stream --batch-size 4", "it goes with none of --json, --workers, --batch-size"),
-        ("bad --early-stopping true", "early_stopping is for beam search; give beams too"),
-        ("bad --stream --beams 2 --nbest 2", "only one hypothesis can be followed, got nbest 2"),
-        ("bad --length-penalty 1e9", "length_penalty must lie in"),
+        ("bad --beams 4 --beam-groups 3", "--beam-groups must be as many as --beams can be parted into, got 3 for 4"),
+        ("bad --coverage-penalty 1", "--coverage-penalty is for beam search; give --beams too"),
+        ("bad --stream --batch-size 4 --batch-tokens 5", "it does not go with --batch-size, --batch-tokens"),
+        ("bad --early-stopping true", "--early-stopping is for beam search; give --beams too"),
+        ("bad --stream --beams 2 --nbest 2", "only one hypothesis can be followed, got --nbest 2"),
+        ("bad --length-penalty 1e9 --json", "--length-penalty must lie in"),
+        ("bad --forced-bos-token CH --bad-words CH", "--bad-words must not forbid what --forced-bos-token says"),
+        ("bad --bad-words ''", "txport: --bad-words must not hold an empty sequence"),
         ("bad --input {bundle}/config.json", "give TEXT or --input, not both"),
         ("--input {tmp}/missing", "{tmp}/missing can't be read: No such file or directory"),
         ("--input {tmp}", "{tmp} can't be read: Is a directory"),
@@ -558,6 +562,16 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
 )
 def test_run_refuses(call: Cli, place: Place, command: str, message: str) -> None:
     refuse(call, place, f"run {{bundle}} {command}", message)
+
+
+def test_bench_refuses_a_limit_on_nothing(call: Cli, place: Place) -> None:
+    refuse(call, place, "bench {bundle} --max-regression 5", "--max-regression is for --compare; give an older report")
+
+
+def test_refusals_name_flags_that_there_are() -> None:
+    flags = {flag for option in cli.run.params for flag in option.opts}
+    assert set(cli.FLAGS.values()) <= flags
+    assert set(cli.NOT_STREAMED.values()) <= flags
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_samples_of_one_source_differ() -> None:
         ({"temperature": 2.0}, "temperature is for sampling; give do_sample too"),
         ({"seed": 1}, "seed is for sampling"),
         ({"top_k": 3}, "top_k is for sampling"),
-        ({"do_sample": True, "beams": 2}, "sampling has no beams; choose do_sample or beams"),
+        ({"do_sample": True, "beams": 2}, "do_sample and beams exclude each other; give one of them"),
         ({"do_sample": True, "temperature": 0.0}, "temperature must be a positive number, got 0.0"),
         ({"do_sample": True, "top_p": 0.0}, "top_p must lie above 0 and up to 1, got 0.0"),
         ({"do_sample": True, "min_p": 1.5}, "min_p must lie in 0 to 1, got 1.5"),

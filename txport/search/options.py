@@ -145,9 +145,9 @@ def _problems(options: SearchOptions) -> Iterable[str]:
         for name in sorted(changed & {"temperature", "top_k", "top_p", "min_p", "seed"}):
             yield f"{name} is for sampling; give do_sample too"
         if options.nbest > options.beams:
-            yield f"nbest can't exceed beams: {options.beams} beams end in at most that many hypotheses"
+            yield f"nbest can't exceed beams, got {options.nbest} of {options.beams}"
     elif options.beams > 1:
-        yield "sampling has no beams; choose do_sample or beams"
+        yield "do_sample and beams exclude each other; give one of them"
     if options.beams == 1:
         for name in sorted(changed & {"early_stopping", "patience", "coverage_penalty"}):
             yield f"{name} is for beam search; give beams too"
