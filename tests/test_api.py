@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def test_one_text_or_many(model: txport.Model) -> None:
     assert [model.generate(text)[0].output for text in SAMPLES] == [each.output for each in many]
     assert model.generate([]) == []
     assert model.generate(text for text in SAMPLES) == many
+    assert list(model.stream(SAMPLES[0])) == many[:1], "a text is no iterable of letters"
 
 
 MANY = [{}, {"beams": 3, "nbest": 2}, {"do_sample": True, "seed": 5}, {"no_repeat_ngram_size": 2}]
@@ -130,6 +132,20 @@ def test_max_new_tokens(model: txport.Model) -> None:
 def test_options_that_make_no_sense(options: dict[str, Any], message: str, model: txport.Model) -> None:
     with pytest.raises(UnsupportedError, match=message):
         model.generate("bad", **options)
+
+
+def test_prefixes_are_looked_at_before_any_text(model: txport.Model) -> None:
+    def unread() -> Iterator[Any]:
+        raise AssertionError("a text was read first")
+        yield
+
+    room = r"a prefix and max_new_tokens must not exceed the model's longest sequence, 24; got 26"
+    with pytest.raises(UnsupportedError, match=room):
+        model.stream(unread(), prefixes=["", "AA B"], max_new_tokens=24)
+    with pytest.raises(UnsupportedError, match=room):
+        model.search(unread(), prefixes=[[], [5, 6]], max_new_tokens=24)
+    with pytest.raises(UnsupportedError, match="a prefix must not hold an end token"):
+        model.stream(unread(), prefixes=["AA </s>"])
 
 
 def test_texts_that_the_model_cannot_take(model: txport.Model) -> None:

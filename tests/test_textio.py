@@ -250,5 +250,11 @@ def test_progress_is_no_reason_to_read_ahead(monkeypatch: pytest.MonkeyPatch) ->
     progress.close()  # type: ignore[attr-defined]
 
 
+def test_no_progress_is_drawn_over_what_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert progress_of(monkeypatch, Terminal(), 3, None) == ""
+    assert "generating" in progress_of(monkeypatch, Terminal(), textio.LONG, textio.LONG)
+
+
 def test_a_byte_order_mark_is_no_text() -> None:
     assert list(textio.read_lines(io.BytesIO(b"\xef\xbb\xbfbad\nchief\n"), "input")) == ["bad", "chief"]

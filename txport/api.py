@@ -29,7 +29,7 @@ from txport.release import Say, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.search.batching import in_batches
 from txport.search.continuous import Hall, Request
-from txport.search.generate import Steps, generate, search
+from txport.search.generate import Ids, Steps, generate, require_fit, search
 from txport.search.options import Alignment, Found, SearchOptions, require_length_penalty
 from txport.search.scoring import logits, score
 
@@ -81,11 +81,11 @@ class Model:
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
         """Generate for one text or many; the options are those of `stream`. -> one result a text, in order."""
-        return list(self.stream([texts] if isinstance(texts, str) else texts, **options))
+        return list(self.stream(texts, **options))
 
     def stream(
         self,
-        texts: Iterable[str],
+        texts: str | Iterable[str],
         *,
         prefixes: str | Iterable[str] = "",
         batch_size: int = BATCH_SIZE,
@@ -94,13 +94,14 @@ class Model:
         unknown: Unknown = "error",
         **options: Any,
     ) -> Iterator[Generated]:
-        """As `generate`, over an iterable of any length, each result as soon as its turn comes.
+        """As `generate`, over an iterable of any length, each result as soon as all before it are there.
 
         `options` are those of `SearchOptions`, which docs/search.md tells; `max_new_tokens` is by default all that
-        the model can take. `prefixes` are what the targets begin with, one for all or one a text: tokens as the
-        vocabulary writes them, apart by spaces. A batch has up to `batch_size` texts of similar length, and up to
-        `batch_tokens` source tokens; if it is `continuous`, others take the places of those that are done, which
-        cpu bundles can. `unknown="skip"` leaves out characters that are not in the vocabulary.
+        the model can take. `prefixes` are what the targets begin with, one for all or one a text (a list,
+        or what has an end): tokens as the vocabulary writes them, apart by spaces. A batch has up to `batch_size`
+        texts of similar length, and up to `batch_tokens` source tokens; if it is `continuous`, others take the places
+        of those that are done, which cpu bundles can. `unknown="skip"` leaves out characters that are not in the
+        vocabulary.
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """
@@ -108,7 +109,7 @@ class Model:
         _require_unknown(unknown)
         known = [prefixes] if isinstance(prefixes, str) else list(prefixes)
         begin = [self.tokenizer.ids(prefix) for prefix in known]
-        chosen = self._options(options, max(map(len, begin), default=0))
+        chosen = self._options(options, begin)
         self._require_continuous(continuous, batch_tokens)
 
         def work(batch: list[tuple[str, list[int], list[int]]]) -> list[Generated]:
@@ -116,6 +117,7 @@ class Model:
             found = self._find(requests, chosen, batch_size if continuous else None)
             return [self._result(text, each) for (text, _, _), each in zip(batch, found, strict=True)]
 
+        texts = _many(texts)
         pairs = zip(texts, repeat(begin[0])) if isinstance(prefixes, str) else _paired(texts, begin, "prefixes")
         encoded = ((text, self.encode(text, unknown), prefix) for text, prefix in pairs)
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
@@ -128,7 +130,7 @@ class Model:
         """
         _require_unknown(unknown)
         begin = self.tokenizer.ids(prefix)
-        chosen = self._options(options, len(begin))
+        chosen = self._options(options, [begin])
         if chosen.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be followed, got nbest {chosen.nbest}")
         steps = search(self.runtime, [self.encode(text, unknown)], self.config, chosen, [begin])
@@ -150,8 +152,7 @@ class Model:
         """
         _require_batch_size(batch_size, batch_tokens)
         begin = None if prefixes is None else list(prefixes)
-        chosen = self._options(options, max(map(len, begin or []), default=0))
-
+        chosen = self._options(options, begin or [])
         self._require_continuous(continuous, batch_tokens)
 
         def work(batch: list[Request]) -> list[list[Found]]:
@@ -201,7 +202,6 @@ class Model:
     ) -> Iterator[Item]:
         _require_batch_size(batch_size)
         _require_unknown(unknown)
-        texts, targets = ([each] if isinstance(each, str) else each for each in (texts, targets))
 
         def work(batch: list[tuple[list[int], list[int]]]) -> list[Item]:
             sources, wanted = zip(*batch, strict=True)
@@ -209,7 +209,7 @@ class Model:
 
         encoded = (
             (self.encode(text, unknown), [*self.tokenizer.ids(target), self.config.eos_id])
-            for text, target in _paired(texts, targets, "targets")
+            for text, target in _paired(_many(texts), _many(targets), "targets")
         )
         return in_batches(encoded, work, batch_size, length=lambda pair: len(pair[1]), workers=self.workers)
 
@@ -226,15 +226,15 @@ class Model:
         sources, prefixes = zip(*requests, strict=True)
         return generate(self.runtime, sources, self.config, options, prefixes)
 
-    def _options(self, options: dict[str, Any], prefix: int = 0) -> SearchOptions:
-        longest = self.config.max_length - prefix
+    def _options(self, options: dict[str, Any], prefixes: Ids) -> SearchOptions:
+        longest = self.config.max_length - max(map(len, prefixes), default=0)
         limit = options.get("max_new_tokens")
         known = [entry.name for entry in dataclasses.fields(SearchOptions)]
         for name in options:
             if name not in known:
                 raise UnsupportedError(f"there is no option {name!r}; there are {', '.join(known)}")
         chosen = SearchOptions(**{**options, "max_new_tokens": max(1, longest) if limit is None else limit})
-        chosen.require_fit(self.config)
+        require_fit(prefixes, self.config, chosen)
         return chosen
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
@@ -259,6 +259,11 @@ class Model:
     def _hypothesis(self, found: Found) -> Hypothesis:
         output, tokens = self.tokenizer.decode(found.tokens), list(found.tokens)
         return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
+
+
+def _many(texts: str | Iterable[str]) -> Iterable[str]:
+    """One text is no iterable of letters."""
+    return [texts] if isinstance(texts, str) else texts
 
 
 def _paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator[tuple[Text, Item]]:

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -70,11 +72,29 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
     ("--nbest", {"type": click.IntRange(1), "default": 1, "help": "Hypotheses a text; with --do-sample, samples."}),
     (
         "--beam-groups",
-        {"type": click.IntRange(1), "default": 1, "help": "Groups of beams, each avoiding what others say."},
+        {
+            "type": click.IntRange(1),
+            "default": 1,
+            "help": "Groups of beams, each avoiding what others say.",
+        },
     ),
-    ("--diversity-penalty", {"type": float, "default": 0.0, "help": "What a token loses that another group says."}),
+    (
+        "--diversity-penalty",
+        {
+            "type": float,
+            "default": 0.0,
+            "help": "Taken off a token's score for each beam of an earlier group that says it.",
+        },
+    ),
     ("--length-penalty", {"type": float, "default": 1.0, "help": "Power of the length in a score."}),
-    ("--coverage-penalty", {"type": float, "default": 0.0, "help": "What a score loses for input not looked at."}),
+    (
+        "--coverage-penalty",
+        {
+            "type": float,
+            "default": 0.0,
+            "help": "Weight of the penalty for source places that got little attention.",
+        },
+    ),
     (
         "--early-stopping",
         {
@@ -85,34 +105,77 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
     ),
     ("--patience", {"type": float, "default": 1.0, "help": "Ended hypotheses to wait for, in multiples of --beams."}),
     ("--do-sample", {"is_flag": True, "help": "Draw each token instead of taking the likeliest."}),
-    ("--temperature", {"type": float, "default": 1.0, "help": "Below 1 the likely gets likelier."}),
+    (
+        "--temperature",
+        {
+            "type": float,
+            "default": 1.0,
+            "help": "Divide scores by this before drawing; below 1, likely tokens get likelier.",
+        },
+    ),
     ("--top-k", {"type": click.IntRange(0), "default": 0, "help": "Draw from so many tokens; 0: all."}),
-    ("--top-p", {"type": float, "default": 1.0, "help": "Draw from the fewest tokens that are together so likely."}),
-    ("--min-p", {"type": float, "default": 0.0, "help": "Draw from tokens this likely, the likeliest being 1."}),
-    ("--seed", {"type": click.IntRange(0), "help": "Draw the same for the same text, alone or not."}),
+    (
+        "--top-p",
+        {"type": float, "default": 1.0, "help": "Draw from the fewest tokens whose probabilities add up to this."},
+    ),
+    (
+        "--min-p",
+        {"type": float, "default": 0.0, "help": "Draw from tokens at least this share as likely as the likeliest."},
+    ),
+    ("--seed", {"type": click.IntRange(0), "help": "Repeat the same draws for a text, whatever its batch."}),
     ("--max-new-tokens", {"type": click.IntRange(1), "help": "Longest target.  [default: the model's longest]"}),
-    ("--min-new-tokens", {"type": click.IntRange(0), "default": 0, "help": "Shortest target."}),
+    (
+        "--min-new-tokens",
+        {"type": click.IntRange(0), "default": 0, "help": "Tokens that come before the end token may."},
+    ),
     (
         "--repetition-penalty",
         {"type": float, "default": 1.0, "help": "Above 1, tokens that were said get less likely."},
     ),
     (
         "--no-repeat-ngram-size",
-        {"type": click.IntRange(0), "default": 0, "help": "Say no so many tokens twice; 0: may."},
+        {
+            "type": click.IntRange(0),
+            "default": 0,
+            "help": "Let no sequence of this many tokens occur twice; 0: no limit.",
+        },
     ),
     ("--prefixes", {"metavar": "TOKENS", "default": "", "help": "What each target begins with."}),
     ("--forced-bos-token", {"metavar": "TOKEN", "help": "The first token."}),
     ("--suppress-tokens", {"metavar": "TOKENS", "default": "", "help": "Never say one of these."}),
     ("--bad-words", {"metavar": "TOKENS", "multiple": True, "help": "Never say these in a row.  [repeatable]"}),
-    ("--eos-token", {"metavar": "TOKEN", "multiple": True, "help": "End with this one instead.  [repeatable]"}),
+    (
+        "--eos-token",
+        {
+            "metavar": "TOKEN",
+            "multiple": True,
+            "help": "End a target at this token instead of the model's own.  [repeatable]",
+        },
+    ),
     (
         "--alignment",
         {
             "type": click.Choice(["soft", "hard"]),
-            "help": "With --json: how much each token looked at each of the input, or where most.",
+            "help": "With --json: each token's attention over the input (soft), or where it looked most (hard).",
         },
     ),
 ]
+
+
+IDS = {  # options whose tokens are ids in Python
+    "forced_bos_token_id": "--forced-bos-token",
+    "bad_words_ids": "--bad-words",
+    "eos_token_id": "--eos-token",
+}
+NAMED = [*(name for name, _ in SEARCH), "--batch-size", "--batch-tokens"]
+FLAGS = {**{flag.removeprefix("--").replace("-", "_"): flag for flag in NAMED}, **IDS}  # by name in Python
+NOT_STREAMED = {
+    "as_json": "--json",
+    "workers": "--workers",
+    "batch_size": "--batch-size",
+    "batch_tokens": "--batch-tokens",
+    "continuous": "--continuous",
+}
 
 
 def search_options(command: F) -> F:
@@ -210,28 +273,41 @@ def run(
 
     if text and inputs:
         raise UnsupportedError("give TEXT or --input, not both")
-    given = click.get_current_context().get_parameter_source
-    together = ("batch_size", "batch_tokens", "continuous")
-    is_batched = any(given(name) is not ParameterSource.DEFAULT for name in together)
-    if as_stream and (as_json or workers > 1 or is_batched):
-        alone = "--stream prints one text after the other; it goes with none of --json, --workers, --batch-size"
-        raise UnsupportedError(alone)
+    if as_stream and (others := [flag for name, flag in NOT_STREAMED.items() if _is_given(name)]):
+        raise UnsupportedError(f"--stream prints one text after the other; it does not go with {', '.join(others)}")
     if options["alignment"] and not as_json:
         raise UnsupportedError("--alignment is shown with --json only")
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
-    if options["beams"] == options["nbest"] == options["length_penalty"] == 1 and not as_json:  # no score is shown
+    if options["beams"] == options["nbest"] == 1 and not as_json:  # no score is shown
         options["scores"] = False
+        if options["length_penalty"] != 1:
+            raise UnsupportedError("--length-penalty only changes scores here, which are shown with --json")
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     model = api.load(bundle, **where, checkpoint=checkpoint, say=say)
     options.update(_token_ids(model.tokenizer, options))
     source, total = textio.open_texts(text, inputs)
-    with textio.open_output(output) as stream:
+    with textio.open_output(output) as stream, _in_flags():
         if as_stream:
             _follow(model, source, stream, options)
             return
         for result in textio.with_progress(model.stream(source, **options), total):
             for line in _lines(result, as_json, options["nbest"]):
                 print(line, file=stream, flush=total is None)
+
+
+def _is_given(name: str) -> bool:
+    """Whether an option was given, whatever its value."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+@contextlib.contextmanager
+def _in_flags() -> Iterator[None]:
+    """Refusals name options as in Python; those of a command name what was typed."""
+    try:
+        yield
+    except UnsupportedError as error:
+        names = re.compile(rf"(?<![-\w])({'|'.join(FLAGS)})\b")
+        raise UnsupportedError(names.sub(lambda found: FLAGS[found[1]], str(error))) from error
 
 
 def _follow(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
@@ -301,7 +377,8 @@ def score(
     model = api.load(bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, say=say)
     lines = ["\t".join(pair)] if pair else textio.open_texts((), inputs)[0]
     pairs, texts, targets = itertools.tee(textio.split_pairs(lines), 3)
-    scored = model.score((text for text, _ in texts), (target for _, target in targets), **options)
+    with _in_flags():
+        scored = model.score((text for text, _ in texts), (target for _, target in targets), **options)
     for (text, target), found in zip(pairs, scored, strict=True):
         values = {"input": text, "target": target, "score": found.score, "token_scores": found.token_scores}
         click.echo(json.dumps(values, ensure_ascii=False) if as_json else f"{found.score:.4f}\t{text}\t{target}")
@@ -567,6 +644,8 @@ def bench(
 
     for name in names:
         runtimes.require(name, provider)
+    if compare is None and _is_given("max_regression"):
+        raise UnsupportedError("--max-regression is for --compare; give an older report too")
     old = measure.read_report(compare) if compare else None
     found = find_bundle(bundle, precision=precision, say=say)
     source = checkpoint or (checkpoint_of(found) if "torch" in names else None)
@@ -597,7 +676,7 @@ def inspect(bundle: str, brief: bool, as_json: bool) -> None:
         tables.show_bundle(found, brief)
 
 
-@cli.command()
+@cli.command(short_help="Say what can run here, what can't, and how to mend it.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def doctor(as_json: bool) -> None:
     """Say what can run here, what can't, and how to mend it; exit 1 if the installation is broken."""

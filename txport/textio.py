@@ -108,8 +108,12 @@ def _open_file(path: Path) -> Iterator[IO[str]]:
 
 
 def with_progress(items: Iterable[Item], total: int | None) -> Iterator[Item]:
-    """The items, with a progress bar on stderr if it is a terminal and there are many or nobody knows."""
-    if not sys.stderr.isatty() or (total is not None and total < LONG):
+    """The items, with a progress bar on stderr if it is a terminal and there are many or nobody knows.
+
+    There is none while somebody types the items in: it would be drawn over them.
+    """
+    is_typed = total is None and sys.stdin is not None and sys.stdin.isatty()
+    if not sys.stderr.isatty() or is_typed or (total is not None and total < LONG):
         yield from items
         return
     from rich.console import Console

@@ -56,6 +56,14 @@ def test_each_token_looked_where_the_table_says(
             assert list(each_hard.alignment) == expected.argmax(1).tolist()
 
 
+@pytest.mark.parametrize("options", [{}, {"beams": 2}, {"beams": 4, "beam_groups": 2, "diversity_penalty": 1.0}])
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_a_target_without_a_token_looked_nowhere(kind: str, options: dict[str, Any]) -> None:
+    banned = {"suppress_tokens": range(SIZE), "max_new_tokens": 3}
+    (found,) = search(random_table(SIZE, 0), [[1, 0]], SIZE, alignment=kind, **banned, **options)
+    assert (found[0].tokens, found[0].alignment) == ((), ())
+
+
 @settings(max_examples=60)
 @given(
     size=st.integers(2, 4),

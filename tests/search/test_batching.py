@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from threading import Event
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from txport.models.errors import TextError
 from txport.search.batching import READ_AHEAD, in_batches
 
 Item = tuple[int, int]  # its number and its length
@@ -46,7 +48,7 @@ def test_batches_are_full_and_sorted_by_length_within_a_window(lengths: list[int
         for window in chunks(items, size)
         for batch in chunks(sorted(window, key=lambda item: item[1]), batch_size)
     ]
-    assert batches == expected
+    assert sorted(batches) == sorted(expected)
 
 
 @settings(deadline=None)
@@ -62,6 +64,7 @@ def test_batches_hold_so_many_tokens_and_no_fewer_than_fit(
 
     items = items_of(lengths)[: READ_AHEAD * batch_size]
     assert list(in_batches(items, work, batch_size, lambda item: item[1], batch_tokens=batch_tokens)) == items
+    batches.sort(key=lambda batch: (batch[0][1], batch[0][0]))
     for batch, following in itertools.zip_longest(batches, batches[1:]):
         longest = max(length for _, length in batch)
         assert len(batch) == 1 or len(batch) <= batch_size
@@ -75,7 +78,54 @@ def chunks(items: list[Item], size: int) -> Iterator[list[Item]]:
         yield items[start : start + size]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 32])
+@settings(deadline=None)
+@given(lengths=LENGTHS, batch_size=st.integers(1, 5))
+def test_a_result_waits_for_no_batch_but_those_before_its_turn(lengths: list[int], batch_size: int) -> None:
+    begun: list[Item] = []
+
+    def work(batch: list[Item]) -> list[Item]:
+        begun.append(batch[0])
+        return batch
+
+    items = items_of(lengths)[: READ_AHEAD * batch_size]
+    for turn, _ in enumerate(in_batches(items, work, batch_size, length=lambda item: item[1]), 1):
+        assert len(begun) <= turn
+
+
+def test_a_batch_of_one_is_answered_before_another_is_read() -> None:
+    lines = iter("ab")
+    results = in_batches(lines, list, 1, length=len)
+    assert next(results) == "a"
+    assert list(lines) == ["b"]
+
+
+def test_results_come_while_others_are_at_work() -> None:
+    taken = Event()
+
+    def work(batch: list[int]) -> list[int]:
+        assert batch == [9] or taken.wait(60), "the first result came only with the last"
+        return batch
+
+    results = in_batches([9, 1], work, 1, length=lambda item: item, workers=2)
+    assert next(results) == 9
+    taken.set()
+    assert list(results) == [1]
+
+
+@settings(deadline=None)
+@given(count=st.integers(0, 12), batch_size=st.integers(1, 5), workers=st.integers(1, 2))
+def test_what_was_read_before_an_error_comes_before_it(count: int, batch_size: int, workers: int) -> None:
+    def broken() -> Iterator[int]:
+        yield from range(count)
+        raise TextError("line 13: not UTF-8 text")
+
+    results = in_batches(broken(), list, batch_size, length=lambda item: -item, workers=workers)
+    assert list(itertools.islice(results, count)) == list(range(count))
+    with pytest.raises(TextError, match="line 13"):
+        next(results)
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 32])
 def test_an_endless_input_is_read_a_bounded_way_ahead(batch_size: int) -> None:
     taken: list[int] = []
 

@@ -25,8 +25,8 @@ OPTIONS = st.fixed_dictionaries(
     optional={
         "min_new_tokens": st.integers(0, 3),
         "no_repeat_ngram_size": st.integers(1, 3),
-        "suppress_tokens": st.lists(TOKENS, max_size=3),
-        "bad_words_ids": st.lists(st.lists(TOKENS, min_size=1, max_size=3), max_size=4),
+        "suppress_tokens": st.lists(st.integers(1, SIZE - 1), max_size=3),
+        "bad_words_ids": st.lists(st.lists(st.integers(1, SIZE - 1), min_size=1, max_size=3), max_size=4),
         "eos_token_id": st.sampled_from([(EOS,), (EOS, 8), (7, 8)]),
     },
 )
@@ -47,10 +47,7 @@ def find(seed: int, prefixes: Sequence[Sequence[int]], options: dict[str, Any]) 
 
 
 def senseless(prefixes: list[list[int]], options: dict[str, Any]) -> bool:
-    ends = options.get("eos_token_id", (EOS,))
-    if any(set(prefix) & set(ends) for prefix in prefixes):
-        return True
-    return any(len(words) == 1 and words[0] in ends for words in options.get("bad_words_ids", []))
+    return any(set(prefix) & set(options.get("eos_token_id", (EOS,))) for prefix in prefixes)
 
 
 def nothing_is_left(prefix: Sequence[int], new: Tokens, options: dict[str, Any]) -> bool:
@@ -179,11 +176,15 @@ def test_bad_words_that_nobody_has_begun_cost_nothing(beams: int) -> None:
     [
         ({"suppress_tokens": [9]}, "suppress_tokens must lie in the vocabulary, 0 to 8; got 9"),
         ({"bad_words_ids": [[2, -1]]}, "bad_words_ids must lie in the vocabulary, 0 to 8; got -1"),
-        ({"bad_words_ids": [[EOS]]}, "bad_words_ids must not forbid the end token, 1; min_new_tokens says"),
+        ({"forced_bos_token_id": EOS, "min_new_tokens": 1}, "must not be an end token where min_new_tokens forbids it"),
+        ({"forced_bos_token_id": 2, "bad_words_ids": [[3, 2], [2]]}, "bad_words_ids must not forbid what .*; got 2"),
         ({"bad_words_ids": [[]]}, "bad_words_ids must not hold an empty sequence"),
         ({"eos_token_id": []}, "eos_token_id must name at least one token"),
         ({"eos_token_id": 9}, "eos_token_id must lie in the vocabulary, 0 to 8; got 9"),
-        ({"forced_bos_token_id": 2, "suppress_tokens": [2]}, "token 2 is both forced and suppressed"),
+        (
+            {"forced_bos_token_id": 2, "suppress_tokens": [2]},
+            "suppress_tokens must not forbid what .*; got 2",
+        ),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must not be negative, got -1"),
         ({"repetition_penalty": 0}, "repetition_penalty must be a positive number, got 0"),
         ({"patience": 2.0}, "patience is for beam search; give beams too"),
@@ -225,6 +226,49 @@ def test_whole_numbers_of_any_kind_will_do() -> None:
     few = {"suppress_tokens": np.array([2, 3]), "eos_token_id": np.array([1, 5]), "max_new_tokens": np.int32(4)}
     assert SearchOptions(**few) == SearchOptions(suppress_tokens=(2, 3), eos_token_id=(1, 5), max_new_tokens=4)
     assert SearchOptions(eos_token_id=np.int64(1), max_new_tokens=4) == SearchOptions(eos_token_id=1, max_new_tokens=4)
+
+
+def test_prefixes_may_be_arrays() -> None:
+    options = {"max_new_tokens": 3}
+    assert find(0, [np.array([2, 3]), np.array([4, 5])], options) == find(0, [[2, 3], [4, 5]], options)
+    with pytest.raises(UnsupportedError, match="a prefix says what the first token is"):
+        find(0, [np.array([2, 3])], {**options, "forced_bos_token_id": 3})
+    nothing = [np.array([], np.int64)]
+    assert find(0, nothing, {**options, "forced_bos_token_id": 3})[0][0].tokens[0] == 3
+
+
+def test_none_is_no_constraint() -> None:
+    none: Any = None
+    assert SearchOptions(max_new_tokens=4, suppress_tokens=none, bad_words_ids=none) == SearchOptions(max_new_tokens=4)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("ban", [{"suppress_tokens": [EOS, 8]}, {"bad_words_ids": [[8], [EOS]]}])
+def test_without_an_end_token_a_target_is_as_long_as_may_be(beams: int, ban: dict[str, Any]) -> None:
+    options = {"max_new_tokens": 7, "beams": beams, "eos_token_id": (EOS, 8), **ban}
+    (found,) = search(random_table(SIZE, 0), [[1]], SIZE, **options)
+    assert len(found[0].tokens) == 7
+    assert not {EOS, 8} & set(found[0].tokens)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_so_many_tokens_come_before_the_end_token_may(beams: int) -> None:
+    def ending(source: Tokens, prefix: Tokens) -> Floats:
+        return 9 * (np.arange(SIZE) == EOS).astype(np.float32)
+
+    for least in range(4):
+        (found,) = search(ending, [[1]], SIZE, max_new_tokens=6, min_new_tokens=least, beams=beams)
+        assert (len(found[0].tokens), found[0].tokens[-1]) == (least + 1, EOS)
+
+
+@pytest.mark.parametrize("way", [{}, {"do_sample": True, "seed": 0}])
+def test_a_processor_sees_no_target_that_has_ended(way: dict[str, Any]) -> None:
+    def running(scores: Floats, said: Ints) -> Floats:
+        assert not (said == EOS).any()
+        return scores
+
+    sources = [[number % 2] * (1 + number) for number in range(8)]
+    search(random_table(SIZE, 0, spread=2.0), sources, SIZE, max_new_tokens=12, logits_processor=running, **way)
 
 
 def test_a_prefix_must_leave_room() -> None:

@@ -462,7 +462,7 @@ def test_the_first_token_is_the_start_token(beams: int) -> None:
         ({"beams": 0}, "beams must be at least 1, got 0"),
         ({"beams": -1}, "beams must be at least 1, got -1"),
         ({"nbest": 0}, "nbest must be at least 1, got 0"),
-        ({"beams": 2, "nbest": 3}, "nbest can't exceed beams: 2 beams"),
+        ({"beams": 2, "nbest": 3}, "nbest can't exceed beams, got 3 of 2"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
         ({"length_penalty": math.nan}, "length_penalty must lie in -20 to 20, got nan"),
         ({"length_penalty": math.inf}, "length_penalty must lie in -20 to 20, got inf"),

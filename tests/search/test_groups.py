@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,18 +10,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes import Table, Tokens, coarse_table, random_table
-from tests.search.test_generate import EOS, SEEDS, SOURCES, search
+from tests.fakes import Table, TableRuntime, Tokens, coarse_table, random_table
+from tests.search.test_generate import EOS, SEEDS, SOURCES, config_of, search
 from txport.models.errors import UnsupportedError
-from txport.runtimes.base import log_softmax
+from txport.runtimes.base import Floats, log_softmax
+from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 
 SIZE = 11
+PREFIX = st.lists(st.integers(2, SIZE - 1), max_size=3).map(tuple)
 
 
-def diverse(table: Table, source: Tokens, longest: int, groups: int, width: int, penalty: float) -> list[Found]:
+def few_words(size: int, seed: int) -> Table:
+    """Logits of which most are impossible, so that some beams are dead; one that does not end is always possible."""
+    whole = random_table(size, seed)
+
+    def logits(source: Tokens, prefix: Tokens) -> Floats:
+        drawn = whole(source, prefix)
+        return np.where((drawn > 0.5) | (np.arange(size) == 2), drawn, np.float32(-np.inf))
+
+    return logits
+
+
+def diverse(
+    table: Table, source: Tokens, longest: int, groups: int, width: int, penalty: float, prefix: Tokens = ()
+) -> list[Found]:
     """The finished hypotheses of all groups, best first; a group ends when as many as its beams have ended."""
-    running: list[list[tuple[float, Tokens]]] = [[(0.0, ())] for _ in range(groups)]
+    running: list[list[tuple[float, Tokens]]] = [[(0.0, prefix)] for _ in range(groups)]
     finished: list[list[Found]] = [[] for _ in range(groups)]
     for length in range(1, longest + 1):
         heard: list[int] = []
@@ -28,7 +44,8 @@ def diverse(table: Table, source: Tokens, longest: int, groups: int, width: int,
             candidates = []
             for total, tokens in running[group]:
                 logits = table(source, tokens)[None]
-                for token, log_prob in enumerate(log_softmax(logits, logits)[0]):
+                likely = log_softmax(logits, logits)[0]
+                for token, log_prob in [(token, each) for token, each in enumerate(likely) if each > -np.inf]:
                     lost = np.float32(penalty) * np.float32(heard.count(token))
                     candidates.append((total + float(log_prob - lost), (*tokens, token)))
             candidates = sorted(candidates, key=lambda candidate: -candidate[0])[: 2 * width]
@@ -36,7 +53,7 @@ def diverse(table: Table, source: Tokens, longest: int, groups: int, width: int,
             running[group] = [each for each in candidates if each[1][-1] != EOS][:width]
             heard += [tokens[-1] for _, tokens in running[group]]
             ending += running[group] if length == longest else []
-            finished[group] += [Found(tokens, total / len(tokens)) for total, tokens in ending]
+            finished[group] += [Found(tokens, total / (len(tokens) - len(prefix))) for total, tokens in ending]
             finished[group] = sorted(finished[group], key=lambda found: -found.score)[:width]
             if length == longest or len(finished[group]) == width:
                 running[group] = []
@@ -47,22 +64,47 @@ def diverse(table: Table, source: Tokens, longest: int, groups: int, width: int,
 @given(
     groups=st.integers(2, 4),
     width=st.integers(1, 3),
-    penalty=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
+    penalty=st.sampled_from([0.3, 1.0, 5.0]),
     longest=st.integers(1, 6),
     seed=SEEDS,
     sources=SOURCES,
-    spread=st.sampled_from([0.5, 2.0]),
+    tables=st.sampled_from([few_words, random_table]),
+    data=st.data(),
 )
 def test_groups_follow_the_rules_of_diverse_beam_search(
-    groups: int, width: int, penalty: float, longest: int, seed: int, sources: list[list[int]], spread: float
+    groups: int,
+    width: int,
+    penalty: float,
+    longest: int,
+    seed: int,
+    sources: list[list[int]],
+    tables: Callable[[int, int], Table],
+    data: Any,
 ) -> None:
-    table, beams = random_table(SIZE, seed, spread=spread), groups * width
-    options: dict[str, Any] = {"beams": beams, "nbest": beams, "early_stopping": True, "max_new_tokens": longest}
-    found = search(table, sources, SIZE, **options, beam_groups=groups, diversity_penalty=penalty)
-    for source, each in zip(sources, found, strict=True):
-        expected = diverse(table, tuple(source), longest, groups, width, penalty)
+    table, beams = tables(SIZE, seed), groups * width
+    prefixes = data.draw(st.lists(PREFIX, min_size=len(sources), max_size=len(sources)))
+    options = SearchOptions(
+        beams=beams,
+        nbest=beams,
+        early_stopping=True,
+        max_new_tokens=longest,
+        beam_groups=groups,
+        diversity_penalty=penalty,
+    )
+    found = generate(TableRuntime(table), sources, config_of(SIZE), options, prefixes)
+    for source, prefix, each in zip(sources, prefixes, found, strict=True):
+        expected = diverse(table, tuple(source), longest, groups, width, penalty, prefix)
         assert [one.tokens for one in each] == [one.tokens for one in expected]
         assert [one.score for one in each] == pytest.approx([one.score for one in expected], abs=1e-5)
+
+
+@settings(max_examples=40)
+@given(seed=SEEDS, sources=SOURCES, penalty=st.sampled_from([0.5, 5.0]))
+def test_a_forced_token_costs_no_group_anything(seed: int, sources: list[list[int]], penalty: float) -> None:
+    table = random_table(SIZE, seed)
+    options: dict[str, Any] = {"beams": 4, "nbest": 4, "max_new_tokens": 3, "beam_groups": 2}
+    for each in search(table, sources, SIZE, **options, diversity_penalty=penalty, forced_bos_token_id=4):
+        assert [(one.tokens[0], one.token_scores[0]) for one in each] == [(4, 0.0)] * 4
 
 
 @settings(max_examples=30)
@@ -90,6 +132,7 @@ def test_groups_in_a_batch_find_what_they_find_alone(
     [
         ({"beams": 4, "beam_groups": 3}, "beam_groups must be as many as beams can be parted into, got 3 for 4"),
         ({"beams": 4, "diversity_penalty": 1.0}, "diversity_penalty is for beam_groups; give these too"),
+        ({"beams": 4, "beam_groups": 2}, "beam_groups find the same without a diversity_penalty; give one above 0"),
         ({"beams": 4, "beam_groups": 2, "diversity_penalty": -1.0}, "diversity_penalty must be a number from 0 on"),
         ({"beam_groups": 2}, "beam_groups must be as many as beams can be parted into, got 2 for 1"),
         ({"beams": 2, "beam_groups": 0}, "beam_groups must be at least 1, got 0"),

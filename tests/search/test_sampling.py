@@ -14,9 +14,11 @@ from tests.fakes import TableRuntime, random_table
 from tests.search.test_constraints import unchanged
 from tests.search.test_generate import EOS, SEEDS, SOURCES, config_of, search, sum_of
 from txport.models.errors import UnsupportedError
+from txport.runtimes.base import Doubles, Floats, Ints
+from txport.search import generate as generate_module
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
-from txport.search.sampling import draw
+from txport.search.sampling import draw, nucleus
 
 SIZE = 8
 WARPS = st.fixed_dictionaries(
@@ -79,18 +81,55 @@ def test_where_nothing_is_left_to_chance_it_is_greedy(
     [
         ({}, [0.5, 0.25, 0.15, 0.1]),
         ({"temperature": 0.5}, [0.7246, 0.1812, 0.0652, 0.029]),
-        ({"top_k": 2}, [2 / 3, 1 / 3, 0, 0]),
         ({"top_p": 0.6}, [2 / 3, 1 / 3, 0, 0]),
         ({"top_p": 0.5}, [1, 0, 0, 0]),
         ({"min_p": 0.25}, [0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0]),
     ],
 )
 def test_tokens_come_as_often_as_they_are_likely(options: dict[str, Any], expected: list[float]) -> None:
-    count = 20_000
-    scores = np.tile(np.log([0.5, 0.25, 0.15, 0.1]).astype(np.float32), (count, 1))
+    count, order = 20_000, [2, 0, 3, 1]
+    scores = np.tile(np.log([0.5, 0.25, 0.15, 0.1]).astype(np.float32)[order], (count, 1))
     chosen = SearchOptions(max_new_tokens=1, do_sample=True, **options)
     places = draw(scores, chosen, np.random.default_rng(0).random(count))
-    np.testing.assert_allclose(np.bincount(places, minlength=4) / count, expected, atol=0.012)
+    often = np.bincount(places, minlength=4) / count
+    np.testing.assert_allclose(often, np.array(expected)[order], atol=0.012)
+
+
+@settings(deadline=None)
+@given(
+    weights=st.lists(st.lists(st.integers(0, 5), min_size=6, max_size=6), min_size=1, max_size=4),
+    share=st.sampled_from([1e-6, 0.1, 0.35, 0.5, 0.77, 0.999]),
+)
+def test_a_nucleus_is_the_fewest_that_are_together_so_likely(weights: list[list[int]], share: float) -> None:
+    for row, kept in zip(weights, nucleus(np.array(weights, float), share).tolist(), strict=True):
+        expected, reached = [0.0] * len(row), 0
+        for place in sorted(range(len(row)), key=lambda place: -row[place]):  # of equals, the first come first
+            if reached < share * sum(row):
+                expected[place] = float(row[place])
+            reached += row[place]
+        assert kept == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.9}])
+def test_no_heat_makes_a_forbidden_token_possible(options: dict[str, Any]) -> None:
+    few = {"do_sample": True, "nbest": 20, "temperature": 1e35, "suppress_tokens": [1, 2, 3, 4], **options}
+    (found,) = search(random_table(SIZE, 0), [[1]], SIZE, max_new_tokens=8, **few)
+    assert {token for each in found for token in each.tokens} <= {0, 5, 6, 7}
+
+
+@pytest.mark.parametrize(("options", "count"), [({"top_k": 3}, 3), ({}, SIZE), ({"top_p": 0.5}, SIZE)])
+def test_all_scores_are_ordered_no_further_than_is_drawn_from(
+    options: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths = []
+
+    def counted(values: Floats, options: SearchOptions, chances: Doubles) -> Ints:
+        widths.append(values.shape[1])
+        return draw(values, options, chances)
+
+    monkeypatch.setattr(generate_module, "draw", counted)
+    search(random_table(SIZE, 0), [[1]], SIZE, max_new_tokens=1, do_sample=True, repetition_penalty=1.2, **options)
+    assert widths == [count]
 
 
 def test_without_a_seed_two_runs_differ() -> None:
@@ -110,7 +149,7 @@ def test_samples_of_one_source_differ() -> None:
         ({"temperature": 2.0}, "temperature is for sampling; give do_sample too"),
         ({"seed": 1}, "seed is for sampling"),
         ({"top_k": 3}, "top_k is for sampling"),
-        ({"do_sample": True, "beams": 2}, "sampling has no beams; choose do_sample or beams"),
+        ({"do_sample": True, "beams": 2}, "do_sample and beams exclude each other; give one of them"),
         ({"do_sample": True, "temperature": 0.0}, "temperature must be a positive number, got 0.0"),
         ({"do_sample": True, "top_p": 0.0}, "top_p must lie above 0 and up to 1, got 0.0"),
         ({"do_sample": True, "min_p": 1.5}, "min_p must lie in 0 to 1, got 1.5"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
 from typing import TypeVar
 
@@ -24,19 +24,46 @@ def in_batches(
 ) -> Iterator[Result]:
     """Apply `work` to batches of items of similar length, `workers` at once; results come in the order of the items.
 
+    Each comes as soon as all before it are there; an error of `items` comes after the results of all that was read.
+
     A batch has at most `batch_size` items, and at most `batch_tokens` tokens, padding counted, unless it is one item.
     If it is `continuous`, `work` itself takes so many at a time, and each worker gets its share of all that was read.
     """
     iterator = iter(items)
-    while window := list(islice(iterator, READ_AHEAD * batch_size)):
+    ahead = 1 if batch_size == workers == 1 else READ_AHEAD * batch_size  # one alone has nothing to be sorted with
+    while True:
+        window, problem = _read(iterator, ahead)
         lengths = [length(item) for item in window]
         order = sorted(range(len(window)), key=lengths.__getitem__)
         shares = [order[start::workers] for start in range(min(workers, len(order)))]
         batches = shares if continuous else list(_split(order, lengths, batch_size, batch_tokens))
-        results: dict[int, Result] = {}
-        for batch, done in zip(batches, _each(work, window, batches, workers), strict=True):
-            results.update(zip(batch, done, strict=True))
-        yield from (results[index] for index in range(len(window)))
+        yield from _in_turn(_each(work, window, batches, workers))
+        if problem:
+            raise problem
+        if not window:
+            return
+
+
+def _read(iterator: Iterator[Item], count: int) -> tuple[list[Item], Exception | None]:
+    """So many items, or fewer, and what went wrong with the one after them: these are good all the same."""
+    window: list[Item] = []
+    try:
+        for item in islice(iterator, count):
+            window.append(item)  # noqa: PERF402 - those before an error are kept
+    except Exception as error:
+        return window, error
+    return window, None
+
+
+def _in_turn(done: Iterable[tuple[list[int], list[Result]]]) -> Iterator[Result]:
+    """The results of batches, as they come, in the order of the items: each as soon as all before it are there."""
+    waiting: dict[int, Result] = {}
+    turn = 0
+    for batch, results in done:
+        waiting.update(zip(batch, results, strict=True))
+        while turn in waiting:
+            yield waiting.pop(turn)
+            turn += 1
 
 
 def _split(order: list[int], lengths: list[int], batch_size: int, batch_tokens: int | None) -> Iterator[list[int]]:
@@ -54,15 +81,19 @@ def _split(order: list[int], lengths: list[int], batch_size: int, batch_tokens: 
 
 def _each(
     work: Callable[[list[Item]], list[Result]], window: list[Item], batches: list[list[int]], workers: int
-) -> Iterator[list[Result]]:
-    """What comes of each batch; the longest, which come last, start first where several work at once."""
-    picked = [[window[index] for index in batch] for batch in batches]
+) -> Iterator[tuple[list[int], list[Result]]]:
+    """What comes of each batch, as it comes.
+
+    One worker begins with the batch whose item came first; of several, each takes the longest that is left, so that
+    none is long at work when the others are done.
+    """
+    picked = [(batch, [window[index] for index in batch]) for batch in batches]
     if workers == 1:
-        yield from map(work, picked)
+        yield from ((batch, work(items)) for batch, items in sorted(picked, key=lambda pair: min(pair[0])))
         return
     with ThreadPoolExecutor(workers) as executor:
-        futures = [executor.submit(work, batch) for batch in reversed(picked)]
+        futures = {executor.submit(work, items): batch for batch, items in reversed(picked)}
         try:
-            yield from (future.result() for future in reversed(futures))
+            yield from ((futures[future], future.result()) for future in as_completed(futures))
         finally:
             executor.shutdown(cancel_futures=True)

@@ -162,7 +162,7 @@ class Beams:
 
     def _looked(self, source: int, rows: Ints) -> Alignment:
         """Where the tokens of one target looked, said by these beams."""
-        if self._options.alignment is None:
+        if self._options.alignment is None or not len(rows):
             return ()
         looks = np.stack([looks[source, row] for looks, row in zip(self._looks, rows.tolist(), strict=False)])
         return alignment(looks, int(self._source_lengths[source]), self._options.alignment)
@@ -192,7 +192,8 @@ class Beams:
             self._compete(sources, beams, scores, np.full(sums.shape, NO_END), np.zeros(sums.shape), 2)
 
     def _record(self, step: Turn) -> None:
-        self.spoken[:], self.spoken[self._running] = NO_END, step.tokens
+        self.spoken[:] = NO_END
+        self.spoken[self._running] = np.where(self._sums == -np.inf, NO_END, step.tokens)  # the dead say nothing
         whole = step.map(lambda part: np.zeros((len(self._prefix_lengths), part.shape[1]), part.dtype))
         for kept, part in zip(whole, step, strict=True):
             kept[self._running] = part

@@ -7,6 +7,7 @@ scores in other ways needs all of them. Shape comments: R rows, T tokens so far,
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -19,6 +20,18 @@ from txport.search.asks import Ask, Step
 from txport.search.options import SearchOptions
 
 NOTHING = -1  # in place of a token
+
+
+class Candidates(NamedTuple):
+    """Tokens that may come next: the scores by which to choose, what each adds to its target's, and ids: (R, C) each.
+
+    Beside them the attention of the step, if it was asked for.
+    """
+
+    values: Floats
+    shares: Floats
+    ids: Ints
+    attention: Floats | None
 
 
 class Constraints:
@@ -40,20 +53,21 @@ class Constraints:
         return self._options.repetition_penalty != 1 or self._options.logits_processor is not None
 
     def best(
-        self, said: Ints, sources: Ints, count: int, *, log: bool
-    ) -> Generator[Ask, Scores | None, tuple[Floats, Ints, Floats | None]]:
-        """Ask for a step, and choose the `count` best tokens that may follow; -> values and ids (R, C), and attention.
+        self, said: Ints, sources: Ints, count: int | None, *, log: bool
+    ) -> Generator[Ask, Scores | None, Candidates]:
+        """Ask for a step; -> the `count` best tokens that may follow, best first, or all in the vocabulary's order.
 
         `said` (R, T) are the tokens of each row so far, the start token first, `sources` (R,) the source of each row.
-        With `log`, processors see log-probabilities; values are these too, unless no scores are wanted.
+        With `log`, processors see log-probabilities, and what they make of these is what a token adds to a score.
         """
         normalise, aligns = log or self._options.scores, self._options.aligns
         banned, forced = self._banned(said, sources), self._forced(said.shape[1], sources)
-        if self.changes_scores:
+        if self.changes_scores or count is None:
             found = yield Step(said[:, -1], None, True, aligns)
             assert found is not None
-            values, ids = self._choose(found.values, said, sources, banned, forced, count, log=log, normalise=normalise)
-            return values, ids, found.attention
+            log_probs = log_softmax(found.values, found.values) if normalise else found.values
+            changed = self._change((log_probs if log else found.values).copy(), said, sources, banned, forced)
+            return _choose(changed, None if log else log_probs, forced, count, found.attention)
         spare = 1 << (banned.shape[1] - 1).bit_length() if banned.shape[1] else 0  # few different counts to bind
         found = yield Step(said[:, -1], count + spare, normalise, aligns)
         assert found is not None
@@ -63,35 +77,7 @@ class Constraints:
             values, ids = _without(values, ids, banned, count)
         if (rows := np.flatnonzero(forced != NOTHING)).size:
             values[rows], values[rows, 0], ids[rows, 0] = -np.inf, 0.0, forced[rows]
-        return values, ids, found.attention
-
-    def _choose(
-        self,
-        logits: Floats,
-        said: Ints,
-        sources: Ints,
-        banned: Ints,
-        forced: Ints,
-        count: int,
-        *,
-        log: bool,
-        normalise: bool,
-    ) -> tuple[Floats, Ints]:
-        """Of all scores, changed: the best."""
-        log_probs = log_softmax(logits, logits) if normalise else logits
-        changed = self._change(log_probs.copy() if log else logits.copy(), said, sources, banned, forced)
-        found = scores(changed, count, normalise=False)
-        assert found.ids is not None
-        if log:
-            return found.values, found.ids
-        own = np.take_along_axis(log_probs, found.ids, axis=1)
-        own[forced != NOTHING] = 0.0
-        return np.where(found.values == -np.inf, -np.inf, own), found.ids
-
-    def change(self, logits: Floats, said: Ints, sources: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-        """All logits (R, V), as far as they may be said, and whether a row is forced: (R,)."""
-        forced = self._forced(said.shape[1], sources)
-        return self._change(logits.copy(), said, sources, self._banned(said, sources), forced), forced != NOTHING
+        return Candidates(values, values, ids, found.attention)
 
     def _change(self, values: Floats, said: Ints, sources: Ints, banned: Ints, forced: Ints) -> Floats:
         rows = np.arange(len(values))[:, None]
@@ -143,6 +129,23 @@ def _pad(prefixes: Sequence[Sequence[int]]) -> Ints:
     for row, prefix in zip(padded, prefixes, strict=True):
         row[: len(prefix)] = prefix
     return padded
+
+
+def _choose(
+    changed: Floats, own: Floats | None, forced: Ints, count: int | None, attention: Floats | None
+) -> Candidates:
+    """Of all scores (R, V), changed: the best, or all; they add what they are by themselves, where that is given."""
+    if count is None:
+        ids: Ints = np.broadcast_to(np.arange(changed.shape[1]), changed.shape)
+    else:
+        best = scores(changed, count, normalise=False)
+        assert best.ids is not None
+        changed, ids = best.values, best.ids
+    if own is None:
+        return Candidates(changed, changed, ids, attention)
+    own = own if count is None else np.take_along_axis(own, ids, axis=1)
+    shares = np.where((forced != NOTHING)[:, None], np.float32(0), own)
+    return Candidates(changed, np.where(changed == -np.inf, np.float32(-np.inf), shares), ids, attention)
 
 
 def _without(values: Floats, ids: Ints, banned: Ints, count: int) -> tuple[Floats, Ints]:

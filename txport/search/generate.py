@@ -11,9 +11,9 @@ import numpy as np
 
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
-from txport.runtimes.base import Doubles, Floats, Ints, Runtime, Scores, State, log_softmax, scores
+from txport.runtimes.base import Ints, Runtime, State
 from txport.search.alignment import fit
-from txport.search.asks import Ask, Certain, Search, Select, Step, Tell
+from txport.search.asks import Certain, Search, Select, Step, Tell
 from txport.search.beams import Beams
 from txport.search.constraints import Constraints
 from txport.search.groups import Groups
@@ -75,17 +75,15 @@ def plan(
 ) -> Search:
     """The search of one batch, as it asks for steps; `UnsupportedError` for what this model can't do.
 
-    Rows leave `at_once` when they have ended, or some time later, if others have to move.
+    Rows leave `at_once` when they have ended, or some time later, if others have to move; but a processor of one's
+    own is never shown those that have ended.
     """
-    options.require_fit(config)
-    require_prefixes(prefixes, config, options)
-    if (longest := longest_target(options, prefixes)) > config.max_length:
-        limit = f"the model's longest sequence, {config.max_length}"
-        raise UnsupportedError(f"a prefix and max_new_tokens must not exceed {limit}; got {longest}")
+    require_fit(prefixes, config, options)
     constraints = Constraints(options, config, prefixes)
     lengths = np.array([len(source) for source in sources], np.int64)
     if options.beams > 1:
         return by_beams(lengths, config, options, constraints)
+    at_once = at_once or options.logits_processor is not None
     return by_rows(lengths, config, options, constraints, at_once=at_once)
 
 
@@ -94,9 +92,11 @@ def longest_target(options: SearchOptions, prefixes: Ids) -> int:
     return max(map(len, prefixes), default=0) + options.max_new_tokens
 
 
-def require_prefixes(prefixes: Ids, config: TransformerConfig, options: SearchOptions) -> None:
-    """Raise `UnsupportedError` for prefixes that no target can begin with."""
-    if options.forced_bos_token_id is not None and any(prefixes):
+def require_fit(prefixes: Ids, config: TransformerConfig, options: SearchOptions) -> None:
+    """Raise `UnsupportedError` for options and prefixes with which this model can't begin a target."""
+    longest = max(map(len, prefixes), default=0)
+    options.require_fit(config, longest)
+    if options.forced_bos_token_id is not None and longest:
         raise UnsupportedError("a prefix says what the first token is; forced_bos_token_id must not")
     for token in {token for prefix in prefixes for token in prefix}:
         if not 0 <= token < config.target_vocab_size:
@@ -123,38 +123,18 @@ def by_rows(
     if rows.samples > 1:
         yield Select(rows.sources)
     chances = throw(options, len(lengths)) if options.do_sample else None
+    count = (options.top_k or None) if options.do_sample else 1
     while True:
-        chance = None if chances is None else rows.pick(chances)
-        tokens, log_probs, looks = yield from _choose(rows.said, rows.sources, options, constraints, chance)
-        kept = rows.advance(tokens, log_probs, fit(looks, int(lengths.max())))
+        found = yield from constraints.best(rows.said, rows.sources, count, log=False)
+        at = np.arange(len(found.ids))
+        place = 0 if chances is None else draw(found.values, options, rows.pick(chances))
+        tokens = found.ids[at, place]
+        kept = rows.advance(tokens, found.shares[at, place], fit(found.attention, int(lengths.max())))
         yield Tell(rows.certain)
         if not len(kept):
             return rows.found()
         if len(kept) < len(tokens):
             yield Select(kept)
-
-
-def _choose(
-    said: Ints, sources: Ints, options: SearchOptions, constraints: Constraints, chances: Doubles | None
-) -> Generator[Ask, Scores | None, tuple[Ints, Floats, Floats | None]]:
-    """The next token of each row, its log-probability (any number where no scores are wanted), and its attention."""
-    rows = np.arange(len(said))
-    if chances is None or (options.top_k and not constraints.changes_scores):
-        count = options.top_k or 1
-        values, ids, looks = yield from constraints.best(said, sources, count, log=False)
-        place = np.zeros(len(said), np.int64) if chances is None else draw(values, options, chances)
-        return ids[rows, place], values[rows, place], looks
-    found = yield Step(said[:, -1], None, True, options.aligns)
-    assert found is not None
-    changed, forced = constraints.change(found.values, said, sources)
-    ranked = scores(changed, changed.shape[1], normalise=False)
-    assert ranked.ids is not None
-    tokens = ranked.ids[rows, draw(ranked.values, options, chances)]
-    log_probs = found.values[rows, tokens]
-    if options.scores:
-        log_probs = log_softmax(found.values, log_probs[:, None])[:, 0]
-    log_probs = np.where(forced, np.float32(0), log_probs)
-    return tokens, np.where(ranked.values[:, 0] == -np.inf, ranked.values[:, 0], log_probs), found.attention
 
 
 def by_beams(lengths: Ints, config: TransformerConfig, options: SearchOptions, constraints: Constraints) -> Search:
@@ -165,8 +145,8 @@ def by_beams(lengths: Ints, config: TransformerConfig, options: SearchOptions, c
         yield Select(beams.sources)
     said = np.full((len(beams.sources), 1), config.bos_id)  # (R, T)
     while True:
-        values, ids, looks = yield from constraints.best(said, beams.sources, beams.wanted, log=True)
-        rows = beams.advance(values, ids, fit(looks, int(lengths.max())))
+        found = yield from constraints.best(said, beams.sources, beams.wanted, log=True)
+        rows = beams.advance(found.values, found.ids, fit(found.attention, int(lengths.max())))
         yield Tell(beams.certain)
         if not len(rows):
             return beams.best()

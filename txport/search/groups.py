@@ -21,6 +21,9 @@ class Groups:
     def __init__(self, lengths: Ints, prefix_lengths: Ints, options: SearchOptions, ends: tuple[int, ...]) -> None:
         self._options, self._count = options, len(lengths)
         self._groups = [Beams(lengths, prefix_lengths, options, ends) for _ in range(options.beam_groups)]
+        first = 0 if options.forced_bos_token_id is None else 1
+        self._forced = np.maximum(prefix_lengths, first)  # how many tokens are given: (B,)
+        self._length = 0
 
     @property
     def sources(self) -> Ints:
@@ -40,12 +43,14 @@ class Groups:
     def advance(self, log_probs: Floats, ids: Ints, looks: Floats | None) -> Ints:
         """Candidates (R, C) of every row -> which row each of the rows that go on comes from."""
         heard = np.full((self._count, 0), NOTHING)  # (B, H)
+        is_forced = (self._length < self._forced)[:, None]  # what all have to say costs nobody anything
+        self._length += 1
         start, going = 0, [np.empty(0, np.int64)]
         for group in (group for group in self._groups if len(group.sources)):
             part = slice(start, start + len(group.sources))
             values, tokens = self._penalise(log_probs[part], ids[part], heard[group.sources], group.wanted)
             going.append(start + group.advance(values, tokens, None if looks is None else looks[part]))
-            heard = np.column_stack([heard, group.spoken])
+            heard = np.column_stack([heard, np.where(is_forced, NOTHING, group.spoken)])
             start = part.stop
         return np.concatenate(going)
 

@@ -44,7 +44,7 @@ class SearchOptions:
     sampling do not normalise, and scores are NaN.
 
     `logits_processor` maps scores (R, V) and the tokens so far (R, T), the start token first, to new scores:
-    log-probabilities in beam search, logits otherwise.
+    log-probabilities in beam search, logits otherwise. Several workers call it from several threads.
     """
 
     max_new_tokens: int
@@ -76,11 +76,9 @@ class SearchOptions:
     def __post_init__(self) -> None:
         for name in WHOLE:
             object.__setattr__(self, name, _whole(name, getattr(self, name)))
-        object.__setattr__(
-            self, "suppress_tokens", tuple(_whole("suppress_tokens", each) for each in self.suppress_tokens)
-        )
-        words = tuple(tuple(_whole("bad_words_ids", each) for each in words) for words in self.bad_words_ids)
-        object.__setattr__(self, "bad_words_ids", words)
+        object.__setattr__(self, "suppress_tokens", _tokens("suppress_tokens", self.suppress_tokens))
+        words = () if self.bad_words_ids is None else self.bad_words_ids
+        object.__setattr__(self, "bad_words_ids", tuple(_tokens("bad_words_ids", each) for each in words))
         if self.eos_token_id is not None:
             ends = np.atleast_1d(np.asarray(self.eos_token_id, object))
             object.__setattr__(self, "eos_token_id", tuple(_whole("eos_token_id", each) for each in ends))
@@ -102,11 +100,12 @@ class SearchOptions:
         """The tokens that end a target."""
         return (config.eos_id,) if self.eos_token_id is None else tuple(self.eos_token_id)  # type: ignore[arg-type]
 
-    def require_fit(self, config: TransformerConfig) -> None:
-        """Raise `UnsupportedError` for options that this model can't take."""
-        if self.max_new_tokens > config.max_length:
+    def require_fit(self, config: TransformerConfig, prefix: int = 0) -> None:
+        """Raise `UnsupportedError` for options that this model can't take, with a prefix of so many tokens."""
+        if (longest := prefix + self.max_new_tokens) > config.max_length:
+            what = "a prefix and max_new_tokens" if prefix else "max_new_tokens"
             limit = f"the model's longest sequence, {config.max_length}"
-            raise UnsupportedError(f"max_new_tokens must not exceed {limit}; got {self.max_new_tokens}")
+            raise UnsupportedError(f"{what} must not exceed {limit}; got {longest}")
         forced = () if self.forced_bos_token_id is None else (self.forced_bos_token_id,)
         named: dict[str, Iterable[int]] = {
             "suppress_tokens": self.suppress_tokens,
@@ -119,10 +118,9 @@ class SearchOptions:
                 if not 0 <= token < config.target_vocab_size:
                     limit = f"0 to {config.target_vocab_size - 1}"
                     raise UnsupportedError(f"{name} must lie in the vocabulary, {limit}; got {token}")
-        endless = [words for words in self.bad_words_ids if len(words) == 1 and words[0] in self.ends(config)]
-        if endless:
-            mend = "min_new_tokens says how long there must be none"
-            raise UnsupportedError(f"bad_words_ids must not forbid the end token, {endless[0][0]}; {mend}")
+        if self.min_new_tokens and self.forced_bos_token_id in self.ends(config):
+            fault = "forced_bos_token_id must not be an end token where min_new_tokens forbids it"
+            raise UnsupportedError(f"{fault}; got {self.forced_bos_token_id}")
 
 
 def _whole(name: str, value: Any) -> int | None:
@@ -131,6 +129,11 @@ def _whole(name: str, value: Any) -> int | None:
         return None if value is None and name in OPTIONAL else operator.index(value)
     except TypeError:
         raise UnsupportedError(f"{name} must be a whole number, got {value!r}") from None
+
+
+def _tokens(name: str, values: Any) -> tuple[int | None, ...]:
+    """Tokens of any kind of sequence, as ints; None is none, as in Hugging Face."""
+    return () if values is None else tuple(_whole(name, each) for each in values)
 
 
 def _problems(options: SearchOptions) -> Iterable[str]:
@@ -142,9 +145,9 @@ def _problems(options: SearchOptions) -> Iterable[str]:
         for name in sorted(changed & {"temperature", "top_k", "top_p", "min_p", "seed"}):
             yield f"{name} is for sampling; give do_sample too"
         if options.nbest > options.beams:
-            yield f"nbest can't exceed beams: {options.beams} beams end in at most that many hypotheses"
+            yield f"nbest can't exceed beams, got {options.nbest} of {options.beams}"
     elif options.beams > 1:
-        yield "sampling has no beams; choose do_sample or beams"
+        yield "do_sample and beams exclude each other; give one of them"
     if options.beams == 1:
         for name in sorted(changed & {"early_stopping", "patience", "coverage_penalty"}):
             yield f"{name} is for beam search; give beams too"
@@ -156,10 +159,19 @@ def _problems(options: SearchOptions) -> Iterable[str]:
         yield f"beam_groups must be as many as beams can be parted into, got {options.beam_groups} for {options.beams}"
     if options.beam_groups == 1 and options.diversity_penalty:
         yield "diversity_penalty is for beam_groups; give these too"
+    if options.beam_groups > 1 and not options.diversity_penalty:
+        yield "beam_groups find the same without a diversity_penalty; give one above 0"
     if not options.scores and options.length_penalty != 1:
         yield "length_penalty is for scores; there are to be none"
-    if options.forced_bos_token_id is not None and options.forced_bos_token_id in options.suppress_tokens:
-        yield f"token {options.forced_bos_token_id} is both forced and suppressed"
+    forbidden = {"suppress_tokens": options.suppress_tokens, "bad_words_ids": _single(options.bad_words_ids)}
+    for name, tokens in forbidden.items():
+        if options.forced_bos_token_id in tokens:
+            yield f"{name} must not forbid what forced_bos_token_id says; got {options.forced_bos_token_id}"
+
+
+def _single(sequences: Sequence[Sequence[int]]) -> list[int]:
+    """The tokens that are a sequence by themselves."""
+    return [words[0] for words in sequences if len(words) == 1]
 
 
 def _out_of_range(options: SearchOptions) -> Iterable[str]:

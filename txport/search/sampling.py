@@ -1,6 +1,6 @@
 """Drawing the next token from what the model says: temperature, top-k, top-p, min-p, and a seed.
 
-Shape comments: R rows, C candidates a row, best first.
+Shape comments: R rows, C candidates a row.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 from txport.runtimes.base import Doubles, Floats, Ints
 from txport.search.options import SearchOptions
 
-IMPOSSIBLE = -1e30
+LEAST = np.finfo(np.float64).min
 
 
 def throw(options: SearchOptions, sources: int) -> Doubles:
@@ -26,16 +26,31 @@ def throw(options: SearchOptions, sources: int) -> Doubles:
 
 
 def draw(values: Floats, options: SearchOptions, chances: Doubles) -> Ints:
-    """Scores (R, C) in falling order, and a number in 0 to 1 for each row -> the place that is drawn: (R,)."""
-    scores = np.maximum(values.astype(np.float64), IMPOSSIBLE) / options.temperature  # all may be -inf
-    if options.top_k:
-        scores[:, options.top_k :] = -np.inf
-    weights = np.exp(scores - scores[:, :1])
-    before = np.cumsum(weights, axis=1) - weights  # of all that are likelier
+    """Scores (R, C) in any order, and a number in 0 to 1 for each row -> the place that is drawn: (R,)."""
+    scores = values.astype(np.float64) / options.temperature
+    weights = np.exp(scores - np.maximum(scores.max(axis=1, keepdims=True), LEAST))  # all may be -inf
     if options.top_p < 1:
-        weights[before >= options.top_p * weights.sum(axis=1, keepdims=True)] = 0
-    weights[weights < options.min_p] = 0  # the best weighs 1
+        weights = nucleus(weights, options.top_p)
+    if options.min_p:
+        weights[weights < options.min_p] = 0  # the best weighs 1
     reached = np.cumsum(weights, axis=1)
     goal = chances[:, None] * reached[:, -1:]
     places: Ints = (reached > goal).argmax(axis=1)
     return places
+
+
+def nucleus(weights: Doubles, share: float) -> Doubles:
+    """Weights (R, C), of which only the fewest stay that are together at least such a share of all.
+
+    The rest weighs at most 1 - share of all, and so does whatever weighs less than the mean of that: it needs no order.
+    """
+    total = weights.sum(axis=1, keepdims=True)
+    least = (1 - share) * total / weights.shape[1]
+    count = max(1, int((weights > least).sum(axis=1).max()))
+    ids = np.sort(np.argpartition(-weights, count - 1, axis=1)[:, :count], axis=1)  # of equals, the first come first
+    ids = np.take_along_axis(ids, np.argsort(-np.take_along_axis(weights, ids, axis=1), axis=1, kind="stable"), axis=1)
+    best = np.take_along_axis(weights, ids, axis=1)
+    before = np.cumsum(best, axis=1) - best  # of all that are likelier
+    kept = np.zeros_like(weights)
+    np.put_along_axis(kept, ids, np.where((before < share * total) & (best > least), best, 0), axis=1)
+    return kept
