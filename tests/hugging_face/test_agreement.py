@@ -48,11 +48,14 @@ def draw(rng: random.Random) -> Drawn:
         "eos_token_id": (EOS, *rng.sample(OTHERS, rng.randint(1, 2))),
     }
     drawn.update({name: value for name, value in offers.items() if rng.random() < 0.4})
-    if drawn.get("forced_bos_token_id") in drawn.get("suppress_tokens", ()):
-        del drawn["forced_bos_token_id"]
     ends = drawn.get("eos_token_id", (EOS,))
     words = tuple(each for each in drawn.pop("bad_words_ids", ()) if len(each) > 1 or each[0] not in ends)
-    return {**drawn, "bad_words_ids": words} if words else drawn
+    drawn = {**drawn, "bad_words_ids": words} if words else drawn
+    forbidden = {*drawn.get("suppress_tokens", ()), *(each[0] for each in words if len(each) == 1)}
+    forbidden.update(ends if drawn.get("min_new_tokens") else ())
+    if drawn.get("forced_bos_token_id") in forbidden:  # which we refuse
+        del drawn["forced_bos_token_id"]
+    return drawn
 
 
 def theirs(model: Any, sources: list[list[int]], drawn: Drawn) -> tuple[list[list[tuple[int, ...]]], np.ndarray | None]:
