@@ -451,6 +451,7 @@ def parity(
     """
     from txport import api, release, runtimes, tables
     from txport.locate import checkpoint_of, find_bundle
+    from txport.proof import reports
     from txport.runtimes.providers import short_name
 
     if quality_texts and not quality:
@@ -471,7 +472,10 @@ def parity(
     except ParityError as error:  # a graph does not run; CI looks for its files all the same
         _write_broken(str(error), time.perf_counter() - started, report, junit, markdown)
         if bisect:
-            tables.show_culprit(release.bisect(found, source, seed=seed, cases=cases))
+            culprit = release.bisect(found, source, seed=seed, cases=cases)
+            tables.show_culprit(culprit)
+            if report:
+                _write_json(report, {**reports.broken(str(error)), "culprit": culprit and culprit.to_dict()})
         raise
     seconds = time.perf_counter() - started
     if bisect:

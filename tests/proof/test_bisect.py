@@ -455,6 +455,27 @@ def test_a_fault_of_a_percent_is_found_under_the_noise_of_8_bits(
     assert (culprit.where, culprit.kind) == ("decoder layer 1, self-attention", "scale")
 
 
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_quantised_weight_that_is_off_by_few_steps_is_named(
+    precision: str, quantised: dict[str, Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    """Two steps in 8 bits; eight in 4, where rounding alone may cut two."""
+    name = "decoder.1.cross_attention.query.weight"
+    bundle = quantised[precision]
+    stored = f"{name}.{bundle.manifest.quantization[name].replace(' ', '-')}"
+
+    def step(array: Array) -> Array:
+        array.flat[3] ^= 0x88 if precision == "int4" else 2
+        return array
+
+    copy = Path(shutil.copytree(bundle.path, tmp_path / "bundle"))
+    altered = edit_graph(copy, STEP, weight(stored, step))
+    assert not passes(altered, checkpoints["pre"])
+    culprit = bisect(altered, checkpoints["pre"])
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == ("decoder layer 1, cross-attention, query", "weight")
+
+
 def coarse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter that takes steps for one matrix that are eight times as long as they need be."""
     store, quantize = quantizer._store, quantizer.quantize

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from txport.exporters.quantize import read_bits
 from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import Checkpoint
@@ -33,9 +34,9 @@ from txport.proof.probe import Finding, Observation, Probe, find, observations, 
 from txport.proof.walks import Reference
 from txport.proof.weights import WEIGHTED
 
-CUT = (
-    2.1  # steps of its own grid that a quantised weight may lie from the checkpoint's; `badly_quantised` asks for more
-)
+# Steps of its own grid that a quantised weight may lie from the checkpoint's: by rounding half a step; in 4 bits the
+# largest of a block may be cut. Whether the grid is good is for `badly_quantised` to say.
+OWN_STEPS = {8: 0.501, 4: 2.1}
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def wrong_weights(bundle: Bundle, model: Transformer) -> dict[str, WrongWeight]:
     for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
         for held in (held for held in held_weights(graph_weights(bundle.file(role))) if held.name in known):
             expected = known[held.name].detach().numpy().astype(bundle.manifest.dtype)
-            limit = 0.0 if held.steps is None else CUT * held.steps
+            limit = 0.0 if held.form is None or held.steps is None else OWN_STEPS[read_bits(held.form)] * held.steps
             if held.values.shape != expected.shape or not np.all(np.abs(held.values - expected) <= limit):
                 wrong[names[id(known[held.name])]] = WrongWeight(held.name, held.values, expected)
     return {name: wrong[name] for name in known if name in wrong}

@@ -35,7 +35,7 @@ class Comparison:
     index: tuple[int, ...]
     expected: float
     actual: float
-    relative: float = 0.0  # the error's root mean square over the tensor's
+    relative: float = 0.0  # the error's root mean square over the tensor's; see `compare` for where it is another
     allowed_relative: float | None = None  # None where only the largest difference counts
     kind: str = GRAPH
     mean_abs: float = 0.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from txport import runtimes
 from txport.exporters import export as exporter
@@ -19,29 +19,10 @@ from txport.proof.parity import Report, check
 from txport.proof.verify import verify
 
 
-def write(
-    checkpoint: Checkpoint,
-    folder: Path,
-    *,
-    target: str = "portable",
-    precision: str = "fp32",
-    opset: int | None = None,
-    rows: int | None = None,
-    batch_invariant: bool = False,
-    keep: Collection[str] = (),
-) -> Bundle:
-    """Write the files of a bundle into an empty folder; nothing is compared yet."""
-    manifest = exporter.export_graphs(
-        checkpoint,
-        folder,
-        target=target,
-        precision=precision,
-        opset=exporter.DEFAULT_OPSET if opset is None else opset,
-        rows=rows,
-        batch_invariant=batch_invariant,
-        keep=keep,
-    )
-    return seal(folder, manifest)
+def write(checkpoint: Checkpoint, folder: Path, *, opset: int | None = None, **how: Any) -> Bundle:
+    """Write the files of a bundle into an empty folder, `how` as `export_graphs` takes it; nothing is compared yet."""
+    chosen = exporter.DEFAULT_OPSET if opset is None else opset
+    return seal(folder, exporter.export_graphs(checkpoint, folder, opset=chosen, **how))
 
 
 def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int = 0) -> tuple[Bundle, Report]:

@@ -104,9 +104,9 @@ def near_tie(
     """By how much PyTorch prefers its own tokens, if that is within the precision's noise; None if it is not.
 
     Greedy: at the first token that differs, where both its logit and the other's may move by the noise; what comes
-    after it follows from another beginning. Beams: by the mean over the target, which ranks them,
-    or, since search may drop a beam at a tie, if PyTorch itself finds no better ones when its logits are moved by the
-    noise. Where 8 or 4 bits make search prune others, it may also find better ones.
+    after it follows from another beginning. Beams: by the mean over the target, which ranks them, or, since search
+    may drop a beam at a tie, if PyTorch itself finds these tokens when its logits are moved by the noise. Where 8 or
+    4 bits make search prune others, they may also be better ones, or as good as what PyTorch then finds.
     """
     scores = [score_of(checkpoint, source, found.tokens) for found in (expected, actual)]
     if beams == 1:
