@@ -15,7 +15,7 @@ run: $(INSTALLED)
 
 # The second run holds search against Hugging Face's, in an environment without ONNX Runtime.
 test: $(INSTALLED) $(HF)/.installed
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses logical --dist loadfile
 	PYTHONPATH=. $(HF)/bin/python -m pytest --confcutdir tests/hugging_face tests/hugging_face
 
 check: $(INSTALLED)

@@ -20,9 +20,9 @@ from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport import bandwidth, runtimes
 from txport.cli import cli
 from txport.exporters.check import operators
-from txport.exporters.quantize import DYNAMIC, ROWS, dequantize, quantize, steps
+from txport.exporters.quantize import DYNAMIC, INVARIANT, ROWS, dequantize, quantize, steps
 from txport.exporters.shortlist import BLOCK, shorten
-from txport.models.bundle import INVARIANT, Bundle
+from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.errors import TxportError, UnsupportedError
 from txport.models.ports import (
@@ -50,7 +50,7 @@ KINDS = {
     "post, learned, untied": {"norm": "post", "positions": "learned", "tied": "none", "activation": "gelu"},
     "target tied": {"tied": "target", "activation": "silu", "heads": 1, "decoder_layers": 1},
 }
-PRECISIONS = [("fp32", None), ("int8", 1), ("int8", 8), ("int4", 1)]
+PRECISIONS = [("fp32", None), ("int8", None), ("int8", 1), ("int8", 8), ("int4", None), ("int4", 1)]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -310,7 +310,10 @@ def test_a_wrong_weight_is_named(precision: str, tmp_path: Path) -> None:
             each for each in model.graph.initializer if each.name.startswith(name) and "scale" not in each.name
         )
         values = onnx.numpy_helper.to_array(tensor).copy()
-        values.flat[7] = values.flat[7] + (3 if precision == "fp32" else 100)
+        if precision == "fp32":
+            values.flat[7] += 3
+        else:
+            values.flat[7] ^= 64
         tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
 
     report = check(edit_graph(path, STEP, edit), load_checkpoint(str(tmp_path / "toy")), {"ort": "cpu"})

@@ -199,13 +199,8 @@ def search_options(command: F) -> F:
 @click.option(
     "--rows",
     type=click.IntRange(1),
-    help="Rows (batch x beams) that a step of an int8 or int4 cpu bundle usually has; kernels are chosen by it."
-    "  [default: 1]",
-)
-@click.option(
-    "--batch-invariant",
-    is_flag=True,
-    help="Let no text's tokens depend on the others in its batch (int8 and int4 cpu bundles); slower.",
+    help="Take the kernels of int8 and int4 cpu bundles that are the fastest for so many rows (batch x beams) in a"
+    " step, though tokens then depend on the batch.  [default: kernels with which they do not]",
 )
 @click.option("--auto", is_flag=True, help="If int8 or int4 differs from PyTorch, keep what errs most in fp32.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
@@ -451,7 +446,6 @@ def parity(
     """
     from txport import api, release, runtimes, tables
     from txport.locate import checkpoint_of, find_bundle
-    from txport.proof import reports
     from txport.runtimes.providers import short_name
 
     if quality_texts and not quality:
@@ -475,7 +469,7 @@ def parity(
             culprit = release.bisect(found, source, seed=seed, cases=cases)
             tables.show_culprit(culprit)
             if report:
-                _write_json(report, {**reports.broken(str(error)), "culprit": culprit and culprit.to_dict()})
+                _write_json(report, json.loads(report.read_text("utf-8")) | {"culprit": culprit and culprit.to_dict()})
         raise
     seconds = time.perf_counter() - started
     if bisect:

@@ -42,18 +42,16 @@ def export(
     precision: str = "fp32",
     opset: int | None = None,
     rows: int | None = None,
-    batch_invariant: bool = False,
     auto: bool = False,
     force: bool = False,
     say: Say = silent,
 ) -> Bundle:
     """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and only then put it there.
 
-    `target` is "portable" or "cpu"; `rows` is how many rows a step of a quantised cpu bundle usually has
-    (batch x beams), by which its kernels are chosen; 1 if it is not given. With `batch_invariant`, which int8 and
-    int4 on the cpu target offer, what is found for a text does not depend on what else is in its batch. If a
-    quantised bundle differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it does not; the manifest
-    says which (`mended`), and what it cost.
+    `target` is "portable" or "cpu". What is found for a text does not depend on what else is in its batch, unless
+    `rows` says how many rows a step of a quantised cpu bundle usually has (batch x beams): then its kernels are the
+    fastest for them. If a quantised bundle differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it
+    does not; the manifest says which (`mended`), and what it cost.
 
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
@@ -65,19 +63,11 @@ def export(
         raise _needs_export(error) from error
     if auto and not is_quantised(target, precision):
         raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
-    if auto and batch_invariant:
-        raise UnsupportedError("batch_invariant leaves no matrix in fp32: leave out auto, which keeps some")
     _spare_source(str(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST) as folder:
         checkpoint = load_checkpoint(name)
         say(f"exporting {checkpoint.name} ({target} {precision})")
-        how: dict[str, Any] = {
-            "target": target,
-            "precision": precision,
-            "opset": opset,
-            "rows": rows,
-            "batch_invariant": batch_invariant,
-        }
+        how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
         bundle = write(checkpoint, folder, **how)
         say("comparing with PyTorch")
         bundle, report = prove(bundle, checkpoint)

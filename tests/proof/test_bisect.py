@@ -482,8 +482,8 @@ def coarse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def rounded(matrix: Array, form: str) -> quantizer.Quantized:
         scales = 8 * quantize(matrix, form).scales
-        if form == quantizer.DYNAMIC:
-            return quantizer.Quantized(form, np.rint(matrix / scales[:, None]).T.astype(np.int8), scales)
+        if form == quantizer.INVARIANT:
+            return quantizer.Quantized(form, np.rint(matrix / scales[:, None]).astype(np.int8), scales)
         blocks = matrix.reshape(*scales.shape, -1)
         return quantizer.Quantized(form, (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8), scales)
 
@@ -497,18 +497,23 @@ def coarse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "where"),
+    ("name", "rows", "where"),
     [
-        ("encoder.1.feed_forward.inner.weight", "encoder layer 1, feed-forward, first linear map"),
-        ("decoder.0.cross_attention.query.weight", "decoder layer 0, cross-attention, query"),
+        ("encoder.1.feed_forward.inner.weight", None, "encoder layer 1, feed-forward, first linear map"),
+        ("decoder.0.cross_attention.query.weight", 1, "decoder layer 0, cross-attention, query"),
     ],
 )
 def test_a_badly_quantised_matrix_is_named(
-    name: str, where: str, checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    rows: int | None,
+    where: str,
+    checkpoints: dict[str, Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each value is the nearest on its grid, so that nothing but the grid itself is wrong."""
     coarse(name, monkeypatch)
-    bundle = made(checkpoints["pre"], tmp_path / "out", target="cpu", precision="int8")
+    bundle = made(checkpoints["pre"], tmp_path / "out", target="cpu", precision="int8", rows=rows)
     culprit = bisect(bundle, checkpoints["pre"])
     assert culprit is not None
     assert (culprit.where, culprit.kind) == (where, "quantisation")

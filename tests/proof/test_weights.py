@@ -37,14 +37,18 @@ def loaded(checkpoint: Path) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def fused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Checkpoint, Bundle]]:
-    """A model with a shortlist in fp32, and the same in 8 bits."""
+    """A model with a shortlist in fp32, and the same in 8 bits, by rows and, for steps of one row, in blocks."""
     folder = tmp_path_factory.mktemp("fused")
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "target_vocab_size": 4100, "tied": "target"}
     save_checkpoint(folder / "toy", tiny_model(tiny_config(**sizes)))
     loaded = load_checkpoint(str(folder / "toy"))
+    kinds: dict[str, dict[str, Any]] = {
+        "fp32": {},
+        "int8": {"precision": "int8"},
+        "blocks": {"precision": "int8", "rows": 1},
+    }
     return {
-        precision: (loaded, txport.export(folder / "toy", folder / precision, target="cpu", precision=precision))
-        for precision in ("fp32", "int8")
+        kind: (loaded, txport.export(folder / "toy", folder / kind, target="cpu", **how)) for kind, how in kinds.items()
     }
 
 
@@ -118,19 +122,19 @@ def test_numbers_of_shapes_are_no_weights(copied: Path, loaded: Checkpoint) -> N
 
 
 @pytest.mark.parametrize(
-    ("precision", "name"),
+    ("kind", "name"),
     [
         ("fp32", "shortlist.weight"),
         ("fp32", "shortlist.scale"),
         ("fp32", "target_embedding.positions"),
-        ("int8", "projection.weight.8-bit-blocks-of-16.lookup.scale"),
+        ("blocks", "projection.weight.8-bit-blocks-of-16.lookup.scale"),
         ("int8", "decoder.0.cross_attention.query.weight.scale"),
     ],
 )
 def test_what_is_computed_from_weights_is_computed_anew(
-    precision: str, name: str, fused: dict[str, tuple[Checkpoint, Bundle]], tmp_path: Path
+    kind: str, name: str, fused: dict[str, tuple[Checkpoint, Bundle]], tmp_path: Path
 ) -> None:
-    checkpoint, bundle = fused[precision]
+    checkpoint, bundle = fused[kind]
     copy = load_bundle(Path(shutil.copytree(bundle.path, tmp_path / "copy")))
 
     def edit(model: ModelProto) -> None:
@@ -179,17 +183,34 @@ def packed(values: Array, bits: int) -> Array:
     return values if bits == 8 else values[..., 0::2] | (values[..., 1::2] << 4)
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-@pytest.mark.parametrize(
-    "fault", [None, longer(2), longer(8), a_step_too_low], ids=["none", "2", "8", "a step too low"]
-)
-def test_a_grid_that_is_too_coarse_or_shifted_fails(
-    precision: str, fault: Quantize | None, loaded: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("precision", "rows"), [("int8", None), ("int8", 1), ("int4", None)])
+@pytest.mark.parametrize("fault", [None, longer(2), longer(8)], ids=["none", "2", "8"])
+def test_a_grid_that_is_too_coarse_fails(
+    precision: str,
+    rows: int | None,
+    fault: Quantize | None,
+    loaded: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where weights are rounded well, but to a bad grid; parity computes with what a bundle holds."""
-    with monkeypatch.context() as patch:
-        patch.setattr(quantizer, "quantize", fault or RIGHT)
-        bundle = seal(tmp_path, export_graphs(loaded, tmp_path, target="cpu", precision=precision))
-    wrong = failed(bundle, loaded)
-    assert bool(wrong) == (fault is not None)
+    bundle = exported(loaded, tmp_path, fault or RIGHT, monkeypatch, precision=precision, rows=rows)
+    assert bool(failed(bundle, loaded)) == (fault is not None)
     assert check(bundle, loaded, {"ort": "cpu"}).passed == (fault is None)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_grid_that_is_shifted_fails(
+    precision: str, loaded: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = exported(loaded, tmp_path, a_step_too_low, monkeypatch, precision=precision, rows=1)
+    assert failed(bundle, loaded) != []
+    assert not check(bundle, loaded, {"ort": "cpu"}).passed
+
+
+def exported(
+    checkpoint: Checkpoint, folder: Path, quantize: Quantize, monkeypatch: pytest.MonkeyPatch, **how: Any
+) -> Bundle:
+    with monkeypatch.context() as patch:
+        patch.setattr(quantizer, "quantize", quantize)
+        return seal(folder, export_graphs(checkpoint, folder, target="cpu", **how))

@@ -119,11 +119,11 @@ def test_the_reference_sums_fp16_in_fp32() -> None:
 def test_the_source_is_projected_once(name: str, bundle: Bundle) -> None:
     """Every step could do it anew and compute the same, only slowly."""
     runtime: Any = runtimes.load(name, bundle)
-    state = runtime.encode(*sources_of([5, 3]), max_length=24)
+    state = runtime.encode(*sources_of([8, 3]), max_length=24)
     first = runtime.step(np.array([4, 5]), state)[1]
     second = runtime.step(np.array([6, 7]), first)[1]
     for port in filter(is_cross, past(bundle.manifest.config)):
-        assert runtime._engine.to_numpy(first.tensors[port]).shape == (2, 2, 5, 8)
+        assert runtime._engine.to_numpy(first.tensors[port]).shape == (2, 2, 8, 8)
         assert second.tensors[port] is first.tensors[port]
 
 

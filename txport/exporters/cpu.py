@@ -22,13 +22,8 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.ports import STEP, shortens
 
 
-def write(
-    checkpoint: Checkpoint, manifest: Manifest, folder: Path, rows: int | None, keep: Collection[str] = ()
-) -> Manifest:
-    """Write the graphs, checked, and their weights, those in `keep` in fp32; -> the manifest with what was done.
-
-    Quantised matrices are held for `rows` rows a step, or, for None, so that no row depends on the others.
-    """
+def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collection[str] = ()) -> Manifest:
+    """Write the graphs, checked, and their weights, those in `keep` in fp32; -> the manifest with what was done."""
     config = checkpoint.config
     require_fusable(config)
     traced = {role: without_top(graph) for role, graph in manifest.graphs.items()}
@@ -39,7 +34,7 @@ def write(
         check_fusions(model, config, role)
     forms: dict[str, dict[str, str]] = {}
     if manifest.precision != "fp32":
-        forms = choose_forms(models, manifest.precision, rows, keep)
+        forms = choose_forms(models, manifest.precision, manifest.rows, keep)
         for role, model in models.items():
             counts[role]["quantize"] = apply_forms(model, forms[role])
     shorten = shortens(config, manifest.precision)

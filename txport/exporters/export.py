@@ -25,13 +25,13 @@ def export_graphs(
     precision: str = "fp32",
     opset: int = DEFAULT_OPSET,
     rows: int | None = None,
-    batch_invariant: bool = False,
     keep: Collection[str] = (),
     external_above: int = portable.EXTERNAL_ABOVE,
 ) -> Manifest:
     """Write the files of a bundle into `folder`, checked, all but the manifest; -> the manifest, not sealed yet.
 
-    Weights named in `keep` are not quantised. `rows` and `batch_invariant` choose the kernels of the others.
+    Weights named in `keep` are not quantised. The kernels of the others are the fastest for a step of `rows` rows, or,
+    for None, those by which no row depends on the others.
     """
     if opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
@@ -39,8 +39,6 @@ def export_graphs(
     if rows is not None and not is_quantised(target, precision):
         what = "the kernels of int8 and int4 on the cpu target"
         raise UnsupportedError(f"rows chooses {what}; {target} {precision} has no choice")
-    if batch_invariant:
-        _require_invariance(target, precision, rows)
     manifest = Manifest(
         target=target,
         precision=precision,
@@ -49,19 +47,11 @@ def export_graphs(
         checkpoint={"name": checkpoint.name, "sha256": checkpoint.sha256},
         tools={"txport": __version__, **{name: version(name) for name in ("torch", "onnx", "onnxscript")}},
         generation={"beams": 1, "max_new_tokens": checkpoint.config.max_length},
+        rows=rows,
     )
     (folder / "onnx").mkdir()
     for path in checkpoint.companions:
         shutil.copyfile(path, folder / path.name)
     if target == "cpu":
-        return cpu.write(checkpoint, manifest, folder, None if batch_invariant else rows or 1, keep)
+        return cpu.write(checkpoint, manifest, folder, keep)
     return portable.write(checkpoint, manifest, folder, external_above)
-
-
-def _require_invariance(target: str, precision: str, rows: int | None) -> None:
-    """Raise `UnsupportedError` unless there are kernels of this kind whose rows do not depend on each other."""
-    if not is_quantised(target, precision):
-        what = "batch_invariant chooses how int8 and int4 on the cpu target quantise activations"
-        raise UnsupportedError(f"{what}; {target} {precision} quantises none")
-    if rows is not None:
-        raise UnsupportedError(f"batch_invariant has the same kernels for all rows; leave out rows, got {rows}")

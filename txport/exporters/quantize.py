@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from txport.exporters.fused import MICROSOFT
 from txport.exporters.fusions import is_linear, split_name
-from txport.models.bundle import INVARIANT
 from txport.models.ports import STEP
 
 Array = NDArray[Any]
@@ -32,7 +31,7 @@ Array = NDArray[Any]
 BLOCKS = (128, 64, 32, 16)  # the largest that divides the inputs is taken: fewer scales to read
 ALIKE = (32, 16)  # blocks whose sums, in 4 bits, do not depend on how many rows there are
 FEW_ROWS = 2  # up to here, reading weights is all the work
-DYNAMIC, ROWS = "dynamic int8", "int8 rows"
+DYNAMIC, ROWS, INVARIANT = "dynamic int8", "int8 rows", "int8 invariant"
 WHOLE_ROWS = (DYNAMIC, ROWS, INVARIANT)  # one scale a row of `out`
 MIDDLE, TINY = 128, 1e-30  # what stands for zero in 8 bits; more than nothing, for rows of zeros
 PLAIN = "fp32"  # the form of a matrix that is left as it is
@@ -48,9 +47,9 @@ class Quantized:
 
 
 def choose_form(name: str, shape: Sequence[int], precision: str, role: str, rows: int | None) -> str:
-    """The form for a matrix (out, in) of one graph, at the number of rows that a step usually has.
+    """The form for a matrix (out, in) of one graph: the fastest for a step of so many rows.
 
-    For None, one in which no row depends on the others, nor on how many there are.
+    For None, the fastest in which no row depends on the others, nor on how many there are.
     """
     block = next((size for size in (ALIKE if rows is None else BLOCKS) if shape[1] % size == 0), None)
     if block and precision == "int4" and (role == STEP or bears_four_bits(name)):

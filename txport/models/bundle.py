@@ -15,7 +15,7 @@ from txport.models.files import sha256
 from txport.models.names import SAMPLES, TOKENIZER
 from txport.models.ports import CONTRACTS, Graph
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "txport.json"
 TARGETS = tuple(CONTRACTS)
 # precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too
@@ -36,9 +36,6 @@ VALUES = {
 CHECKPOINT_VALUES = {"name": str, "sha256": str}
 FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
-
-
-INVARIANT = "int8 invariant"  # the form of a matrix whose products do not depend on what other rows there are
 
 
 def is_quantised(target: str, precision: str) -> bool:
@@ -69,6 +66,7 @@ class Manifest:
     generation: dict[str, Any] = field(default_factory=dict)
     passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> how often it fired
     quantization: dict[str, str] = field(default_factory=dict)  # weight -> the form in which it is held
+    rows: int | None = None  # of a step, for which its kernels are the fastest; None: no row depends on the others
     mended: dict[str, Any] = field(default_factory=dict)  # what was kept in fp32 for the bundle to hold, and its bytes
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # weight of several graphs -> where it lies
     parity: dict[str, Any] = field(default_factory=dict)
@@ -78,11 +76,6 @@ class Manifest:
     def dtype(self) -> str:
         """NumPy's name for the type of hidden states, caches and logits."""
         return PRECISIONS[self.precision]
-
-    @property
-    def batch_invariant(self) -> bool:
-        """Whether what is found for a text does not depend on what else is in its batch, to the last bit."""
-        return INVARIANT in self.quantization.values()
 
     @property
     def graphs(self) -> dict[str, Graph]:
@@ -180,6 +173,8 @@ def _manifest(file: Path, values: dict[str, Any]) -> Manifest:
         _check_types(values["checkpoint"], CHECKPOINT_VALUES)
         for entry in values["files"].values():
             _check_types(entry, FILE_VALUES)
+        if not isinstance(values["rows"], int | None):
+            raise TypeError(f"rows must be int or null, got {values['rows']!r}")
         for entry in values["shared"].values():
             _check_types(entry, SHARED_VALUES)
             if entry["file"] not in values["files"]:

@@ -7,7 +7,7 @@ against the goldens, which PyTorch said at export.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -37,9 +37,9 @@ from txport.runtimes.base import Floats, GraphRuntime, Runtime
 from txport.search.options import Found
 from txport.search.scoring import logits, score
 
-FILES, EXPORT, PORTS, TOKENIZER, LOGITS = "files", "export", "ports", "tokenizer", "logits"
-BATCH = "batch"  # looked at where the bundle promises that it does not matter
-NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES)
+FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
+NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES, BATCH)
+ALONE = 1e-5  # how far a logit may move, for values of about 1, with what else is in the batch; in fp16, its rounding
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,7 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     bundle = Bundle(path, read_manifest(path))
     checks = list(_checks(bundle, runtime, provider, threads))
     seen = {check.name for check in checks}
-    names = [*NAMES, BATCH] if bundle.manifest.batch_invariant else NAMES
-    checks += [Check(name, "not run", "what comes before it failed") for name in names if name not in seen]
+    checks += [Check(name, "not run", "what comes before it failed") for name in NAMES if name not in seen]
     return Verification(_about(bundle, runtime, provider), checks, time.perf_counter() - begun)
 
 
@@ -115,7 +114,14 @@ def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> It
     yield _check(PORTS, problems, f"those of {', '.join(manifest.graphs)}")
     if not problems:
         yield _tokenizer(bundle, golden)
-        yield from compare(golden, runtime, manifest)
+        yield from compare(golden, runtime, manifest, unlike=_unlike(manifest, name, provider))
+
+
+def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:
+    """Why what is found for a text may depend on what else is in its batch; None if it may not."""
+    if (runtime, provider) != ("ort", "cpu"):
+        return f"kernels of {runtime} {provider} depend on the batch"
+    return f"kernels for {manifest.rows} rows depend on the batch" if manifest.rows else None
 
 
 def _check(name: str, problems: list[str], seen: str) -> Check:
@@ -158,18 +164,20 @@ def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
     return _check(TOKENIZER, problems[:1], f"{len(texts)} samples")
 
 
-def compare(golden: Golden, runtime: Runtime, manifest: Manifest) -> Iterator[Check]:
-    """What a runtime says of the golden inputs, against what PyTorch said."""
+def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | None = None) -> Iterator[Check]:
+    """What a runtime says of the golden inputs, against what PyTorch said; and, unless `unlike`, of each alone."""
     found: list[Floats] = []
 
     def look_at_logits() -> Check:
         found.extend(logits(runtime, golden.sources, golden.targets, manifest.config))
         return compare_logits(golden, found, manifest.precision)
 
-    looks = {LOGITS: look_at_logits}
-    if manifest.batch_invariant:
-        looks[BATCH] = lambda: compare_batches(golden, found, runtime, manifest)
+    def look_at_batch() -> Check:
+        return Check(BATCH, "not run", unlike) if unlike else compare_batches(golden, found, runtime, manifest)
+
+    looks: dict[str, Callable[[], Check]] = {LOGITS: look_at_logits}
     looks |= {name: partial(compare_search, name, golden, runtime, manifest) for name in SEARCHES}
+    looks[BATCH] = look_at_batch
     for name, look in looks.items():
         try:
             yield look()
@@ -188,17 +196,23 @@ def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> C
 
 
 def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime, manifest: Manifest) -> Check:
-    """Whether each source alone is given the logits, to the last bit, that it is given beside the others.
+    """Whether each source alone is given the logits that it is given beside the others.
 
     Which kernels compute them, and in which order these sum, is the processor's choice.
     """
-    problems = []
+    problems, most = [], 0.0
     for row, (source, target) in enumerate(zip(golden.sources, golden.targets, strict=True)):
-        alone = logits(runtime, [source], [target], manifest.config)[0]
-        if others := np.flatnonzero((alone != together[row]).any(axis=1)).tolist():
-            most = np.abs(alone - together[row]).max()
-            problems.append(f"source {row} alone has other logits from step {others[0]} on, by up to {most:.2g}")
-    return _check(BATCH, problems[:1], f"{len(together)} rows are the same alone and together")
+        gaps = np.abs(logits(runtime, [source], [target], manifest.config)[0] - together[row]).max(axis=1)
+        largest = golden.said[row].largest
+        limit = tolerance_of("fp16").noise_of(largest) if manifest.precision == "fp16" else ALONE * max(1.0, largest)
+        if others := np.flatnonzero(~(gaps <= limit)).tolist():
+            what = f"by up to {gaps.max():.2g}, allowed {limit:.2g}"
+            problems.append(f"source {row} alone has other logits from step {others[0]} on, {what}")
+        most = max(most, float(gaps.max()))
+    near = "to the last bit" if most == 0 else f"within {most:.2g}"
+    if problems and manifest.quantization:
+        problems[0] += "; a bundle that was exported with --rows does not promise that they are the same"
+    return _check(BATCH, problems[:1], f"{len(together)} rows are the same alone and together, {near}")
 
 
 def _gap(said: Said, values: Floats, precision: str) -> tuple[float, str]:

@@ -23,7 +23,8 @@ class Scores(NamedTuple):
 
     Without `top`: `values` (R, V) are logits and `ids` is None. With it: `values` (R, k) are log-probabilities
     in falling order, or logits if they were not to be normalised, and `ids` (R, k) their tokens. If it was asked
-    for, `attention` (R, S) is how much the step looked at each place of the source; it adds up to 1.
+    for, `attention` (R, S or more) is how much the step looked at each place of the source; it adds up to 1, and there
+    is none at the padding.
     """
 
     values: Floats

@@ -41,7 +41,7 @@ from txport.runtimes.sessions import Sessions, may_saturate, placement, session_
 
 FIRST_CAPACITY = 32
 ENCODED_TOGETHER = 1024  # tokens: with more, what the layers hand on no longer fits the processor's caches
-TOGETHER = 4  # the products with the values of a source sum over so many places at a time, and the rest otherwise
+TOGETHER = 4  # attention sums over so many places of a source at a time, and over what is left otherwise
 SMALLEST = 1 << 12  # bytes of a pooled buffer
 
 
@@ -176,26 +176,20 @@ class FusedRuntime:
     def __init__(self, bundle: Bundle, sessions: Sessions) -> None:
         self.config, self.sessions, self.pool = bundle.manifest.config, sessions, Pool()
         self._graphs = bundle.manifest.graphs
-        self._multiple = TOGETHER if bundle.manifest.batch_invariant else 1
         # its bound holds for exact sums, and the session option for these does not reach into branches of a graph
         self._shortens = shortens(self.config, bundle.manifest.precision) and not may_saturate()
 
     def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> FusedState:
         """See `Runtime.encode`."""
-        config, source, hold = self.config, self._fill_up(source), Hold()
-        batch, size = source.shape
+        config, hold, (batch, size) = self.config, Hold(), source.shape
         shape = (2 * config.decoder_layers, batch, config.heads, size, config.head_size)
         held = Source(hold, self.pool.take(hold, shape), source_lengths.astype(np.int32))
         count = max(1, ENCODED_TOGETHER // size)
         for part in (slice(start, start + count) for start in range(0, batch, count)):
             self._encode(source[part], held.lengths[part], held.caches[:, part])
+        if rest := -size % TOGETHER:  # so that no row is summed otherwise for the length of others
+            held = self._widen(held, size + rest)
         return FusedState(held, self._make_rows(batch, min(FIRST_CAPACITY, max_length)), max_length)
-
-    def _fill_up(self, source: Ints) -> Ints:
-        """Padded until no rest is left, if what is found may not depend on the padding; never beyond `max_length`."""
-        size = source.shape[1]
-        missing = min(-size % self._multiple, self.config.max_length - size)
-        return np.pad(source, ((0, 0), (0, missing))) if missing > 0 else source
 
     def _encode(self, source: Ints, lengths: NDArray[np.int32], caches: NDArray[np.float32]) -> None:
         io = self.sessions[ENCODER].io_binding()

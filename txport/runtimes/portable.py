@@ -29,6 +29,10 @@ from txport.runtimes.base import GraphPorts, Ints, Scores, scores
 
 T = TypeVar("T")
 
+# Attention sums over so many places of a source at a time, and over what is left otherwise; over more in fp16, for
+# which ONNX Runtime has no softmax on the CPU and takes a ReduceSum.
+TOGETHER = {"float32": 4, "float16": 8}
+
 
 class Engine(Protocol[T]):
     """What runs single graphs; `T` is its tensor, which may live on a device."""
@@ -74,6 +78,7 @@ class PortableRuntime(Generic[T]):
 
     def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
         """See `Runtime.encode`."""
+        source = self._fill_up(source)
         mask = (np.arange(source.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
         engine_mask = self._engine.from_numpy(mask)
         inputs = {INPUT_IDS: self._engine.from_numpy(source), ATTENTION_MASK: engine_mask}
@@ -124,6 +129,12 @@ class PortableRuntime(Generic[T]):
     def placement(self) -> dict[str, dict[str, int]]:
         """See `GraphRuntime.placement`."""
         return self._engine.placement()
+
+    def _fill_up(self, source: Ints) -> Ints:
+        """Padded until nothing is left, so that no row is summed otherwise for the length of others."""
+        size = source.shape[1]
+        rest = min(-size % TOGETHER[self._manifest.dtype], self._manifest.config.max_length - size)
+        return np.pad(source, ((0, 0), (0, rest))) if rest > 0 else source
 
     def _empty_cache(self, rows: int) -> NDArray[Any]:
         config = self._manifest.config
