@@ -41,6 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 QUANTISED = ["int8", "int4"]
 OFFERED = [("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4"), ("portable", "fp32")]
+CONTINUOUS = [each for each in OFFERED if each[0] == "cpu"]
 SEARCHES: list[dict[str, Any]] = [{}, {"scores": False}, {"beams": 3, "nbest": 3}]
 LENGTHS = {"min_new_tokens": 6, "max_new_tokens": 12}
 OTHERS = [1, 2, 6, 30]
@@ -88,13 +89,12 @@ def test_what_is_found_for_a_text_is_the_same_beside_any_others(bundle: Bundle, 
     assert found(bundle, runtime, [texts[at] for at in order], **options) == [alone[at] for at in order]
 
 
+@pytest.mark.parametrize("bundle", CONTINUOUS, ids=" ".join, indirect=True)
 @pytest.mark.parametrize("options", SEARCHES, ids=str)
 def test_what_is_found_is_the_same_in_continuous_batches(bundle: Bundle, options: dict[str, Any]) -> None:
     """In beam search as in other continuous batches: from the first step on, these have all beams."""
     texts, runtime = sources(bundle), opened(bundle)
-    if not isinstance(runtime, ContinuousRuntime):
-        assert bundle.manifest.target == "portable"
-        return
+    assert isinstance(runtime, ContinuousRuntime)
 
     def continuous(texts: list[list[int]], places: int) -> list[str]:
         search = SearchOptions(**LENGTHS, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,12 @@ def test_each_weight_lies_once_on_disk(exported: Bundle) -> None:
                 assert regions.setdefault(int(entry["offset"]), int(entry["length"])) == int(entry["length"])
     ends = sorted((start, start + size) for start, size in regions.items())
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+
+
+def test_inspect_says_for_how_many_rows_the_kernels_are(exported: Bundle) -> None:
+    said = CliRunner().invoke(cli, ["inspect", str(exported.path), "--brief"]).output
+    rows = exported.manifest.rows
+    assert re.findall(r"kernels for (\d+) rows", said) == ([str(rows)] if rows else [])
 
 
 def test_every_part_is_fused_and_said_so(exported: Bundle) -> None:

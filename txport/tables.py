@@ -143,7 +143,8 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
     name, digest = manifest.checkpoint["name"], manifest.checkpoint["sha256"]
     parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in manifest.parity.items())
     click.echo(f"\ncheckpoint: {name} (SHA-256 {digest[:16]}...)")
-    click.echo(f"target: {manifest.target}, precision: {manifest.precision}, opset: {manifest.opset}")
+    chosen = f", kernels for {manifest.rows} rows" if manifest.rows else ""
+    click.echo(f"target: {manifest.target}, precision: {manifest.precision}, opset: {manifest.opset}{chosen}")
     click.echo(f"parity with PyTorch: {parity}")
     click.echo(f"bundle: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
 

@@ -123,7 +123,9 @@ def test_garbage_manifest(text: bytes, sealed: Bundle) -> None:
         load_bundle(sealed.path)
 
 
-@pytest.mark.parametrize("key", ["target", "precision", "opset", "config", "checkpoint", "tools", "graphs", "files"])
+@pytest.mark.parametrize(
+    "key", ["target", "precision", "opset", "config", "checkpoint", "tools", "rows", "graphs", "files"]
+)
 def test_manifest_without_a_key(key: str, sealed: Bundle) -> None:
     values = json.loads((sealed.path / MANIFEST).read_text(encoding="utf-8"))
     del values[key]
@@ -137,6 +139,15 @@ def test_manifest_without_a_key(key: str, sealed: Bundle) -> None:
 def test_manifest_with_junk_is_refused_not_a_crash(key: str, junk: Any, sealed: Bundle) -> None:
     change_manifest(sealed, **{key: junk})
     with pytest.raises(BundleError, match=r"txport\.json"):
+        load_bundle(sealed.path)
+
+
+def test_rows_are_a_number_or_none(sealed: Bundle) -> None:
+    for rows in (None, 8):
+        change_manifest(sealed, rows=rows)
+        assert load_bundle(sealed.path).manifest.rows == rows
+    change_manifest(sealed, rows="8")
+    with pytest.raises(BundleError, match=r"txport\.json is damaged \(rows must be int \| None, got '8'\)"):
         load_bundle(sealed.path)
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from txport.models.config import TransformerConfig
@@ -21,13 +22,14 @@ TARGETS = tuple(CONTRACTS)
 # precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "int8": "float32", "int4": "float32"}
 OFFERED = {"portable": ("fp32", "fp16"), "cpu": ("fp32", "int8", "int4")}
-VALUES = {
+VALUES: Mapping[str, type | UnionType] = {
     "opset": int,
     "checkpoint": dict,
     "tools": dict,
     "generation": dict,
     "passes": dict,
     "quantization": dict,
+    "rows": int | None,
     "mended": dict,
     "shared": dict,
     "parity": dict,
@@ -173,8 +175,6 @@ def _manifest(file: Path, values: dict[str, Any]) -> Manifest:
         _check_types(values["checkpoint"], CHECKPOINT_VALUES)
         for entry in values["files"].values():
             _check_types(entry, FILE_VALUES)
-        if not isinstance(values["rows"], int | None):
-            raise TypeError(f"rows must be int or null, got {values['rows']!r}")
         for entry in values["shared"].values():
             _check_types(entry, SHARED_VALUES)
             if entry["file"] not in values["files"]:
@@ -194,10 +194,10 @@ def _manifest(file: Path, values: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _check_types(values: Any, types: Mapping[str, type]) -> None:
+def _check_types(values: Any, types: Mapping[str, type | UnionType]) -> None:
     for key, kind in types.items():
         if not isinstance(values[key], kind):
-            raise TypeError(f"{key} must be {kind.__name__}, got {values[key]!r}")
+            raise TypeError(f"{key} must be {getattr(kind, '__name__', kind)}, got {values[key]!r}")
 
 
 def _problem(bundle: Bundle, name: str) -> str | None:
