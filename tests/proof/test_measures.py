@@ -93,6 +93,15 @@ def test_what_is_copied_hides_no_error_in_what_is_new() -> None:
     assert compare("case", "ort", 0, "x", expected, expected.copy(), math.inf, rms=0.15, over=new).passed
 
 
+def test_the_error_of_what_is_nearly_nothing_counts_over_what_it_comes_from() -> None:
+    expected = np.array([[0.1, -0.1]], np.float32)
+    found = compare("case", "ort", 0, "x", expected, expected + np.float32(0.03), math.inf, rms=0.15)
+    assert (found.passed, found.relative) == (False, pytest.approx(0.3))
+    for least, passed in ((0.05, False), (1.0, True)):
+        found = compare("case", "ort", 0, "x", expected, expected + np.float32(0.03), math.inf, rms=0.15, least=least)
+        assert (found.passed, found.relative) == (passed, pytest.approx(0.03 / max(0.1, least)))
+
+
 def test_one_row_that_is_wrong_is_not_hidden_by_the_others() -> None:
     expected = np.random.default_rng(0).standard_normal((12, 40)).astype(np.float32)
     actual = expected.copy()

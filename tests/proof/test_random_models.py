@@ -8,7 +8,9 @@ import pytest
 
 from tests.proof.random_models import PLANS, draw_plan, examine
 
-ONCE_ALARMED = (76, 116)  # a beam that was dropped at a tie in fp16; a model that PyTorch in fp16 gets 0.28 wrong
+# A beam that was dropped at a tie in fp16; a model that PyTorch in fp16 gets 0.28 wrong; a best token whose logit is
+# nearly 0; a beam that is dropped by a little noise, and not by much.
+ONCE_ALARMED = (76, 116, 108, 109)
 
 
 def test_the_models_are_of_every_kind_and_the_same_in_every_run() -> None:

@@ -93,13 +93,14 @@ def compare(
     *,
     rms: float | None = None,
     over: NDArray[np.bool_] | None = None,
+    least: float = 0.0,
     by_row: bool = False,
     kind: str = GRAPH,
 ) -> Comparison:
     """Where two tensors differ most; a difference of shape counts as infinite.
 
     `rms` bounds the error's root mean square, that of the worst row if it is taken `by_row`, over that of the tensor,
-    or of its elements in `over`.
+    or of its elements in `over`, or over `least`, if that is larger.
     """
     about: dict[str, Any] = {"case": case, "runtime": runtime, "step": step, "kind": kind, "allowed_relative": rms}
     if expected.shape != actual.shape:
@@ -118,7 +119,7 @@ def compare(
         index=tuple(int(i) for i in index),
         expected=float(expected[index]),
         actual=float(actual[index]),
-        **distances(wanted, found, difference, over, by_row),
+        **distances(wanted, found, difference, over, least, by_row),
         ulps=ulps(expected, actual),
         **(agreement(expected, actual) if tensor == LOGITS else {}),
     )
@@ -143,15 +144,20 @@ def wrong(tensor: str, note: str, sizes: tuple[float, float] = (0.0, 0.0), **abo
 
 @np.errstate(all="ignore")  # a model that is wrong may say infinity
 def distances(
-    expected: Array, actual: Array, difference: Array, over: Array | None = None, by_row: bool = False
+    expected: Array,
+    actual: Array,
+    difference: Array,
+    over: Array | None = None,
+    least: float = 0.0,
+    by_row: bool = False,
 ) -> dict[str, Any]:
-    """Measures over a whole tensor, in float64; `difference` is the absolute one. `over`, `by_row`: see `compare`."""
+    """Measures over a whole tensor, in float64; `difference` is the absolute one. The others are those of `compare`."""
     flat, other, error = expected.ravel(), actual.ravel(), difference.ravel()
     signal, noise, norm = _dot(flat, flat), _dot(error, error), _dot(other, other)
     size = signal if over is None else _dot(expected[over], expected[over])
     counted = len(error) * float(np.square(difference).mean(axis=-1).max()) if by_row else noise
     return {
-        "relative": float(np.sqrt(counted) / max(np.sqrt(size), 1e-30)),
+        "relative": float(np.sqrt(counted) / max(np.sqrt(size), least * np.sqrt(len(flat)), 1e-30)),
         "mean_abs": float(error.mean()),
         "of_largest": float(error.max() / max(np.abs(flat).max(), 1e-30)),
         "cosine": float(_dot(flat, other) / np.sqrt(signal * norm)) if signal and norm else float(signal == norm),
