@@ -216,8 +216,8 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
     if as_json:
         click.echo(json.dumps(bundle.manifest.to_dict()))
     else:
-        parity, mended = bundle.manifest.parity, bundle.manifest.mended
-        click.echo(f"{out}  {target} {precision}, {_size(bundle.size)}, {_verdict(parity)}")
+        mended = bundle.manifest.mended
+        click.echo(f"{out}  {target} {precision}, {_size(bundle.size)}, {_verdict(bundle)}")
         if mended:
             cost = _size(mended["bytes"] - mended["bytes_before"])
             click.echo(f"kept in fp32, for {cost}: {', '.join(mended['kept'])}")
@@ -689,8 +689,9 @@ def doctor(as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _verdict(parity: dict[str, Any]) -> str:
-    return f"parity {parity['verdict']} (logits differ by at most {parity['worst_logit_difference']:.1e})"
+def _verdict(bundle: Any) -> str:
+    difference = bundle.measured["worst_logit_difference"]
+    return f"parity {bundle.manifest.parity['verdict']} (logits differ by at most {difference:.1e})"
 
 
 def _size(size: float) -> str:

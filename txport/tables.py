@@ -50,6 +50,9 @@ def show_parity(report: Report) -> None:
     click.echo()
     for line in reports.ran(report):
         click.echo(line)
+    click.echo(reports.pytorch(report))
+    for line in report.about["left_out"]:
+        click.echo(f"left out: {line}")
     for line in reports.quality(report):
         click.echo(f"quality: {line}")
     for line in report.failures()[1:FURTHER]:
@@ -141,7 +144,8 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
             show(f"\n{graph.file}", ["", "port", "type", "dims"], rows)
             click.echo(_operators(bundle, graph.role))
     name, digest = manifest.checkpoint["name"], manifest.checkpoint["sha256"]
-    parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in manifest.parity.items())
+    figures = {**manifest.parity, **{key: value for key, value in bundle.measured.items() if key != "machine"}}
+    parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in figures.items())
     click.echo(f"\ncheckpoint: {name} (SHA-256 {digest[:16]}...)")
     chosen = f", kernels for {manifest.rows} rows" if manifest.rows else ""
     click.echo(f"target: {manifest.target}, precision: {manifest.precision}, opset: {manifest.opset}{chosen}")

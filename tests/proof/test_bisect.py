@@ -36,7 +36,9 @@ from txport.cli import cli
 from txport.exporters import cpu
 from txport.exporters import quantize as quantizer
 from txport.exporters.export import export_graphs
+from txport.exporters.fused import FUSED_FORMS
 from txport.exporters.passes import PASSES
+from txport.exporters.symbols import Symbol, Tracer
 from txport.models import transformer
 from txport.models.bundle import Bundle, seal
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -616,16 +618,18 @@ def test_the_branch_of_attention_is_a_step_of_its_own(
 def test_a_mask_dropped_by_the_trace_is_named(
     checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    symbolic = torch.onnx.ops.symbolic
+    form = FUSED_FORMS["multi_head_attention"]
 
-    def without_lengths(name: str, inputs: list[Any], *rest: Any, **options: Any) -> Any:
-        return symbolic(name, [*inputs[:4], None], *rest, **options)
+    def without_lengths(tracer: Tracer, *arguments: Any) -> Symbol:
+        mixed = form(tracer, *arguments)
+        tracer.nodes[-1].replace_input_with(4, None)
+        return mixed
 
-    monkeypatch.setattr(torch.onnx.ops, "symbolic", without_lengths)
+    monkeypatch.setitem(FUSED_FORMS, "multi_head_attention", without_lengths)
     culprit = bisect(made(checkpoints["pre"], tmp_path / "out", target="cpu"), checkpoints["pre"])
     assert culprit is not None
     assert (culprit.where, culprit.kind) == ("encoder layer 0, self-attention", "mask")
-    assert culprit.origin == "brought in by the trace by PyTorch's exporter"
+    assert culprit.origin == "brought in by the trace of the model"
     assert "encoder layer 1, self-attention" in culprit.also
     assert "decoder layer 0, cross-attention" in culprit.also
 
@@ -640,7 +644,7 @@ def test_positions_off_by_one_in_the_trace_are_named(
         patch.setattr(
             transformer.Embedding,
             "forward",
-            lambda self, tokens, start=0: forward(self, tokens, start + (torch.compiler.is_exporting())),
+            lambda self, tokens, start=0: forward(self, tokens, start + isinstance(tokens, Symbol)),
         )
         bundle = made(checkpoints["pre"], tmp_path / "out")
     culprit = bisect(bundle, checkpoints["pre"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from txport.exporters.check import check_graph
-from txport.exporters.fused import FUSED, require_fusable
+from txport.exporters.fused import FUSED, FUSED_FORMS, require_fusable
 from txport.exporters.fusions import check_fusions
 from txport.exporters.optional import make_optional
 from txport.exporters.passes import run_passes
@@ -27,7 +27,9 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collec
     config = checkpoint.config
     require_fusable(config)
     traced = {role: without_top(graph) for role, graph in manifest.graphs.items()}
-    models = {role: trace(FUSED[role](checkpoint.model), graph, manifest.opset) for role, graph in traced.items()}
+    models = {
+        role: trace(FUSED[role](checkpoint.model), graph, manifest.opset, FUSED_FORMS) for role, graph in traced.items()
+    }
     counts = {role: run_passes(model, traced[role], manifest.target) for role, model in models.items()}
     counts[STEP]["make attention optional"] = make_optional(models[STEP], manifest.graphs[STEP])
     for role, model in models.items():

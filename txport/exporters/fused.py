@@ -12,7 +12,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 
+from txport.exporters.operators import FORMS
+from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.models.config import TransformerConfig
 from txport.models.errors import UnsupportedError
 from txport.models.ports import ENCODER, STEP, alignment_layer
@@ -126,15 +129,9 @@ def look(query: Tensor, key: Tensor, lengths: Tensor) -> Tensor:
 
 def multi_head_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, heads: int) -> Tensor:
     """Queries (B, T, D) over keys and values (B, S, D) or (B, N, S, H), of which `lengths` are real -> (B, T, D)."""
-    if torch.onnx.is_in_onnx_export():
-        return torch.onnx.ops.symbolic(
-            f"{MICROSOFT}::MultiHeadAttention",
-            [query, key, value, None, lengths],
-            {"num_heads": heads, "mask_filter_value": MASKED},
-            dtype=query.dtype,
-            shape=query.shape,
-            version=1,
-        )
+    if has_torch_function((query,)):
+        mixed: Tensor = handle_torch_function(multi_head_attention, (query,), query, key, value, lengths, heads)
+        return mixed
     key, value = (x if x.dim() == 4 else split_heads(x, heads) for x in (key, value))
     bias = additive(padding_mask(lengths, key.shape[2]), query.dtype)[:, None, None, :]  # -> (B, 1, 1, S)
     return attend(split_heads(query, heads), key, value, bias).transpose(1, 2).flatten(2)
@@ -145,22 +142,52 @@ def self_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One token (R, D) over the `past_lengths` before it and itself -> (R, D) and the two buffers (R, N, M, H)."""
     packed = torch.cat([attention.query(h), attention.key(h), attention.value(h)], 1)  # -> (R, 3 D)
-    if torch.onnx.is_in_onnx_export():
-        mixed, key, value = torch.onnx.ops.symbolic_multi_out(
-            f"{MICROSOFT}::GroupQueryAttention",
-            [packed.unsqueeze(1), None, None, key, value, past_lengths, capacity],
-            {"num_heads": attention.heads, "kv_num_heads": attention.heads},
-            dtypes=[h.dtype] * 3,
-            shapes=[(h.shape[0], 1, h.shape[1]), key.shape, value.shape],
-            version=1,
-        )
-        return mixed.view(-1, h.shape[1]), key, value
-    new_query, new_key, new_value = (x.unflatten(1, (attention.heads, -1)) for x in packed.chunk(3, 1))  # (R, N, H)
-    rows, places = torch.arange(len(h)), past_lengths.long()
+    return grouped_query_attention(packed, key, value, past_lengths, capacity, attention.heads)
+
+
+def grouped_query_attention(
+    packed: Tensor, key: Tensor, value: Tensor, past_lengths: Tensor, capacity: Tensor, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of one token (R, 3 D) and buffers (R, N, M, H) -> (R, D), the buffers with the token's."""
+    if has_torch_function((packed,)):
+        arguments = (packed, key, value, past_lengths, capacity, heads)
+        found: tuple[Tensor, Tensor, Tensor] = handle_torch_function(grouped_query_attention, (packed,), *arguments)
+        return found
+    new_query, new_key, new_value = (x.unflatten(1, (heads, -1)) for x in packed.chunk(3, 1))  # (R, N, H)
+    rows, places = torch.arange(len(packed)), past_lengths.long()
     key, value = key.clone(), value.clone()
     key[rows, :, places], value[rows, :, places] = new_key, new_value
-    bias = additive(padding_mask(past_lengths + 1, key.shape[2]), h.dtype)[:, None, None, :]  # -> (R, 1, 1, M)
+    bias = additive(padding_mask(past_lengths + 1, key.shape[2]), packed.dtype)[:, None, None, :]  # -> (R, 1, 1, M)
     return attend(new_query[:, :, None], key, value, bias).flatten(1), key, value
 
 
+def _multi_head_attention(
+    tracer: Tracer, query: Symbol, key: Symbol, value: Symbol, lengths: Symbol, heads: int
+) -> Symbol:
+    """As ONNX Runtime's operator; `MASKED` is where its own value would let padding through."""
+    inputs = [query.value, key.value, value.value, None, lengths.value]
+    how = {"num_heads": heads, "mask_filter_value": MASKED}
+    mixed = tracer.op("multi_head_attention", "MultiHeadAttention", inputs, MICROSOFT, **how)
+    return tracer.given(mixed, query.examples)
+
+
+def _grouped_query_attention(
+    tracer: Tracer, packed: Symbol, key: Symbol, value: Symbol, lengths: Symbol, capacity: Symbol, heads: int
+) -> tuple[Symbol, Symbol, Symbol]:
+    """As ONNX Runtime's operator, which takes (R, 1, 3 D) and writes into the buffers."""
+    token = FORMS["unsqueeze"](tracer, packed, 1)
+    inputs = [token.value, None, None, key.value, value.value, lengths.value, capacity.value]
+    how = {"num_heads": heads, "kv_num_heads": heads}
+    mixed, *grown = tracer.ops("grouped_query_attention", "GroupQueryAttention", inputs, 3, MICROSOFT, **how)
+    size = packed.shape[1] // 3
+    rows = [example.new_empty(len(example), 1, size) for example in packed.examples]
+    attended = FORMS["view"](tracer, tracer.given(mixed, (rows[0], rows[1])), -1, size)  # -> (R, D)
+    return attended, *(tracer.given(each, x.examples) for each, x in zip(grown, (key, value), strict=True))
+
+
+FUSED_FORMS: dict[str, Form] = {
+    **FORMS,
+    "multi_head_attention": _multi_head_attention,
+    "grouped_query_attention": _grouped_query_attention,
+}
 FUSED: dict[str, Callable[[Transformer], nn.Module]] = {ENCODER: CpuEncoder, STEP: CpuStep}

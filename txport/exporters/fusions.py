@@ -13,21 +13,6 @@ from txport.models.config import TransformerConfig
 from txport.models.ports import ENCODER, STEP, Graph
 
 
-def plain_reshapes(model: ir.Model, graph: Graph) -> int:
-    """Where only one dim of a Reshape is dynamic, -1 says so; nothing has to be computed for it in each step."""
-    fired = 0
-    for node in list(model.graph):
-        shape = node.outputs[0].shape if node.op_type == "Reshape" else None
-        if shape is None or sum(not isinstance(dim, int) for dim in shape) > 1:
-            continue
-        dims = np.array([dim if isinstance(dim, int) else -1 for dim in shape], dtype=np.int64)
-        constant = ir.node("Constant", [], attributes={"value": ir.tensor(dims)})
-        model.graph.insert_before(node, constant)
-        node.replace_input_with(1, constant.outputs[0])
-        fired += 1
-    return fired
-
-
 def pack_projections(model: ir.Model, graph: Graph) -> int:
     """Linear maps of one input whose results are joined become one linear map: a layer's query, key and value."""
     fired = 0

@@ -1,4 +1,4 @@
-"""What happens to a graph between PyTorch's exporter and the disk: a list of passes, each saying how often it fired."""
+"""What happens to a graph between its trace and the disk: a list of passes, each saying how often it fired."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx_ir.passes import PassBase
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 
-from txport.exporters.fusions import pack_projections, plain_reshapes
+from txport.exporters.fusions import pack_projections
 from txport.models.ports import Graph
 
 Pass = Callable[[ir.Model, Graph], int]
@@ -33,32 +33,14 @@ def fold_constants(model: ir.Model, graph: Graph) -> int:
     return before - len(model.graph)
 
 
-def name_weights(model: ir.Model, graph: Graph) -> int:
-    """Give every weight the name that it has in the checkpoint."""
-    named = [value for value in model.graph.initializers.values() if (value.name or "").startswith("model.")]
-    for value in named:
-        assert value.name is not None
-        value.name = value.name.removeprefix("model.")
-    return len(named)
-
-
 def name_dims(model: ir.Model, graph: Graph) -> int:
-    """Write the contract's dims on the outputs; the exporter's own are long expressions of the same lengths."""
+    """Write the contract's dims on the outputs."""
     for value, port in zip(model.graph.outputs, graph.outputs, strict=True):
         value.shape = ir.Shape(port.dims)
     return len(graph.outputs)
 
 
-def strip_metadata(model: ir.Model, graph: Graph) -> int:
-    """Drop stack traces, which hold the paths of the machine that exported, and all else that nobody reads."""
-    noisy = [node for node in model.graph if node.metadata_props or node.doc_string]
-    passes.ClearMetadataAndDocStringPass()(model)
-    model.metadata_props.clear()
-    return len(noisy)
-
-
 CLEANING: dict[str, Pass] = {
-    "inline functions": library(passes.InlinePass),
     "fold constants": fold_constants,
     "remove unused nodes": library(passes.RemoveUnusedNodesPass),
     "remove identities": library(passes.IdentityEliminationPass),
@@ -66,17 +48,13 @@ CLEANING: dict[str, Pass] = {
 FINISHING: dict[str, Pass] = {
     "merge equal nodes": library(passes.CommonSubexpressionEliminationPass),
     "lift constants": library(lambda: passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)),
-    "remove unused opsets": library(passes.RemoveUnusedOpsetsPass),
     "name dims": name_dims,
-    "strip metadata": strip_metadata,
 }
 PASSES: dict[str, dict[str, Pass]] = {
-    "portable": {**CLEANING, "name weights": name_weights, **FINISHING},
+    "portable": {**CLEANING, **FINISHING},
     "cpu": {
-        "name weights": name_weights,
         **CLEANING,
         "pack projections": pack_projections,
-        "plain reshapes": plain_reshapes,
         "drop what is left over": library(passes.RemoveUnusedNodesPass),
         **FINISHING,
     },

@@ -1,13 +1,13 @@
-"""One module -> one graph, straight from PyTorch's exporter, with every dynamic dim of its ports."""
+"""One module -> one graph: the module runs once on tensors that write down what is done to them.
+
+`torch.onnx.export` gives the same nodes, but reasons about every symbolic stride on the way: a decoder of six layers
+takes it half a minute, and this a few milliseconds. What has no form in `operators` is refused, not guessed.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import logging
-import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Mapping
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from txport import __version__
+from txport.exporters.operators import FORMS
+from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.models.bundle import Manifest
 from txport.models.ports import (
     ALL_ROWS,
@@ -29,62 +31,64 @@ from txport.models.ports import (
     Port,
 )
 
-# Each dynamic dim has a length of its own, none of them 0 or 1; only the rows are batch x beams.
-SIZES = {BATCH: 2, TARGET: 3, PAST_SOURCE: 4, PAST_TARGET: 5, SOURCE: 6, BEAMS: 7, ROOM: 8, ALL_ROWS: 14}
+# Two lengths for each dynamic dim: what differs between the two is dynamic. They are primes, so that sums, differences
+# and products of dims are told apart from the dims themselves. Only the rows are batch x beams.
+SIZES = {
+    BATCH: (101, 503),
+    TARGET: (103, 521),
+    PAST_SOURCE: (107, 541),
+    PAST_TARGET: (109, 569),
+    SOURCE: (149, 599),
+    BEAMS: (127, 617),
+    ROOM: (131, 659),
+    ALL_ROWS: (101 * 127, 503 * 617),
+}
+IR_VERSION = 10
 
 
-def trace(module: nn.Module, graph: Graph, opset: int) -> ir.Model:
-    """A module whose arguments are the inputs of `graph`, as PyTorch's exporter sees it."""
-    with _quiet():
-        program = torch.onnx.export(
-            module.eval(),
-            tuple(example(port) for port in graph.inputs),
-            dynamic_shapes=_dynamic_shapes(module, graph),
-            input_names=[port.name for port in graph.inputs],
-            output_names=[port.name for port in graph.outputs],
-            opset_version=opset,
-            dynamo=True,
-            optimize=False,
-            verbose=False,
-        )
-    assert program is not None
-    return program.model
+@torch.no_grad()
+def trace(module: nn.Module, graph: Graph, opset: int, forms: Mapping[str, Form] = FORMS) -> ir.Model:
+    """A module whose arguments are the inputs of `graph`, as ONNX, every dynamic dim of its ports kept open.
+
+    Weights have the names of the checkpoint; `forms` say what becomes of each function.
+
+    Raises `UnsupportedError` for a function that has no ONNX form.
+    """
+    tracer = Tracer(forms, weight_names(module), opset)
+    values = [value_of(port) for port in graph.inputs]
+    inputs = [Symbol(tracer, value, examples(port)) for value, port in zip(values, graph.inputs, strict=True)]
+    with tracer:
+        found = module.eval()(*inputs)
+    outputs = [each.value for each in (found if isinstance(found, tuple) else (found,))]
+    for at, port in enumerate(graph.outputs):
+        if outputs[at] in (*values, *outputs[:at]):  # a value can't have two names
+            outputs[at] = tracer.given(tracer.op("copy", "Identity", [outputs[at]]), found[at].examples).value
+        outputs[at].name = port.name
+    initializers = list(tracer.initializers.values())
+    opsets = {"": opset, **{node.domain: 1 for node in tracer.nodes if node.domain}}
+    body = ir.Graph(
+        values, outputs, nodes=tracer.nodes, initializers=initializers, opset_imports=opsets, name=graph.role
+    )
+    return ir.Model(body, ir_version=IR_VERSION)
 
 
-def example(port: Port) -> Tensor:
-    """A tensor for tracing."""
-    shape = [SIZES[dim] if isinstance(dim, str) else dim for dim in port.dims]
-    return torch.ones(shape, dtype=getattr(torch, port.dtype))
+def weight_names(module: nn.Module) -> dict[int, str]:
+    """The checkpoint's name of each weight and table of a module that wraps the model; the last one of a tied one."""
+    named = chain(module.named_buffers(), module.named_parameters(remove_duplicate=False))
+    return {id(tensor): name.removeprefix("model.") for name, tensor in named}
+
+
+def examples(port: Port) -> tuple[Tensor, Tensor]:
+    """What a port's tensor looks like for two sets of lengths."""
+    dtype = getattr(torch, port.dtype)
+    one, other = ([SIZES[dim][at] if isinstance(dim, str) else dim for dim in port.dims] for at in (0, 1))
+    return torch.empty(one, dtype=dtype, device="meta"), torch.empty(other, dtype=dtype, device="meta")
 
 
 def value_of(port: Port) -> ir.Value:
     """A graph's input or output, as its port says."""
     dtype = ir.DataType.from_numpy(np.dtype(port.dtype))
     return ir.Value(name=port.name, type=ir.TensorType(dtype), shape=ir.Shape(port.dims))
-
-
-def _dynamic_shapes(module: nn.Module, graph: Graph) -> tuple[Any, ...]:
-    """The names of the dynamic dims, nested as the module's `forward` takes its arguments."""
-    shapes = [{axis: dim for axis, dim in enumerate(port.dims) if isinstance(dim, str)} for port in graph.inputs]
-    kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        return tuple(shapes)
-    named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
-    return (*shapes[:named], tuple(shapes[named:]))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter warns of its own deprecations and of dims that it renames; none of it is the user's to mend."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
 
 
 def sign(model: ir.Model, role: str, manifest: Manifest) -> None:

@@ -25,6 +25,7 @@ from txport.models.ports import ENCODER, STEP
 Array = NDArray[Any]
 
 FILE = "weights.bin"
+NORM = "LayerNormalization"
 INLINE_BELOW = 256  # bytes; what shape inference reads stays in the graph
 PAGE = 4096  # a tensor of several pages starts on one, so that it can be mapped into memory
 
@@ -81,6 +82,12 @@ class Held:
 def graph_weights(path: Path) -> dict[str, Array]:
     """Every tensor that a graph holds, by name: initializers and constants, those of its branches too."""
     return dict(_tensors(onnx.load(str(path)).graph))
+
+
+def graph_epsilons(path: Path) -> dict[str, float]:
+    """The epsilon of each norm of a graph, by the name of its weight."""
+    norms = (node for node in onnx.load(str(path), load_external_data=False).graph.node if node.op_type == NORM)
+    return {node.input[1]: next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5) for node in norms}
 
 
 def _tensors(graph: onnx.GraphProto, place: str = "") -> Iterator[tuple[str, Array]]:

@@ -13,10 +13,10 @@ from typing import Any
 from txport.models.config import TransformerConfig
 from txport.models.errors import BundleError, ConfigError, UnsupportedError
 from txport.models.files import sha256
-from txport.models.names import SAMPLES, TOKENIZER
+from txport.models.names import MEASURED, SAMPLES, TOKENIZER
 from txport.models.ports import CONTRACTS, Graph
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST = "txport.json"
 TARGETS = tuple(CONTRACTS)
 # precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too
@@ -120,6 +120,15 @@ class Bundle:
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
     @property
+    def measured(self) -> dict[str, Any]:
+        """How far it was from PyTorch on the machine that exported it; no hash covers that, nothing depends on it."""
+        try:
+            values = json.loads((self.path / MEASURED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return values if isinstance(values, dict) else {}
+
+    @property
     def size(self) -> int:
         """Bytes on disk of everything that the manifest lists."""
         return sum(entry["bytes"] for entry in self.manifest.files.values())
@@ -127,7 +136,8 @@ class Bundle:
 
 def seal(folder: Path, manifest: Manifest) -> Bundle:
     """Write the manifest over the files that lie in `folder`."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    own = (MANIFEST, MEASURED)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in own)
     files = {
         path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in paths
     }

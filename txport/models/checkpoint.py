@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import safetensors
 import torch
 from safetensors.torch import load_file, save_file
@@ -64,12 +65,25 @@ def load_checkpoint(name: str) -> Checkpoint:
 
 
 def random_checkpoint(preset: str) -> Checkpoint:
-    """A published size with seeded random weights, for benchmarks and tests."""
+    """A published size with seeded random weights, for benchmarks and tests; the same on every machine."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
         model = Transformer(PRESETS[preset])
+    fill(model, np.random.default_rng(0))
     name = PRESET + preset
     return Checkpoint(name, model.eval(), digest(name))
+
+
+@torch.no_grad()
+def fill(model: Transformer, rng: np.random.Generator) -> None:
+    """Random matrices as large as those of `Transformer.initialise`, but uniform.
+
+    PyTorch's normal ones are rounded otherwise under each instruction set.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            variance = 1 / model.config.d_model if "embedding" in name else 2 / sum(parameter.shape)
+            uniform = rng.random(tuple(parameter.shape), dtype=np.float32)
+            parameter.copy_(torch.from_numpy((uniform * 2 - 1) * np.float32((3 * variance) ** 0.5)))
 
 
 def save_checkpoint(out: Path, model: Transformer, tokenizer: str | None = None, *, half: bool = False) -> None:

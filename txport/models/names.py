@@ -10,7 +10,7 @@ from txport.models.files import hash_of, sha256
 
 PRESET = "preset:"
 CONFIG, WEIGHTS, TOKENIZER, SAMPLES = "config.json", "model.safetensors", "tokenizer.json", "samples.txt"
-GOLDEN = "golden.npz"  # of a bundle
+GOLDEN, MEASURED = "golden.npz", "measured.json"  # of a bundle
 SHIPPED = Path(__file__).parent
 
 

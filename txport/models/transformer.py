@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ class LayerCache(NamedTuple):
 
 
 Cache = tuple[LayerCache, ...]
+WAVES = (math.sin, math.cos)
 
 
 class Decoded(NamedTuple):
@@ -188,12 +190,19 @@ class DecoderLayer(nn.Module):
         )
 
 
+@cache
 def sinusoids(length: int, size: int) -> Tensor:
-    """Section 3.5 of the paper, sine and cosine interleaved: -> (length, size)."""
-    position = torch.arange(length, dtype=torch.float64)[:, None]
-    rate = torch.exp(torch.arange(0, size, 2, dtype=torch.float64) * (-math.log(10000.0) / size))
-    angle = position * rate  # (length, size / 2)
-    return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1).float()
+    """Section 3.5 of the paper, sine and cosine interleaved: -> (length, size).
+
+    Not by PyTorch's kernels, which differ in the last bit from one instruction set to the next.
+    """
+    table = [
+        wave(place * 10000.0 ** (-even / size))
+        for place in range(length)
+        for even in range(0, size, 2)
+        for wave in WAVES
+    ]
+    return torch.tensor(table, dtype=torch.float64, device="cpu").float().view(length, size)
 
 
 class Embedding(nn.Module):
@@ -206,7 +215,7 @@ class Embedding(nn.Module):
         if config.positions == "learned":
             self.positions = nn.Parameter(torch.empty(config.max_length, config.d_model))
         else:
-            self.register_buffer("positions", sinusoids(config.max_length, config.d_model), persistent=False)
+            self.register_buffer("positions", sinusoids(config.max_length, config.d_model).clone(), persistent=False)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:

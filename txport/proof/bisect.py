@@ -23,6 +23,7 @@ from txport.models.transformer import Transformer
 from txport.proof.cases import draw_cases
 from txport.proof.causes import cause_of
 from txport.proof.evidence import Evidence, WrongWeight, place_of
+from txport.proof.exact import Exact
 from txport.proof.guesses.common import describe_weight
 from txport.proof.matrices import badly_quantised, describe_rounding, linear_inputs, roundings
 from txport.proof.measures import Comparison, finite
@@ -89,10 +90,11 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
     bundle.require_source(checkpoint.name, checkpoint.sha256)
     load_bundle(bundle.path)
     held = holding(bundle, checkpoint).model
-    reference, cases = Reference(held, bundle.manifest), draw_cases(bundle, seed, more)
+    reference = Reference(Exact.of(held, bundle.manifest.precision), bundle.manifest)
+    cases = draw_cases(bundle, seed, more)
     probes = {role: probe_file(bundle, role) for role in bundle.manifest.graphs if role in WEIGHTED}
     failures: list[tuple[Probe, ParityError]] = []
-    findings = find(_running(observations(probes, held, reference, cases, seed), failures))
+    findings = find(_running(observations(probes, reference, cases, seed), failures))
     wrong = wrong_weights(bundle, checkpoint.model)
     if findings:
         culprit = _explain(findings, held, wrong)
@@ -171,9 +173,9 @@ def _optimised(found: Miscompiled | None) -> Culprit | None:
 
 def _rounded(bundle: Bundle, checkpoint: Checkpoint, seed: int) -> Culprit | None:
     """The matrix that its few bits harm more than they need, or than they harm the others."""
-    reference = Reference(checkpoint.model, bundle.manifest)
+    reference = Reference(Exact.of(checkpoint.model), bundle.manifest)
     calls = (call for case in draw_cases(bundle, seed) for call in reference.walk(case, seed))
-    found = roundings(bundle, checkpoint.model, linear_inputs(checkpoint.model, calls))
+    found = roundings(bundle, checkpoint.model, linear_inputs(reference.model, calls))
     bad = badly_quantised(found)
     if bad is None:
         return None

@@ -6,8 +6,9 @@ nor onnx is needed. Shape comments: T tokens of a target, V vocabulary, K likeli
 
 from __future__ import annotations
 
+import math
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from txport.models.errors import BundleError
 from txport.models.names import GOLDEN
 from txport.proof.cases import Draw
 from txport.proof.noise import Noisy
-from txport.proof.tolerances import tolerance_of
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
@@ -36,18 +36,25 @@ LIKELIEST = 8
 SUMS = 128
 GREEDY, BEAM = "greedy", "beam 4"
 SEARCHES: dict[str, dict[str, Any]] = {GREEDY: {"scores": False}, BEAM: {"beams": 4}}
+GRID = 18  # bits of the largest logit
+TINY = 1e-30
 DISTURBED = 4  # times that beam search is tried with noise
 
 
 @dataclass(frozen=True)
 class Said:
-    """The logits (T, V) of one target in short, and how large they are: the largest of all, and their mean square."""
+    """The logits (T, V) of one target in short, and how large they are: the largest of all, and their mean square.
+
+    `noise` is how far one of them may move. All is on a grid that is coarse enough for float64 to find the same number
+    on every machine, and much finer than any noise.
+    """
 
     ids: Ints  # (T, K) the likeliest tokens, best first
     values: Floats  # (T, K)
     sums: Floats  # (T, F)
     largest: float
     rms: float
+    noise: float
 
 
 @dataclass(frozen=True)
@@ -65,10 +72,15 @@ class Golden:
     steady: list[bool]
 
 
-def record(runtime: Runtime, config: TransformerConfig, real: Iterable[Sequence[int]], precision: str) -> Golden:
+def record(
+    runtime: Runtime,
+    config: TransformerConfig,
+    real: Iterable[Sequence[int]],
+    noise_of: Callable[[float, Sequence[int], Sequence[int]], float],
+) -> Golden:
     """Ask a runtime that is right. `real` sources are given the targets that it finds, others random ones.
 
-    `precision` is that of the runtimes that will be held against it.
+    `noise_of` says how far the logits of a target may move: of the largest one, a source and its target.
     """
     known = [tuple(source) for source in real][:REAL]
     rng = np.random.default_rng(0)
@@ -79,8 +91,11 @@ def record(runtime: Runtime, config: TransformerConfig, real: Iterable[Sequence[
     for length in DRAWN:
         tokens = rng.integers(0, config.target_vocab_size, min(length, LONGEST, config.max_length))
         targets.append(tuple(tokens.tolist()))
-    said = [shorten(each) for each in logits(runtime, sources, targets, config)]
-    noisy = find(Noisy(runtime, tolerance_of(precision), 0), config, sources * DISTURBED, BEAM)
+    values = logits(runtime, sources, targets, config)
+    noises = [noise_of(float(np.abs(each).max()), *pair) for each, *pair in zip(values, sources, targets, strict=True)]
+    said = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
+    share = max(each.noise / max(each.largest, TINY) for each in said)
+    noisy = find(Noisy(runtime, share, 0), config, sources * DISTURBED, BEAM)
     tries = [each.tokens for each in noisy]
     steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
     return Golden(sources, targets, said, found, steady)
@@ -92,12 +107,32 @@ def find(runtime: Runtime, config: TransformerConfig, sources: Sequence[Sequence
     return [each[0] for each in generate(runtime, sources, config, options)]
 
 
-def shorten(values: Floats) -> Said:
-    """Logits (T, V) as they are stored."""
+def shorten(values: Floats, noise: float) -> Said:
+    """Logits (T, V) as they are stored, each of which may move by the noise."""
     best = scores(values, LIKELIEST, normalise=False)
     assert best.ids is not None
-    largest, rms = np.abs(values).max(), np.sqrt(np.mean(np.square(values, dtype=np.float64)))
-    return Said(best.ids, best.values, fold(values), float(largest), float(rms))
+    largest, rms = float(np.abs(values).max()), float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+    step = 2.0 ** (math.frexp(largest)[1] - GRID)
+    return Said(
+        ids=best.ids,
+        values=on_grid(best.values, step).astype(np.float32),
+        sums=on_grid(fold(values), step).astype(np.float32),
+        largest=float(on_grid(largest, step)),
+        rms=float(on_grid(rms, step)),
+        noise=_rounded_up(noise),
+    )
+
+
+def on_grid(values: Any, step: float) -> NDArray[np.float64]:
+    """The nearest multiples of a step."""
+    multiples: NDArray[np.float64] = np.rint(np.asarray(values, np.float64) / step) * step
+    return multiples
+
+
+def _rounded_up(noise: float) -> float:
+    """To one of eight numbers between a power of two and the next."""
+    power = 2.0 ** (math.frexp(noise)[1] - 4)
+    return math.ceil(noise / power) * power
 
 
 def fold(values: Floats) -> Floats:
@@ -108,7 +143,7 @@ def fold(values: Floats) -> Floats:
     """
     steps, size = values.shape
     if size <= SUMS:
-        return values
+        return values.astype(np.float32)
     count = -(-size // SUMS)
     padded = np.zeros((steps, count * SUMS))
     padded[:, :size] = values
@@ -122,11 +157,11 @@ def save_golden(path: Path, golden: Golden) -> None:
     arrays = {**_pack("sources", golden.sources), **_pack("targets", golden.targets)}
     for name in ("ids", "values", "sums"):
         arrays[name] = np.concatenate([getattr(each, name) for each in golden.said])
-    for name in ("largest", "rms"):
+    for name in ("largest", "rms", "noise"):
         arrays[name] = np.array([getattr(each, name) for each in golden.said])
     for search, found in golden.found.items():
         arrays.update(_pack(search, [each.tokens for each in found]))
-        arrays[f"{search}.scores"] = np.array([each.score for each in found])
+        arrays[f"{search}.scores"] = on_grid([each.score for each in found], 2.0**-GRID)
     arrays["steady"] = np.array(golden.steady)
     np.savez(path, **arrays)  # type: ignore[arg-type]  # its keywords are arrays but for one
 
@@ -169,7 +204,7 @@ def _lists(arrays: Arrays, name: str) -> list[tuple[int, ...]]:
 
 def _unpack(arrays: Arrays) -> Golden:
     parts = [_split(arrays, name, "targets.lengths") for name in ("ids", "values", "sums")]
-    sizes = (arrays["largest"].tolist(), arrays["rms"].tolist())
+    sizes = [arrays[name].tolist() for name in ("largest", "rms", "noise")]
     found = {
         search: [
             Found(tokens, score)

@@ -98,7 +98,7 @@ def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:
 
 
 def linear_inputs(model: Transformer, calls: Iterable[object]) -> dict[str, Array]:
-    """What goes into each linear map while `calls` are walked: (rows, in), at most `ROWS_ENOUGH` rows of each."""
+    """What goes into each linear map of the model that walks `calls`: (rows, in), at most `ROWS_ENOUGH` rows."""
     found: dict[str, list[Array]] = {}
     with recording(model) as record:
         for _ in calls:

@@ -203,14 +203,14 @@ def _why(error: Exception, path: Path) -> str:
 
 
 def _judge(blank: Cell, report: Report, begun: float) -> Cell:
-    summary = report.summary()
-    verdict = FAIL if not report.passed else NEAR_TIE if summary["near_ties"] else PASS
+    summary, ties = report.summary(), report.near_ties
+    verdict = FAIL if not report.passed else NEAR_TIE if ties else PASS
     return replace(
         blank,
         verdict=verdict,
         why="" if report.passed else report.describe_worst(),
         worst_logit_difference=report.worst_of(LOGITS),
-        near_ties=summary["near_ties"],
+        near_ties=ties,
         rows_searched=summary["rows_searched"],
         parity_seconds=_since(begun),
     )

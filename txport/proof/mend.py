@@ -17,6 +17,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.errors import ParityError
 from txport.models.transformer import Transformer
 from txport.proof.cases import draw_cases
+from txport.proof.exact import Exact
 from txport.proof.matrices import linear_inputs, roundings
 from txport.proof.probe import Observation, Probe, compare_tap, observations, probe_file
 from txport.proof.proven import prove, write
@@ -60,14 +61,12 @@ def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> lis
     The error of the weights, on what PyTorch multiplies with them, and that of the activations, seen in the graph.
     """
     cases, manifest = draw_cases(bundle, seed), bundle.manifest
-    exact = Reference(checkpoint.model, manifest)
+    exact = Reference(Exact.of(checkpoint.model), manifest)
     calls = (call for case in cases for call in exact.walk(case, seed))
-    errors = {
-        each.name: each.error for each in roundings(bundle, checkpoint.model, linear_inputs(checkpoint.model, calls))
-    }
-    held = holding(bundle, checkpoint).model
+    errors = {each.name: each.error for each in roundings(bundle, checkpoint.model, linear_inputs(exact.model, calls))}
+    held = Reference(Exact.of(holding(bundle, checkpoint).model), manifest)
     probes = {role: probe_file(bundle, role) for role in manifest.graphs if role in WEIGHTED}
-    seen = activation_errors(observations(probes, held, Reference(held, manifest), cases, seed), manifest.precision)
+    seen = activation_errors(observations(probes, held, cases, seed), manifest.precision)
     quantised = {part for name, form in manifest.quantization.items() if form != PLAIN for part in split_name(name)}
     total = {name: float(np.hypot(errors.get(name, 0.0), seen.get(name, 0.0))) for name in quantised}
     return sorted(total, key=lambda name: (-np.nan_to_num(total[name], nan=np.inf), name))

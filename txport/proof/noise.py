@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from txport.proof.tolerances import Tolerance
 from txport.runtimes.base import Ints, Runtime, Scores, State, scores
 
 
 class Noisy:
-    """A runtime whose logits are moved at random, by no more than a tolerance lets them."""
+    """A runtime whose logits are moved at random, each by no more than a share of the largest."""
 
-    def __init__(self, runtime: Runtime, tolerance: Tolerance, seed: int, share: float = 1.0) -> None:
-        self._runtime, self._tolerance, self._share = runtime, tolerance, share
+    def __init__(self, runtime: Runtime, share: float, seed: int) -> None:
+        self._runtime, self._share = runtime, share
         self._rng = np.random.default_rng(seed)
 
     def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
@@ -24,9 +23,8 @@ class Noisy:
     ) -> tuple[Scores, State]:
         """See `Runtime.step`."""
         found, state = self._runtime.step(tokens, state, align=align)
-        largest = np.abs(found.values).max(axis=1)
-        spread = np.array([[self._share * self._tolerance.noise_of(each)] for each in largest], np.float32)  # (R, 1)
-        moved = found.values + spread * self._rng.uniform(-1, 1, found.values.shape).astype(np.float32)
+        largest = np.abs(found.values).max(axis=1, keepdims=True)  # (R, 1)
+        moved = found.values + self._share * largest * self._rng.uniform(-1, 1, found.values.shape)
         return scores(moved, top, normalise)._replace(attention=found.attention), state
 
     def select(self, state: State, rows: Ints) -> State:

@@ -9,8 +9,9 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
-from txport.exporters.fused import FUSED
+from txport.exporters.fused import FUSED, FUSED_FORMS
 from txport.exporters.graphs import PORTABLE
+from txport.exporters.operators import FORMS
 from txport.exporters.optional import make_optional
 from txport.exporters.passes import PASSES
 from txport.exporters.quantize import apply_forms
@@ -21,8 +22,8 @@ from txport.models.ports import STEP, shortens
 from txport.models.transformer import Transformer
 from txport.proof.probe import Finding, compare_tap, make_probe, observe
 
-MODULES = {"portable": PORTABLE, "cpu": FUSED}
-TRACED, OPTIONAL = "the trace by PyTorch's exporter", "the branch for attention that is asked for"
+MODULES = {"portable": (PORTABLE, FORMS), "cpu": (FUSED, FUSED_FORMS)}
+TRACED, OPTIONAL = "the trace of the model", "the branch for attention that is asked for"
 QUANTIZED, TOPPED = "quantisation", "the choice of the best tokens"
 
 
@@ -42,7 +43,8 @@ def stages(role: str, model: Transformer, manifest: Manifest) -> Iterator[tuple[
     ports = manifest.graphs[role]
     traced = without_top(ports) if manifest.target == "cpu" else ports
     module = copy.deepcopy(model).to(getattr(torch, manifest.dtype))
-    graph = trace(MODULES[manifest.target][role](module), traced, manifest.opset)
+    modules, forms = MODULES[manifest.target]
+    graph = trace(modules[role](module), traced, manifest.opset, forms)
     yield TRACED, graph
     for name, run in PASSES[manifest.target].items():
         run(graph, traced)

@@ -1,6 +1,6 @@
 """Proof that a bundle computes what PyTorch computes, in the form in which it ships.
 
-All against the checkpoint in PyTorch, in fp32 on the CPU: the weights inside the graphs, the outputs of each graph
+All against the checkpoint in PyTorch, in float64 on the CPU: the weights inside the graphs, the outputs of each graph
 over inputs chosen to break it, the logits of whole targets step by step, the tokens that search finds, and, where
 there are texts with targets, how many come out right.
 """
@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -24,6 +25,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.errors import LoadError, ParityError
 from txport.proof.calls import compare_call
 from txport.proof.cases import Case, draw_cases
+from txport.proof.exact import Exact
 from txport.proof.forced import compare_forced
 from txport.proof.measures import Comparison, compare
 from txport.proof.quality import Texts, compare_quality, digest_of, right_ones
@@ -33,6 +35,7 @@ from txport.proof.tolerances import Tolerance, tolerance_of
 from txport.proof.walks import Reference
 from txport.proof.weights import compare_weights
 from txport.runtimes.base import GraphRuntime, Runtime
+from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import Found
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
@@ -67,6 +70,7 @@ def check(
     report.tensors.extend(compare_weights(bundle, checkpoint))
     with fitting_threads(checkpoint):
         truth = Truth(bundle, checkpoint, draw_cases(bundle, seed, cases), texts or {}, seed)
+        report.about["pytorch"] = truth.pytorch
         for name, provider in providers.items():
             label = name if provider == "cpu" else f"{name} {provider}"
             runtime = _load(name, bundle, provider)
@@ -86,8 +90,14 @@ def fitting_threads(checkpoint: Checkpoint) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def exact_of(bundle: Bundle, checkpoint: Checkpoint) -> Exact:
+    """What a bundle is held against: the checkpoint, with the weights that it holds where they are quantised."""
+    manifest = bundle.manifest
+    return Exact.of(holding(bundle, checkpoint).model, manifest.precision, together=manifest.rows is not None)
+
+
 class Truth:
-    """What PyTorch says in every case, computed once for all runtimes.
+    """What PyTorch says in every case, in float64, computed once for all runtimes.
 
     In the cases with the weights that a quantised bundle holds, so that nothing but the computation differs; on the
     texts of the task with those of the checkpoint, since that is what users had.
@@ -95,12 +105,22 @@ class Truth:
 
     def __init__(self, bundle: Bundle, checkpoint: Checkpoint, cases: list[Case], texts: Texts, seed: int) -> None:
         self._bundle, self._texts, self._seed = bundle, texts, seed
-        self._checkpoint = held = holding(bundle, checkpoint)
-        self._graphs = Reference(held.model, bundle.manifest)
-        runtime = runtimes.load_torch(held)
-        self._found = {case.name: search_all(case, runtime, held) for case in cases}
+        self._exact = exact_of(bundle, checkpoint)
+        self._graphs = Reference(self._exact, bundle.manifest)
+        runtime = TorchRuntime(self._exact.model)
+        self._found = {case.name: search_all(case, runtime, checkpoint.config) for case in cases}
         self._cases = [replace(case, targets=case.targets or self._said(case)) for case in cases]
-        self._right = right_ones(bundle, runtimes.load_torch(checkpoint), texts) if texts else []
+        self.pytorch = self._compare_pytorch(checkpoint)
+        self._right = right_ones(bundle, TorchRuntime(Exact.of(checkpoint.model).model), texts) if texts else []
+
+    def _compare_pytorch(self, checkpoint: Checkpoint) -> dict[str, float]:
+        """How far PyTorch itself is off in fp32, with the checkpoint's weights, over the targets of the cases."""
+        exact = self._exact if self._exact.own.model is checkpoint.model else Exact.of(checkpoint.model)
+        pairs = [(case.sources, case.targets) for case in self._cases]
+        return {
+            "worst_logit_difference": max(exact.own_error(*pair) for pair in pairs),
+            "largest_logit": max(float(np.abs(each).max()) for pair in pairs for each in exact.logits(*pair)),
+        }
 
     def _said(self, case: Case) -> tuple[tuple[int, ...], ...]:
         greedy: list[Found] = self._found[case.name]["greedy"]
@@ -112,7 +132,7 @@ class Truth:
             report.tensors.extend(compare_graphs(case, label, runtime, self._graphs, tolerance, self._seed))
         for case in self._cases:
             with no_crash(f"{label}, case {case.name}: a search"):
-                report.tensors.extend(compare_forced(case, label, runtime, self._checkpoint, tolerance))
+                report.tensors.extend(compare_forced(case, label, runtime, self._exact, tolerance))
                 report.tokens.extend(self._compare_search(case, label, runtime, tolerance))
         if self._texts:
             with no_crash(f"{label}, texts: a search"):
@@ -122,7 +142,7 @@ class Truth:
     def _compare_search(
         self, case: Case, label: str, runtime: Runtime, tolerance: Tolerance
     ) -> Iterator[TokenComparison]:
-        return compare_search(case, label, runtime, self._found[case.name], self._checkpoint, tolerance)
+        return compare_search(case, label, runtime, self._found[case.name], self._exact, tolerance)
 
 
 def _load(name: str, bundle: Bundle, provider: str) -> GraphRuntime:
@@ -147,6 +167,7 @@ def _about(
         "tolerances": {name: each.to_dict() for name, each in tolerances.items()},
         "seed": seed,
         "random_cases": cases,
+        "left_out": [],
         "versions": {
             "python": platform.python_version(),
             "txport": __version__,

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from txport import runtimes
+from txport import machine
 from txport.exporters import export as exporter
-from txport.exporters.weights import holding
-from txport.models.bundle import Bundle, seal
+from txport.models.bundle import Bundle, seal, write_json
 from txport.models.checkpoint import Checkpoint
 from txport.models.errors import ParityError
-from txport.models.names import GOLDEN
+from txport.models.names import GOLDEN, MEASURED
 from txport.models.tokenizer import load_tokenizer
 from txport.proof.golden import REAL, record, save_golden
-from txport.proof.parity import Report, check
+from txport.proof.parity import Report, check, exact_of
+from txport.proof.tolerances import tolerance_of
 from txport.proof.verify import verify
+from txport.runtimes.pytorch import TorchRuntime
 
 
 def write(checkpoint: Checkpoint, folder: Path, *, opset: int | None = None, **how: Any) -> Bundle:
@@ -35,6 +37,7 @@ def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int =
     if report.passed:
         _add_golden(bundle, checkpoint)
     bundle = seal(bundle.path, dataclasses.replace(bundle.manifest, parity=report.summary()))
+    write_json(bundle.path / MEASURED, {"machine": machine.describe(), **report.figures()})
     if report.passed and not (result := verify(bundle.path)).passed:
         raise ParityError(f"the export of {checkpoint.name} can't be verified: {result.wrong}")
     return bundle, report
@@ -43,5 +46,10 @@ def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int =
 def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     tokenizer = load_tokenizer(bundle.tokenizer, checkpoint.config)
     real = [tokenizer.encode(text) for text in bundle.samples[:REAL]]
-    reference = runtimes.load_torch(holding(bundle, checkpoint))
-    save_golden(bundle.path / GOLDEN, record(reference, checkpoint.config, real, bundle.manifest.precision))
+    exact = exact_of(bundle, checkpoint)
+    tolerance = tolerance_of(bundle.manifest.precision)
+
+    def noise_of(largest: float, source: Sequence[int], target: Sequence[int]) -> float:
+        return tolerance.lasting_noise(largest, exact.rounding_error([source], [target]))
+
+    save_golden(bundle.path / GOLDEN, record(TorchRuntime(exact.model), checkpoint.config, real, noise_of))

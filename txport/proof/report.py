@@ -74,17 +74,29 @@ class Report:
         """The largest absolute difference of one port, over all cases and runtimes; 0 if it was not compared."""
         return max((each.max_abs for each in self.tensors if each.tensor == tensor), default=0.0)
 
+    @property
+    def near_ties(self) -> int:
+        """Rows whose tokens are others, and as good."""
+        return sum(each.near_ties for each in self.tokens)
+
     def summary(self) -> dict[str, Any]:
-        """What a manifest records."""
+        """What a manifest records: the same for a checkpoint on every machine."""
         return {
             "verdict": self.verdict,
             "runtimes": sorted({each.runtime for each in self.tokens}),
             "cases": len({each.case for each in self.tensors}),
             "tensors": len(self.tensors),
-            "worst_logit_difference": float(f"{self.worst_of(LOGITS):.3g}"),
             "rows_searched": sum(each.rows for each in self.tokens),
-            "near_ties": sum(each.near_ties for each in self.tokens),
             "seed": self.about["seed"],
+            **({"left_out": self.about["left_out"]} if self.about.get("left_out") else {}),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """What was measured, which the kernels of the machine decide: for people, and on no other machine the same."""
+        return {
+            "worst_logit_difference": float(f"{self.worst_of(LOGITS):.3g}"),
+            "near_ties": self.near_ties,
+            "pytorch_logit_difference": float(f"{self.about['pytorch']['worst_logit_difference']:.3g}"),
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def title(report: Report) -> str:
     about, summary = report.about, report.summary()
     what = f"{about['checkpoint']['name']}, {about['target']} {about['precision']}"
     counts = f"{summary['tensors']} tensors and {summary['rows_searched']} searched rows in {summary['cases']} cases"
-    return f"{what}, against PyTorch {about['versions']['torch']} in fp32: {counts}, seed {about['seed']}"
+    return f"{what}, against PyTorch {about['versions']['torch']} in float64: {counts}, seed {about['seed']}"
 
 
 def ran(report: Report) -> Iterator[str]:
@@ -38,6 +38,15 @@ def ran(report: Report) -> Iterator[str]:
         providers = sorted({provider for counts in graphs.values() for provider in counts})
         nodes = [f"{sum(counts.get(each, 0) for counts in graphs.values())} nodes on {each}" for each in providers]
         yield f"{label} ran {', '.join(nodes)}" + (f" ({version})" if label.startswith("ort") else "")
+
+
+def pytorch(report: Report) -> str:
+    """How far PyTorch itself is from what is right."""
+    found = report.about["pytorch"]
+    return (
+        f"PyTorch in fp32 is off by up to {found['worst_logit_difference']:.2g} from float64, of logits up to "
+        f"{found['largest_logit']:.3g}"
+    )
 
 
 def quality(report: Report) -> list[str]:

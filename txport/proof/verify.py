@@ -39,7 +39,7 @@ from txport.search.scoring import logits, score
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
 NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES, BATCH)
-ALONE = 1e-5  # how far a logit may move, for values of about 1, with what else is in the batch; in fp16, its rounding
+ALONE = 1e-5  # how far a logit may move with what else is in the batch, over the largest; unless it is noise
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
     problems, most = [], 0.0
     for row, (source, target) in enumerate(zip(golden.sources, golden.targets, strict=True)):
         gaps = np.abs(logits(runtime, [source], [target], manifest.config)[0] - together[row]).max(axis=1)
-        largest = golden.said[row].largest
-        limit = tolerance_of("fp16").noise_of(largest) if manifest.precision == "fp16" else ALONE * max(1.0, largest)
+        said = golden.said[row]
+        limit = ALONE * said.largest if manifest.quantization else max(ALONE * said.largest, said.noise)
         if others := np.flatnonzero(~(gaps <= limit)).tolist():
             what = f"by up to {gaps.max():.2g}, allowed {limit:.2g}"
             problems.append(f"source {row} alone has other logits from step {others[0]} on, {what}")
@@ -228,7 +228,7 @@ def _gap(said: Said, values: Floats, precision: str) -> tuple[float, str]:
     if tolerance.rms is not None:
         parts = (error[:, : best.shape[1]], error[:, best.shape[1] :])
         return float(np.max([_rms(part) for part in parts]) / (said.rms * tolerance.rms)), where
-    return float(error[step, place] / tolerance.noise_of(said.largest)), where
+    return float(error[step, place] / said.noise), where
 
 
 def _place(said: Said, values: Floats, step: int, place: int) -> str:
@@ -249,7 +249,7 @@ def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manife
     expected, actual = golden.found[name], find(runtime, manifest.config, golden.sources, name)
     pairs = list(zip(expected, actual, strict=True))
     other = [row for row, (one, two) in enumerate(pairs) if one.tokens != two.tokens]
-    limits = [tolerance_of(manifest.precision).noise_of(said.largest) for said in golden.said]
+    limits = [said.noise for said in golden.said]
     wrong = {row for row, (one, two) in enumerate(pairs) if row not in other and _differ(one, two, limits[row])}
     equal = len(pairs) - len(other) - len(wrong)
     wrong |= set(_worse(name, golden, actual, {row: limits[row] for row in other}, runtime, manifest))

@@ -1,11 +1,9 @@
-"""PyTorch behind the graphs of a bundle: what each graph must give, call by call, for a batch of sources."""
+"""PyTorch in float64 behind the graphs of a bundle: what each must give, call by call, for a batch of sources."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,6 +30,7 @@ from txport.models.ports import (
     PAST_LENGTHS,
     SOURCE_LENGTHS,
     STEP,
+    cross_names,
     own_names,
     past,
     present,
@@ -39,6 +38,7 @@ from txport.models.ports import (
 )
 from txport.models.transformer import Transformer
 from txport.proof.cases import Case
+from txport.proof.exact import Exact, largest_difference, pad
 
 Array = NDArray[Any]
 TOP_COUNT, LIKELIEST = 5, 2
@@ -66,10 +66,16 @@ class Call:
 
 
 class Reference:
-    """The reference model behind the ports of a bundle's graphs, in fp32."""
+    """The model behind the ports of a bundle's graphs, in float64; what it gives is stored in fp32."""
 
-    def __init__(self, model: Transformer, manifest: Manifest) -> None:
-        self._model, self.manifest = model, manifest
+    def __init__(self, exact: Exact, manifest: Manifest) -> None:
+        self._exact, self.manifest = exact, manifest
+        self._own: tuple[Mapping[str, Array], dict[str, Array]] | None = None  # inputs of the last call, its outputs
+
+    @property
+    def model(self) -> Transformer:
+        """What computes, in float64: the one to watch."""
+        return self._exact.model
 
     def walk(self, case: Case, seed: int) -> Iterator[Call]:
         """The encoder, then a call of the decoder for each of the case's steps."""
@@ -81,33 +87,28 @@ class Reference:
         return self.manifest.config
 
     def call(self, role: str, step: int, inputs: Mapping[str, Array]) -> Call:
-        """What PyTorch computes for the ports of one graph."""
-        cast = {name: self._cast(array) for name, array in inputs.items()}
-        exact = {name: array.astype(np.float32) if is_float(array) else array for name, array in cast.items()}
-        return Call(role, step, cast, self._run(self._model, role, exact))
+        """What is right for the ports of one graph, whose inputs are as the bundle's precision holds them."""
+        cast = {name: array.astype(self.manifest.dtype) if is_float(array) else array for name, array in inputs.items()}
+        return Call(role, step, cast, self._run(self._exact.model, role, cast))
 
     def own_error(self, call: Call, name: str) -> float:
-        """The largest difference of one output where PyTorch itself computes in the bundle's precision."""
-        return largest_difference(call.expected[name], self._run(self._rounded, call.role, call.inputs)[name])
-
-    @cached_property
-    def _rounded(self) -> Transformer:
-        return copy.deepcopy(self._model).to(getattr(torch, self.manifest.dtype))
+        """How far PyTorch itself is off in one output, in the bundle's precision: the largest difference."""
+        if self._own is None or self._own[0] is not call.inputs:
+            with self._exact.own.context():
+                self._own = call.inputs, self._run(self._exact.own.model, call.role, call.inputs)
+        right = call.expected.get(name, call.choices)
+        assert right is not None
+        return largest_difference(right, self._own[1][name])
 
     @torch.inference_mode()
     def _run(self, model: Transformer, role: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        outputs = MODULES[self.manifest.target][role](model)(*map(torch.from_numpy, inputs.values()))
+        dtype = next(model.parameters()).dtype
+        given = ((torch.from_numpy(array), is_float(array)) for array in inputs.values())
+        outputs = MODULES[self.manifest.target][role](model)(*(x.to(dtype) if cast else x for x, cast in given))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         names = [port.name for port in self.manifest.graphs[role].outputs]
-        return {name: each.numpy() for name, each in zip(names, outputs, strict=True)}
-
-    def _cast(self, array: Array) -> Array:
-        return array.astype(self.manifest.dtype) if is_float(array) else array
-
-
-def largest_difference(expected: Array, actual: Array) -> float:
-    """The largest absolute one; NaN if there is one."""
-    return float(np.abs(expected.astype(np.float64) - actual.astype(np.float64)).max(initial=0.0))
+        stored = (each.float() if each.is_floating_point() else each for each in outputs)
+        return {name: each.numpy() for name, each in zip(names, stored, strict=True)}
 
 
 def is_float(array: Array) -> bool:
@@ -131,15 +132,6 @@ MODULES: dict[str, dict[str, Callable[[Transformer], Any]]] = {
     "portable": PORTABLE,
     "cpu": {**FUSED, STEP: step_reference},
 }
-
-
-def pad(sources: Sequence[Sequence[int]], pad_id: int, padding: int = 0) -> tuple[Array, Array]:
-    """Sources padded at the right (B, S), the longest by `padding`, and their lengths (B,)."""
-    lengths = np.array([len(source) for source in sources], dtype=np.int64)
-    ids = np.full((len(sources), lengths.max() + padding), pad_id, dtype=np.int64)
-    for row, source in zip(ids, sources, strict=True):
-        row[: len(source)] = source
-    return ids, lengths
 
 
 def walk_portable(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
@@ -176,17 +168,26 @@ def walk_cpu(reference: Reference, case: Case, rng: np.random.Generator) -> Iter
         past_lengths[0] = position - 1
         shape = (rows, config.heads, position, config.head_size)
         real = (np.arange(position) < past_lengths[:, None])[:, None, :, None]  # beyond, a kernel may write zeros
-        own = {name: (real * rng.standard_normal(shape)).astype(np.float32) for name in own_names(config, "past")}
+        sizes = [_size(encoded.expected[name]) for name in cross_names(config)]  # as large as the model's own
+        own = {
+            name: (size * real * rng.standard_normal(shape)).astype(np.float32)
+            for name, size in zip(own_names(config, "past"), sizes, strict=True)
+        }
         tokens = rng.integers(0, config.target_vocab_size, (len(sources), beams))
         fixed = {PAST_LENGTHS: past_lengths, CAPACITY: np.array([position], np.int32), SOURCE_LENGTHS: source_lengths}
         for count in _counts(reference.manifest):
             asked = {ALIGN: np.array([count > 0]), COUNT: np.array([count])}
             call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **encoded.expected, **own, **asked})
-            every = call.expected[LOGITS]
+            every = call.expected[LOGITS].astype(np.float64)
             choices = every if count < 0 else every - np.logaddexp.reduce(every, axis=1, keepdims=True)
             unknown = (IDS, LOGITS) if count < 0 else (IDS,)  # two tokens may be as good, and logits need not be there
             expected = {name: values for name, values in call.expected.items() if name not in unknown}
             yield replace(call, expected=expected, choices=choices)
+
+
+def _size(values: Array) -> float:
+    """The root of the mean square; 1 for zeros."""
+    return float(np.sqrt(np.square(values, dtype=np.float64).mean())) or 1.0
 
 
 def _counts(manifest: Manifest) -> list[int]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import TINY, read_bits, read_name
 from txport.exporters.shortlist import shorten
-from txport.exporters.weights import Held, graph_weights, held_weights
+from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.ports import DECODER, ENCODER, STEP
@@ -49,8 +49,18 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
             elif not is_arithmetic(held.values):
                 note = f"{held.values.shape} is no weight of the checkpoint, and nothing known is computed from one"
                 yield wrong(held.name, note, case=WEIGHTS, runtime=role, step=0, kind=WEIGHTS)
+        yield from compare_epsilons(role, bundle, checkpoint.model)
     for name in own.keys() - found:
         yield wrong(name, "is in no graph", case=WEIGHTS, runtime="bundle", step=0, kind=WEIGHTS)
+
+
+def compare_epsilons(role: str, bundle: Bundle, model: Transformer) -> Iterator[Comparison]:
+    """The epsilon of each norm in a graph with that of its module: where values are large, it shows in no output."""
+    for name, epsilon in graph_epsilons(bundle.file(role)).items():
+        module = name.removesuffix(".weight")
+        expected = np.array([model.get_submodule(module).eps], np.float32)
+        found = np.array([epsilon], np.float32)
+        yield compare(WEIGHTS, role, 0, f"{module}.epsilon", expected, found, 0.0, kind=WEIGHTS)
 
 
 def first_names(model: Transformer) -> dict[str, str]:

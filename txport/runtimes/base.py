@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from txport.models.ports import Port
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
+Logits = TypeVar("Logits", Floats, Doubles)
 State = Any
 GraphPorts = tuple[tuple[Port, ...], tuple[Port, ...]]
 
@@ -95,11 +96,11 @@ def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:
     return Scores(log_softmax(logits, chosen) if normalise else chosen, ids)
 
 
-def log_softmax(logits: Floats, chosen: Floats) -> Floats:
-    """The log-probabilities of some (R, k) of all logits (R, V), or of all."""
+def log_softmax(logits: Logits, chosen: Logits) -> Logits:
+    """The log-probabilities of some (R, k) of all logits (R, V), or of all, in their type."""
     shift = logits.max(axis=1, keepdims=True)
     total = np.log(np.exp(logits - shift).sum(axis=1, keepdims=True))
-    normal: Floats = chosen - shift - total  # the shift first: it may be large
+    normal: Logits = chosen - shift - total  # the shift first: it may be large
     return normal
 
 

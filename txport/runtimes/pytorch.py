@@ -23,7 +23,7 @@ class TorchState(NamedTuple):
 
 
 class TorchRuntime:
-    """`Runtime` over the reference model, on one device."""
+    """`Runtime` over the reference model, on one device; a model in float64 says float64, any other float32."""
 
     def __init__(self, model: Transformer, device: str = "cpu") -> None:
         self._model, self._device = model, torch.device(device)
@@ -40,7 +40,8 @@ class TorchRuntime:
     ) -> tuple[Scores, TorchState]:
         """See `Runtime.step`."""
         logits, cache, attentions = self._model.decode(self._tensor(tokens)[:, None], state.memory, state.cache)
-        found = scores(logits[:, -1].float().cpu().numpy(), top, normalise)
+        last = logits[:, -1].cpu()
+        found = scores((last if last.dtype == torch.float64 else last.float()).numpy(), top, normalise)
         if align:
             looks = attentions[alignment_layer(self._model.config)][:, :, -1].mean(1)  # -> (R, S)
             found = found._replace(attention=looks.float().cpu().numpy())

@@ -1,0 +1,31 @@
+"""What this processor is, and the instruction sets that its libraries can be told to do without.
+
+Each set is what it adds to the environment of a new process. ONNX Runtime has no switch of its own: its kernels are
+those of the processor, so other processors are other machines.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+SETS: dict[str, dict[str, str]] = {
+    "all": {},
+    "ATen default": {"ATEN_CPU_CAPABILITY": "default"},
+    "ATen AVX2": {"ATEN_CPU_CAPABILITY": "avx2"},
+    "oneDNN and MKL SSE4": {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+    "MKL AVX2, oneDNN AVX2": {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "NumPy SSE4": {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX"},
+}
+TELLING = ("sse4_2", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "asimd", "sve", "i8mm")
+
+
+def describe_processor() -> str:
+    """Its name, and which of the instruction sets that matter to kernels it has."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    values = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    values = {key.strip(): value.strip() for key, value in values.items()}
+    flags = (values.get("flags") or values.get("Features") or "").split()
+    name = values.get("model name") or platform.processor() or platform.machine()
+    return f"{name} ({', '.join(flag for flag in TELLING if flag in flags) or 'no flags known'})"

@@ -1,0 +1,201 @@
+"""Tensors that write down what is done to them, and the graph that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from txport.models.errors import UnsupportedError
+
+Pair = tuple[int, int]
+Form = Callable[..., Any]
+
+
+class Size(int):
+    """A length that only a run of the graph knows: an example of it, and the graph's own scalar (int64)."""
+
+    tracer: Tracer
+    pair: Pair
+    value: ir.Value
+
+    def __add__(self, other: int) -> Size:
+        return self._combined("Add", other, int.__add__)
+
+    def __sub__(self, other: int) -> Size:
+        return self._combined("Sub", other, int.__sub__)
+
+    __radd__ = __add__
+
+    def _combined(self, operator: str, other: int, how: Callable[[int, int], int]) -> Size:
+        others = other.pair if isinstance(other, Size) else (other, other)
+        pair = (how(self.pair[0], others[0]), how(self.pair[1], others[1]))
+        return self.tracer.size(pair, lambda: self.tracer.op("size", operator, [self.value, self.tracer.scalar(other)]))
+
+
+class Symbol:
+    """A tensor that only a run of the graph knows: its value there, and what it looks like for two sets of lengths."""
+
+    def __init__(self, tracer: Tracer, value: ir.Value, examples: tuple[Tensor, Tensor]) -> None:
+        self.tracer, self.value, self.examples = tracer, value, examples
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As of a tensor."""
+        return self.examples[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors that are made beside it belong."""
+        return torch.device("cpu")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of a tensor; each dynamic dim is a `Size`."""
+        return tuple(self.tracer.length(self, axis) for axis in range(self.dim()))
+
+    def dim(self) -> int:
+        """As of a tensor."""
+        return self.examples[0].dim()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(Tensor, name, None)
+        if method is None or name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **options: self.tracer.call(method, (self, *args), options)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """What PyTorch's own functions do with a tensor that is none of its own."""
+        tracer = next(each.tracer for each in flat(args) if isinstance(each, Symbol))
+        return tracer.call(function, args, options or {})
+
+
+def _operator(name: str) -> Any:
+    method = getattr(Tensor, name)
+    return lambda self, *args: self.tracer.call(method, (self, *args), {})
+
+
+for _name in ("add", "radd", "sub", "mul", "rmul", "truediv", "matmul", "invert", "lt", "le", "getitem"):
+    setattr(Symbol, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+class Tracer(TorchFunctionMode):
+    """The graph that is being written."""
+
+    def __init__(self, forms: Mapping[str, Form], weights: Mapping[int, str], opset: int) -> None:
+        super().__init__()
+        self.opset, self.nodes, self.initializers = opset, list[ir.Node](), dict[int, ir.Value]()
+        self._forms, self._weights = forms, weights
+        self._sizes, self._names = dict[Pair, Size](), dict[str, int]()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """Functions that make a tensor from lengths alone have no `Symbol` to tell of them."""
+        if any(isinstance(each, Size) for each in flat(args)) and not any(isinstance(each, Symbol) for each in args):
+            return self.call(function, args, options or {})
+        return function(*args, **(options or {}))
+
+    def call(self, function: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """One function of PyTorch, or of ours, as nodes; `UnsupportedError` for one that has no form."""
+        name = str(getattr(function, "__name__", function)).strip("_")
+        if name not in self._forms:
+            raise UnsupportedError(f"the exporter has no ONNX form of PyTorch's {name}: see exporters/operators.py")
+        with torch._C.DisableTorchFunction():
+            return self._forms[name](self, *args, **options)
+
+    def op(self, name: str, operator: str, inputs: Sequence[ir.Value | None], domain: str = "", **how: Any) -> ir.Value:
+        """Add one node of one output, named after the function that it stands for."""
+        return self.ops(name, operator, inputs, 1, domain, **how)[0]
+
+    def ops(
+        self, name: str, operator: str, inputs: Sequence[ir.Value | None], count: int, domain: str = "", **how: Any
+    ) -> Sequence[ir.Value]:
+        """Add one node."""
+        number = self._names[name] = self._names.get(name, -1) + 1
+        unique = f"{name}_{number}" if number else name
+        outputs = [ir.Value(name=f"{unique}.{each}" if each else unique) for each in range(count)]
+        node = ir.node(operator, inputs, attributes=how, domain=domain, outputs=outputs, name=unique)
+        self.nodes.append(node)
+        return outputs
+
+    def symbol(self, value: ir.Value, function: Any, *args: Any, **options: Any) -> Symbol:
+        """A value that looks like what a function of PyTorch makes of the examples."""
+        found = tuple(
+            function(*(_example(each, at) for each in args), **{k: _example(v, at) for k, v in options.items()})
+            for at in (0, 1)
+        )
+        return self.given(value, (found[0], found[1]))
+
+    def given(self, value: ir.Value, examples: tuple[Tensor, Tensor]) -> Symbol:
+        """A value that looks like two examples."""
+        value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(str(examples[0].dtype).removeprefix("torch."))))
+        dims = zip(*(each.shape for each in examples), strict=True)
+        value.shape = ir.Shape([one if one == other else None for one, other in dims])
+        return Symbol(self, value, examples)
+
+    def size(self, pair: Pair, make: Callable[[], ir.Value]) -> Size:
+        """The length with these two examples; equal lengths are computed once."""
+        if pair not in self._sizes:
+            size = Size(pair[0])
+            size.tracer, size.pair, size.value = self, pair, make()
+            self._sizes[pair] = size
+        return self._sizes[pair]
+
+    def length(self, symbol: Symbol, axis: int) -> int:
+        """One dim of a tensor: a number if it is the same in both examples."""
+        one, other = (int(each.shape[axis]) for each in symbol.examples)
+        if one == other:
+            return one
+
+        def make() -> ir.Value:
+            dim = self.op("dim", "Shape", [symbol.value], start=axis, end=axis + 1)
+            return self.op("size", "Squeeze", [dim])
+
+        return self.size((one, other), make)
+
+    def scalar(self, number: int) -> ir.Value:
+        """A length, or a number, as an int64 without dims."""
+        return number.value if isinstance(number, Size) else self.constant(np.array(number, np.int64))
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        """A number, or several, that never change."""
+        value = self.op("constant", "Constant", [], value=ir.tensor(array))
+        value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
+        return value
+
+    def tensor(self, tensor: Tensor) -> ir.Value:
+        """A weight of the module under its own name, or any other tensor as a constant."""
+        if id(tensor) not in self._weights:
+            return self.constant(tensor.detach().numpy())
+        if id(tensor) not in self.initializers:
+            array = tensor.detach().numpy()
+            value = ir.Value(name=self._weights[id(tensor)], const_value=ir.tensor(array))
+            value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
+            self.initializers[id(tensor)] = value
+        return self.initializers[id(tensor)]
+
+
+def _example(value: Any, at: int) -> Any:
+    """What stands for an argument in one of the two examples."""
+    if isinstance(value, Symbol):
+        return value.examples[at]
+    if isinstance(value, Size):
+        return value.pair[at]
+    if isinstance(value, Tensor):
+        return value.detach().to("meta")
+    if isinstance(value, list | tuple):
+        return type(value)(_example(each, at) for each in value)
+    return value
+
+
+def flat(values: Any) -> list[Any]:
+    """Arguments, those in lists among them."""
+    if isinstance(values, list | tuple):
+        return list(chain.from_iterable(map(flat, values)))
+    return [values]

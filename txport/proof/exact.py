@@ -1,0 +1,147 @@
+"""What is right: the model in float64, its weights as they are; and what a precision can't help but be off by.
+
+fp32 kernels sum in an order of their own on each processor, so what PyTorch gives in fp32 is one of many answers. In
+float64 all of them agree to more digits than fp32 has.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from txport.models.transformer import Transformer
+
+Array = NDArray[Any]
+Ids = Sequence[Sequence[int]]
+TINY = 1e-30
+REMEMBERED = 8  # batches of targets
+
+
+class Rounding(TorchFunctionMode):
+    """What each function of PyTorch computes in float64 is rounded to a precision.
+
+    So do perfect kernels of that precision. The error that is left is that of the precision, on every machine the same.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        found = function(*args, **(options or {}))
+        rounds = isinstance(found, Tensor) and found.dtype == torch.float64
+        return found.to(self._dtype).double() if rounds else found
+
+
+class EightBits(TorchFunctionMode):
+    """What goes into each linear map is rounded to 8 bits: each row by its largest value, or all rows by one."""
+
+    def __init__(self, *, together: bool) -> None:
+        super().__init__()
+        self._together = together
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        if function is F.linear:
+            x, *rest = args
+            sizes = x.abs()
+            step = (sizes.amax() if self._together else sizes.amax(-1, keepdim=True)).clamp(min=TINY) / 127
+            args = ((x / step).round() * step, *rest)
+        return function(*args, **(options or {}))
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A model that computes in float64, and what a precision makes of it.
+
+    `own` is the same model as PyTorch runs it in the precision; of 8 and 4 bits, with its activations rounded, since the
+    weights are what a bundle holds. `rounded` is what the best kernels of the precision would compute: they are
+    not so far off, but off by the same on every machine.
+    """
+
+    model: Transformer
+    own: Computation
+    rounded: Computation
+    _said: dict[Any, list[Array]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Transformer, precision: str = "fp32", *, together: bool = False) -> Exact:
+        """Of a model in fp32, its weights as they are; `together` says that activations of 8 bits have one scale."""
+        exact = copy.deepcopy(model).double()
+        if precision in ("int8", "int4"):
+            quantising = Computation(exact, partial(EightBits, together=together))
+            return cls(exact, quantising, quantising)
+        if precision == "fp32":
+            return cls(exact, Computation(model), Computation(exact, partial(Rounding, torch.float32)))
+        half = copy.deepcopy(model).half()
+        return cls(exact, Computation(half), Computation(copy.deepcopy(half).double(), partial(Rounding, torch.half)))
+
+    def logits(self, sources: Ids, targets: Ids) -> list[Array]:
+        """What is right before each token of each target: (T, V) of each, stored in fp32."""
+        key = (tuple(map(tuple, sources)), tuple(map(tuple, targets)))
+        if key not in self._said:
+            if len(self._said) >= REMEMBERED:
+                del self._said[next(iter(self._said))]
+            self._said[key] = one_pass(self.model, sources, targets)
+        return self._said[key]
+
+    def own_error(self, sources: Ids, targets: Ids) -> float:
+        """How far PyTorch is off in the precision, here, at the worst place: at a single one, that is chance."""
+        return self._error(self.own, sources, targets)
+
+    def rounding_error(self, sources: Ids, targets: Ids) -> float:
+        """How far the best kernels of the precision would be off."""
+        return self._error(self.rounded, sources, targets)
+
+    def _error(self, other: Computation, sources: Ids, targets: Ids) -> float:
+        with other.context():
+            found = one_pass(other.model, sources, targets)
+        return _worst(self.logits(sources, targets), found)
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A model, and what its functions do otherwise than by themselves."""
+
+    model: Transformer
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def _worst(right: Sequence[Array], found: Sequence[Array]) -> float:
+    return max(largest_difference(one, other) for one, other in zip(right, found, strict=True))
+
+
+@torch.inference_mode()
+def one_pass(model: Transformer, sources: Ids, targets: Ids) -> list[Array]:
+    """What a model says before each token of each target, in one pass: (T, V) of each."""
+    config = model.config
+    ids, lengths = pad(sources, config.pad_id)
+    tokens, _ = pad([(config.bos_id, *target[:-1]) for target in targets], config.pad_id)
+    logits = model(*map(torch.from_numpy, (ids, lengths, tokens))).float().numpy()
+    return [each[: len(target)] for each, target in zip(logits, targets, strict=True)]
+
+
+def pad(sources: Ids, pad_id: int, padding: int = 0) -> tuple[Array, Array]:
+    """Sources padded at the right (B, S), the longest by `padding`, and their lengths (B,)."""
+    lengths = np.array([len(source) for source in sources], dtype=np.int64)
+    ids = np.full((len(sources), lengths.max() + padding), pad_id, dtype=np.int64)
+    for row, source in zip(ids, sources, strict=True):
+        row[: len(source)] = source
+    return ids, lengths
+
+
+def largest_difference(expected: Array, actual: Array) -> float:
+    """The largest absolute one; NaN if there is one."""
+    return float(np.abs(expected.astype(np.float64) - actual.astype(np.float64)).max(initial=0.0))
