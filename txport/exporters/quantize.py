@@ -33,6 +33,7 @@ ALIKE = (32, 16)  # blocks whose sums, in 4 bits, do not depend on how many rows
 FEW_ROWS = 2  # up to here, reading weights is all the work
 DYNAMIC, ROWS, INVARIANT = "dynamic int8", "int8 rows", "int8 invariant"
 WHOLE_ROWS = (DYNAMIC, ROWS, INVARIANT)  # one scale a row of `out`
+ENDS = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0)  # where the largest value of a 4-bit block may come to lie
 MIDDLE, TINY = 128, 1e-30  # what stands for zero in 8 bits; more than nothing, for rows of zeros
 PLAIN = "fp32"  # the form of a matrix that is left as it is
 
@@ -190,13 +191,22 @@ def best_scales(blocks: Array, bits: int) -> Array:
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)[..., 0]
     if bits == 8:
         return _safe(np.abs(largest) / (half - 1))
-    best, least = np.ones(largest.shape, np.float32), np.full(largest.shape, np.inf, np.float32)
-    for end in (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0):
+    best, least = np.ones(largest.shape, np.float32), np.full(largest.shape, np.inf)
+    for end in ENDS:
         scales = _safe(largest / end)
         error = blocks - scales[..., None] * np.clip(np.rint(blocks / scales[..., None]), -half, half - 1)
-        squared = np.square(error).sum(axis=-1)
+        squared = sums_of_squares(error)
         best, least = np.where(squared < least, scales, best), np.minimum(squared, least)
     return best
+
+
+def sums_of_squares(values: Array) -> Array:
+    """Over the last axis, in float64 and one after the other, so that they are the same on every processor.
+
+    `sum` adds in an order of its own, and in float32 two sums that are nearly equal may then compare either way.
+    """
+    sums: Array = np.square(values, dtype=np.float64).cumsum(axis=-1)[..., -1]
+    return sums
 
 
 def _safe(scales: Array) -> Array:
