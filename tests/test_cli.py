@@ -568,6 +568,11 @@ def test_bench_refuses_a_limit_on_nothing(call: Cli, place: Place) -> None:
     refuse(call, place, "bench {bundle} --max-regression 5", "--max-regression is for --compare; give an older report")
 
 
+def test_export_refuses_a_limit_on_nothing(call: Cli, place: Place) -> None:
+    message = "--auto-limit bounds what --auto keeps in fp32; give --auto too"
+    refuse(call, place, "export {checkpoint} {tmp}/out --auto-limit 0.5", message)
+
+
 def test_refusals_name_flags_that_there_are() -> None:
     flags = {flag for option in cli.run.params for flag in option.opts}
     assert set(cli.FLAGS.values()) <= flags
@@ -894,6 +899,7 @@ def test_export_refuses(call: Cli, place: Place, command: str, message: str) -> 
         "export {checkpoint} {tmp}/out --opset 17",
         "export {checkpoint} {tmp}/out --precision int3",
         "export {checkpoint} {tmp}/out --target cuda",
+        "export {checkpoint} {tmp}/out --auto --auto-limit 1.5",
         "parity {bundle} --runtime torch",
         "inspect {bundle} extra",
     ],

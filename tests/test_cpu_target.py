@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from click.testing import CliRunner
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txport
-from tests.tiny import edit_graph, tiny_config, tiny_model
+from tests.tiny import edit_graph, tiny_config, tiny_model, unread
 from txport import bandwidth, runtimes
 from txport.cli import cli
 from txport.exporters.check import operators
@@ -51,7 +52,9 @@ KINDS = {
     "post, learned, untied": {"norm": "post", "positions": "learned", "tied": "none", "activation": "gelu"},
     "target tied": {"tied": "target", "activation": "silu", "heads": 1, "decoder_layers": 1},
 }
-PRECISIONS = [("fp32", None), ("int8", None), ("int8", 1), ("int8", 8), ("int4", None), ("int4", 1)]
+PRECISIONS = [("fp32", None), *((name, rows) for name in ("int8", "int4") for rows in (None, 1, 32))]
+
+WARNING = 2  # of ONNX Runtime's levels
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -96,6 +99,16 @@ def test_each_weight_lies_once_on_disk(exported: Bundle) -> None:
                 assert regions.setdefault(int(entry["offset"]), int(entry["length"])) == int(entry["length"])
     ends = sorted((start, start + size) for start, size in regions.items())
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+
+
+def test_no_graph_holds_what_it_does_not_read(exported: Bundle, capfd: pytest.CaptureFixture[str]) -> None:
+    """ONNX Runtime warns of it when a session begins."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = WARNING
+    for role in (ENCODER, STEP):
+        assert unread(onnx.load(str(exported.file(role)), load_external_data=False).graph) == set()
+        onnxruntime.InferenceSession(str(exported.file(role)), options, providers=["CPUExecutionProvider"])
+    assert "initializer" not in capfd.readouterr().err
 
 
 def test_inspect_says_for_how_many_rows_the_kernels_are(exported: Bundle) -> None:

@@ -55,3 +55,15 @@ def edit_graph(path: Path, role: str, edit: Callable[[onnx.ModelProto], None]) -
     edit(model)
     onnx.save(model, str(file))
     return reseal(path)
+
+
+def unread(graph: onnx.GraphProto) -> set[str]:
+    """The initializers of a graph and its branches that nothing in the same or an inner graph reads."""
+
+    def reads(graph: onnx.GraphProto) -> set[str]:
+        inner = (reads(attribute.g) for node in graph.node for attribute in node.attribute)
+        own = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+        return own.union(*inner)
+
+    left = {tensor.name for tensor in graph.initializer} - reads(graph)
+    return left.union(*(unread(attribute.g) for node in graph.node for attribute in node.attribute))

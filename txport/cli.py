@@ -23,7 +23,7 @@ import click
 from click.core import ParameterSource
 
 from txport import __version__
-from txport.models.bundle import PRECISIONS, TARGETS
+from txport.models.bundle import AUTO_LIMIT, PRECISIONS, TARGETS, percent
 from txport.models.errors import OutputError, ParityError, TxportError, UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES, MODULES
 
@@ -203,6 +203,12 @@ def search_options(command: F) -> F:
     " step, though tokens then depend on the batch.  [default: kernels with which they do not]",
 )
 @click.option("--auto", is_flag=True, help="If int8 or int4 differs from PyTorch, keep what errs most in fp32.")
+@click.option(
+    "--auto-limit",
+    type=click.FloatRange(0, 1),
+    help="Share of the weights that --auto may keep in fp32, of those that the precision quantises; where that is not"
+    f" enough, exit 1.  [default: {AUTO_LIMIT}]",
+)
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 def export(checkpoint: str, out: Path, target: str, precision: str, as_json: bool, **options: Any) -> None:
@@ -212,14 +218,16 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
     """
     from txport import api
 
+    if options["auto_limit"] is not None and not options["auto"]:
+        raise UnsupportedError("--auto-limit bounds what --auto keeps in fp32; give --auto too")
     bundle = api.export(checkpoint, out, target=target, precision=precision, say=say, **options)
     if as_json:
         click.echo(json.dumps(bundle.manifest.to_dict()))
     else:
-        mended = bundle.manifest.mended
-        click.echo(f"{out}  {target} {precision}, {_size(bundle.size)}, {_verdict(bundle)}")
+        mended, said = bundle.manifest.mended, f"{target} {bundle.manifest.described_precision}"
+        click.echo(f"{out}  {said}, {_size(bundle.size)}, {_verdict(bundle)}")
         if mended:
-            cost = _size(mended["bytes"] - mended["bytes_before"])
+            cost = f"{_size(mended['bytes'] - mended['bytes_before'])}, the limit being {percent(mended['limit'])}"
             click.echo(f"kept in fp32, for {cost}: {', '.join(mended['kept'])}")
 
 

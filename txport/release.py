@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txport import machine
-from txport.models.bundle import MANIFEST, Bundle, is_quantised
+from txport.models.bundle import AUTO_LIMIT, MANIFEST, Bundle, is_quantised
 from txport.models.errors import OutputError, ParityError, UnavailableError, UnsupportedError
 from txport.models.files import staged_folder
 from txport.models.names import find_folder, preset_name
@@ -43,6 +43,7 @@ def export(
     opset: int | None = None,
     rows: int | None = None,
     auto: bool = False,
+    auto_limit: float | None = None,
     force: bool = False,
     say: Say = silent,
 ) -> Bundle:
@@ -51,7 +52,8 @@ def export(
     `target` is "portable" or "cpu". What is found for a text does not depend on what else is in its batch, unless
     `rows` says how many rows a step of a quantised cpu bundle usually has (batch x beams): then its kernels are the
     fastest for them. If a quantised bundle differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it
-    does not; the manifest says which (`mended`), and what it cost.
+    does not; the manifest says which (`mended`), and what it cost. At most the share `auto_limit` of the weights that
+    the precision quantises stays in fp32 (default: `AUTO_LIMIT`); where that is not enough, the export fails.
 
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
@@ -63,6 +65,7 @@ def export(
         raise _needs_export(error) from error
     if auto and not is_quantised(target, precision):
         raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
+    limit = _auto_limit(auto, auto_limit)
     _spare_source(str(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST) as folder:
         checkpoint = load_checkpoint(name)
@@ -72,10 +75,21 @@ def export(
         say("comparing with PyTorch")
         bundle, report = prove(bundle, checkpoint)
         if auto and not report.passed:
-            bundle, report = mend(bundle, report, checkpoint, say, **how)
+            bundle, report = mend(bundle, report, checkpoint, say, limit=limit, **how)
         if not report.passed:
             raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
     return Bundle(Path(out), bundle.manifest)
+
+
+def _auto_limit(auto: bool, limit: float | None) -> float:
+    """The share of the weights that `auto` may keep in fp32."""
+    if limit is None:
+        return AUTO_LIMIT
+    if not auto:
+        raise UnsupportedError("auto_limit bounds what auto keeps in fp32; give auto too")
+    if not 0 <= limit <= 1:
+        raise UnsupportedError(f"the limit of auto must lie in 0 to 1, got {limit}")
+    return float(limit)
 
 
 def _spare_source(name: str, out: Path) -> None:

@@ -148,7 +148,7 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
     parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in figures.items())
     click.echo(f"\ncheckpoint: {name} (SHA-256 {digest[:16]}...)")
     chosen = f", kernels for {manifest.rows} rows" if manifest.rows else ""
-    click.echo(f"target: {manifest.target}, precision: {manifest.precision}, opset: {manifest.opset}{chosen}")
+    click.echo(f"target: {manifest.target}, precision: {manifest.described_precision}, opset: {manifest.opset}{chosen}")
     click.echo(f"parity with PyTorch: {parity}")
     click.echo(f"bundle: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
 

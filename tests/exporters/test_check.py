@@ -61,6 +61,15 @@ def add_branch(model: ModelProto) -> None:
     model.graph.node.append(helper.make_node("If", ["condition"], ["either"], **branches))
 
 
+def add_weight(graph: onnx.GraphProto) -> None:
+    graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "left_over"))
+
+
+def add_weight_to_branch(model: ModelProto) -> None:
+    add_branch(model)
+    add_weight(model.graph.node[-1].attribute[0].g)
+
+
 def set_metadata(model: ModelProto, text: str) -> None:
     helper.set_model_props(model, {"note": text})
 
@@ -89,6 +98,8 @@ OTHER_FAULTS: dict[str, tuple[Edit, str]] = {
     "foreign opset": (add_foreign, r"opsets \{.*'com\.microsoft': 1.*\}, expected 18"),
     "local function": (add_function, "operators outside the standard: local functions"),
     "If": (add_branch, "control flow: If"),
+    "weight that nothing reads": (lambda model: add_weight(model.graph), "initializers that no node reads: left_over"),
+    "weight of a branch that nothing reads": (add_weight_to_branch, "initializers that no node reads: left_over"),
     "IR version": (lambda model: setattr(model, "ir_version", 12), "IR version 12, expected at most 10"),
     "doc string": (lambda model: setattr(model, "doc_string", "from /home/me/model.py"), "absolute paths, .*/home/me"),
     "doc string of a node": (

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import txport
-from tests.tiny import LETTERS, SAMPLES, VOCABULARY, tiny_config, tiny_model
+from tests.tiny import LETTERS, SAMPLES, VOCABULARY, tiny_config, tiny_model, unread
 from txport import runtimes
 from txport.exporters.export import export_graphs
 from txport.exporters.passes import PASSES
@@ -70,6 +70,15 @@ def test_same_bytes_every_time(
     assert names == sorted(path.relative_to("twin") for path in Path("twin").rglob("*") if path.is_file())
     different = [name for name in names if (bundle.path / name).read_bytes() != (twin.path / name).read_bytes()]
     assert different == []
+
+
+def test_no_graph_holds_what_it_does_not_read(
+    bundle: Bundle, large: tuple[Manifest, Bundle], half: tuple[Checkpoint, Bundle]
+) -> None:
+    """Tied weights and untied ones, in one file and beside it, in both precisions."""
+    for each in (bundle, large[1], half[1]):
+        files = [each.file(role) for role in ROLES]
+        assert [unread(onnx.load(str(file), load_external_data=False).graph) for file in files] == [set()] * 3
 
 
 def test_layout(bundle: Bundle) -> None:

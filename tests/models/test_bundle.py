@@ -151,6 +151,17 @@ def test_rows_are_a_number_or_none(sealed: Bundle) -> None:
         load_bundle(sealed.path)
 
 
+def test_a_bundle_says_how_much_of_it_is_in_fp32(sealed: Bundle) -> None:
+    mended = {"kept": ["a.weight"], "share": 0.1234, "limit": 0.25, "bytes": 9, "bytes_before": 7}
+    for given, said in (({}, "fp32"), (mended, "fp32 (12.3 % of its weights in fp32)")):
+        change_manifest(sealed, mended=given)
+        assert load_bundle(sealed.path).manifest.described_precision == said
+    for junk in ({"kept": ["a.weight"]}, {**mended, "share": "12 %"}, {**mended, "limit": None}):
+        change_manifest(sealed, mended=junk)
+        with pytest.raises(BundleError, match=r"txport\.json is damaged"):
+            load_bundle(sealed.path)
+
+
 def test_file_entries_with_junk(sealed: Bundle) -> None:
     for junk in (None, "text", {}, {"sha256": 1}, {"bytes": "1", "sha256": None}):
         change_manifest(sealed, files={**sealed.manifest.files, "samples.txt": junk})

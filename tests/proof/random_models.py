@@ -202,7 +202,7 @@ def judge(plan: Plan) -> tuple[bool, str]:
     except ParityError as error:
         return False, f"fail: {error}"
     summary = report.summary()
-    ties = f"{summary['near_ties']} near-ties in {summary['rows_searched']} rows"
+    ties = f"{report.near_ties} near-ties in {summary['rows_searched']} rows"
     share = f"{100 * report.worst.badness:.0f} % of what is allowed"
     return report.passed, f"{report.verdict}: {share}, {ties}; {report.describe_worst()}"
 

@@ -489,7 +489,7 @@ def coarse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         blocks = matrix.reshape(*scales.shape, -1)
         return quantizer.Quantized(form, (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8), scales)
 
-    def patched(model: ir.Model, given: ir.Value, form: str) -> tuple[ir.Value, ir.Value]:
+    def patched(model: ir.Model, given: ir.Value, form: str) -> tuple[ir.Value, Array]:
         with pytest.MonkeyPatch.context() as patch:
             if given.name == name:
                 patch.setattr(quantizer, "quantize", rounded)

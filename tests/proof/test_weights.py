@@ -122,17 +122,18 @@ def test_numbers_of_shapes_are_no_weights(copied: Path, loaded: Checkpoint) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("kind", "role", "name"),
     [
-        ("fp32", "shortlist.weight"),
-        ("fp32", "shortlist.scale"),
-        ("fp32", "target_embedding.positions"),
-        ("blocks", "projection.weight.8-bit-blocks-of-16.lookup.scale"),
-        ("int8", "decoder.0.cross_attention.query.weight.scale"),
+        ("fp32", STEP, "shortlist.weight"),
+        ("fp32", STEP, "shortlist.scale"),
+        ("fp32", STEP, "target_embedding.positions"),
+        ("blocks", STEP, "projection.weight.8-bit-blocks-of-16.lookup.scale"),
+        ("blocks", ENCODER, "source_embedding.tokens.weight.8-bit-blocks-of-16.lookup.scale"),
+        ("int8", STEP, "decoder.0.cross_attention.query.weight.scale"),
     ],
 )
 def test_what_is_computed_from_weights_is_computed_anew(
-    kind: str, name: str, fused: dict[str, tuple[Checkpoint, Bundle]], tmp_path: Path
+    kind: str, role: str, name: str, fused: dict[str, tuple[Checkpoint, Bundle]], tmp_path: Path
 ) -> None:
     checkpoint, bundle = fused[kind]
     copy = load_bundle(Path(shutil.copytree(bundle.path, tmp_path / "copy")))
@@ -143,7 +144,7 @@ def test_what_is_computed_from_weights_is_computed_anew(
         array.flat[array.size // 2] += 3
         tensor.CopyFrom(numpy_helper.from_array(array, name))
 
-    found = failed(edit_graph(copy.path, STEP, edit), checkpoint)
+    found = failed(edit_graph(copy.path, role, edit), checkpoint)
     assert len(found) >= 1
     assert any(name.startswith(each.tensor) for each in found)
 

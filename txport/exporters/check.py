@@ -41,6 +41,7 @@ def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
         *_ports(model, graph),
         *_operators(model, domains, CONTROL_FLOW[manifest.target]),
         *_versions(model, manifest.opset, domains),
+        *_unread(model),
         *_paths(model),
     ]
     if problems:
@@ -55,11 +56,16 @@ def operators(path: Path) -> Counter[str]:
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Every node of a graph, those in the branches of others included."""
+    return (node for each in _graphs(graph) for node in each.node)
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and the branches of its nodes, and theirs."""
+    yield graph
     for node in graph.node:
-        yield node
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from nodes(attribute.g)
+                yield from _graphs(attribute.g)
 
 
 def _ports(model: ModelProto, graph: Graph) -> Iterator[str]:
@@ -94,6 +100,15 @@ def _versions(model: ModelProto, opset: int, domains: Mapping[str, int]) -> Iter
     lowest = onnx.helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
     if model.ir_version > max(PORTABLE_IR, lowest):
         yield f"IR version {model.ir_version}, expected at most {max(PORTABLE_IR, lowest)}"
+
+
+def _unread(model: ModelProto) -> Iterator[str]:
+    """What an initializer holds that nothing reads is bytes for nothing, and ONNX Runtime warns of it."""
+    graphs = list(_graphs(model.graph))
+    read = {name for node in nodes(model.graph) for name in node.input}
+    read |= {value.name for graph in graphs for value in graph.output}
+    if unread := [tensor.name for graph in graphs for tensor in graph.initializer if tensor.name not in read]:
+        yield f"initializers that no node reads: {', '.join(unread)}"
 
 
 def _paths(model: ModelProto) -> Iterator[str]:

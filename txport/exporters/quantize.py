@@ -14,7 +14,7 @@ Forms of a matrix (out, in), all symmetric:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ ALIKE = (32, 16)  # blocks whose sums, in 4 bits, do not depend on how many rows
 FEW_ROWS = 2  # up to here, reading weights is all the work
 DYNAMIC, ROWS, INVARIANT = "dynamic int8", "int8 rows", "int8 invariant"
 WHOLE_ROWS = (DYNAMIC, ROWS, INVARIANT)  # one scale a row of `out`
+ENDS = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0)  # where the largest value of a 4-bit block may come to lie
 MIDDLE, TINY = 128, 1e-30  # what stands for zero in 8 bits; more than nothing, for rows of zeros
 PLAIN = "fp32"  # the form of a matrix that is left as it is
 
@@ -190,13 +191,22 @@ def best_scales(blocks: Array, bits: int) -> Array:
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)[..., 0]
     if bits == 8:
         return _safe(np.abs(largest) / (half - 1))
-    best, least = np.ones(largest.shape, np.float32), np.full(largest.shape, np.inf, np.float32)
-    for end in (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0):
+    best, least = np.ones(largest.shape, np.float32), np.full(largest.shape, np.inf)
+    for end in ENDS:
         scales = _safe(largest / end)
         error = blocks - scales[..., None] * np.clip(np.rint(blocks / scales[..., None]), -half, half - 1)
-        squared = np.square(error).sum(axis=-1)
+        squared = sums_of_squares(error)
         best, least = np.where(squared < least, scales, best), np.minimum(squared, least)
     return best
+
+
+def sums_of_squares(values: Array) -> Array:
+    """Over the last axis, in float64 and one after the other, so that they are the same on every processor.
+
+    `sum` adds in an order of its own, and in float32 two sums that are nearly equal may then compare either way.
+    """
+    sums: Array = np.square(values, dtype=np.float64).cumsum(axis=-1)[..., -1]
+    return sums
 
 
 def _safe(scales: Array) -> Array:
@@ -206,7 +216,7 @@ def _safe(scales: Array) -> Array:
 
 def apply_forms(model: ir.Model, forms: dict[str, str]) -> int:
     """Put every linear map and every embedding of a graph into its form; -> how many matrices that were."""
-    held: dict[str, tuple[ir.Value, ir.Value]] = {}
+    held: dict[str, tuple[ir.Value, Array]] = {}
     for node in list(model.graph):
         weight = node.inputs[1] if is_linear(node) else _table(node)
         if weight is None or forms[str(weight.name)] == PLAIN:
@@ -228,20 +238,34 @@ def apply_forms(model: ir.Model, forms: dict[str, str]) -> int:
     return len(held)
 
 
-def _store(model: ir.Model, weight: ir.Value, form: str) -> tuple[ir.Value, ir.Value]:
+def _store(model: ir.Model, weight: ir.Value, form: str) -> tuple[ir.Value, Array]:
+    """-> the values in the graph, and the scales, which each operator that reads them adds in the shape it wants."""
     assert weight.const_value is not None
     quantized = quantize(weight.const_value.numpy(), form)
-    names = (stored_name(str(weight.name), form), f"{weight.name}.scale")
-    values, scales = (
-        add_initializer(model, name, each)
-        for name, each in zip(names, (quantized.values, quantized.scales), strict=True)
-    )
-    return values, scales
+    return add_initializer(model, stored_name(str(weight.name), form), quantized.values), quantized.scales
 
 
 def stored_name(name: str, form: str) -> str:
     """What a matrix is called in the graph: the checkpoint's name and the form."""
     return f"{name}.{form.replace(' ', '-')}"
+
+
+def scale_name(stored: str) -> str:
+    """What the scales of a stored matrix are called: the checkpoint's name and `scale`."""
+    return f"{read_name(stored)[0]}.scale"
+
+
+def lookup_name(stored: str) -> str:
+    """What the scales of a matrix in blocks are called in the shape that a lookup wants."""
+    return f"{stored}.lookup.scale"
+
+
+def read_scales(stored: str, tensors: Mapping[str, Array]) -> Array | None:
+    """The scales of a stored matrix among the tensors of a graph, those of a lookup if it has no others; else None."""
+    if (scales := tensors.get(scale_name(stored))) is not None:
+        return scales
+    lookup = tensors.get(lookup_name(stored))
+    return None if lookup is None else lookup[..., 0]
 
 
 def add_initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
@@ -252,15 +276,16 @@ def add_initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
     return value
 
 
-def _linear(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales: ir.Value) -> Iterator[ir.Node]:
+def _linear(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales: Array) -> Iterator[ir.Node]:
     """X @ weight.T + bias in the operator of the form."""
+    scale = _once(model, scale_name(str(values.name)), scales)
     x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
     if form == DYNAMIC:
-        yield ir.node("DynamicQuantizeMatMul", [x, values, scales, None, bias], domain=MICROSOFT)
+        yield ir.node("DynamicQuantizeMatMul", [x, values, scale, None, bias], domain=MICROSOFT)
     elif form in (ROWS, INVARIANT):
         zeros = _zeros(model, int(_weight(node)[1][0]))
         product = _each_row if form == INVARIANT else _all_rows
-        made = product(model, x, [values, scales, zeros])
+        made = product(model, x, [values, scale, zeros])
         yield from made
         if bias is not None:
             yield ir.node("Add", [made[-1].outputs[0], bias])
@@ -268,7 +293,7 @@ def _linear(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales:
         bits, block = read_blocks(form)
         out, size = (int(dim) for dim in _weight(node)[1])
         attributes = {"K": size, "N": out, "bits": bits, "block_size": block, "accuracy_level": 4}
-        inputs: list[ir.Value | None] = [x, values, scales, None, None, bias]
+        inputs: list[ir.Value | None] = [x, values, scale, None, None, bias]
         yield ir.node("MatMulNBits", inputs, attributes=attributes, domain=MICROSOFT)
 
 
@@ -308,18 +333,18 @@ def _zeros(model: ir.Model, size: int) -> ir.Value:
     return _once(model, f"zeros.{size}", np.zeros(size, np.int8))
 
 
-def _lookup(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales: ir.Value) -> Iterator[ir.Node]:
+def _lookup(model: ir.Model, node: ir.Node, form: str, values: ir.Value, scales: Array) -> Iterator[ir.Node]:
     """Rows of an embedding by token: (R,) -> (R, D)."""
     tokens = node.inputs[1]
     if form in (ROWS, INVARIANT):
+        table = _once(model, scale_name(str(values.name)), scales)
         yield (row := ir.node("Gather", [values, tokens], attributes={"axis": 0}))
-        yield (scale := ir.node("Gather", [scales, tokens], attributes={"axis": 0}))
+        yield (scale := ir.node("Gather", [table, tokens], attributes={"axis": 0}))
         yield ir.node("DequantizeLinear", [row.outputs[0], scale.outputs[0]], attributes={"axis": 0})
         return
     bits, block = read_blocks(form)
-    name = f"{values.name}.lookup.scale"  # the same bytes as the projection's scales, in the shape of this operator
-    assert scales.const_value is not None
-    lookup = _once(model, name, scales.const_value.numpy()[..., None])
+    name = lookup_name(str(values.name))
+    lookup = _once(model, name, scales[..., None])  # the same bytes as the scales of a product
     attributes = {"gather_axis": 0, "quantize_axis": 2, "block_size": block, "bits": bits}
     yield (rows := ir.node("GatherBlockQuantized", [values, tokens, lookup], attributes=attributes, domain=MICROSOFT))
     joined = add_initializer(model, f"{name}.shape", np.array([0, -1]))

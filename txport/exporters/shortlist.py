@@ -22,7 +22,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from txport.exporters.fused import MICROSOFT
-from txport.exporters.quantize import ROWS, add_initializer, dequantize, quantize
+from txport.exporters.quantize import ROWS, add_initializer, dequantize, quantize, sums_of_squares
 
 BLOCK = 64  # in the smallest vocabulary that is worth it, more blocks than tokens can be asked for
 SHARE, MOST = 16, 1 << 16  # beyond one in so many logits, or so many candidates, the whole product is computed
@@ -53,7 +53,7 @@ def shorten(matrix: NDArray[np.float32]) -> Shortlist:
 
 
 def _longest(matrix: NDArray[np.floating]) -> float:
-    return float(np.linalg.norm(matrix.astype(np.float64), axis=1).max())
+    return float(np.sqrt(sums_of_squares(matrix).max()))
 
 
 def add_candidates(

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from txport.exporters.fusions import split_name
-from txport.exporters.quantize import Quantized, dequantize, read_name, steps
+from txport.exporters.quantize import Quantized, dequantize, read_name, read_scales, steps
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint
 from txport.models.ports import ENCODER, STEP
@@ -109,8 +109,8 @@ def held_weights(initializers: Mapping[str, Array]) -> Iterator[Held]:
         base, form = read_name(name)
         if form is None:
             yield from _unpack(name, values)
-        elif f"{base}.scale" in initializers:
-            quantized = Quantized(form, values, initializers[f"{base}.scale"])
+        elif (scales := read_scales(name, initializers)) is not None:
+            quantized = Quantized(form, values, scales)
             yield from _unpack(base, dequantize(quantized), form, steps(quantized))
 
 

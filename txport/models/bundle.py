@@ -22,6 +22,9 @@ TARGETS = tuple(CONTRACTS)
 # precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "int8": "float32", "int4": "float32"}
 OFFERED = {"portable": ("fp32", "fp16"), "cpu": ("fp32", "int8", "int4")}
+# The largest share of the weights that `export --auto` keeps in fp32, of those that int8 or int4 quantises. With a
+# quarter, int8 takes 14 bits a weight and int4 11; with a third, int8 would take 16, as much as half precision.
+AUTO_LIMIT = 0.25
 VALUES: Mapping[str, type | UnionType] = {
     "opset": int,
     "checkpoint": dict,
@@ -36,6 +39,7 @@ VALUES: Mapping[str, type | UnionType] = {
     "files": dict,
 }
 CHECKPOINT_VALUES = {"name": str, "sha256": str}
+MENDED_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "bytes_before": int}
 FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
 
@@ -43,6 +47,11 @@ SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
 def is_quantised(target: str, precision: str) -> bool:
     """Whether the weights of such a bundle take fewer bits than a floating point number."""
     return target == "cpu" and precision in ("int8", "int4")
+
+
+def percent(share: float) -> str:
+    """A share as people read it."""
+    return f"{100 * share:.3g} %"
 
 
 def require_offer(target: str, precision: str) -> None:
@@ -69,7 +78,9 @@ class Manifest:
     passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> how often it fired
     quantization: dict[str, str] = field(default_factory=dict)  # weight -> the form in which it is held
     rows: int | None = None  # of a step, for which its kernels are the fastest; None: no row depends on the others
-    mended: dict[str, Any] = field(default_factory=dict)  # what was kept in fp32 for the bundle to hold, and its bytes
+    mended: dict[str, Any] = field(
+        default_factory=dict
+    )  # what was kept in fp32 for the bundle to hold, how much, bytes
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # weight of several graphs -> where it lies
     parity: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
@@ -78,6 +89,11 @@ class Manifest:
     def dtype(self) -> str:
         """NumPy's name for the type of hidden states, caches and logits."""
         return PRECISIONS[self.precision]
+
+    @property
+    def described_precision(self) -> str:
+        """The precision, and how much of the weights is not in it though it could be."""
+        return self.precision + (f" ({percent(self.mended['share'])} of its weights in fp32)" if self.mended else "")
 
     @property
     def graphs(self) -> dict[str, Graph]:
@@ -183,6 +199,8 @@ def _manifest(file: Path, values: dict[str, Any]) -> Manifest:
     try:
         _check_types(values, VALUES)
         _check_types(values["checkpoint"], CHECKPOINT_VALUES)
+        if values["mended"]:
+            _check_types(values["mended"], MENDED_VALUES)
         for entry in values["files"].values():
             _check_types(entry, FILE_VALUES)
         for entry in values["shared"].values():

@@ -66,7 +66,7 @@ class EightBits(TorchFunctionMode):
 class Exact:
     """A model that computes in float64, and what a precision makes of it.
 
-    `own` is the same model as PyTorch runs it in the precision; of 8 and 4 bits, with its activations rounded, since the
+    `own` is the same model as PyTorch runs it in the precision; of 8 and 4 bits, with its activations rounded, as the
     weights are what a bundle holds. `rounded` is what the best kernels of the precision would compute: they are
     not so far off, but off by the same on every machine.
     """

@@ -12,7 +12,7 @@ import numpy as np
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import PLAIN
 from txport.exporters.weights import holding
-from txport.models.bundle import Bundle, seal
+from txport.models.bundle import Bundle, percent, seal
 from txport.models.checkpoint import Checkpoint
 from txport.models.errors import ParityError
 from txport.models.transformer import Transformer
@@ -28,24 +28,60 @@ from txport.proof.weights import WEIGHTED, first_names
 
 Errors = dict[str, float]
 
+NAMED = 3  # matrices that a refusal names
+
 
 def mend(
-    bundle: Bundle, report: Report, checkpoint: Checkpoint, say: Callable[[str], None], **how: Any
+    bundle: Bundle, report: Report, checkpoint: Checkpoint, say: Callable[[str], None], *, limit: float, **how: Any
 ) -> tuple[Bundle, Report]:
     """Write a bundle that failed anew, with more and more in fp32: one matrix, then as many again each time.
 
     `how` is what it was written with. -> the first that passes, its manifest saying what was kept and at what cost;
-    or, if not even that helps, one with all in fp32.
+    or, if not even that helps, one with all in fp32. Raises `ParityError` before more than the share `limit` of the
+    weights would stay in fp32.
     """
-    size, kept = bundle.size, list[str]()
+    size, kept, forms = bundle.size, list[str](), bundle.manifest.quantization
     while not report.passed and (worst := [name for name in worst_matrices(bundle, checkpoint) if name not in kept]):
-        more = worst[: max(1, len(kept))]
+        wanted = [kept + worst[: count + 1] for count in range(max(1, len(kept)))]
+        fitting = [each for each in wanted if kept_share(checkpoint.model, forms, each) <= limit]
+        if not fitting:
+            raise ParityError(beyond(checkpoint, report, forms, kept, worst, limit))
+        more = fitting[-1][len(kept) :]
         kept += more
         say(f"it differs; {', '.join(more)} in fp32, and again")
         shutil.rmtree(bundle.path / "onnx")
         bundle, report = prove(write(checkpoint, bundle.path, keep=aliases(checkpoint.model, kept), **how), checkpoint)
-    mended = {"kept": kept, "bytes": bundle.size, "bytes_before": size}
+    share = kept_share(checkpoint.model, forms, kept)
+    mended = {"kept": kept, "share": share, "limit": limit, "bytes": bundle.size, "bytes_before": size}
     return seal(bundle.path, dataclasses.replace(bundle.manifest, mended=mended)), report
+
+
+def kept_share(model: Transformer, matrices: Iterable[str], kept: Iterable[str]) -> float:
+    """Of the weights in `matrices`, as a graph calls those that its precision quantises, the share in fp32.
+
+    Beside `kept`, that is what is packed with them; a tied tensor counts once.
+    """
+    first, parameters = first_names(model), dict(model.named_parameters())
+    packs = [{first[part] for part in split_name(name)} for name in matrices]
+    names = {first[name] for name in kept}
+    every, plain = (
+        sum(parameters[name].numel() for name in set[str]().union(*some))
+        for some in (packs, [pack for pack in packs if pack & names])
+    )
+    return plain / every
+
+
+def beyond(
+    checkpoint: Checkpoint, report: Report, matrices: Iterable[str], kept: list[str], worst: list[str], limit: float
+) -> str:
+    """Why no more is kept in fp32, and what to do instead."""
+    now, then = (percent(kept_share(checkpoint.model, matrices, names)) for names in (kept, [*kept, worst[0]]))
+    others = f" (then {', '.join(worst[1:NAMED])})" if worst[1:] else ""
+    return (
+        f"the export of {checkpoint.name} differs from PyTorch with {now} of its weights in fp32: "
+        f"{report.describe_worst()}; keeping what errs most, {worst[0]}{others}, would make it {then}, above the limit "
+        f"of {percent(limit)}: export with --precision fp32, or with a higher --auto-limit"
+    )
 
 
 def aliases(model: Transformer, names: Iterable[str]) -> set[str]:

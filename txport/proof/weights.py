@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.exporters.fusions import split_name
-from txport.exporters.quantize import TINY, read_bits, read_name
+from txport.exporters.quantize import TINY, lookup_name, read_bits, read_name, read_scales, scale_name
 from txport.exporters.shortlist import shorten
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights
 from txport.models.bundle import Bundle
@@ -91,11 +91,10 @@ def derived(initializers: Mapping[str, Array], checkpoint: Checkpoint) -> dict[s
     """
     known = {name: buffer.detach().numpy() for name, buffer in checkpoint.model.named_buffers()}
     for name, values in initializers.items():
-        base, form = read_name(name)
-        if form is not None and (scale := initializers.get(f"{base}.scale")) is not None:
-            names = split_name(f"{base}.scale")
+        if read_name(name)[1] is not None and (scale := read_scales(name, initializers)) is not None:
+            names = split_name(scale_name(name))
             known |= dict(zip(names, np.split(scale, len(names)), strict=True))
-            known[f"{name}.lookup.scale"] = scale[..., None]
+            known[lookup_name(name)] = scale[..., None]
         if name == f"zeros.{values.size}":
             known[name] = np.zeros(values.size, np.int8)
     if "shortlist.weight" in initializers:
