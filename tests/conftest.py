@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 import txport
+from tests.instruction_sets import SETS, describe_processor
 from tests.tiny import SAMPLES, VOCABULARY, tiny_config, tiny_model
 from txport.models.bundle import Bundle
 from txport.models.checkpoint import save_checkpoint
 from txport.models.tokenizer import spelling_tokenizer
+
+# Each worker has a core of its own: threads that wait for one another on the same cores take ten times as long.
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+    torch.set_num_threads(1)
 
 collect_ignore = ["hugging_face"]  # `make test` runs it in an environment of its own
 
 # No deadline, since the machine may be busy; the same examples in every run, so that a failure is a change.
 settings.register_profile("txport", deadline=None, derandomize=True)
 settings.load_profile("txport")
+
+
+def pytest_report_header() -> list[str]:
+    """What the processor is: kernels, and so figures, depend on it."""
+    switched = {name: os.environ[name] for each in SETS.values() for name in each if name in os.environ}
+    return [f"processor: {describe_processor()}", f"PyTorch: {torch.backends.cpu.get_cpu_capability()}, {switched}"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -140,8 +140,9 @@ def test_resumes_to_the_same_weights(
     resumed, uninterrupted = train(dictionary, tmp_path), trained[1]
     assert resumed["epoch"] == uninterrupted["epoch"] == 2
     for part in ("master", "average"):
-        assert all(torch.equal(tensor, uninterrupted[part][name]) for name, tensor in resumed[part].items())
-    assert any(not torch.equal(tensor, resumed["average"][name]) for name, tensor in resumed["master"].items())
+        for name, tensor in resumed[part].items():
+            torch.testing.assert_close(tensor, uninterrupted[part][name], rtol=1e-3, atol=1e-4)
+    assert any(not torch.allclose(tensor, resumed["average"][name]) for name, tensor in resumed["master"].items())
 
 
 def test_ends_with_a_checkpoint(trained: tuple[Path, dict[str, Any]]) -> None:

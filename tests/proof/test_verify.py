@@ -21,12 +21,13 @@ import txport
 from tests.proof.faults import put, unmasked, weight
 from tests.tiny import edit_graph, reseal
 from txport import cli, runtimes
-from txport.models.bundle import MANIFEST, Bundle, load_bundle, write_json
+from txport.models.bundle import FORMAT, MANIFEST, Bundle, load_bundle, write_json
 from txport.models.errors import BundleError
 from txport.models.names import GOLDEN
 from txport.models.ports import DECODER, ENCODER, STEP, Port
 from txport.models.tokenizer import FileTokenizer
-from txport.proof.golden import BEAM, GREEDY, SUMS, Golden, fold, load_golden, record, save_golden
+from txport.proof.exact import Exact
+from txport.proof.golden import BEAM, GREEDY, GRID, SUMS, Golden, fold, load_golden, record, save_golden
 from txport.proof.noise import Noisy
 from txport.proof.tolerances import tolerance_of
 from txport.proof.verify import (
@@ -43,6 +44,7 @@ from txport.proof.verify import (
 )
 from txport.release import load_checkpoint
 from txport.runtimes.base import GraphPorts, Ints, Runtime, State
+from txport.runtimes.pytorch import TorchRuntime
 from txport.search.scoring import logits
 
 KINDS = [("portable", "fp16"), ("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4")]
@@ -93,11 +95,13 @@ def test_real_input_and_all_lengths_are_among_the_goldens(bundle: Bundle) -> Non
     assert {len(said.values) for said in golden.said} == {len(target) for target in golden.targets}
 
 
-def test_goldens_come_from_pytorch_not_from_the_bundle(bundle: Bundle, checkpoint: Path) -> None:
-    golden, loaded = load_golden(bundle), load_checkpoint(checkpoint)
-    found = logits(runtimes.load_torch(loaded), golden.sources, golden.targets, loaded.config)
+def test_goldens_come_from_pytorch_in_float64_not_from_the_bundle(bundle: Bundle, checkpoint: Path) -> None:
+    golden, exact = load_golden(bundle), Exact.of(load_checkpoint(checkpoint).model)
+    found = logits(TorchRuntime(exact.model), golden.sources, golden.targets, exact.model.config)
     for said, values in zip(golden.said, found, strict=True):
-        np.testing.assert_array_equal(said.sums, fold(values))
+        np.testing.assert_allclose(said.sums, fold(values), rtol=0, atol=said.largest * 2.0**-GRID)
+        assert np.abs(said.sums - fold(values)).max() > 0
+        assert said.largest * 2.0**-GRID < said.noise / 20
 
 
 def test_the_same_goldens_are_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
@@ -109,17 +113,19 @@ def test_the_same_goldens_are_the_same_bytes(bundle: Bundle, tmp_path: Path) -> 
 def test_noise_that_is_allowed_is_no_fault_and_twice_as_much_is(
     bundle: Bundle, checkpoint: Path, precision: str
 ) -> None:
-    exact = runtimes.load_torch(load_checkpoint(checkpoint))
-    manifest = replace(bundle.manifest, precision=precision)
-    golden, tolerance = record(exact, manifest.config, [], precision), tolerance_of(precision)
-    for seed in range(100, 110):  # half of it, for what is drawn anew in each run
-        checks = list(compare(golden, Noisy(exact, tolerance, seed, share=0.5), manifest, "noise is drawn each time"))
-        assert [check.verdict for check in checks] == [*["pass"] * 3, "not run"], checks
-    louder = replace(
-        golden,
-        said=[replace(each, values=each.values + 2.1 * tolerance.noise_of(each.largest)) for each in golden.said],
+    exact = Exact.of(load_checkpoint(checkpoint).model, precision)
+    manifest, tolerance, runtime = (
+        replace(bundle.manifest, precision=precision),
+        tolerance_of(precision),
+        TorchRuntime(exact.model),
     )
-    (check, *_) = compare(louder, Noisy(exact, tolerance, 0), manifest)
+    golden = record(runtime, manifest.config, [], lambda largest, *_: tolerance.lasting_noise(largest, 0.0))
+    share = min(each.noise / each.largest for each in golden.said)
+    for seed in range(100, 110):  # half of it, for what is drawn anew in each run
+        checks = list(compare(golden, Noisy(runtime, share / 2, seed), manifest, "noise is drawn each time"))
+        assert [check.verdict for check in checks] == [*["pass"] * 3, "not run"], checks
+    louder = replace(golden, said=[replace(each, values=each.values + 2.1 * each.noise) for each in golden.said])
+    (check, *_) = compare(louder, Noisy(runtime, share, 0), manifest)
     assert check.verdict == "fail"
 
 
@@ -397,7 +403,7 @@ def edited(**changes: Any) -> Callable[[Path], None]:
         (lambda path: None, ["--provider", "coreml"], 3, "was built without CoreMLExecutionProvider; install a wheel"),
         (lambda path: None, ["--provider", "npu"], 2, "unknown provider 'npu'"),
         (without_golden, [], 2, "holds no golden.npz to be verified with; export it again"),
-        (edited(format=2), [], 2, "has bundle format 2, this txport reads format 4; export it again"),
+        (edited(format=2), [], 2, f"has bundle format 2, this txport reads format {FORMAT}; export it again"),
         (lambda path: (path / MANIFEST).unlink(), [], 2, "is not a bundle: txport.json is missing; `txport export"),
         (lambda path: shutil.rmtree(path), [], 2, "there is no bundle "),
         (lambda path: (path / "onnx/encoder_model.onnx").write_bytes(b"0"), [], 1, ""),

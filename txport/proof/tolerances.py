@@ -46,7 +46,7 @@ class Tolerance:
 
         `largest` is the tensor's largest absolute value, `own_error` what PyTorch itself is off by in it.
         """
-        limit = max(self.largest * largest, self.own * own_error if own_error else 0.0)
+        limit = math.inf if self.rms is not None else max(self.largest * largest, self.own * own_error)
         relative = None if self.rms is not None else self.rtol  # bounds the RMS there
         if self.atol is None and relative is None:
             return limit
