@@ -135,6 +135,12 @@ def test_numbers_round_trip(ids: list[int]) -> None:
     assert tokenizer.tokens(ids) == text.split()
 
 
+@pytest.mark.parametrize(("bos", "eos", "expected"), [(0, 0, [5, 6]), (1, 0, [1, 5, 6]), (1, 1, [1, 5, 6, END])])
+def test_numbers_begin_and_end_as_the_config_says(bos: int, eos: int, expected: list[int]) -> None:
+    config = tiny_config(add_source_bos=bool(bos), add_source_eos=bool(eos))
+    assert NumberTokenizer(config).encode("5 6") == expected
+
+
 def test_numbers_outside_the_vocabulary() -> None:
     tokenizer = NumberTokenizer(tiny_config())
     with pytest.raises(TextError, match=rf"numbers from 0 to {len(VOCABULARY) - 1}; got '-1 999 x \u0665'"):

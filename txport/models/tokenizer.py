@@ -100,7 +100,7 @@ class NumberTokenizer:
         self._config = config
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
-        """See `Tokenizer.encode`; the end-of-sequence id is appended."""
+        """See `Tokenizer.encode`; the start and end tokens that the config wants are added."""
         if not text.strip():
             raise TextError("the text is empty; this model has no tokenizer, so give token ids such as '5 17 3'")
         size = self._config.source_vocab_size
@@ -111,7 +111,7 @@ class NumberTokenizer:
         ids = [int(word) for word in text.split() if word not in wrong]
         if not ids:
             raise TextError(f"{shorten(text)} has no number from 0 to {size - 1}")
-        return [*ids, self._config.eos_id]
+        return self._config.add_special_tokens(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
