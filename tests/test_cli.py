@@ -811,6 +811,11 @@ MORE_TOKENS = spelling_tokenizer((*VOCABULARY, "ZH")).encode()
         (put("tokenizer.json", b"{}"), "{checkpoint}/tokenizer.json is not a tokenizer"),
         (put("tokenizer.json", MORE_TOKENS), "has 23 tokens, the model's source vocabulary 22: it belongs to another"),
         (put("samples.txt", b"a" * 24), "samples.txt has a line of 25 tokens, the model takes at most 24"),
+        (put("target_tokenizer.json", b"{}"), "{checkpoint}/target_tokenizer.json is not a tokenizer"),
+        (
+            put("target_tokenizer.json", MORE_TOKENS),
+            "target_tokenizer.json has 23 tokens, the model's target vocabulary",
+        ),
         (put("samples.txt", b"a\nb@d\n"), "samples.txt must hold text that the model takes: 'b@d' has characters"),
         (put("samples.txt", b"\xff\n"), "samples.txt must hold text that the model takes"),
     ],

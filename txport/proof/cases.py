@@ -70,7 +70,7 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
         Case("longest", draw.sources(longest), fitting(config, longest - 1, 1), draw.targets(longest)),
     ]
     if bundle.samples:
-        tokenizer = load_tokenizer(bundle.tokenizer, config)
+        tokenizer = load_tokenizer(bundle.path, config)
         texts = [tokenizer.encode(text) for text in bundle.samples]
         cases.append(Case("real", texts, fitting(config, 1, 4, 1)))
     return cases + [draw_case(config, seed, number) for number in range(1, more + 1)]

@@ -41,7 +41,7 @@ def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int =
 
 
 def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
-    tokenizer = load_tokenizer(bundle.tokenizer, checkpoint.config)
+    tokenizer = load_tokenizer(bundle.path, checkpoint.config)
     real = [tokenizer.encode(text) for text in bundle.samples[:REAL]]
     reference = runtimes.load_torch(holding(bundle, checkpoint))
     save_golden(bundle.path / GOLDEN, record(reference, checkpoint.config, real, bundle.manifest.precision))
