@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import txport
+from tests import transformers_js
 from tests.tiny import SPECIAL, reseal, tiny_config, tiny_model
 from txport import cli
 from txport.models.bundle import MANIFEST, Bundle
@@ -88,6 +89,19 @@ def test_sources_are_read_in_one_and_targets_written_in_the_other(call: Any, exp
     assert [each.output for each in model.generate(TEXTS)] == expected
     assert model.generate("خ", prefixes="a b")[0].output.startswith("a b")
     assert call("run", exported.path, "bad")[0] == 2
+
+
+def test_other_programs_find_a_tokenizer_for_each_side(exported: Bundle) -> None:
+    folders = {"source_tokenizer": "tokenizer.json", "target_tokenizer": "target_tokenizer.json"}
+    if exported.manifest.target != "portable":
+        assert not any((exported.path / folder).exists() for folder in folders)
+        return
+    for folder, name in folders.items():
+        assert (exported.path / folder / "tokenizer.json").read_bytes() == (exported.path / name).read_bytes()
+        assert f"{folder}/tokenizer_config.json" in exported.manifest.files
+    assert not (exported.path / "tokenizer_config.json").exists(), "a pipeline would write targets in Arabic"
+    expected = [each.output for each in txport.load(exported.path).generate(TEXTS)]
+    assert transformers_js.generate(exported.path, "pair", TEXTS) == expected
 
 
 def test_given_targets_are_in_the_targets_vocabulary(call: Any, exported: Bundle) -> None:
