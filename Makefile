@@ -3,18 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
 HF := .venv-hf
+JS := tests/transformers_js
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORDS := transformer attention onnx pronunciation
 
-.PHONY: run test check format bench bench-peers gpu clean
+.PHONY: run test check format bench bench-peers gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
 	$(BIN)/txport inspect g2p-en --brief
 
-# The second run holds search against Hugging Face's, in an environment without ONNX Runtime.
-test: $(INSTALLED) $(HF)/.installed
+# The second run holds search and tokenizers against Hugging Face's, in an environment without ONNX Runtime. Bundles are
+# also run by transformers.js, where there is npm.
+test: $(INSTALLED) $(HF)/.installed $(if $(shell command -v npm),$(JS)/node_modules/.installed,no-npm)
 	$(BIN)/pytest --numprocesses logical --dist loadfile
 	PYTHONPATH=. $(HF)/bin/python -m pytest --confcutdir tests/hugging_face tests/hugging_face
 
@@ -41,7 +43,7 @@ gpu:
 	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(HF) build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(HF) $(JS)/node_modules build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'
@@ -53,6 +55,14 @@ $(HF)/.installed: tests/hugging_face/requirements.txt
 	test -x $(HF)/bin/python || $(PYTHON) -m venv $(HF)
 	$(HF)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
+
+# No install scripts: that of onnxruntime-node fetches CUDA's libraries, which nothing here needs.
+$(JS)/node_modules/.installed: $(JS)/package-lock.json
+	npm ci --prefix $(JS) --ignore-scripts --no-audit --no-fund --loglevel=error
+	touch $@
+
+no-npm:
+	@echo 'there is no npm here: what is tested with transformers.js is skipped'
 
 $(PEERS)/.installed: benchmarks/peers/requirements.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import txport
+from tests.transformers_js import generate
+from txport.locate import find_bundle
 from txport.models import g2p
 from txport.models.names import SHIPPED
 
@@ -29,6 +31,12 @@ def test_it_is_small_and_its_vocabulary_is_the_recipe_s(model: txport.Model) -> 
 def test_common_words_are_right(model: txport.Model) -> None:
     words = {"Transformer": "T R AE N S F AO R M ER", "attention": "AH T EH N SH AH N", "ZEBRA": "Z IY B R AH"}
     assert {each.input: each.output for each in model.generate(list(words), beams=5)} == words
+
+
+@pytest.mark.parametrize("task", ["translation", "text2text-generation"])
+def test_a_pipeline_of_transformers_js_finds_the_same(model: txport.Model, task: str) -> None:
+    words = ["hello", "Transformer", "ZEBRA", "'tis", "d'or", "a", "zzz", "onomatopoeia", "O'REILLY'S"]
+    assert generate(find_bundle("g2p-en").path, task, words) == [each.output for each in model.generate(words)]
 
 
 def test_the_test_split_scores_as_the_card_says(model: txport.Model) -> None:

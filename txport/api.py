@@ -337,4 +337,4 @@ def load(
     else:
         engine = runtimes.load(runtime, bundle, provider=provider, threads=threads)
     config = bundle.manifest.config
-    return Model(engine, load_tokenizer(bundle.tokenizer, config), config, workers)
+    return Model(engine, load_tokenizer(bundle.path, config), config, workers)

@@ -176,11 +176,14 @@ def _load(name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol)
 
 
 def draw_source(config: TransformerConfig, protocol: Protocol) -> Ints:
-    """Seeded sources (B, S) without special tokens but the end."""
-    special = (config.pad_id, config.bos_id, config.eos_id)
-    allowed = [id_ for id_ in range(config.source_vocab_size) if id_ not in special] or [config.eos_id]
+    """Seeded sources (B, S) without special tokens but the start and the end that the model expects."""
+    special, size = (config.pad_id, config.bos_id, config.eos_id), config.source_vocab_size
+    allowed = [id_ for id_ in range(size) if id_ not in special] or [min(config.eos_id, size - 1)]
     source: Ints = np.random.default_rng(0).choice(allowed, (protocol.batch, protocol.source)).astype(np.int64)
-    source[:, -1] = config.eos_id
+    if config.add_source_bos:
+        source[:, 0] = config.bos_id
+    if config.add_source_eos:
+        source[:, -1] = config.eos_id
     return source
 
 

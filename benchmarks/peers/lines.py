@@ -12,7 +12,7 @@ from txport import bench
 from txport.models.config import PRESETS, TransformerConfig
 from txport.models.errors import UnavailableError
 from txport.models.g2p import read_dictionary
-from txport.models.names import CONFIG, TOKENIZER, find_folder, preset_name
+from txport.models.names import CONFIG, find_folder, preset_name
 from txport.models.tokenizer import load_tokenizer
 
 Unit = Literal["tokens/s", "words/s", "MB"]
@@ -129,7 +129,7 @@ def sources_of(task: Task, words: Path | None) -> list[list[int]]:
     if task.forced:
         drawn = bench.draw_source(config, bench.Protocol(batch=task.sources, source=LENGTH))
         return [[int(id_) for id_ in row] for row in drawn]
-    tokenizer = load_tokenizer(find_folder(task.checkpoint) / TOKENIZER, config)
+    tokenizer = load_tokenizer(find_folder(task.checkpoint), config)
     return [tokenizer.encode(word) for word in read_words(words)[: task.sources]]
 
 

@@ -87,6 +87,7 @@ def test_layout(bundle: Bundle) -> None:
         "config.json",
         "generation_config.json",
         "tokenizer.json",
+        "tokenizer_config.json",
         "samples.txt",
         "golden.npz",
         "measured.json",
@@ -336,11 +337,26 @@ def test_generation_config(bundle: Bundle) -> None:
             "bos_token_id": 1,
             "eos_token_id": 2,
             "decoder_start_token_id": 1,
-            "max_length": 24,
+            "max_length": 25,
             "num_beams": 1,
             "use_cache": True,
         }.items()
     )
+
+
+def test_tokenizer_config(bundle: Bundle, large: tuple[Manifest, Bundle]) -> None:
+    assert read(bundle, "tokenizer_config.json") == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 24,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,
+        "pad_token": "<pad>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    assert not (large[1].path / "tokenizer_config.json").exists(), "it has no tokenizer"
 
 
 def test_companions_come_along(bundle: Bundle, checkpoint: Path, large: tuple[Manifest, Bundle]) -> None:

@@ -81,7 +81,7 @@ def test_wrong_file_is_named(name: str, sealed: Bundle) -> None:
         load_bundle(sealed.path)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "samples.txt"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "target_tokenizer.json", "samples.txt"])
 def test_file_that_was_added_is_named(name: str, sealed: Bundle) -> None:
     unlisted = {file: entry for file, entry in sealed.manifest.files.items() if file != name}
     values = json.loads((sealed.path / MANIFEST).read_text())

@@ -217,6 +217,8 @@ def test_digest_covers_all_that_makes_a_checkpoint(folder: Path) -> None:
     assert digest(str(folder)) == seen[0]
     (folder / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
     seen.append(digest(str(folder)))
+    (folder / "target_tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
+    seen.append(digest(str(folder)))
     (folder / "samples.txt").write_text("bad\n")
     seen.append(digest(str(folder)))
     alter(folder, {"decoder_norm.bias": torch.ones(16)})
@@ -224,7 +226,7 @@ def test_digest_covers_all_that_makes_a_checkpoint(folder: Path) -> None:
     file = folder / "config.json"
     file.write_text(file.read_text().replace('"norm": "pre"', '"norm": "post"'))
     seen.append(digest(str(folder)))
-    assert len(set(seen)) == 5
+    assert len(set(seen)) == 6
 
 
 def test_label_is_never_a_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

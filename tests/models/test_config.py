@@ -56,6 +56,11 @@ def test_frozen() -> None:
         ({"eos_id": 20}, "eos_id must lie in the target vocabulary of 20, got 20"),
         ({"source_vocab_size": 2, "tied": "none"}, "eos_id must lie in the source vocabulary of 2, got 2"),
         ({"source_vocab_size": 5, "tied": "none", "pad_id": 7}, "pad_id must lie in the source vocabulary of 5, got 7"),
+        (
+            {"source_vocab_size": 3, "tied": "none", "bos_id": 7, "add_source_bos": True},
+            "bos_id must lie in the source",
+        ),
+        ({"add_source_eos": 0}, "add_source_eos must be bool, got 0"),
         ({"pad_id": -1}, "pad_id must lie in the target vocabulary of 20, got -1"),
     ],
 )
@@ -71,11 +76,18 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
         {"d_model": 15, "heads": 3, "positions": "learned"},
         {"target_vocab_size": 9, "tied": "target"},
         {"source_vocab_size": 3, "tied": "none", "bos_id": 7},
+        {"source_vocab_size": 3, "tied": "none", "eos_id": 7, "add_source_eos": False},
     ],
 )
 def test_accepted(changes: dict[str, Any]) -> None:
     config = TransformerConfig.from_dict({**SIZES, **changes})
     assert {name: getattr(config, name) for name in changes} == changes
+
+
+def test_a_config_without_the_keys_of_special_tokens_is_what_it_was() -> None:
+    assert TransformerConfig.from_dict(SIZES).add_special_tokens([5, 6]) == [5, 6, 2]
+    assert TransformerConfig.from_dict({**SIZES, "add_source_bos": True}).add_special_tokens([5]) == [1, 5, 2]
+    assert TransformerConfig.from_dict({**SIZES, "add_source_eos": False}).add_special_tokens([5]) == [5]
 
 
 def test_missing_key() -> None:

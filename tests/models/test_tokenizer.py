@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tiny import LETTERS, VOCABULARY, WORDS, tiny_config
-from txport.models.errors import BundleError, TextError
+from txport.models.errors import BundleError, TextError, TokenError
 from txport.models.tokenizer import FileTokenizer, NumberTokenizer, load_tokenizer, spelling_tokenizer, unknown_id
 
 END = VOCABULARY.index("</s>")
@@ -104,12 +104,55 @@ def test_number_of_any_length(spelling: FileTokenizer) -> None:
         NumberTokenizer(tiny_config()).encode("9" * 5000)
 
 
-def test_tokenizer_of_another_model(tmp_path: Path) -> None:
-    file = tmp_path / "tokenizer.json"
-    file.write_text(spelling_tokenizer(VOCABULARY))
-    config = tiny_config(source_vocab_size=len(VOCABULARY) - 1, tied="none")
-    with pytest.raises(BundleError, match=rf"has {len(VOCABULARY)} tokens, the model's .* vocabulary"):
-        load_tokenizer(file, config)
+@pytest.mark.parametrize(("side", "name"), [("source", "tokenizer.json"), ("target", "target_tokenizer.json")])
+def test_tokenizer_of_another_model(side: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
+    (tmp_path / "target_tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
+    load_tokenizer(tmp_path, tiny_config())
+    size = len(VOCABULARY) - 1
+    config = tiny_config(**{f"{side}_vocab_size": size}, tied="none")
+    message = rf"{tmp_path}/{name} has {size + 1} tokens, the model's {side} vocabulary {size}: it belongs to another"
+    with pytest.raises(BundleError, match=message):
+        load_tokenizer(tmp_path, config)
+
+
+def test_one_tokenizer_serves_no_two_vocabularies(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
+    config = tiny_config(target_vocab_size=len(VOCABULARY) + 8, tied="none")
+    with pytest.raises(BundleError, match=r"a source vocabulary of 22 and a target vocabulary of 30; add target_token"):
+        load_tokenizer(tmp_path, config)
+    (tmp_path / "target_tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
+    load_tokenizer(tmp_path, config)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(
+        BundleError, match=r"target_tokenizer\.json is there, but not the source's .*; add tokenizer\.json"
+    ):
+        load_tokenizer(tmp_path, config)
+
+
+def test_ids_without_a_token(spelling: FileTokenizer) -> None:
+    for ids in ([4, len(VOCABULARY)], [-1]):
+        for name in (spelling.tokens, spelling.decode, NumberTokenizer(tiny_config()).tokens):
+            with pytest.raises(TokenError, match=rf"\b{len(VOCABULARY) - 1}\b") as caught:
+                name(ids)
+            assert str(ids[-1]) in str(caught.value)
+
+
+def test_special_tokens_of_the_model_are_no_text(tmp_path: Path) -> None:
+    """Also where the file does not say that they are special."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<p>": 0, "<b>": 1, "<e>": 2, "a": 3}))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path, tiny_config())
+    assert loaded.decode([1, 3, 2, 0, 0]) == "a"
+    assert loaded.tokens([1, 3, 2]) == ["<b>", "a", "<e>"]
+
+
+def test_a_text_is_neither_cut_nor_padded(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_str(spelling_tokenizer(VOCABULARY))
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(load_tokenizer(tmp_path, tiny_config()).encode("abba")) == 5
 
 
 def test_damaged_file(tmp_path: Path) -> None:
@@ -135,6 +178,12 @@ def test_numbers_round_trip(ids: list[int]) -> None:
     assert tokenizer.tokens(ids) == text.split()
 
 
+@pytest.mark.parametrize(("bos", "eos", "expected"), [(0, 0, [5, 6]), (1, 0, [1, 5, 6]), (1, 1, [1, 5, 6, END])])
+def test_numbers_begin_and_end_as_the_config_says(bos: int, eos: int, expected: list[int]) -> None:
+    config = tiny_config(add_source_bos=bool(bos), add_source_eos=bool(eos))
+    assert NumberTokenizer(config).encode("5 6") == expected
+
+
 def test_numbers_outside_the_vocabulary() -> None:
     tokenizer = NumberTokenizer(tiny_config())
     with pytest.raises(TextError, match=rf"numbers from 0 to {len(VOCABULARY) - 1}; got '-1 999 x \u0665'"):
@@ -148,7 +197,6 @@ def test_numbers_all_skipped() -> None:
 
 
 def test_load_falls_back_to_numbers(tmp_path: Path) -> None:
-    file = tmp_path / "tokenizer.json"
-    assert isinstance(load_tokenizer(file, tiny_config()), NumberTokenizer)
-    file.write_text(spelling_tokenizer(VOCABULARY))
-    assert isinstance(load_tokenizer(file, tiny_config()), FileTokenizer)
+    assert isinstance(load_tokenizer(tmp_path, tiny_config()), NumberTokenizer)
+    (tmp_path / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
+    assert isinstance(load_tokenizer(tmp_path, tiny_config()), FileTokenizer)

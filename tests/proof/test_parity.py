@@ -439,9 +439,8 @@ def test_a_greedy_tie_is_at_the_first_token_that_differs() -> None:
     tie = near_tie(exact, source, found(said), found(other), 1, moving(exact, source, [said, other], gap))
     assert tie is not None
     assert tie.margin == pytest.approx(gap)
-    assert (
-        near_tie(exact, source, found(said), found(other), 1, moving(exact, source, [said, other], gap / 2.1)) is None
-    )
+    strict = moving(exact, source, [said, other], gap / 2.1)
+    assert near_tie(exact, source, found(said), found(other), 1, strict) is None
 
 
 def moving(exact: Exact, source: list[int], targets: list[list[int]], by: float, precision: str = "fp32") -> Tolerance:
@@ -498,11 +497,8 @@ def test_a_fault_that_only_the_running_cache_shows_is_found(bundle: Bundle, load
 
     runtime = Forgetful(ReferenceEngine(bundle), bundle.manifest)
     case = next(case for case in draw_cases(bundle, 0) if case.name == "longest")
-    failed = [
-        each
-        for each in compare_forced(case, "ort", runtime, Exact.of(loaded.model), tolerance_of("fp32"))
-        if not each.passed
-    ]
+    compared = compare_forced(case, "ort", runtime, Exact.of(loaded.model), tolerance_of("fp32"))
+    failed = [each for each in compared if not each.passed]
     assert failed[0].step == 6
     assert failed[0].describe().startswith("ort, case longest, target position 6: logits[0, ")
 

@@ -114,11 +114,8 @@ def test_noise_that_is_allowed_is_no_fault_and_twice_as_much_is(
     bundle: Bundle, checkpoint: Path, precision: str
 ) -> None:
     exact = Exact.of(load_checkpoint(checkpoint).model, precision)
-    manifest, tolerance, runtime = (
-        replace(bundle.manifest, precision=precision),
-        tolerance_of(precision),
-        TorchRuntime(exact.model),
-    )
+    manifest, tolerance = replace(bundle.manifest, precision=precision), tolerance_of(precision)
+    runtime = TorchRuntime(exact.model)
     golden = record(runtime, manifest.config, [], lambda largest, *_: tolerance.lasting_noise(largest, 0.0))
     share = min(each.noise / each.largest for each in golden.said)
     for seed in range(100, 110):  # half of it, for what is drawn anew in each run

@@ -69,7 +69,7 @@ def uncached(model: Transformer, *inputs: Ints) -> Floats:
 
 @pytest.mark.parametrize("case", CASES)
 def test_steps_and_selections_agree(case: str, runtime: tuple[str, Runtime], model: Transformer) -> None:
-    name, under_test = runtime
+    under_test = runtime[1]
     source, lengths = sources_of(CASES[case][0])
     state = under_test.encode(source, lengths, max_length=24)
     history, rng = np.zeros((len(source), 0), dtype=np.int64), np.random.default_rng(1)

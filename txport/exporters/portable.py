@@ -18,6 +18,7 @@ from txport.exporters.trace import sign, trace
 from txport.models.bundle import PRECISIONS, Manifest, write_json
 from txport.models.checkpoint import Checkpoint
 from txport.models.config import TransformerConfig
+from txport.models.hugging_face import write_tokenizers
 from txport.models.ports import SELECT
 
 EXTERNAL_ABOVE = 1_900_000_000  # bytes of weights; protobuf ends at 2 GiB, and a graph is more than weights
@@ -36,6 +37,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_abo
         check_graph(path, graph, manifest)
     write_json(folder / "config.json", marian_config(checkpoint.config, manifest.precision, external))
     write_json(folder / "generation_config.json", generation_config(checkpoint.config))
+    write_tokenizers(folder, checkpoint.config)
     return dataclasses.replace(manifest, passes=counts)
 
 
@@ -97,7 +99,7 @@ def generation_config(config: TransformerConfig) -> dict[str, Any]:
         "bos_token_id": config.bos_id,
         "eos_token_id": config.eos_id,
         "decoder_start_token_id": config.bos_id,
-        "max_length": config.max_length,
+        "max_length": config.max_length + 1,  # the start token counts too
         "num_beams": 1,
         "use_cache": True,
     }

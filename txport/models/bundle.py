@@ -1,4 +1,4 @@
-"""A bundle: the graphs, the tokenizer, and `txport.json`, the manifest that says what they are and proves it."""
+"""A bundle: the graphs, the tokenizers, and `txport.json`, the manifest that says what they are and proves it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from txport.models.config import TransformerConfig
 from txport.models.errors import BundleError, ConfigError, UnsupportedError
 from txport.models.files import sha256
-from txport.models.names import MEASURED, SAMPLES, TOKENIZER
+from txport.models.names import COMPANIONS, MEASURED, SAMPLES
 from txport.models.ports import CONTRACTS, Graph
 
 FORMAT = 5
@@ -125,11 +125,6 @@ class Bundle:
             raise UnsupportedError(f"{self.path} was not made from this {name}: their hashes differ")
 
     @property
-    def tokenizer(self) -> Path:
-        """Where the tokenizer lies, if there is one."""
-        return self.path / TOKENIZER
-
-    @property
     def samples(self) -> list[str]:
         """Real inputs that came with the checkpoint, one a line; none if it has no such file."""
         file = self.path / SAMPLES
@@ -173,7 +168,7 @@ def load_bundle(path: Path) -> Bundle:
 def damage(bundle: Bundle) -> list[str]:
     """What is wrong with the files of a bundle: missing, altered, added; none if each is what its hash says."""
     problems = [problem for name in bundle.manifest.files if (problem := _problem(bundle, name))]
-    read = [name for name in (TOKENIZER, SAMPLES) if (bundle.path / name).exists()]
+    read = [name for name in COMPANIONS if (bundle.path / name).exists()]
     added = [name for name in read if name not in bundle.manifest.files]
     return problems + [f"{name} was added (the manifest has no hash for it)" for name in added]
 

@@ -1,4 +1,4 @@
-"""A checkpoint: `config.json`, `model.safetensors` and perhaps `tokenizer.json` in one folder.
+"""A checkpoint: `config.json`, `model.safetensors` and perhaps tokenizers in one folder.
 
 A checkpoint is named by its path, by the name of one that ships (`g2p-en`), or as `preset:base`, which
 is a published size with random weights.
@@ -19,7 +19,19 @@ from txport.models.bundle import write_json
 from txport.models.config import PRESETS, TransformerConfig
 from txport.models.errors import BundleError, CheckpointError, TextError
 from txport.models.files import staged_folder
-from txport.models.names import CONFIG, PRESET, SAMPLES, TOKENIZER, WEIGHTS, digest, find_folder, label, preset_name
+from txport.models.names import (
+    COMPANIONS,
+    CONFIG,
+    PRESET,
+    SAMPLES,
+    TARGET_TOKENIZER,
+    TOKENIZER,
+    WEIGHTS,
+    digest,
+    find_folder,
+    label,
+    preset_name,
+)
 from txport.models.tokenizer import load_tokenizer
 from txport.models.transformer import Transformer
 
@@ -42,8 +54,8 @@ class Checkpoint:
 
     @property
     def companions(self) -> list[Path]:
-        """The files that go into a bundle as they are: the tokenizer, and samples of real input."""
-        paths = [self.folder / name for name in (TOKENIZER, SAMPLES)] if self.folder else []
+        """The files that go into a bundle as they are: tokenizers, and samples of real input."""
+        paths = [self.folder / name for name in COMPANIONS] if self.folder else []
         return [path for path in paths if path.is_file()]
 
 
@@ -86,14 +98,25 @@ def fill(model: Transformer, rng: np.random.Generator) -> None:
             parameter.copy_(torch.from_numpy((uniform * 2 - 1) * np.float32((3 * variance) ** 0.5)))
 
 
-def save_checkpoint(out: Path, model: Transformer, tokenizer: str | None = None, *, half: bool = False) -> None:
-    """Write a checkpoint folder; with `half`, the weights are stored in 16 bits."""
+def save_checkpoint(
+    out: Path,
+    model: Transformer,
+    tokenizer: str | None = None,
+    target_tokenizer: str | None = None,
+    *,
+    half: bool = False,
+) -> None:
+    """Write a checkpoint folder; with `half`, the weights are stored in 16 bits.
+
+    `tokenizer` is the JSON of the source's, which is also the target's if that has none of its own.
+    """
     weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(model).items()}
     with staged_folder(out, force=True, holding=CONFIG) as folder:
         write_json(folder / CONFIG, model.config.to_dict())
         save_file({name: tensor.half() if half else tensor for name, tensor in weights.items()}, folder / WEIGHTS)
-        if tokenizer is not None:
-            (folder / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+        for name, text in ((TOKENIZER, tokenizer), (TARGET_TOKENIZER, target_tokenizer)):
+            if text is not None:
+                (folder / name).write_text(text, encoding="utf-8")
 
 
 def expected_tensors(model: Transformer) -> dict[str, Tensor]:
@@ -128,9 +151,9 @@ def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) ->
 
 
 def _check_text(folder: Path, config: TransformerConfig) -> None:
-    """The tokenizer must be this model's, the samples text that it takes."""
+    """The tokenizers must be this model's, the samples text that it takes."""
     try:
-        tokenizer = load_tokenizer(folder / TOKENIZER, config)
+        tokenizer = load_tokenizer(folder, config)
     except BundleError as error:
         raise CheckpointError(str(error)) from error
     path = folder / SAMPLES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -28,7 +28,9 @@ class TransformerConfig:
     `norm` places the layer norm before each sublayer ("pre", with one more norm at the end of each
     stack) or after its residual ("post"). `tied` shares the output projection with the target
     embedding ("target"), with both embeddings ("all") or with neither ("none"). `max_length` is the
-    longest source and the longest target, in tokens, special tokens included.
+    longest source and the longest target, in tokens, special tokens included. `add_source_bos` and
+    `add_source_eos` say whether the sources of its training began with the start token and ended with
+    the end token; targets always did.
     """
 
     source_vocab_size: int
@@ -50,6 +52,8 @@ class TransformerConfig:
     pad_id: int = 0
     bos_id: int = 1
     eos_id: int = 2
+    add_source_bos: bool = False
+    add_source_eos: bool = True
 
     def __post_init__(self) -> None:
         problems = [*_wrong_types(self), *_wrong_choices(self)]
@@ -61,6 +65,12 @@ class TransformerConfig:
     def head_size(self) -> int:
         """H = D / N, the width of one attention head."""
         return self.d_model // self.heads
+
+    def add_special_tokens(self, source: Sequence[int]) -> list[int]:
+        """A source with the start and the end token that the model expects around it."""
+        start = [self.bos_id] if self.add_source_bos else []
+        end = [self.eos_id] if self.add_source_eos else []
+        return [*start, *source, *end]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TransformerConfig:
@@ -138,11 +148,12 @@ def _wrong_relations(config: TransformerConfig) -> list[str]:
     if config.tied == "all" and config.source_vocab_size != config.target_vocab_size:
         sizes = f"{config.source_vocab_size} and {config.target_vocab_size}"
         problems.append(f"tied 'all' needs one vocabulary for source and target, got sizes {sizes}")
-    for name in ("pad_id", "bos_id", "eos_id"):
+    in_sources = {"pad_id": True, "bos_id": config.add_source_bos, "eos_id": config.add_source_eos}
+    for name, is_in_sources in in_sources.items():
         value = getattr(config, name)
         if not 0 <= value < config.target_vocab_size:
             problems.append(f"{name} must lie in the target vocabulary of {config.target_vocab_size}, got {value}")
-        elif name != "bos_id" and value >= config.source_vocab_size:  # sources end and are padded too
+        elif is_in_sources and value >= config.source_vocab_size:
             problems.append(f"{name} must lie in the source vocabulary of {config.source_vocab_size}, got {value}")
     return problems
 

@@ -25,6 +25,10 @@ class TextError(TxportError, ValueError):
     """Text that the model can't take."""
 
 
+class TokenError(TxportError, LookupError):
+    """A token id for which a tokenizer has no token."""
+
+
 class OutputError(TxportError, OSError):
     """A place that can't be written."""
 

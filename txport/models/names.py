@@ -9,7 +9,9 @@ from txport.models.errors import CheckpointError
 from txport.models.files import hash_of, sha256
 
 PRESET = "preset:"
-CONFIG, WEIGHTS, TOKENIZER, SAMPLES = "config.json", "model.safetensors", "tokenizer.json", "samples.txt"
+CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"
+TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
+COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
 GOLDEN, MEASURED = "golden.npz", "measured.json"  # of a bundle
 SHIPPED = Path(__file__).parent
 
@@ -50,7 +52,7 @@ def digest(name: str) -> str:
     if preset := preset_name(name):
         return hash_of({"preset": preset, "config": repr(PRESETS[preset])})
     folder = find_folder(name)
-    files = (folder / file for file in (CONFIG, WEIGHTS, TOKENIZER, SAMPLES))
+    files = (folder / file for file in (CONFIG, WEIGHTS, *COMPANIONS))
     return hash_of({path.name: sha256(path) for path in files if path.is_file()})
 
 

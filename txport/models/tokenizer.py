@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from txport.models.config import TransformerConfig
-from txport.models.errors import BundleError, TextError
+from txport.models.errors import BundleError, TextError, TokenError
+from txport.models.names import TARGET_TOKENIZER, TOKENIZER
 
 Unknown = Literal["error", "skip"]
 
 
 class Tokenizer(Protocol):
-    """Both directions between text and token ids."""
+    """Source text to token ids, and target tokens to text; an id that has no token raises `TokenError`."""
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """Source ids, special tokens included; `TextError` on empty text or characters it does not know."""
@@ -25,18 +27,18 @@ class Tokenizer(Protocol):
         ...
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Each id as the vocabulary writes it."""
+        """Each target id as the vocabulary writes it."""
         ...
 
     def ids(self, tokens: str) -> list[int]:
-        """Ids of tokens as the vocabulary writes them, apart by spaces; `TextError` names one that it lacks."""
+        """Target ids of tokens as the vocabulary writes them, apart by spaces; `TextError` names one that it lacks."""
         ...
 
 
 class FileTokenizer:
-    """A `tokenizer.json`."""
+    """A `tokenizer.json`, for both directions; beside its own special tokens, decoded text leaves out `special` ids."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, special: Collection[int] = ()) -> None:
         import tokenizers
 
         try:
@@ -44,6 +46,9 @@ class FileTokenizer:
         except Exception as error:  # the library raises plain Exception
             raise BundleError(f"{path} is not a tokenizer: {error}") from error
         self._tokenizer.encode_special_tokens = True  # "</s>" in a user's text is four characters
+        self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
+        self._tokenizer.no_padding()
+        self._path, self._special = path, frozenset(special)
         self._unknown = unknown_id(self._tokenizer.to_str())
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
@@ -70,11 +75,21 @@ class FileTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        kept = [id_ for id_ in ids if id_ not in self._special]
+        self.tokens(kept)  # the library leaves out what it does not know
+        return str(self._tokenizer.decode(kept, skip_special_tokens=True))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
-        return [self._tokenizer.id_to_token(id_) or str(id_) for id_ in ids]
+        return [self._token(id_) for id_ in ids]
+
+    def _token(self, id_: int) -> str:
+        token = self._tokenizer.id_to_token(id_) if id_ >= 0 else None
+        if token is None:
+            have = f"which has ids up to {self.size - 1}"
+            mend = "export the checkpoint with the tokenizer that its model was trained with"
+            raise TokenError(f"{self._path} has no token for id {id_} ({have}); {mend}")
+        return str(token)
 
     def ids(self, tokens: str) -> list[int]:
         """See `Tokenizer.ids`."""
@@ -93,6 +108,30 @@ def unknown_id(tokenizer: str) -> int | None:
     return None if number is None else int(number)
 
 
+@dataclass(frozen=True)
+class TokenizerPair:
+    """Two vocabularies: one tokenizer for sources, another one for targets."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+        """See `Tokenizer.encode`."""
+        return self.source.encode(text, unknown)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer.decode`."""
+        return self.target.decode(ids)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.tokens`."""
+        return self.target.tokens(ids)
+
+    def ids(self, tokens: str) -> list[int]:
+        """See `Tokenizer.ids`."""
+        return self.target.ids(tokens)
+
+
 class NumberTokenizer:
     """For a checkpoint without a tokenizer: text is token ids, apart by spaces."""
 
@@ -100,7 +139,7 @@ class NumberTokenizer:
         self._config = config
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
-        """See `Tokenizer.encode`; the end-of-sequence id is appended."""
+        """See `Tokenizer.encode`; the start and end tokens that the config wants are added."""
         if not text.strip():
             raise TextError("the text is empty; this model has no tokenizer, so give token ids such as '5 17 3'")
         size = self._config.source_vocab_size
@@ -111,15 +150,18 @@ class NumberTokenizer:
         ids = [int(word) for word in text.split() if word not in wrong]
         if not ids:
             raise TextError(f"{shorten(text)} has no number from 0 to {size - 1}")
-        return [*ids, self._config.eos_id]
+        return self._config.add_special_tokens(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
-        special = (self._config.pad_id, self._config.bos_id, self._config.eos_id)
-        return " ".join(str(id_) for id_ in ids if id_ not in special)
+        special = special_ids(self._config)
+        return " ".join(self.tokens([id_ for id_ in ids if id_ not in special]))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
+        size = self._config.target_vocab_size
+        if strange := [id_ for id_ in ids if not 0 <= id_ < size]:
+            raise TokenError(f"{strange[0]} is not the id of a token: a number from 0 to {size - 1}")
         return [str(id_) for id_ in ids]
 
     def ids(self, tokens: str) -> list[int]:
@@ -140,13 +182,36 @@ def shorten(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-def load_tokenizer(path: Path, config: TransformerConfig) -> Tokenizer:
-    """The tokenizer of a checkpoint or a bundle; without a file, token ids stand for text."""
-    if not path.exists():
+def special_ids(config: TransformerConfig) -> tuple[int, ...]:
+    """The tokens of a target that are no text."""
+    return config.pad_id, config.bos_id, config.eos_id
+
+
+def load_tokenizer(folder: Path, config: TransformerConfig) -> Tokenizer:
+    """The tokenizer of a checkpoint or a bundle; without a file, token ids stand for text.
+
+    `tokenizer.json` is the source's, and the target's too if that has none of its own. Raises `BundleError` for one
+    that does not fit the model's vocabularies.
+    """
+    file, target_file = folder / TOKENIZER, folder / TARGET_TOKENIZER
+    sizes = config.source_vocab_size, config.target_vocab_size
+    if not file.exists() and not target_file.exists():
         return NumberTokenizer(config)
-    tokenizer = FileTokenizer(path)
-    if tokenizer.size > config.source_vocab_size:
-        sizes = f"{tokenizer.size} tokens, the model's source vocabulary {config.source_vocab_size}"
+    if not file.exists():
+        raise BundleError(f"{target_file} is there, but not the source's tokenizer; add {TOKENIZER}")
+    source = _load_file(file, "source", sizes[0], config)
+    if target_file.exists():
+        return TokenizerPair(source, _load_file(target_file, "target", sizes[1], config))
+    if sizes[0] != sizes[1]:
+        both = f"a source vocabulary of {sizes[0]} and a target vocabulary of {sizes[1]}"
+        raise BundleError(f"{file} can't serve both {both}; add {TARGET_TOKENIZER}, the target's, to the checkpoint")
+    return source
+
+
+def _load_file(path: Path, side: str, size: int, config: TransformerConfig) -> FileTokenizer:
+    tokenizer = FileTokenizer(path, special_ids(config))
+    if tokenizer.size > size:
+        sizes = f"{tokenizer.size} tokens, the model's {side} vocabulary {size}"
         raise BundleError(f"{path} has {sizes}: it belongs to another model")
     return tokenizer
 

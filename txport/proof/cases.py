@@ -34,9 +34,11 @@ class Draw:
         self.config, self.rng = config, rng
 
     def sources(self, *lengths: int) -> list[list[int]]:
-        """Random tokens, the end token last."""
-        size, end = self.config.source_vocab_size, self.config.eos_id
-        return [[*self._tokens(size, length - 1), end] for length in lengths]
+        """Random tokens, with the start and the end token that the model expects, if there is room for both."""
+        config = self.config
+        special = len(config.add_special_tokens([]))
+        drawn = [self._tokens(config.source_vocab_size, length - special) for length in lengths]
+        return [config.add_special_tokens(tokens)[-length:] for tokens, length in zip(drawn, lengths, strict=True)]
 
     def targets(self, *lengths: int) -> tuple[tuple[int, ...], ...]:
         """Random tokens."""
@@ -45,7 +47,7 @@ class Draw:
     def _tokens(self, size: int, count: int) -> list[int]:
         config = self.config
         special = {config.pad_id, config.bos_id, config.eos_id}
-        allowed = np.array([id_ for id_ in range(size) if id_ not in special] or [config.eos_id])
+        allowed = np.array([id_ for id_ in range(size) if id_ not in special] or [min(config.eos_id, size - 1)])
         return [int(id_) for id_ in self.rng.choice(allowed, max(0, count))]
 
 
@@ -68,7 +70,7 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
         Case("longest", draw.sources(longest), fitting(config, longest - 1, 1), draw.targets(longest)),
     ]
     if bundle.samples:
-        tokenizer = load_tokenizer(bundle.tokenizer, config)
+        tokenizer = load_tokenizer(bundle.path, config)
         texts = [tokenizer.encode(text) for text in bundle.samples]
         cases.append(Case("real", texts, fitting(config, 1, 4, 1)))
     return cases + [draw_case(config, seed, number) for number in range(1, more + 1)]

@@ -44,7 +44,7 @@ def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int =
 
 
 def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
-    tokenizer = load_tokenizer(bundle.tokenizer, checkpoint.config)
+    tokenizer = load_tokenizer(bundle.path, checkpoint.config)
     real = [tokenizer.encode(text) for text in bundle.samples[:REAL]]
     exact = exact_of(bundle, checkpoint)
     tolerance = tolerance_of(bundle.manifest.precision)

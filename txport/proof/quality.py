@@ -72,7 +72,7 @@ def digest_of(texts: Texts) -> str:
 def right_ones(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[bool]:
     """Whether the output of each text is one of its targets."""
     config = bundle.manifest.config
-    tokenizer = load_tokenizer(bundle.tokenizer, config)
+    tokenizer = load_tokenizer(bundle.path, config)
     options = SearchOptions(max_new_tokens=config.max_length, scores=False)
     encoded = [tokenizer.encode(text) for text in texts]
     order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))

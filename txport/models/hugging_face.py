@@ -1,0 +1,58 @@
+"""What transformers and transformers.js load a tokenizer by: `tokenizer_config.json`, beside `tokenizer.json`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from txport.models.bundle import write_json
+from txport.models.config import TransformerConfig
+from txport.models.names import TARGET_TOKENIZER, TOKENIZER
+from txport.models.tokenizer import unknown_id
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SOURCE_FOLDER, TARGET_FOLDER = "source_tokenizer", "target_tokenizer"
+
+
+def write_tokenizers(folder: Path, config: TransformerConfig) -> None:
+    """Write what `AutoTokenizer` needs beside the tokenizers that lie in `folder`, if there are some.
+
+    Where source and target have a vocabulary each, so have they a folder, and at the root there is no
+    `tokenizer_config.json`: a pipeline has one tokenizer, and would write targets in the source's vocabulary.
+    """
+    target = {"pad_token": config.pad_id, "bos_token": config.bos_id, "eos_token": config.eos_id}
+    if (folder / TARGET_TOKENIZER).is_file():
+        in_sources = {"pad_token": True, "bos_token": config.add_source_bos, "eos_token": config.add_source_eos}
+        source = {name: id_ for name, id_ in target.items() if in_sources[name]}
+        _write_side(folder / TOKENIZER, folder / SOURCE_FOLDER, source, config)
+        _write_side(folder / TARGET_TOKENIZER, folder / TARGET_FOLDER, target, config)
+    elif (folder / TOKENIZER).is_file():
+        write_json(folder / TOKENIZER_CONFIG, tokenizer_config(folder / TOKENIZER, target, config))
+
+
+def _write_side(file: Path, folder: Path, special: Mapping[str, int], config: TransformerConfig) -> None:
+    folder.mkdir()
+    shutil.copyfile(file, folder / TOKENIZER)
+    write_json(folder / TOKENIZER_CONFIG, tokenizer_config(file, special, config))
+
+
+def tokenizer_config(file: Path, special: Mapping[str, int], config: TransformerConfig) -> dict[str, Any]:
+    """The settings with which others encode and decode as `FileTokenizer` does; `special` tokens by their ids."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    named = {name: tokenizer.id_to_token(id_) for name, id_ in special.items()}
+    unknown = unknown_id(tokenizer.to_str())
+    added = tokenizer.get_added_tokens_decoder()
+    if unknown in added and added[unknown].special:  # naming it would make it special: left out of decoded text
+        named["unk_token"] = added[unknown].content
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.max_length,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,  # "</s>" in a user's text is four characters
+        **{name: token for name, token in named.items() if token is not None},
+    }
