@@ -18,10 +18,11 @@ from typing import Any
 
 import click
 
-from txport import api, bench, machine, runtimes
+from txport import api, bench, runtimes
 from txport.cli import run_guarded
 from txport.models.bundle import Bundle
 from txport.proof import reports
+from txport.runtimes import machine
 
 RESULTS = Path(__file__).parent / "results"
 CHECKPOINT = "g2p-en"

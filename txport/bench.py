@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txport import bandwidth, machine, runtimes
+from txport import bandwidth, runtimes
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.config import TransformerConfig
 from txport.models.errors import TextError, UnavailableError, UnsupportedError
 from txport.models.names import digest, label
 from txport.release import Say, load_checkpoint, silent
+from txport.runtimes import machine
 from txport.runtimes.base import Ints, Runtime
 
 WARM_UP = 3

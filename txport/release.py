@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txport import machine
 from txport.models.bundle import AUTO_LIMIT, MANIFEST, Bundle, is_quantised
 from txport.models.errors import OutputError, ParityError, UnavailableError, UnsupportedError
 from txport.models.files import staged_folder
 from txport.models.names import find_folder, preset_name
+from txport.runtimes import machine
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.peers.engines import Engine, Model, Search, Sources
-from txport import machine
+from txport.runtimes import machine
 
 WARM_UP = 32  # sources, at most, that go before each round untimed: the other process has used the caches
 Request = dict[str, Any]

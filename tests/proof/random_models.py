@@ -89,7 +89,10 @@ def plain(model: Transformer) -> None:
 
 
 def rescaled(model: Transformer, factor: float) -> None:
-    """Keys and values so many times as large, and logits too; queries and outputs undo it for all that follows."""
+    """Keys, values, logits and, with norms before the sublayers, the residual stream so many times as large.
+
+    Queries, outputs and norms undo it for all that follows.
+    """
     plain(model)
     for name, module in model.named_modules():
         part, power = name.rpartition(".")[2], 0
@@ -99,8 +102,11 @@ def rescaled(model: Transformer, factor: float) -> None:
             module.weight.mul_(factor**power)
             if part != "output":
                 module.bias.mul_(factor**power)
-    if model.config.tied == "none":
-        model.projection.weight.mul_(factor**0.5)
+    if model.config.norm == "pre":
+        stream = ("attention.output.weight", "attention.output.bias", "outer.weight", "outer.bias", "positions")
+        for name, parameter in model.named_parameters():
+            if name.endswith(stream) or "embedding" in name:
+                parameter.mul_(factor)
 
 
 def large(model: Transformer) -> None:
@@ -161,7 +167,7 @@ def train(model: Transformer, steps: int) -> float:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 WEIGHTS: dict[str, Callable[[Transformer], None]] = {
@@ -204,7 +210,12 @@ def judge(plan: Plan) -> tuple[bool, str]:
     summary = report.summary()
     ties = f"{report.near_ties} near-ties in {summary['rows_searched']} rows"
     share = f"{100 * report.worst.badness:.0f} % of what is allowed"
-    return report.passed, f"{report.verdict}: {share}, {ties}; {report.describe_worst()}"
+    return is_right(report), f"{report.verdict}: {share}, {ties}; {report.describe_worst()}"
+
+
+def is_right(report: Report) -> bool:
+    """Whether it passes, or all that fails is what PyTorch itself gets as wrong with so few bits: no false alarm."""
+    return report.passed or all(each.is_unsuited for each in report.tensors if not each.passed)
 
 
 @click.command(help=__doc__)

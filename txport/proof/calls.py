@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,25 +27,38 @@ def compare_call(
     In a cache, the error counts over what is new: what lay there before is copied, and would hide it. That of the best
     tokens' scores, which may all be nearly 0, counts over the logits that they come from.
     """
-    logits = [each for each in (call.expected.get(LOGITS), call.choices) if each is not None]
-    size, top = max(map(_rms, logits), default=0.0), max(map(_largest, logits), default=0.0)
+    size, top = _sizes(call)
+    own_scores = cache(partial(_own_scores, reference, call))
     for tensor, values in call.expected.items():
         is_score, new = tensor == LOG_PROBS, call.new_places(tensor)
         largest = top if is_score else _largest(values if new is None else values[new])
-        where, rms = (case.name, label, call.step, tensor), tolerance.allowed_rms
-        least = size if is_score else 0.0
-        found = compare(*where, values, actual[tensor], tolerance.allowed(largest), rms=rms, over=new, least=least)
-        yield tolerance.judge(found, largest, partial(_own_error, reference, call, tensor))
+        about = (case.name, label, call.step, tensor, values)
+        allowed, rms = tolerance.allowed(largest), tolerance.allowed_rms
+        hold = partial(compare, *about, tolerance=allowed, rms=rms, over=new)
+        found = hold(actual=actual[tensor], least=size if is_score else 0.0)
+        own = own_scores if is_score else partial(_own, hold, reference, call, tensor)
+        yield tolerance.judge(found, largest, own)
     if call.choices is not None:
         found = _compare_choice(case, label, call, call.choices, size, tolerance.allowed(top), actual, tolerance)
-        yield tolerance.judge(found, top, partial(_own_error, reference, call, IDS))
+        yield tolerance.judge(found, top, own_scores)
 
 
-def _own_error(reference: Reference, call: Call, tensor: str) -> float:
-    """That of the scores of tokens is twice that of the logits: of their own, and of those that they are over."""
-    if tensor not in (LOG_PROBS, IDS):
-        return reference.own_error(call, tensor)
-    return 2 * reference.own_error(call, LOGITS)
+def _sizes(call: Call) -> tuple[float, float]:
+    """How large the scores of tokens are: the logits' root mean square, and the largest of them and of `choices`."""
+    scores = [each for each in (call.logits, call.choices) if each is not None]
+    return (_rms(scores[0]), max(map(_largest, scores))) if scores else (0.0, 0.0)
+
+
+def _own(hold: Callable[..., Comparison], reference: Reference, call: Call, tensor: str) -> Comparison:
+    """PyTorch's own output in the precision, held against what is right."""
+    return hold(actual=reference.own(call, tensor))
+
+
+def _own_scores(reference: Reference, call: Call) -> Comparison:
+    """Log-probabilities are off by twice as much as logits: by their own, and by those that they are over."""
+    assert call.logits is not None
+    found = compare("", "", call.step, LOGITS, call.logits, reference.own(call, LOGITS), 0.0)
+    return replace(found, max_abs=2 * found.max_abs, relative=2 * found.relative)
 
 
 def _compare_choice(

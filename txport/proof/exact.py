@@ -97,17 +97,19 @@ class Exact:
             self._said[key] = one_pass(self.model, sources, targets)
         return self._said[key]
 
+    def own_logits(self, sources: Ids, targets: Ids) -> list[Array]:
+        """What PyTorch says in the precision."""
+        with self.own.context():
+            return one_pass(self.own.model, sources, targets)
+
     def own_error(self, sources: Ids, targets: Ids) -> float:
         """How far PyTorch is off in the precision, here, at the worst place: at a single one, that is chance."""
-        return self._error(self.own, sources, targets)
+        return _worst(self.logits(sources, targets), self.own_logits(sources, targets))
 
     def rounding_error(self, sources: Ids, targets: Ids) -> float:
         """How far the best kernels of the precision would be off."""
-        return self._error(self.rounded, sources, targets)
-
-    def _error(self, other: Computation, sources: Ids, targets: Ids) -> float:
-        with other.context():
-            found = one_pass(other.model, sources, targets)
+        with self.rounded.context():
+            found = one_pass(self.rounded.model, sources, targets)
         return _worst(self.logits(sources, targets), found)
 
 

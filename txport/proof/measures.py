@@ -16,6 +16,10 @@ Array = NDArray[Any]
 WEIGHTS, GRAPH, FORCED = "weights", "graph", "teacher-forced"  # kinds of comparison
 WHOLE = -1  # the step of a comparison over all places of the targets
 TOP = 10
+SUITED = 2.0  # times as much as PyTorch itself, its activations in 8 bits
+TOO_FEW = (
+    ", and about as much in PyTorch itself: so few bits do not suit this model (--auto keeps what errs most in fp32)"
+)
 FORMAT = 1  # of a report as JSON
 
 
@@ -37,6 +41,7 @@ class Comparison:
     actual: float
     relative: float = 0.0  # the error's root mean square over the tensor's; see `compare` for where it is another
     allowed_relative: float | None = None  # None where only the largest difference counts
+    own_relative: float | None = None  # the same of PyTorch in the precision, where that was looked at
     kind: str = GRAPH
     mean_abs: float = 0.0
     of_largest: float = 0.0  # the largest difference over the tensor's largest value
@@ -61,6 +66,11 @@ class Comparison:
         return self.badness <= 1
 
     @property
+    def is_unsuited(self) -> bool:
+        """Whether PyTorch, its activations in as few bits, is about as far off: then the bits are at fault."""
+        return not self.passed and self.own_relative is not None and self.relative <= SUITED * self.own_relative
+
+    @property
     def place(self) -> str:
         """The call of a graph, or the place in a target."""
         if self.kind != FORCED:
@@ -77,7 +87,7 @@ class Comparison:
             and not self.relative / self.allowed_relative < self.max_abs / self.allowed
         ):
             error = f"{100 * self.relative:.3g} % of its size, allowed are {100 * self.allowed_relative:.3g} %"
-            return f"{where}{self.tensor} has an error of {error}"
+            return f"{where}{self.tensor} has an error of {error}{TOO_FEW if self.is_unsuited else ''}"
         values = f"is {self.actual:.6g}, expected {self.expected:.6g} (difference {self.max_abs:.3g})"
         return f"{where}{self.tensor}{list(self.index)} {values}"
 

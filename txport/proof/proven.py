@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from txport import machine
 from txport.exporters import export as exporter
 from txport.models.bundle import Bundle, seal, write_json
 from txport.models.checkpoint import Checkpoint
@@ -18,6 +17,7 @@ from txport.proof.golden import REAL, record, save_golden
 from txport.proof.parity import Report, check, exact_of
 from txport.proof.tolerances import tolerance_of
 from txport.proof.verify import verify
+from txport.runtimes import machine
 from txport.runtimes.pytorch import TorchRuntime
 
 

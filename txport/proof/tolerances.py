@@ -52,11 +52,19 @@ class Tolerance:
             return limit
         return min(limit, (self.atol or 0.0) + (relative or 0.0) * largest)
 
-    def judge(self, found: Comparison, largest: float, own_error: Callable[[], float]) -> Comparison:
-        """A comparison by what PyTorch itself is off by, if it fails otherwise and that counts; else as it is."""
-        if found.passed or not np.isfinite(error := own_error()):
+    def judge(self, found: Comparison, largest: float, own: Callable[[], Comparison]) -> Comparison:
+        """A comparison that fails otherwise, by what PyTorch itself is off by.
+
+        Where only the RMS counts, it fails all the same, and says whether so few bits are too few for the model.
+        """
+        if found.passed or found.note:
             return found
-        return dataclasses.replace(found, allowed=max(found.allowed, self.allowed(largest, error)))
+        by = own()
+        if self.rms is not None:
+            return dataclasses.replace(found, own_relative=by.relative)
+        if not np.isfinite(by.max_abs):
+            return found
+        return dataclasses.replace(found, allowed=max(found.allowed, self.allowed(largest, by.max_abs)))
 
     def noise_of(self, largest: float, own_error: float) -> float:
         """How far a logit may move, where the largest is so large and PyTorch itself is off by so much."""

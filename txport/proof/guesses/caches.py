@@ -43,7 +43,8 @@ def _continued(own: str, inputs: Mapping[str, Array], expected: Mapping[str, Arr
         if name != own and other.shape == right.shape:
             yield f"it gets the new places of {name}", np.where(new, other, right)
     for by in (1, -1):
-        if before.shape == right.shape:
+        edge = new[:, :, -1 if by > 0 else 0]  # what would fall off there
+        if before.shape == right.shape and not edge.any():
             guess = np.where(np.roll(new, by, axis=2), np.roll(right, by, axis=2), before)
             yield f"a new place is written one {'after' if by > 0 else 'before'} its own", guess
 

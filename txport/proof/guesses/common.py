@@ -108,7 +108,7 @@ def epsilon(evidence: Evidence) -> Cause | None:
     found = float(np.median(1 / np.square(shrink) - variance))
     if not evidence.explains(x / np.sqrt(np.abs(variance + found))[:, None] * weight + bias):
         return None
-    return Cause("epsilon", f"epsilon is {found:.3g}, the model's is {norm.eps:.3g}")
+    return Cause("epsilon", f"epsilon is {found:.2g}, the model's is {norm.eps:.3g}")
 
 
 def no_bias(evidence: Evidence) -> Cause | None:
