@@ -80,13 +80,13 @@ def test_a_tensor_may_be_some_times_as_wrong_as_pytorch_itself(
     wrong = ONES + np.float32(0.035)
     found = compare("case", "ort", 0, "x", ONES, wrong, tolerance.allowed(1.0), rms=tolerance.allowed_rms)
     assert found.passed == (precision == "int8" and not options)
-    judged = tolerance.judge(found, 1.0, lambda: compare("case", "torch", 0, "x", ONES, ONES + own_error, 0.0))
+    judged = tolerance.judge(found, 1.0, lambda draw: compare("case", "torch", 0, "x", ONES, ONES + own_error, 0.0))
     assert judged.passed == passes
 
 
 def test_what_passes_is_not_computed_again() -> None:
     found = compare("case", "ort", 0, "x", ONES, ONES, 2e-2)
-    assert tolerance_of("fp16").judge(found, 1.0, lambda: pytest.fail("it passed")) is found
+    assert tolerance_of("fp16").judge(found, 1.0, lambda draw: pytest.fail("it passed")) is found
 
 
 @pytest.mark.parametrize(

@@ -49,15 +49,15 @@ def _sizes(call: Call) -> tuple[float, float]:
     return (_rms(scores[0]), max(map(_largest, scores))) if scores else (0.0, 0.0)
 
 
-def _own(hold: Callable[..., Comparison], reference: Reference, call: Call, tensor: str) -> Comparison:
+def _own(hold: Callable[..., Comparison], reference: Reference, call: Call, tensor: str, draw: int) -> Comparison:
     """PyTorch's own output in the precision, held against what is right."""
-    return hold(actual=reference.own(call, tensor))
+    return hold(actual=reference.own(call, tensor, draw))
 
 
-def _own_scores(reference: Reference, call: Call) -> Comparison:
+def _own_scores(reference: Reference, call: Call, draw: int) -> Comparison:
     """Log-probabilities are off by twice as much as logits: by their own, and by those that they are over."""
     assert call.logits is not None
-    found = compare("", "", call.step, LOGITS, call.logits, reference.own(call, LOGITS), 0.0)
+    found = compare("", "", call.step, LOGITS, call.logits, reference.own(call, LOGITS, draw), 0.0)
     return replace(found, max_abs=2 * found.max_abs, relative=2 * found.relative)
 
 

@@ -26,6 +26,11 @@ Array = NDArray[Any]
 Ids = Sequence[Sequence[int]]
 TINY = 1e-30
 REMEMBERED = 8  # batches of targets
+# Functions whose results are numbers that were there before.
+MAKING_NOTHING = (
+    Tensor.transpose, Tensor.view, Tensor.flatten, Tensor.unflatten, Tensor.unsqueeze, Tensor.to, Tensor.float,
+    Tensor.__getitem__, torch.cat, F.embedding, F.dropout,
+)  # fmt: skip
 
 
 class Rounding(TorchFunctionMode):
@@ -60,6 +65,25 @@ class EightBits(TorchFunctionMode):
             step = (sizes.amax() if self._together else sizes.amax(-1, keepdim=True)).clamp(min=TINY) / 127
             args = ((x / step).round() * step, *rest)
         return function(*args, **(options or {}))
+
+
+class Jitter(TorchFunctionMode):
+    """What each function of PyTorch gives changes at random in its last bit: Monte Carlo arithmetic.
+
+    PyTorch may be right by luck where a small error grows. Another rounding of every step tells how far it may be off.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        found = function(*args, **(options or {}))
+        if not isinstance(found, Tensor) or not found.is_floating_point() or function in MAKING_NOTHING:
+            return found
+        steps = torch.randint(-1, 2, found.shape, generator=self._generator)
+        return found * (1 + torch.finfo(found.dtype).eps * steps).to(found.dtype)
 
 
 @dataclass(frozen=True)
@@ -97,14 +121,14 @@ class Exact:
             self._said[key] = one_pass(self.model, sources, targets)
         return self._said[key]
 
-    def own_logits(self, sources: Ids, targets: Ids) -> list[Array]:
-        """What PyTorch says in the precision."""
-        with self.own.context():
+    def own_logits(self, sources: Ids, targets: Ids, draw: int = 0) -> list[Array]:
+        """What PyTorch says in the precision: as it does, or, for other draws, with other last bits."""
+        with self.own.drawn(draw):
             return one_pass(self.own.model, sources, targets)
 
-    def own_error(self, sources: Ids, targets: Ids) -> float:
+    def own_error(self, sources: Ids, targets: Ids, draw: int = 0) -> float:
         """How far PyTorch is off in the precision, here, at the worst place: at a single one, that is chance."""
-        return _worst(self.logits(sources, targets), self.own_logits(sources, targets))
+        return _worst(self.logits(sources, targets), self.own_logits(sources, targets, draw))
 
     def rounding_error(self, sources: Ids, targets: Ids) -> float:
         """How far the best kernels of the precision would be off."""
@@ -119,6 +143,10 @@ class Computation:
 
     model: Transformer
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def drawn(self, draw: int) -> AbstractContextManager[Any]:
+        """The context, or, for other draws than the first, one that also changes last bits."""
+        return self.context() if draw == 0 else Jitter(draw)
 
 
 def _worst(right: Sequence[Array], found: Sequence[Array]) -> float:

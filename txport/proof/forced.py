@@ -47,10 +47,10 @@ def compare_forced(
         yield tolerance.judge(found, largest, own)
 
 
-def _own(exact: Exact, case: Case) -> Comparison:
+def _own(exact: Exact, case: Case, draw: int) -> Comparison:
     """PyTorch itself in the precision, over whole targets: at one place, how far it is off is chance."""
     right, found = (
         np.concatenate(each)
-        for each in (exact.logits(case.sources, case.targets), exact.own_logits(case.sources, case.targets))
+        for each in (exact.logits(case.sources, case.targets), exact.own_logits(case.sources, case.targets, draw))
     )
     return compare(case.name, "torch", WHOLE, LOGITS, right, found, 0.0, kind=FORCED)

@@ -13,7 +13,7 @@ from txport.models.config import TransformerConfig
 from txport.proof.cases import Case
 from txport.proof.exact import Exact
 from txport.proof.noise import Noisy
-from txport.proof.tolerances import Tolerance
+from txport.proof.tolerances import DRAWS, Tolerance
 from txport.runtimes.base import Doubles, Runtime, log_softmax
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
@@ -123,7 +123,8 @@ def near_tie(
     logits = exact.logits(sources, targets)
     scores = [shares(*pair) for pair in zip(logits, targets, strict=True)]
     largest = float(max(np.abs(each).max() for each in logits))
-    noise = tolerance.noise_of(largest, exact.own_error(sources, targets))
+    own = max(exact.own_error(sources, targets, draw) for draw in range(DRAWS))
+    noise = tolerance.noise_of(largest, own)
     if beams == 1:
         pairs = enumerate(zip(expected.tokens, actual.tokens, strict=False))
         first = next((at for at, (one, other) in pairs if one != other), None)

@@ -76,7 +76,10 @@ class Reference:
 
     def __init__(self, exact: Exact, manifest: Manifest) -> None:
         self._exact, self.manifest = exact, manifest
-        self._own: tuple[Mapping[str, Array], dict[str, Array]] | None = None  # inputs of the last call, its outputs
+        self._own: tuple[Mapping[str, Array], dict[int, dict[str, Array]]] = (
+            {},
+            {},
+        )  # of a call: inputs, outputs by draw
 
     @property
     def model(self) -> Transformer:
@@ -97,12 +100,15 @@ class Reference:
         cast = {name: array.astype(self.manifest.dtype) if is_float(array) else array for name, array in inputs.items()}
         return Call(role, step, cast, self._run(self._exact.model, role, cast))
 
-    def own(self, call: Call, name: str) -> Array:
-        """What PyTorch itself gives for one output in the bundle's precision."""
-        if self._own is None or self._own[0] is not call.inputs:
-            with self._exact.own.context():
-                self._own = call.inputs, self._run(self._exact.own.model, call.role, call.inputs)
-        return self._own[1][name]
+    def own(self, call: Call, name: str, draw: int = 0) -> Array:
+        """What PyTorch itself gives for one output in the bundle's precision; for other draws, with other last bits."""
+        if self._own[0] is not call.inputs:
+            self._own = call.inputs, {}
+        known = self._own[1]
+        if draw not in known:
+            with self._exact.own.drawn(draw):
+                known[draw] = self._run(self._exact.own.model, call.role, call.inputs)
+        return known[draw][name]
 
     @torch.inference_mode()
     def _run(self, model: Transformer, role: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
