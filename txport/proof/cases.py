@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from txport.models.bundle import Bundle
 from txport.models.config import TransformerConfig
 from txport.models.tokenizer import load_tokenizer
 
+PLACES, FEW_TOKENS = 96, 12  # of a large model's targets: given, and searched for
+SEARCHED = ("one row", "every row padded", "real")  # cases of a large model in which targets are searched for
 MANY = 12  # rows: more than there are threads, and beyond what kernels for few rows take
 
 
@@ -17,7 +20,8 @@ MANY = 12  # rows: more than there are threads, and beyond what kernels for few 
 class Case:
     """One batch of sources, how many target tokens each further call of the decoder gets, and whole targets.
 
-    With `padding`, so many places of padding follow even the longest source of the batch.
+    With `padding`, so many places of padding follow even the longest source of the batch. Targets of up to
+    `search_tokens` are searched for; 0: none.
     """
 
     name: str
@@ -25,6 +29,7 @@ class Case:
     steps: tuple[int, ...]
     targets: tuple[tuple[int, ...], ...] = ()  # one a source, to be teacher-forced; what PyTorch says if there are none
     padding: int = 0
+    search_tokens: int = 32
 
 
 class Draw:
@@ -94,3 +99,24 @@ def fitting(config: TransformerConfig, *lengths: int) -> tuple[int, ...]:
             total += length
             kept.append(length)
     return tuple(kept)
+
+
+def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+    """The cases of a large model, and what was left out of them, in words.
+
+    Every call of every graph stays, those at the longest source and the longest past too. What is left out is the
+    driver's loop at places and in batches that other cases try: it does not depend on the size of a model.
+    """
+    lighter = [
+        replace(
+            case,
+            targets=tuple(target[:PLACES] for target in case.targets),
+            search_tokens=FEW_TOKENS if case.name in SEARCHED or not case.targets else 0,
+        )
+        for case in cases
+    ]
+    longest = max((len(target) for case in cases for target in case.targets), default=0)
+    unsearched = [case.name for case in lighter if not case.search_tokens]
+    left_out = [f"whole targets beyond their first {PLACES} of {longest} places"] if longest > PLACES else []
+    left_out.append(f"search beyond {FEW_TOKENS} tokens, and in the cases {', '.join(unsearched)}")
+    return lighter, left_out

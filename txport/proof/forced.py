@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -14,10 +14,11 @@ from txport.proof.cases import Case
 from txport.proof.exact import Exact
 from txport.proof.measures import FORCED, WHOLE, Comparison, compare
 from txport.proof.tolerances import Tolerance
-from txport.runtimes.base import Runtime
+from txport.runtimes.base import Ints, Runtime
 from txport.search.scoring import say
 
 Array = NDArray[Any]
+Hold = Callable[..., Comparison]
 
 
 def compare_forced(
@@ -30,13 +31,15 @@ def compare_forced(
     the logits.
     """
     expected, pairs = exact.logits(case.sources, case.targets), []
-    own = cache(partial(_own, exact, case))
+    whole = cache(partial(_whole, exact, case))
     for place, (rows, _, actual) in enumerate(say(runtime, case.sources, case.targets, exact.model.config)):
         wanted = np.stack([expected[row][place] for row in rows])
         largest = float(np.abs(wanted).max())
         allowed, rms = tolerance.allowed(largest), tolerance.allowed_place
-        found = compare(case.name, label, place, LOGITS, wanted, actual, allowed, rms=rms, by_row=True, kind=FORCED)
-        yield tolerance.judge(found, largest, own)
+        about = (case.name, label, place, LOGITS, wanted)
+        hold = partial(compare, *about, tolerance=allowed, rms=rms, by_row=True, kind=FORCED)
+        own = whole if tolerance.rms is None else partial(_at, hold, exact, case, rows, place)
+        yield tolerance.judge(hold(actual=actual), largest, own)
         if tolerance.rms is not None:
             pairs.append((wanted, actual.copy()))
     if tolerance.rms is not None:
@@ -44,10 +47,16 @@ def compare_forced(
         largest = float(np.abs(wanted).max())
         allowed, rms = tolerance.allowed(largest), tolerance.allowed_rms
         found = compare(case.name, label, WHOLE, LOGITS, wanted, actual, allowed, rms=rms, kind=FORCED)
-        yield tolerance.judge(found, largest, own)
+        yield tolerance.judge(found, largest, whole)
 
 
-def _own(exact: Exact, case: Case, draw: int) -> Comparison:
+def _at(hold: Hold, exact: Exact, case: Case, rows: Ints, place: int, draw: int) -> Comparison:
+    """PyTorch itself in the precision, at one place of some targets."""
+    own = exact.own_logits(case.sources, case.targets, draw)
+    return hold(actual=np.stack([own[row][place] for row in rows]))
+
+
+def _whole(exact: Exact, case: Case, draw: int) -> Comparison:
     """PyTorch itself in the precision, over whole targets: at one place, how far it is off is chance."""
     right, found = (
         np.concatenate(each)

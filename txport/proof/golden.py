@@ -31,7 +31,7 @@ Arrays = dict[str, NDArray[Any]]
 
 REAL = 4  # samples of the bundle that become sources
 DRAWN = (1, 5, 11, 30)  # lengths of the other sources
-LONGEST = 24  # tokens of a target
+LONGEST, SHORT = 24, 8  # tokens of a target; of a large model's
 LIKELIEST = 8
 SUMS = 128
 GREEDY, BEAM = "greedy", "beam 4"
@@ -70,6 +70,7 @@ class Golden:
     said: list[Said]
     found: dict[str, list[Found]]
     steady: list[bool]
+    longest: int  # tokens that are searched for
 
 
 def record(
@@ -77,33 +78,37 @@ def record(
     config: TransformerConfig,
     real: Iterable[Sequence[int]],
     noise_of: Callable[[float, Sequence[int], Sequence[int]], float],
+    longest: int = LONGEST,
 ) -> Golden:
     """Ask a runtime that is right. `real` sources are given the targets that it finds, others random ones.
 
-    `noise_of` says how far the logits of a target may move: of the largest one, a source and its target.
+    `noise_of` says how far the logits of a target may move: of the largest one, a source and its target. No target has
+    more than `longest` tokens.
     """
     known = [tuple(source) for source in real][:REAL]
     rng = np.random.default_rng(0)
     drawn = Draw(config, rng).sources(*(min(length, config.max_length) for length in DRAWN))
     sources = [*known, *map(tuple, drawn)]
-    found = {name: find(runtime, config, sources, name) for name in SEARCHES}
+    found = {name: find(runtime, config, sources, name, longest) for name in SEARCHES}
     targets = [each.tokens for each in found[GREEDY][: len(known)]]
     for length in DRAWN:
-        tokens = rng.integers(0, config.target_vocab_size, min(length, LONGEST, config.max_length))
+        tokens = rng.integers(0, config.target_vocab_size, min(length, longest, config.max_length))
         targets.append(tuple(tokens.tolist()))
     values = logits(runtime, sources, targets, config)
     noises = [noise_of(float(np.abs(each).max()), *pair) for each, *pair in zip(values, sources, targets, strict=True)]
     said = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
     share = max(each.noise / max(each.largest, TINY) for each in said)
-    noisy = find(Noisy(runtime, share, 0), config, sources * DISTURBED, BEAM)
+    noisy = find(Noisy(runtime, share, 0), config, sources * DISTURBED, BEAM, longest)
     tries = [each.tokens for each in noisy]
     steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
-    return Golden(sources, targets, said, found, steady)
+    return Golden(sources, targets, said, found, steady, longest)
 
 
-def find(runtime: Runtime, config: TransformerConfig, sources: Sequence[Sequence[int]], search: str) -> list[Found]:
-    """The best target of each source by one of `SEARCHES`."""
-    options = SearchOptions(max_new_tokens=min(LONGEST, config.max_length), **SEARCHES[search])
+def find(
+    runtime: Runtime, config: TransformerConfig, sources: Sequence[Sequence[int]], search: str, longest: int
+) -> list[Found]:
+    """The best target of each source by one of `SEARCHES`, of up to so many tokens."""
+    options = SearchOptions(max_new_tokens=min(longest, config.max_length), **SEARCHES[search])
     return [each[0] for each in generate(runtime, sources, config, options)]
 
 
@@ -162,7 +167,7 @@ def save_golden(path: Path, golden: Golden) -> None:
     for search, found in golden.found.items():
         arrays.update(_pack(search, [each.tokens for each in found]))
         arrays[f"{search}.scores"] = on_grid([each.score for each in found], 2.0**-GRID)
-    arrays["steady"] = np.array(golden.steady)
+    arrays["steady"], arrays["longest"] = np.array(golden.steady), np.array(golden.longest)
     np.savez(path, **arrays)  # type: ignore[arg-type]  # its keywords are arrays but for one
 
 
@@ -213,7 +218,14 @@ def _unpack(arrays: Arrays) -> Golden:
         for search in SEARCHES
     }
     said = [Said(*each) for each in zip(*parts, *sizes, strict=True)]
-    return Golden(_lists(arrays, "sources"), _lists(arrays, "targets"), said, found, arrays["steady"].tolist())
+    return Golden(
+        _lists(arrays, "sources"),
+        _lists(arrays, "targets"),
+        said,
+        found,
+        arrays["steady"].tolist(),
+        int(arrays["longest"]),
+    )
 
 
 def _require_tokens(lists: Sequence[Sequence[int]], vocabulary: int, config: TransformerConfig) -> None:

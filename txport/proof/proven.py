@@ -13,8 +13,8 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.errors import ParityError
 from txport.models.names import GOLDEN, MEASURED
 from txport.models.tokenizer import load_tokenizer
-from txport.proof.golden import REAL, record, save_golden
-from txport.proof.parity import Report, check, exact_of
+from txport.proof.golden import LONGEST, REAL, SHORT, record, save_golden
+from txport.proof.parity import Report, check, exact_of, is_large
 from txport.proof.tolerances import tolerance_of
 from txport.proof.verify import verify
 from txport.runtimes import machine
@@ -47,9 +47,9 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     tokenizer = load_tokenizer(bundle.path, checkpoint.config)
     real = [tokenizer.encode(text) for text in bundle.samples[:REAL]]
     exact = exact_of(bundle, checkpoint)
-    tolerance = tolerance_of(bundle.manifest.precision)
+    tolerance, longest = tolerance_of(bundle.manifest.precision), SHORT if is_large(checkpoint) else LONGEST
 
     def noise_of(largest: float, source: Sequence[int], target: Sequence[int]) -> float:
         return tolerance.lasting_noise(largest, exact.rounding_error([source], [target]))
 
-    save_golden(bundle.path / GOLDEN, record(TorchRuntime(exact.model), checkpoint.config, real, noise_of))
+    save_golden(bundle.path / GOLDEN, record(TorchRuntime(exact.model), checkpoint.config, real, noise_of, longest))

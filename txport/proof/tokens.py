@@ -21,7 +21,6 @@ from txport.search.options import Found, SearchOptions
 
 Array = NDArray[Any]
 
-SEARCH_TOKENS = 32
 BEAMS = 4
 SEARCHES = {"greedy": 1, f"beam {BEAMS}": BEAMS}  # name -> beams
 REPLAYS = 16
@@ -60,14 +59,13 @@ class TokenComparison:
 
 def search_all(case: Case, runtime: Runtime, config: TransformerConfig) -> dict[str, list[Found]]:
     """The best target of each source by each kind of search."""
-    return {
-        name: [found[0] for found in generate(runtime, case.sources, config, _options(config, beams))]
-        for name, beams in SEARCHES.items()
-    }
+    options = {name: _options(config, beams, case.search_tokens) for name, beams in SEARCHES.items()}
+    searches = options if case.search_tokens else {}
+    return {name: [found[0] for found in generate(runtime, case.sources, config, options[name])] for name in searches}
 
 
-def _options(config: TransformerConfig, beams: int) -> SearchOptions:
-    return SearchOptions(max_new_tokens=min(SEARCH_TOKENS, config.max_length), beams=beams)
+def _options(config: TransformerConfig, beams: int, tokens: int) -> SearchOptions:
+    return SearchOptions(max_new_tokens=min(tokens, config.max_length), beams=beams)
 
 
 def compare_search(
@@ -146,8 +144,9 @@ def _replayed(
     """
     config, runtime = exact.model.config, TorchRuntime(exact.model)
     own = score_of(exact, source, actual.tokens).mean()
+    options = _options(config, beams, max(len(expected.tokens), len(actual.tokens)))
     for share in SHARES:
-        found = generate(Noisy(runtime, share * noise, 0), [source] * REPLAYS, config, _options(config, beams))
+        found = generate(Noisy(runtime, share * noise, 0), [source] * REPLAYS, config, options)
         others = {tokens for (each, *_) in found if (tokens := each.tokens) != expected.tokens}
         if actual.tokens in others:
             return True

@@ -39,6 +39,7 @@ from txport.search.scoring import logits, score
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
 NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES, BATCH)
+ROUNDING = 1e-5  # of a score: a log-probability is one of many however small the logits are
 ALONE = 1e-5  # how far a logit may move with what else is in the batch, over the largest; unless it is noise
 
 
@@ -246,7 +247,7 @@ def _rms(values: NDArray[Any]) -> float:
 
 def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manifest) -> Check:
     """The tokens that a search finds, and their score; others may be as good, or noise decides."""
-    expected, actual = golden.found[name], find(runtime, manifest.config, golden.sources, name)
+    expected, actual = golden.found[name], find(runtime, manifest.config, golden.sources, name, golden.longest)
     pairs = list(zip(expected, actual, strict=True))
     other = [row for row, (one, two) in enumerate(pairs) if one.tokens != two.tokens]
     limits = [said.noise for said in golden.said]
@@ -293,7 +294,8 @@ def _parting(one: Found, two: Found) -> float:
 
 def _differ(one: Found, two: Found, limit: float) -> bool:
     """Whether two scores do; greedy search states none."""
-    return not np.isnan(one.score) and not abs(one.score - two.score) <= limit
+    rounding = ROUNDING * max(1.0, abs(one.score))
+    return not np.isnan(one.score) and not abs(one.score - two.score) <= limit + rounding
 
 
 def _describe_found(found: Found) -> str:
