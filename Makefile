@@ -12,7 +12,7 @@ WORDS := transformer attention onnx pronunciation
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
-	$(BIN)/txport inspect g2p-en --brief
+	$(BIN)/txport verify g2p-en
 
 # The second run holds search and tokenizers against Hugging Face's, in an environment without ONNX Runtime. Bundles are
 # also run by transformers.js, where there is npm.

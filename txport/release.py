@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ def export(
             bundle, report = mend(bundle, report, checkpoint, say, limit=limit, **how)
         if not report.passed:
             raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
-    return Bundle(Path(out), bundle.manifest)
+    return replace(bundle, path=Path(out))
 
 
 def _auto_limit(auto: bool, limit: float | None) -> float:

@@ -144,8 +144,7 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
             show(f"\n{graph.file}", ["", "port", "type", "dims"], rows)
             click.echo(_operators(bundle, graph.role))
     name, digest = manifest.checkpoint["name"], manifest.checkpoint["sha256"]
-    figures = {**manifest.parity, **{key: value for key, value in bundle.measured.items() if key != "machine"}}
-    parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in figures.items())
+    parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in manifest.parity.items())
     click.echo(f"\ncheckpoint: {name} (SHA-256 {digest[:16]}...)")
     chosen = f", kernels for {manifest.rows} rows" if manifest.rows else ""
     click.echo(f"target: {manifest.target}, precision: {manifest.described_precision}, opset: {manifest.opset}{chosen}")

@@ -90,7 +90,6 @@ def test_layout(bundle: Bundle) -> None:
         "tokenizer_config.json",
         "samples.txt",
         "golden.npz",
-        "measured.json",
         "txport.json",
         "onnx/encoder_model.onnx",
         "onnx/decoder_model_merged.onnx",

@@ -54,7 +54,7 @@ def _binary(name: str, operator: str, function: Callable[..., Any]) -> Form:
 
     def make(tracer: Tracer, x: Any, y: Any) -> Symbol:
         dtype = torch.result_type(*(each.examples[0] if isinstance(each, Symbol) else each for each in (x, y)))
-        operands = [_cast(tracer, f"{name}.cast", each, dtype) for each in (x, y)]
+        operands = [_cast(tracer, f"{name}/cast", each, dtype) for each in (x, y)]
         return tracer.symbol(tracer.op(name, operator, operands), function, x, y)
 
     return make
@@ -85,8 +85,8 @@ def linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = None
     matrix, more = tracer.tensor(weight), [] if bias is None else [tracer.tensor(bias)]
     if x.dim() == 2:
         return tracer.symbol(tracer.op("linear", "Gemm", [x.value, matrix, *more], transB=1), F.linear, x, weight)
-    turned = tracer.op("linear.weight", "Transpose", [matrix], perm=(1, 0))
-    value = tracer.op("linear.product" if more else "linear", "MatMul", [x.value, turned])
+    turned = tracer.op("linear/weight", "Transpose", [matrix], perm=(1, 0))
+    value = tracer.op("linear/product" if more else "linear", "MatMul", [x.value, turned])
     if more:
         value = tracer.op("linear", "Add", [value, *more])
     return tracer.symbol(value, F.linear, x, weight)
@@ -141,15 +141,15 @@ def gelu(tracer: Tracer, x: Symbol, approximate: str = "none") -> Symbol:
     if tracer.opset >= GELU_OPSET:
         return tracer.given(tracer.op("gelu", "Gelu", [x.value]), x.examples)
     root, one, half = (_value(tracer, number, x.dtype) for number in (math.sqrt(2), 1.0, 0.5))
-    error = tracer.op("gelu.erf", "Erf", [tracer.op("gelu.div", "Div", [x.value, root])])
-    value = tracer.op("gelu.mul", "Mul", [x.value, tracer.op("gelu.add", "Add", [error, one])])
+    error = tracer.op("gelu/erf", "Erf", [tracer.op("gelu/div", "Div", [x.value, root])])
+    value = tracer.op("gelu/mul", "Mul", [x.value, tracer.op("gelu/add", "Add", [error, one])])
     return tracer.given(tracer.op("gelu", "Mul", [value, half]), x.examples)
 
 
 @form("silu")
 def silu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
     """X sigmoid(x)."""
-    sigmoid = tracer.op("silu.sigmoid", "Sigmoid", [x.value])
+    sigmoid = tracer.op("silu/sigmoid", "Sigmoid", [x.value])
     return tracer.given(tracer.op("silu", "Mul", [x.value, sigmoid]), x.examples)
 
 
@@ -250,7 +250,7 @@ def getitem(tracer: Tracer, x: Symbol, index: Any) -> Symbol:
         assert part.step is None
         if part.start is not None:
             one, rest = (tracer.constant(np.array([number])) for number in (axis, REST))
-            start = tracer.op("slice.start", "Reshape", [tracer.scalar(part.start), tracer.constant(np.array([-1]))])
+            start = tracer.op("slice/start", "Reshape", [tracer.scalar(part.start), tracer.constant(np.array([-1]))])
             result = tracer.op("slice", "Slice", [result, start, rest, one])
         axis += 1
     if new:

@@ -117,12 +117,17 @@ class Tracer(TorchFunctionMode):
         self, name: str, operator: str, inputs: Sequence[ir.Value | None], count: int, domain: str = "", **how: Any
     ) -> Sequence[ir.Value]:
         """Add one node."""
-        number = self._names[name] = self._names.get(name, -1) + 1
-        unique = f"{name}_{number}" if number else name
-        outputs = [ir.Value(name=f"{unique}.{each}" if each else unique) for each in range(count)]
+        unique = self._unique(name)
+        outputs = [ir.Value(name=f"{unique}/{each}" if each else unique) for each in range(count)]
         node = ir.node(operator, inputs, attributes=how, domain=domain, outputs=outputs, name=unique)
         self.nodes.append(node)
         return outputs
+
+    def _unique(self, name: str) -> str:
+        """A name that no other node has, and no weight."""
+        number = self._names[name] = self._names.get(name, -1) + 1
+        unique = f"{name}_{number}" if number else name
+        return self._unique(name) if unique in self._weights.values() else unique
 
     def symbol(self, value: ir.Value, function: Any, *args: Any, **options: Any) -> Symbol:
         """A value that looks like what a function of PyTorch makes of the examples."""

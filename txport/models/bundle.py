@@ -13,7 +13,7 @@ from typing import Any
 from txport.models.config import TransformerConfig
 from txport.models.errors import BundleError, ConfigError, UnsupportedError
 from txport.models.files import sha256
-from txport.models.names import COMPANIONS, MEASURED, SAMPLES
+from txport.models.names import COMPANIONS, SAMPLES
 from txport.models.ports import CONTRACTS, Graph
 
 FORMAT = 5
@@ -110,10 +110,15 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder on disk whose files are what its manifest says."""
+    """A folder on disk whose files are what its manifest says.
+
+    `measured` is how far it was from PyTorch, if it was exported just now: that depends on the machine, and what lies
+    in the folder does not.
+    """
 
     path: Path
     manifest: Manifest
+    measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def file(self, role: str) -> Path:
         """The path of one graph."""
@@ -131,15 +136,6 @@ class Bundle:
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
     @property
-    def measured(self) -> dict[str, Any]:
-        """How far it was from PyTorch on the machine that exported it; no hash covers that, nothing depends on it."""
-        try:
-            values = json.loads((self.path / MEASURED).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return values if isinstance(values, dict) else {}
-
-    @property
     def size(self) -> int:
         """Bytes on disk of everything that the manifest lists."""
         return sum(entry["bytes"] for entry in self.manifest.files.values())
@@ -147,8 +143,7 @@ class Bundle:
 
 def seal(folder: Path, manifest: Manifest) -> Bundle:
     """Write the manifest over the files that lie in `folder`."""
-    own = (MANIFEST, MEASURED)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in own)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     files = {
         path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in paths
     }

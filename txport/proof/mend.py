@@ -53,7 +53,8 @@ def mend(
         bundle, report = prove(write(checkpoint, bundle.path, keep=aliases(checkpoint.model, kept), **how), checkpoint)
     share = kept_share(checkpoint.model, forms, kept)
     mended = {"kept": kept, "share": share, "limit": limit, "bytes": bundle.size, "bytes_before": size}
-    return seal(bundle.path, dataclasses.replace(bundle.manifest, mended=mended)), report
+    sealed = seal(bundle.path, dataclasses.replace(bundle.manifest, mended=mended))
+    return dataclasses.replace(sealed, measured=bundle.measured), report
 
 
 def kept_share(model: Transformer, matrices: Iterable[str], kept: Iterable[str]) -> float:

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from txport.exporters import export as exporter
-from txport.models.bundle import Bundle, seal, write_json
+from txport.models.bundle import Bundle, seal
 from txport.models.checkpoint import Checkpoint
 from txport.models.errors import ParityError
-from txport.models.names import GOLDEN, MEASURED
+from txport.models.names import GOLDEN
 from txport.models.tokenizer import load_tokenizer
 from txport.proof.golden import LONGEST, REAL, SHORT, record, save_golden
 from txport.proof.parity import Report, check, exact_of, is_large
 from txport.proof.tolerances import tolerance_of
 from txport.proof.verify import verify
-from txport.runtimes import machine
 from txport.runtimes.pytorch import TorchRuntime
 
 
@@ -37,10 +36,9 @@ def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int =
     if report.passed:
         _add_golden(bundle, checkpoint)
     bundle = seal(bundle.path, dataclasses.replace(bundle.manifest, parity=report.summary()))
-    write_json(bundle.path / MEASURED, {"machine": machine.describe(), **report.figures()})
     if report.passed and not (result := verify(bundle.path)).passed:
         raise ParityError(f"the export of {checkpoint.name} can't be verified: {result.wrong}")
-    return bundle, report
+    return dataclasses.replace(bundle, measured=report.figures()), report
 
 
 def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:

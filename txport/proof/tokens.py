@@ -59,9 +59,10 @@ class TokenComparison:
 
 def search_all(case: Case, runtime: Runtime, config: TransformerConfig) -> dict[str, list[Found]]:
     """The best target of each source by each kind of search."""
+    if not case.search_tokens:
+        return {}
     options = {name: _options(config, beams, case.search_tokens) for name, beams in SEARCHES.items()}
-    searches = options if case.search_tokens else {}
-    return {name: [found[0] for found in generate(runtime, case.sources, config, options[name])] for name in searches}
+    return {name: [each[0] for each in generate(runtime, case.sources, config, options[name])] for name in SEARCHES}
 
 
 def _options(config: TransformerConfig, beams: int, tokens: int) -> SearchOptions:

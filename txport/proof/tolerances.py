@@ -61,7 +61,7 @@ class Tolerance:
         if found.passed or found.note:
             return found
         if self.rms is not None:
-            return dataclasses.replace(found, own_relative=own(0).relative)
+            return dataclasses.replace(found, own_relative=max(own(draw).relative for draw in range(DRAWS)))
         for draw in range(DRAWS):
             error = own(draw).max_abs
             if not np.isfinite(error):

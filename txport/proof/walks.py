@@ -106,7 +106,7 @@ class Reference:
             self._own = call.inputs, {}
         known = self._own[1]
         if draw not in known:
-            with self._exact.own.drawn(draw):
+            with self._exact.own.context(draw):
                 known[draw] = self._run(self._exact.own.model, call.role, call.inputs)
         return known[draw][name]
 
