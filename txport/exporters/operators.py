@@ -112,7 +112,8 @@ def layer_norm(
 def embedding(tracer: Tracer, tokens: Symbol, weight: Tensor, *_: Any, **__: Any) -> Symbol:
     """Rows of a table."""
     value = tracer.op("embedding", "Gather", [tracer.tensor(weight), tokens.value], axis=0)
-    return tracer.symbol(value, F.embedding, tokens, weight)
+    rows = [weight.new_zeros(*example.shape, weight.shape[1]) for example in tokens.examples]
+    return tracer.given(value, (rows[0], rows[1]))
 
 
 @form("dropout")
@@ -158,7 +159,7 @@ def arange(tracer: Tracer, start: int, end: int | None = None, *, device: object
     """Whole numbers, int64."""
     start, end = (0, start) if end is None else (start, end)
     value = tracer.op("arange", "Range", [tracer.scalar(each) for each in (start, end, 1)])
-    return tracer.symbol(value, torch.arange, start, end, device="meta")
+    return tracer.symbol(value, torch.arange, start, end)
 
 
 @form("cat")

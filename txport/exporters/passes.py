@@ -7,7 +7,6 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx_ir.passes import PassBase
 from onnx_ir.passes import common as passes
-from onnxscript import optimizer
 
 from txport.exporters.fusions import pack_projections
 from txport.models.ports import Graph
@@ -28,9 +27,24 @@ def library(make: Callable[[], PassBase]) -> Pass:
 
 def fold_constants(model: ir.Model, graph: Graph) -> int:
     """Compute what is known, but keep the weights as the checkpoint has them: their transposes stay nodes."""
+    if not any(map(_is_known, model.graph)):
+        return 0
+    from onnxscript import optimizer
+
     before = len(model.graph)
     optimizer.fold_constants(model, should_fold=lambda node: False if node.op_type == "Transpose" else None)
     return before - len(model.graph)
+
+
+def _is_known(node: ir.Node) -> bool:
+    """Whether what a node gives follows from constants and weights alone."""
+    given = [value for value in node.inputs if value is not None]
+    known = all(each.is_initializer() or _is_constant(each.producer()) for each in given)
+    return bool(given) and known and node.op_type != "Transpose"
+
+
+def _is_constant(node: ir.Node | None) -> bool:
+    return node is not None and node.op_type == "Constant"
 
 
 def name_dims(model: ir.Model, graph: Graph) -> int:

@@ -193,7 +193,7 @@ def _example(value: Any, at: int) -> Any:
     if isinstance(value, Size):
         return value.pair[at]
     if isinstance(value, Tensor):
-        return value.detach().to("meta")
+        return value.detach()
     if isinstance(value, list | tuple):
         return type(value)(_example(each, at) for each in value)
     return value

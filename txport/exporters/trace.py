@@ -31,17 +31,17 @@ from txport.models.ports import (
     Port,
 )
 
-# Two lengths for each dynamic dim: what differs between the two is dynamic. They are primes, so that sums, differences
-# and products of dims are told apart from the dims themselves. Only the rows are batch x beams.
+# Two lengths for each dynamic dim: what differs between the two is dynamic. They are chosen so that no dim, no sum and
+# no difference of two has the lengths of another. Only the rows are batch x beams.
 SIZES = {
-    BATCH: (101, 503),
-    TARGET: (103, 521),
-    PAST_SOURCE: (107, 541),
-    PAST_TARGET: (109, 569),
-    SOURCE: (149, 599),
-    BEAMS: (127, 617),
-    ROOM: (131, 659),
-    ALL_ROWS: (101 * 127, 503 * 617),
+    BATCH: (4, 2),
+    TARGET: (21, 25),
+    PAST_SOURCE: (3, 21),
+    PAST_TARGET: (2, 11),
+    SOURCE: (9, 24),
+    BEAMS: (5, 6),
+    ROOM: (13, 20),
+    ALL_ROWS: (4 * 5, 2 * 6),
 }
 IR_VERSION = 10
 
@@ -82,7 +82,7 @@ def examples(port: Port) -> tuple[Tensor, Tensor]:
     """What a port's tensor looks like for two sets of lengths."""
     dtype = getattr(torch, port.dtype)
     one, other = ([SIZES[dim][at] if isinstance(dim, str) else dim for dim in port.dims] for at in (0, 1))
-    return torch.empty(one, dtype=dtype, device="meta"), torch.empty(other, dtype=dtype, device="meta")
+    return torch.zeros(one, dtype=dtype), torch.zeros(other, dtype=dtype)
 
 
 def value_of(port: Port) -> ir.Value:

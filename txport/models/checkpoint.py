@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from txport.models.bundle import write_json
 from txport.models.config import PRESETS, TransformerConfig
@@ -59,18 +61,28 @@ class Checkpoint:
         return [path for path in paths if path.is_file()]
 
 
+class Unfilled(TorchFunctionMode):
+    """Modules that are made in this context leave their parameters as they are: a checkpoint fills them."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """See `TorchFunctionMode`; functions that fill a tensor are those of `torch.nn.init`, or methods of it."""
+        options = options or {}
+        fills = function.__name__ in ("zero_", "fill_", "uniform_", "normal_", "kaiming_uniform_")
+        return (args[0] if args else options["tensor"]) if fills else function(*args, **options)
+
+
 def load_checkpoint(name: str) -> Checkpoint:
     """Load a checkpoint in float32, ready for inference; `CheckpointError` lists all that does not fit."""
     if preset := preset_name(name):
         return random_checkpoint(preset)
     folder = find_folder(name)
     config = TransformerConfig.from_file(folder / CONFIG)
-    with torch.device("meta"):
+    with torch.device("meta"), Unfilled():
         model = Transformer(config)
     weights = _read_weights(folder / WEIGHTS)
     _check(folder / WEIGHTS, expected_tensors(model), weights)
     _check_text(folder, config)
-    with torch.random.fork_rng(devices=[]):  # building a model draws its first weights; leave the caller's seed be
+    with Unfilled():
         model = Transformer(config)
     model.load_state_dict(weights, strict=False)  # a tied weight is stored once; _check saw to the rest
     return Checkpoint(label(name), model.eval(), digest(name), folder)

@@ -30,7 +30,7 @@ from txport.proof.forced import compare_forced
 from txport.proof.measures import Comparison, compare
 from txport.proof.quality import Texts, compare_quality, digest_of, right_ones
 from txport.proof.report import Report
-from txport.proof.tokens import TokenComparison, compare_search, search_all
+from txport.proof.tokens import TokenComparison, compare_search, search_together
 from txport.proof.tolerances import Tolerance, tolerance_of
 from txport.proof.walks import Reference
 from txport.proof.weights import compare_weights
@@ -41,7 +41,7 @@ from txport.search.options import Found
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
 Array = NDArray[Any]
 
-LARGE = 20_000_000  # parameters
+LARGE, THREADED = 20_000_000, 2_000_000  # parameters
 
 
 def check(
@@ -84,14 +84,19 @@ def check(
 
 def is_large(checkpoint: Checkpoint) -> bool:
     """Whether a model has so many parameters that some cases take long and prove nothing that others do not."""
-    return sum(parameter.numel() for parameter in checkpoint.model.parameters()) >= LARGE
+    return size_of(checkpoint) >= LARGE
+
+
+def size_of(checkpoint: Checkpoint) -> int:
+    """Its parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in checkpoint.model.parameters())
 
 
 @contextlib.contextmanager
 def fitting_threads(checkpoint: Checkpoint) -> Iterator[None]:
     """One thread of PyTorch for a small model: several would wait for each other longer than they compute."""
     before = torch.get_num_threads()
-    torch.set_num_threads(before if is_large(checkpoint) else 1)
+    torch.set_num_threads(before if size_of(checkpoint) >= THREADED else 1)
     try:
         yield
     finally:
@@ -116,7 +121,7 @@ class Truth:
         self._exact = exact_of(bundle, checkpoint)
         self._graphs = Reference(self._exact, bundle.manifest)
         runtime = TorchRuntime(self._exact.model)
-        self._found = {case.name: search_all(case, runtime, checkpoint.config) for case in cases}
+        self._found = search_together(cases, runtime, checkpoint.config)
         self._cases = [replace(case, targets=case.targets or self._said(case)) for case in cases]
         self.pytorch = self._compare_pytorch(checkpoint)
         self._right = right_ones(bundle, TorchRuntime(Exact.of(checkpoint.model).model), texts) if texts else []

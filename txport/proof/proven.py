@@ -14,7 +14,7 @@ from txport.models.errors import ParityError
 from txport.models.names import GOLDEN
 from txport.models.tokenizer import load_tokenizer
 from txport.proof.golden import LONGEST, REAL, SHORT, record, save_golden
-from txport.proof.parity import Report, check, exact_of, is_large
+from txport.proof.parity import Report, check, exact_of, fitting_threads, is_large
 from txport.proof.tolerances import tolerance_of
 from txport.proof.verify import verify
 from txport.runtimes.pytorch import TorchRuntime
@@ -34,7 +34,8 @@ def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int =
     """
     report = check(bundle, checkpoint, {"ort": "cpu"}, seed, cases=cases)
     if report.passed:
-        _add_golden(bundle, checkpoint)
+        with fitting_threads(checkpoint):
+            _add_golden(bundle, checkpoint)
     bundle = seal(bundle.path, dataclasses.replace(bundle.manifest, parity=report.summary()))
     if report.passed and not (result := verify(bundle.path)).passed:
         raise ParityError(f"the export of {checkpoint.name} can't be verified: {result.wrong}")
