@@ -31,10 +31,13 @@ settings.register_profile("txport", deadline=None, derandomize=True)
 settings.load_profile("txport")
 
 
-def pytest_report_header() -> list[str]:
-    """What the processor is: kernels, and so figures, depend on it."""
-    switched = {name: os.environ[name] for each in SETS.values() for name in each if name in os.environ}
-    return [f"processor: {describe_processor()}", f"PyTorch: {torch.backends.cpu.get_cpu_capability()}, {switched}"]
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say what the processor is, also where pytest is quiet: kernels, and so figures, depend on it."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and not os.environ.get("PYTEST_XDIST_WORKER"):
+        switched = {name: os.environ[name] for each in SETS.values() for name in each if name in os.environ}
+        reporter.write_line(f"processor: {describe_processor()}")
+        reporter.write_line(f"PyTorch's kernels: {torch.backends.cpu.get_cpu_capability()}; switched off: {switched}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,7 @@
 """What this processor is, and the instruction sets that its libraries can be told to do without.
 
-Each set is what it adds to the environment of a new process. ONNX Runtime has no switch of its own: its kernels are
-those of the processor, so other processors are other machines.
+Each set is what it adds to the environment of a new process. ONNX Runtime chooses its kernels by the processor alone;
+of attention it has two, and a switch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ SETS: dict[str, dict[str, str]] = {
     "ATen AVX2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "oneDNN and MKL SSE4": {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
     "MKL AVX2, oneDNN AVX2": {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
-    "NumPy SSE4": {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX"},
+    "NumPy SSE4": {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR"},
+    "ONNX Runtime without flash attention": {
+        "ORT_DISABLE_FLASH_ATTENTION": "1",
+        "ORT_GQA_DISABLE_FLASH_ATTENTION": "1",
+    },
 }
 TELLING = ("sse4_2", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "asimd", "sve", "i8mm")
 

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -82,7 +82,8 @@ def passes(bundle: Bundle, checkpoint: Checkpoint) -> bool:
 def main(weights: tuple[str, ...], spread: bool) -> None:
     """Print what was missed, and how many."""
     if spread:
-        sys.exit(max(map(run_under, SETS)))
+        codes = [run_under(name, weights) for name in SETS]
+        sys.exit(any(codes))
     click.echo(describe_processor())
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -97,10 +98,10 @@ def main(weights: tuple[str, ...], spread: bool) -> None:
     sys.exit(missed > 0)
 
 
-def run_under(name: str) -> int:
-    """All of it in a process that does without some instruction sets."""
+def run_under(name: str, weights: Sequence[str]) -> int:
+    """All of it in a process that does without some instruction sets; -> 0 if it ends well."""
     click.echo(f"instruction set: {name} {SETS[name]}")
-    command = [sys.executable, "-m", "tests.proof.planted"]
+    command = [sys.executable, "-m", "tests.proof.planted", *(f"--weights={kind}" for kind in weights)]
     return subprocess.run(command, env={**os.environ, **SETS[name]}, check=False).returncode
 
 

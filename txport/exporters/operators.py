@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txport.exporters.symbols import Form, Size, Symbol, Tracer
+from txport.models.errors import UnsupportedError
 
 FORMS: dict[str, Form] = {}
 REST = np.iinfo(np.int64).max  # a slice to the end
@@ -30,6 +31,12 @@ def form(*names: str) -> Callable[[Form], Form]:
         return made
 
     return register
+
+
+def require(condition: bool, what: str) -> None:
+    """Raise `UnsupportedError` for a use of a function that its form does not cover."""
+    if not condition:
+        raise UnsupportedError(f"the exporter has no ONNX form of {what}: see exporters/operators.py")
 
 
 def _value(tracer: Tracer, x: Any, dtype: torch.dtype) -> ir.Value:
@@ -75,7 +82,7 @@ FORMS |= {"radd": FORMS["add"], "rmul": FORMS["mul"]}
 @form("invert")
 def invert(tracer: Tracer, x: Symbol) -> Symbol:
     """Of a mask."""
-    assert x.dtype == torch.bool
+    require(x.dtype == torch.bool, "~ of numbers")
     return tracer.symbol(tracer.op("not", "Not", [x.value]), torch.bitwise_not, x)
 
 
@@ -102,7 +109,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Symbol:
     """Over the last dim."""
-    assert len(normalized_shape) == 1
+    require(len(normalized_shape) == 1, "a norm over several dims")
     inputs = [x.value, tracer.tensor(weight), tracer.tensor(bias)]
     value = tracer.op("layer_norm", "LayerNormalization", inputs, axis=-1, epsilon=eps, stash_type=1)
     return tracer.given(value, x.examples)
@@ -119,7 +126,7 @@ def embedding(tracer: Tracer, tokens: Symbol, weight: Tensor, *_: Any, **__: Any
 @form("dropout")
 def dropout(tracer: Tracer, x: Symbol, p: float = 0.5, training: bool = True, inplace: bool = False) -> Symbol:
     """Nothing, outside of training."""
-    assert not training
+    require(not training, "dropout in training")
     return x
 
 
@@ -138,7 +145,7 @@ def relu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
 @form("gelu")
 def gelu(tracer: Tracer, x: Symbol, approximate: str = "none") -> Symbol:
     """With the error function; one operator since opset 20, and before it the nodes that engines fuse."""
-    assert approximate == "none"
+    require(approximate == "none", f"gelu with approximate={approximate!r}")
     if tracer.opset >= GELU_OPSET:
         return tracer.given(tracer.op("gelu", "Gelu", [x.value]), x.examples)
     root, one, half = (_value(tracer, number, x.dtype) for number in (math.sqrt(2), 1.0, 0.5))
@@ -169,7 +176,7 @@ def cat(tracer: Tracer, tensors: Sequence[Symbol], dim: int = 0) -> Symbol:
     return tracer.symbol(value, torch.cat, list(tensors), dim)
 
 
-@form("to", "bool", "long")
+@form("to")
 def to(tracer: Tracer, x: Symbol, dtype: torch.dtype) -> Symbol:
     """In another type."""
     if x.dtype == dtype:
@@ -246,9 +253,8 @@ def getitem(tracer: Tracer, x: Symbol, index: Any) -> Symbol:
         if part is None:
             new.append(place)
             continue
-        assert isinstance(part, slice)
-        assert part.stop is None
-        assert part.step is None
+        plain = isinstance(part, slice) and part.stop is None and part.step is None
+        require(plain, f"the index {part!r}: slices go to the end")
         if part.start is not None:
             one, rest = (tracer.constant(np.array([number])) for number in (axis, REST))
             start = tracer.op("slice/start", "Reshape", [tracer.scalar(part.start), tracer.constant(np.array([-1]))])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from txport.exporters.trace import value_of
+from txport.exporters.trace import IR_VERSION, value_of
 from txport.models.ports import ROWS, Graph
 
 
@@ -19,4 +19,4 @@ def select_model(graph: Graph, opset: int) -> ir.Model:
         for value, picked in zip(kept, outputs, strict=True)
     ]
     body = ir.Graph(inputs, outputs, nodes=nodes, opset_imports={"": opset}, name=graph.role)
-    return ir.Model(body, ir_version=10)
+    return ir.Model(body, ir_version=IR_VERSION)

@@ -39,6 +39,17 @@ class Size(int):
         return self.tracer.size(pair, lambda: self.tracer.op("size", operator, [self.value, self.tracer.scalar(other)]))
 
 
+def _refuse(name: str) -> Any:
+    def method(self: Size, *_: object) -> Any:
+        raise UnsupportedError(f"a trace can't depend on a length by {name}; lengths can be added and subtracted")
+
+    return method
+
+
+for _name in ("mul", "rmul", "floordiv", "truediv", "mod", "neg", "rsub", "lt", "le", "gt", "ge", "eq", "ne", "bool"):
+    setattr(Size, f"__{_name}__", _refuse(f"__{_name}__"))
+
+
 class Symbol:
     """A tensor that only a run of the graph knows: its value there, and what it looks like for two sets of lengths."""
 
@@ -97,7 +108,8 @@ class Tracer(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         """Functions that make a tensor from lengths alone have no `Symbol` to tell of them."""
-        if any(isinstance(each, Size) for each in flat(args)) and not any(isinstance(each, Symbol) for each in args):
+        given = flat([*args, *(options or {}).values()])
+        if any(isinstance(each, Size) for each in given) and not any(isinstance(each, Symbol) for each in given):
             return self.call(function, args, options or {})
         return function(*args, **(options or {}))
 

@@ -84,10 +84,12 @@ def graph_weights(path: Path) -> dict[str, Array]:
     return dict(_tensors(onnx.load(str(path)).graph))
 
 
-def graph_epsilons(path: Path) -> dict[str, float]:
-    """The epsilon of each norm of a graph, by the name of its weight."""
+def graph_epsilons(path: Path) -> list[tuple[str, float]]:
+    """The name of the weight of each norm of a graph, and the norm's epsilon."""
     norms = (node for node in onnx.load(str(path), load_external_data=False).graph.node if node.op_type == NORM)
-    return {node.input[1]: next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5) for node in norms}
+    return [
+        (node.input[1], next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5)) for node in norms
+    ]
 
 
 def _tensors(graph: onnx.GraphProto, place: str = "") -> Iterator[tuple[str, Array]]:

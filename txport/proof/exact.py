@@ -7,7 +7,7 @@ float64 all of them agree to more digits than fp32 has.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +29,7 @@ REMEMBERED = 8  # batches of targets
 # Functions whose results are numbers that were there before.
 MAKING_NOTHING = (
     Tensor.transpose, Tensor.view, Tensor.flatten, Tensor.unflatten, Tensor.unsqueeze, Tensor.to, Tensor.float,
-    Tensor.__getitem__, torch.cat, F.embedding, F.dropout,
+    Tensor.__getitem__, Tensor.clone, torch.cat, F.embedding, F.dropout,
 )  # fmt: skip
 
 
@@ -53,18 +53,18 @@ class Rounding(TorchFunctionMode):
 class EightBits(TorchFunctionMode):
     """What goes into each linear map is rounded to 8 bits: each row by its largest value, or all rows by one.
 
-    It agrees with ONNX Runtime's int8 kernels to seven digits. For other draws than the first, values are
-    rounded up or down at random, as kernels with other steps may.
+    Not where a weight is among the `plain` ones, by identity. It agrees with ONNX Runtime's int8 kernels to seven digits.
+    For other draws than the first, values are rounded up or down at random, as kernels with other steps may.
     """
 
-    def __init__(self, draw: int, *, together: bool) -> None:
+    def __init__(self, draw: int, *, together: bool, plain: Collection[int] = ()) -> None:
         super().__init__()
-        self._together = together
+        self._together, self._plain = together, plain
         self._generator = torch.Generator().manual_seed(draw) if draw else None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         """See `TorchFunctionMode`."""
-        if function is F.linear:
+        if function is F.linear and id(args[1]) not in self._plain:
             x, *rest = args
             sizes = x.abs()
             step = (sizes.amax() if self._together else sizes.amax(-1, keepdim=True)).clamp(min=TINY) / 127
@@ -111,11 +111,17 @@ class Exact:
     _said: dict[Any, list[Array]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: Transformer, precision: str = "fp32", *, together: bool = False) -> Exact:
-        """Of a model in fp32, its weights as they are; `together` says that activations of 8 bits have one scale."""
+    def of(
+        cls, model: Transformer, precision: str = "fp32", *, together: bool = False, plain: Collection[str] = ()
+    ) -> Exact:
+        """Of a model in fp32, its weights as they are.
+
+        `together` says that activations of 8 bits have one scale; `plain` names weights whose products stay in fp32.
+        """
         exact = copy.deepcopy(model).double()
         if precision in ("int8", "int4"):
-            quantising = Computation(exact, partial(EightBits, together=together))
+            kept = {id(each) for name, each in exact.named_parameters(remove_duplicate=False) if name in plain}
+            quantising = Computation(exact, partial(EightBits, together=together, plain=kept))
             return cls(exact, quantising, quantising)
         if precision == "fp32":
             return cls(exact, Computation(model, last_bits), Computation(exact, rounding(torch.float32)))

@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from txport import __version__, runtimes
+from txport.exporters.fusions import split_name
+from txport.exporters.quantize import PLAIN
 from txport.exporters.weights import holding
 from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import Checkpoint
@@ -106,7 +108,9 @@ def fitting_threads(checkpoint: Checkpoint) -> Iterator[None]:
 def exact_of(bundle: Bundle, checkpoint: Checkpoint) -> Exact:
     """What a bundle is held against: the checkpoint, with the weights that it holds where they are quantised."""
     manifest = bundle.manifest
-    return Exact.of(holding(bundle, checkpoint).model, manifest.precision, together=manifest.rows is not None)
+    held, together = holding(bundle, checkpoint).model, manifest.rows is not None
+    plain = {part for name, form in manifest.quantization.items() if form == PLAIN for part in split_name(name)}
+    return Exact.of(held, manifest.precision, together=together, plain=plain)
 
 
 class Truth:

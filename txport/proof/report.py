@@ -85,7 +85,6 @@ class Report:
             "verdict": self.verdict,
             "runtimes": sorted({each.runtime for each in self.tokens}),
             "cases": len({each.case for each in self.tensors}),
-            "tensors": len(self.tensors),
             "rows_searched": sum(each.rows for each in self.tokens),
             "seed": self.about["seed"],
             **({"left_out": self.about["left_out"]} if self.about.get("left_out") else {}),

@@ -26,7 +26,7 @@ def title(report: Report) -> str:
     """What was compared with what."""
     about, summary = report.about, report.summary()
     what = f"{about['checkpoint']['name']}, {about['target']} {about['precision']}"
-    counts = f"{summary['tensors']} tensors and {summary['rows_searched']} searched rows in {summary['cases']} cases"
+    counts = f"{len(report.tensors)} tensors and {summary['rows_searched']} searched rows in {summary['cases']} cases"
     return f"{what}, against PyTorch {about['versions']['torch']} in float64: {counts}, seed {about['seed']}"
 
 
@@ -97,7 +97,12 @@ def _count(tokens: Iterable[TokenComparison]) -> str:
 def markdown(report: Report) -> str:
     """A summary fit for a pull request."""
     failures = report.failures()
-    lines = [f"### txport parity: {'pass' if report.passed else 'FAIL'}", "", f"{title(report)}.", ""]
+    lines = [
+        f"### txport parity: {'pass' if report.passed else 'FAIL'}",
+        "",
+        f"{title(report)}. {pytorch(report)}.",
+        "",
+    ]
     lines += [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows(report)]
     if failures:

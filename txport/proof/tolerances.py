@@ -99,7 +99,7 @@ class Tolerance:
         for name, given in (("atol", atol), ("rtol", rtol)):
             if given is not None and not given > 0:
                 raise UnsupportedError(f"--{name} must be positive, got {given:g}")
-        if rtol is not None and not rtol <= most:
+        if rtol is not None and not rtol <= most * (1 + 1e-9):
             where = f"{self.precision} on {self.provider}"
             mend = "an export that needs more is broken, or needs another --precision"
             why = f"the most for {where} ({self.reason})"

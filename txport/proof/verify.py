@@ -26,6 +26,7 @@ from txport.proof.golden import (
     REAL,
     SEARCHES,
     SUMS,
+    TINY,
     Golden,
     Said,
     find,
@@ -228,8 +229,8 @@ def _gap(said: Said, values: Floats, precision: str) -> tuple[float, str]:
     tolerance = tolerance_of(precision)
     if tolerance.rms is not None:
         parts = (error[:, : best.shape[1]], error[:, best.shape[1] :])
-        return float(np.max([_rms(part) for part in parts]) / (said.rms * tolerance.rms)), where
-    return float(error[step, place] / said.noise), where
+        return float(np.max([_rms(part) for part in parts]) / max(said.rms * tolerance.rms, TINY)), where
+    return float(error[step, place] / max(said.noise, TINY)), where
 
 
 def _place(said: Said, values: Floats, step: int, place: int) -> str:

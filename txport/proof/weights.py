@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import TINY, lookup_name, read_bits, read_name, read_scales, scale_name
@@ -56,11 +57,15 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
 
 def compare_epsilons(role: str, bundle: Bundle, model: Transformer) -> Iterator[Comparison]:
     """The epsilon of each norm in a graph with that of its module: where values are large, it shows in no output."""
-    for name, epsilon in graph_epsilons(bundle.file(role)).items():
-        module = name.removesuffix(".weight")
-        expected = np.array([model.get_submodule(module).eps], np.float32)
-        found = np.array([epsilon], np.float32)
-        yield compare(WEIGHTS, role, 0, f"{module}.epsilon", expected, found, 0.0, kind=WEIGHTS)
+    norms = {name: each for name, each in model.named_modules() if isinstance(each, nn.LayerNorm)}
+    for weight, epsilon in graph_epsilons(bundle.file(role)):
+        name = weight.removesuffix(".weight")
+        if name not in norms:
+            note = "is the epsilon of no norm of the checkpoint"
+            yield wrong(f"{name}.epsilon", note, case=WEIGHTS, runtime=role, step=0, kind=WEIGHTS)
+            continue
+        expected, found = (np.array([each], np.float32) for each in (norms[name].eps, epsilon))
+        yield compare(WEIGHTS, role, 0, f"{name}.epsilon", expected, found, 0.0, kind=WEIGHTS)
 
 
 def first_names(model: Transformer) -> dict[str, str]:
