@@ -97,6 +97,20 @@ def test_a_function_without_a_form_is_refused_by_name() -> None:
         trace(Summed(), graph(OUTPUTS[2]), 18)
 
 
+def test_a_choice_by_a_length_is_refused() -> None:
+    class Choosing(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + 1 if x.shape[1] > 3 else x
+
+    class Cutting(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x[:, :3]
+
+    for module, words in ((Choosing(), "can't depend on a length by __gt__"), (Cutting(), "slices go to the end")):
+        with pytest.raises(UnsupportedError, match=words):
+            trace(module, graph(OUTPUTS[2]), 18)
+
+
 def test_an_output_that_is_an_input_or_another_output_has_a_name_of_its_own() -> None:
     class Same(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:

@@ -107,6 +107,11 @@ def test_loosening_is_refused_with_the_reason(precision: str, options: dict[str,
         tolerance_of(precision, **options)
 
 
+def test_the_loosest_that_the_page_names_is_taken() -> None:
+    for precision, rtol in (("fp32", 1e-4), ("fp16", 0.2), ("int8", 0.15)):
+        assert tolerance_of(precision, rtol=rtol).rtol == rtol
+
+
 def test_rtol_counts_for_the_rms_where_that_is_what_counts() -> None:
     tight = tolerance_of("int8", rtol=0.05)
     assert tight.allowed_rms == tight.allowed_place == 0.05

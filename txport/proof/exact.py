@@ -53,8 +53,8 @@ class Rounding(TorchFunctionMode):
 class EightBits(TorchFunctionMode):
     """What goes into each linear map is rounded to 8 bits: each row by its largest value, or all rows by one.
 
-    Not where a weight is among the `plain` ones, by identity. It agrees with ONNX Runtime's int8 kernels to seven digits.
-    For other draws than the first, values are rounded up or down at random, as kernels with other steps may.
+    Not where a weight is among the `plain` ones, by identity. It agrees with ONNX Runtime's int8 kernels to seven
+    digits. For other draws than the first, values are rounded up or down at random, as kernels with other steps may.
     """
 
     def __init__(self, draw: int, *, together: bool, plain: Collection[int] = ()) -> None:
