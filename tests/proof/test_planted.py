@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.proof.planted import FAULTS, Models, is_found, passes
-from txport.proof import parity
+from txport.proof import cases, parity
 from txport.proof.exact import Exact
 
 EXTREMES = ("large", "small")
@@ -53,7 +53,7 @@ def test_what_is_left_out_for_a_large_model_is_in_its_report_and_manifest(
     checkpoint, bundles = models["plain"]
     assert parity.check(bundles["cpu"], checkpoint, {"ort": "cpu"}).to_dict()["left_out"] == []
     monkeypatch.setattr(parity, "LARGE", 0)
-    monkeypatch.setattr("txport.proof.cases.PLACES", 9)
+    monkeypatch.setattr(cases, "PLACES", 9)
     report = parity.check(bundles["cpu"], checkpoint, {"ort": "cpu"})
     left_out = [
         "whole targets beyond their first 9 of 24 places",
