@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import txport
-from txport.cli import run_guarded
+from txport.cli.guard import run_guarded
 from txport.models import g2p
 
 

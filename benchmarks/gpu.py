@@ -19,10 +19,10 @@ from typing import Any
 import click
 
 from txport import api, bench, runtimes
-from txport.cli import run_guarded
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
+from txport.cli.guard import run_guarded
 from txport.proof import reports
-from txport.runtimes import machine
+from txport.system import machine
 
 RESULTS = Path(__file__).parent / "results"
 CHECKPOINT = "g2p-en"

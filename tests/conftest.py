@@ -14,7 +14,7 @@ from hypothesis import settings
 import txport
 from tests.instruction_sets import SETS, describe_processor
 from tests.tiny import SAMPLES, VOCABULARY, tiny_config, tiny_model
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import save_checkpoint
 from txport.models.tokenizer import spelling_tokenizer
 

@@ -15,11 +15,9 @@ import pytest
 import txport
 from tests.tiny import SAMPLES, tiny_config, tiny_model
 from txport import api, locate, runtimes
-from txport.exporters import export as exporter
-from txport.models import names
-from txport.models.bundle import MANIFEST, Bundle, load_bundle
-from txport.models.checkpoint import save_checkpoint
-from txport.models.errors import (
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.manifest import MANIFEST
+from txport.errors import (
     BundleError,
     CheckpointError,
     ConfigError,
@@ -28,6 +26,9 @@ from txport.models.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from txport.exporters import export as exporter
+from txport.models import names
+from txport.models.checkpoint import save_checkpoint
 from txport.models.tokenizer import NumberTokenizer
 
 

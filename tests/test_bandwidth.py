@@ -9,9 +9,9 @@ import pytest
 import txport
 from tests.tiny import tiny_config, tiny_model
 from txport import bandwidth, bench
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import LARGE_VOCABULARY
 from txport.models.checkpoint import save_checkpoint
-from txport.models.ports import LARGE_VOCABULARY
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,13 @@ import pytest
 import txport
 from tests.tiny import tiny_config, tiny_model
 from txport import runtimes
+from txport.bundles.bundle import Bundle, seal
+from txport.bundles.manifest import MANIFEST
+from txport.bundles.ports import ENCODER, STEP
 from txport.exporters.check import operators
 from txport.exporters.export import export_graphs
 from txport.exporters.quantize import INVARIANT, PLAIN
-from txport.models.bundle import MANIFEST, Bundle, seal, write_json
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.ports import ENCODER, STEP
 from txport.proof.bisect import bisect
 from txport.proof.parity import check
 from txport.proof.verify import BATCH, Check, verify
@@ -27,6 +28,7 @@ from txport.search.continuous import Hall
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
 from txport.search.scoring import logits
+from txport.system.documents import write_json
 
 LONGEST = 23  # no multiple of what the kernels sum over at a time
 KINDS: dict[str, dict[str, Any]] = {

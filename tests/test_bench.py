@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from txport import bench
-from txport.models.bundle import Bundle
-from txport.models.errors import CheckpointError, UnavailableError, UnsupportedError
+from txport.bundles.bundle import Bundle
+from txport.errors import CheckpointError, UnavailableError, UnsupportedError
 
 ROOT = Path(__file__).parent.parent
 

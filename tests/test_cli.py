@@ -27,10 +27,12 @@ from torch import Tensor
 import txport
 from tests.tiny import VOCABULARY, edit_graph
 from txport import cli, runtimes
+from txport.cli import generation
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.manifest import FORMAT, MANIFEST, Manifest
+from txport.errors import UnavailableError
 from txport.exporters import export as exporter
-from txport.models.bundle import FORMAT, MANIFEST, Bundle, Manifest, load_bundle
 from txport.models.checkpoint import Checkpoint
-from txport.models.errors import UnavailableError
 from txport.models.tokenizer import spelling_tokenizer
 
 SCRIPT = Path(sys.executable).parent / "txport"
@@ -573,9 +575,9 @@ def test_export_refuses_a_limit_on_nothing(call: Cli, place: Place) -> None:
 
 
 def test_refusals_name_flags_that_there_are() -> None:
-    flags = {flag for option in cli.run.params for flag in option.opts}
-    assert set(cli.FLAGS.values()) <= flags
-    assert set(cli.NOT_STREAMED.values()) <= flags
+    flags = {flag for option in generation.run.params for flag in option.opts}
+    assert set(generation.FLAGS.values()) <= flags
+    assert set(generation.NOT_STREAMED.values()) <= flags
 
 
 @pytest.mark.parametrize(

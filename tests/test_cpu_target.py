@@ -20,14 +20,8 @@ from hypothesis import strategies as st
 import txport
 from tests.tiny import edit_graph, tiny_config, tiny_model, unread
 from txport import bandwidth, runtimes
-from txport.cli import cli
-from txport.exporters.check import operators
-from txport.exporters.quantize import DYNAMIC, INVARIANT, ROWS, dequantize, quantize, steps
-from txport.exporters.shortlist import BLOCK, shorten
-from txport.models.bundle import Bundle
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.models.errors import TxportError, UnsupportedError
-from txport.models.ports import (
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import (
     COUNT,
     ENCODER,
     IDS,
@@ -38,6 +32,12 @@ from txport.models.ports import (
     STEP,
     own_names,
 )
+from txport.cli import cli
+from txport.errors import TxportError, UnsupportedError
+from txport.exporters.check import operators
+from txport.exporters.quantize import DYNAMIC, INVARIANT, ROWS, dequantize, quantize, steps
+from txport.exporters.shortlist import BLOCK, shorten
+from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.cases import Case
 from txport.proof.exact import Exact
 from txport.proof.parity import check

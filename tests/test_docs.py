@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from docs.cli import PAGE, render
+from txport.bundles.bundle import Bundle
+from txport.bundles.manifest import MANIFEST
 from txport.cli import cli
-from txport.models.bundle import MANIFEST, Bundle
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import txport
 from tests.fakes import TableRuntime, random_table
 from tests.search.test_generate import SEEDS, SOURCES, config_of, stopping
-from txport.models.bundle import Bundle
-from txport.models.errors import UnsupportedError
+from txport.bundles.bundle import Bundle
+from txport.errors import UnsupportedError
 from txport.search.generate import generate, search
 from txport.search.options import SearchOptions
 

@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import txport
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
 from txport.models.names import GOLDEN, shipped
 
 ABSENT = ("torch", "onnx", "onnxscript", "onnx_ir", "safetensors", "transformers")

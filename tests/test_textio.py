@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txport import textio
-from txport.models.errors import OutputError, TextError
+from txport.cli import textio
+from txport.errors import OutputError, TextError
 
 NOT_ENDS = st.characters(codec="utf-8", exclude_characters="\r\n\0")
 LINE = st.text(NOT_ENDS, min_size=1).filter(str.strip)
@@ -189,7 +189,7 @@ def test_a_disk_that_fills_up_is_named_and_the_file_stays_as_it_was(tmp_path: Pa
     code = """
         import resource, signal, sys
         from pathlib import Path
-        from txport.textio import open_output
+        from txport.cli.textio import open_output
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         try:

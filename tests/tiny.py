@@ -10,10 +10,12 @@ from typing import Any
 import onnx
 import torch
 
-from txport.models.bundle import MANIFEST, Bundle, load_bundle, write_json
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.manifest import MANIFEST
 from txport.models.config import TransformerConfig
-from txport.models.files import sha256
 from txport.models.transformer import Transformer
+from txport.system.documents import write_json
+from txport.system.files import sha256
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 LETTERS = tuple("'abcdefghi")

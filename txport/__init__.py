@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from txport.models.errors import TxportError
+from txport.errors import TxportError
 
 __version__ = "0.1.0"
 __all__ = ["Generated", "Hypothesis", "Model", "TxportError", "__version__", "export", "load"]

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import runtimes
+from txport.errors import TextError, UnsupportedError
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
-from txport.models.errors import TextError, UnsupportedError
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
 from txport.release import Say, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime

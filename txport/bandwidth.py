@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.models.bundle import Bundle
-from txport.models.ports import STEP, shortens
-from txport.runtimes.machine import cores
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import STEP, shortens
+from txport.system.machine import cores
 
 PASSES = 10
 LOOKUPS = ("Gather", "GatherBlockQuantized")  # these read a few rows of their first input

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import bandwidth, runtimes
-from txport.models.bundle import Bundle, load_bundle
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.errors import TextError, UnavailableError, UnsupportedError
 from txport.models.config import TransformerConfig
-from txport.models.errors import TextError, UnavailableError, UnsupportedError
 from txport.models.names import digest, label
 from txport.release import Say, load_checkpoint, silent
-from txport.runtimes import machine
 from txport.runtimes.base import Ints, Runtime
+from txport.system import machine
 
 WARM_UP = 3
 UNITS = {

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 from txport import __version__
-from txport.models.bundle import MANIFEST, Bundle, load_bundle
-from txport.models.errors import BundleError, OutputError, UnsupportedError
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.manifest import MANIFEST
+from txport.errors import BundleError, OutputError, UnsupportedError
 from txport.models.names import SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
 from txport.release import Say, export, silent
 

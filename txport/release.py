@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txport.models.bundle import AUTO_LIMIT, MANIFEST, Bundle, is_quantised
-from txport.models.errors import OutputError, ParityError, UnavailableError, UnsupportedError
-from txport.models.files import staged_folder
+from txport.bundles.bundle import Bundle
+from txport.bundles.manifest import AUTO_LIMIT, MANIFEST, is_quantised
+from txport.errors import OutputError, ParityError, UnavailableError, UnsupportedError
 from txport.models.names import find_folder, preset_name
-from txport.runtimes import machine
+from txport.system import machine
+from txport.system.files import staged_folder
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint

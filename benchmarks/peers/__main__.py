@@ -20,11 +20,11 @@ import click
 from benchmarks.peers import duel, report
 from benchmarks.peers.duel import Place
 from benchmarks.peers.lines import BASE, LENGTH, LINES, TINY, AbsentError, Line, quick
-from txport.cli import run_guarded
+from txport.cli.guard import run_guarded
+from txport.errors import TxportError, UnavailableError, UnsupportedError
 from txport.models.config import PRESETS
-from txport.models.errors import TxportError, UnavailableError, UnsupportedError
 from txport.models.names import PRESET
-from txport.runtimes import machine
+from txport.system import machine
 
 RESULTS, TABLE = Path("benchmarks/results/peers-cpu.json"), Path("docs/peers.md")
 QUICK_ROUNDS = 2

@@ -17,9 +17,9 @@ from benchmarks.peers.engines import Sources
 from benchmarks.peers.lines import Line, Task, search_of, sources_of
 from benchmarks.peers.process import Worker, WorkerError
 from txport.bench import quartiles
-from txport.models.files import hash_of, sha256
 from txport.models.names import digest, label
 from txport.release import Say, silent
+from txport.system.files import hash_of, sha256
 
 TRIALS, BRIEFLY = 5, 4.0  # rounds at most, and seconds after which no further one begins
 PEERS = Path(__file__).parent

@@ -9,8 +9,8 @@ from typing import Literal
 
 from benchmarks.peers.engines import Search
 from txport import bench
+from txport.errors import UnavailableError
 from txport.models.config import PRESETS, TransformerConfig
-from txport.models.errors import UnavailableError
 from txport.models.g2p import read_dictionary
 from txport.models.names import CONFIG, find_folder, preset_name
 from txport.models.tokenizer import load_tokenizer

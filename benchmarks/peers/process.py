@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from txport.models.errors import UnavailableError
+from txport.errors import UnavailableError
 
 ROOT = Path(__file__).parents[2]
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.peers.engines import Engine, Model, Search, Sources
-from txport.runtimes import machine
+from txport.system import machine
 
 WARM_UP = 32  # sources, at most, that go before each round untimed: the other process has used the caches
 Request = dict[str, Any]
@@ -64,7 +64,7 @@ def in_order(sources: Sources, size: int) -> list[Sequence[Sequence[int]]]:
 
 def prepare(request: Request) -> None:
     """Put a checkpoint into the engine's format; the folder appears whole or not at all."""
-    from txport.models.files import staged_folder
+    from txport.system.files import staged_folder
 
     engine = importlib.import_module(request["engine"])
     with staged_folder(Path(request["folder"])) as folder:

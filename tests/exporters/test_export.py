@@ -20,13 +20,14 @@ import torch
 import txport
 from tests.tiny import LETTERS, SAMPLES, VOCABULARY, tiny_config, tiny_model, unread
 from txport import runtimes
+from txport.bundles.bundle import Bundle, load_bundle, seal
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import DECODER, ENCODER, SELECT, Graph
+from txport.errors import UnsupportedError
 from txport.exporters.export import export_graphs
 from txport.exporters.passes import PASSES
 from txport.exporters.weights import graph_weights
-from txport.models.bundle import Bundle, Manifest, load_bundle, seal
 from txport.models.checkpoint import Checkpoint, expected_tensors, load_checkpoint, save_checkpoint
-from txport.models.errors import UnsupportedError
-from txport.models.ports import DECODER, ENCODER, SELECT, Graph
 from txport.proof.parity import check
 
 ROLES = [ENCODER, DECODER, SELECT]

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from txport.bundles.ports import BATCH, PAST_SOURCE, SOURCE, Graph, Port
+from txport.errors import UnsupportedError
 from txport.exporters.trace import SIZES, trace
-from txport.models.errors import UnsupportedError
-from txport.models.ports import BATCH, PAST_SOURCE, SOURCE, Graph, Port
 
 Array = NDArray[Any]
 X = Port("x", "float32", (BATCH, SOURCE, 6))

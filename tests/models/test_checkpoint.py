@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.tiny import VOCABULARY, tiny_config, tiny_model
+from txport.errors import CheckpointError, ConfigError
 from txport.models.checkpoint import expected_tensors, load_checkpoint, save_checkpoint
 from txport.models.config import CHOICES, PRESETS
-from txport.models.errors import CheckpointError, ConfigError
 from txport.models.names import digest, label, shipped
 from txport.models.tokenizer import spelling_tokenizer
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.tiny import tiny_config
+from txport.errors import ConfigError
 from txport.models.config import CHOICES, PRESETS, TransformerConfig
-from txport.models.errors import ConfigError
 
 SIZES = {"source_vocab_size": 20, "target_vocab_size": 20}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tiny import LETTERS, VOCABULARY, WORDS, tiny_config
-from txport.models.errors import BundleError, TextError, TokenError
+from txport.errors import BundleError, TextError, TokenError
 from txport.models.tokenizer import FileTokenizer, NumberTokenizer, load_tokenizer, spelling_tokenizer, unknown_id
 
 END = VOCABULARY.index("</s>")

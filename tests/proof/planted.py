@@ -22,10 +22,10 @@ from tests.proof import test_bisect, test_parity
 from tests.proof.faults import Edit
 from tests.proof.random_models import WEIGHTS, random_model
 from tests.tiny import edit_graph, tiny_config
+from txport.bundles.bundle import Bundle, seal
+from txport.errors import ParityError
 from txport.exporters.export import export_graphs
-from txport.models.bundle import Bundle, seal
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.models.errors import ParityError
 from txport.proof.parity import check
 
 Fault = tuple[str, str, Edit]  # target, graph, what is done to it

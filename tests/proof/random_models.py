@@ -21,11 +21,12 @@ import torch
 from torch.nn import functional as F
 
 from tests.instruction_sets import SETS, describe_processor
+from txport.bundles.bundle import seal
+from txport.bundles.manifest import OFFERED
+from txport.errors import ParityError
 from txport.exporters.export import DEFAULT_OPSET, export_graphs
-from txport.models.bundle import OFFERED, seal
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.config import CHOICES, TransformerConfig
-from txport.models.errors import ParityError
 from txport.models.transformer import Transformer
 from txport.proof.measures import Comparison
 from txport.proof.proven import prove

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
+from txport.errors import TextError, UnsupportedError
 from txport.models.checkpoint import load_checkpoint
-from txport.models.errors import TextError, UnsupportedError
 from txport.proof.baseline import FACTOR, FLOOR, drift, read_baseline
 from txport.proof.parity import check
 

@@ -32,7 +32,10 @@ from tests.proof.faults import (
     without_residual,
 )
 from tests.tiny import edit_graph, tiny_config, tiny_model
+from txport.bundles.bundle import Bundle, seal
+from txport.bundles.ports import DECODER, ENCODER, STEP, Graph
 from txport.cli import cli
+from txport.errors import ParityError, UnsupportedError
 from txport.exporters import cpu
 from txport.exporters import quantize as quantizer
 from txport.exporters.export import export_graphs
@@ -40,10 +43,7 @@ from txport.exporters.fused import FUSED_FORMS
 from txport.exporters.passes import PASSES
 from txport.exporters.symbols import Symbol, Tracer
 from txport.models import transformer
-from txport.models.bundle import Bundle, seal
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.models.errors import ParityError, UnsupportedError
-from txport.models.ports import DECODER, ENCODER, STEP, Graph
 from txport.proof import bisect as module
 from txport.proof import origin as steps
 from txport.proof import walks

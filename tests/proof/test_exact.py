@@ -16,10 +16,10 @@ from tests.instruction_sets import SETS
 from tests.tiny import tiny_config, tiny_model
 from txport import api, runtimes
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.files import sha256
 from txport.proof.exact import Exact, Rounding, largest_difference
 from txport.proof.parity import exact_of
 from txport.search.scoring import logits
+from txport.system.files import sha256
 
 SOURCES, TARGETS = [[4, 5, 6, 7, 2], [8, 2]], [[7, 9, 5, 11, 4, 6], [5, 2]]
 EXPORT = "from txport.cli import main; main()"

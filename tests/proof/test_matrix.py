@@ -15,11 +15,12 @@ from click.testing import CliRunner, Result
 
 from tests.tiny import tiny_config, tiny_model
 from txport import cli, release
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.manifest import OFFERED, Manifest
+from txport.bundles.ports import ENCODER
+from txport.errors import ParityError, UnavailableError, UnsupportedError
 from txport.exporters import export as exporter
-from txport.models.bundle import OFFERED, Bundle, Manifest, load_bundle
 from txport.models.checkpoint import Checkpoint, save_checkpoint
-from txport.models.errors import ParityError, UnavailableError, UnsupportedError
-from txport.models.ports import ENCODER
 from txport.proof.matrix import FAIL, NEAR_TIE, NOT_AVAILABLE, PASS, Cell, Matrix, compare, engines, kinds, require_run
 from txport.proof.pages import COLUMNS, markdown, page, rows
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from txport.models.ports import LOGITS
+from txport.bundles.ports import LOGITS
 from txport.proof.measures import Comparison, compare, to_dict, ulps
 
 Array = NDArray[Any]

@@ -14,12 +14,13 @@ from torch import nn
 
 import txport
 from tests.tiny import VOCABULARY, tiny_config, tiny_model
+from txport.bundles.bundle import Bundle
+from txport.bundles.manifest import AUTO_LIMIT, Manifest
 from txport.cli import cli, main
+from txport.errors import ParityError, UnsupportedError
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import PLAIN
-from txport.models.bundle import AUTO_LIMIT, Bundle, Manifest
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.models.errors import ParityError, UnsupportedError
 from txport.models.tokenizer import spelling_tokenizer
 from txport.models.transformer import Transformer
 from txport.proof import mend as mending

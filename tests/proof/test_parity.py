@@ -19,12 +19,13 @@ from onnx import ModelProto, numpy_helper
 import txport
 from tests.proof.faults import Edit, nodes, put, swapped, unmasked, weight
 from tests.tiny import VOCABULARY, edit_graph, tiny_config, tiny_model
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
+from txport.errors import ParityError, UnsupportedError
 from txport.exporters import export as exporter
-from txport.models.bundle import Bundle, Manifest, load_bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.config import TransformerConfig
-from txport.models.errors import ParityError, UnsupportedError
-from txport.models.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
 from txport.proof.cases import Case, draw_cases
 from txport.proof.exact import Exact
 from txport.proof.forced import compare_forced

@@ -11,14 +11,14 @@ import torch
 import txport
 from tests.tiny import SAMPLES
 from txport import runtimes
+from txport.bundles.bundle import Bundle
+from txport.cli.textio import draw_texts
 from txport.exporters.weights import holding
-from txport.models.bundle import Bundle
 from txport.models.checkpoint import load_checkpoint
 from txport.proof import parity
 from txport.proof.parity import check
 from txport.proof.quality import compare_quality, right_ones
 from txport.proof.tolerances import tolerance_of
-from txport.textio import draw_texts
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.proof import reports
 from txport.proof.bisect import Culprit

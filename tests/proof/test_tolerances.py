@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txport.models.bundle import PRECISIONS
-from txport.models.errors import UnsupportedError
+from txport.bundles.manifest import PRECISIONS
+from txport.errors import UnsupportedError
 from txport.proof.measures import compare
 from txport.proof.tolerances import TABLE, Tolerance, tolerance_of
 

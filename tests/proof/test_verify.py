@@ -21,10 +21,11 @@ import txport
 from tests.proof.faults import put, unmasked, weight
 from tests.tiny import edit_graph, reseal
 from txport import cli, runtimes
-from txport.models.bundle import FORMAT, MANIFEST, Bundle, load_bundle, write_json
-from txport.models.errors import BundleError
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.manifest import FORMAT, MANIFEST
+from txport.bundles.ports import DECODER, ENCODER, STEP, Port
+from txport.errors import BundleError
 from txport.models.names import GOLDEN
-from txport.models.ports import DECODER, ENCODER, STEP, Port
 from txport.models.tokenizer import FileTokenizer
 from txport.proof.exact import Exact
 from txport.proof.golden import BEAM, GREEDY, GRID, SUMS, Golden, fold, load_golden, record, save_golden
@@ -46,6 +47,7 @@ from txport.release import load_checkpoint
 from txport.runtimes.base import GraphPorts, Ints, Runtime, State
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.scoring import logits
+from txport.system.documents import write_json
 
 KINDS = [("portable", "fp16"), ("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4")]
 

@@ -15,11 +15,11 @@ from onnx import ModelProto, helper, numpy_helper
 import txport
 from tests.proof.faults import Edit
 from tests.tiny import edit_graph, tiny_config, tiny_model
+from txport.bundles.bundle import Bundle, load_bundle, seal
+from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.exporters import quantize as quantizer
 from txport.exporters.export import export_graphs
-from txport.models.bundle import Bundle, load_bundle, seal
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.models.ports import DECODER, ENCODER, STEP
 from txport.proof.measures import Comparison
 from txport.proof.parity import check
 from txport.proof.weights import compare_weights

@@ -15,10 +15,10 @@ import torch
 
 from tests.tiny import VOCABULARY, edit_graph
 from txport import diagnose, runtimes
-from txport.models.bundle import Bundle, load_bundle
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.ports import DECODER, ENCODER, is_cross, past
+from txport.errors import LoadError, UnavailableError, UnsupportedError
 from txport.models.checkpoint import load_checkpoint
-from txport.models.errors import LoadError, UnavailableError, UnsupportedError
-from txport.models.ports import DECODER, ENCODER, is_cross, past
 from txport.models.transformer import Transformer
 from txport.runtimes import ort, providers, reference, sessions
 from txport.runtimes.base import Floats, Ints, Runtime, scores

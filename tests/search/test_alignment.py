@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import txport
 from tests.fakes import looks_of, random_table
 from tests.search.test_generate import SEEDS, SOURCES, every_sequence, search, sum_of
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import alignment_layer
 from txport.models.checkpoint import load_checkpoint
-from txport.models.ports import alignment_layer
 from txport.models.transformer import Transformer
 
 SIZE = 6

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txport.models.errors import TextError
+from txport.errors import TextError
 from txport.search.batching import READ_AHEAD, in_batches
 
 Item = tuple[int, int]  # its number and its length

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import TableRuntime, Tokens, random_table
 from tests.search.test_generate import BOS, EOS, SEEDS, config_of, every_sequence, search, sum_of
-from txport.models.errors import UnsupportedError
+from txport.errors import UnsupportedError
 from txport.runtimes.base import Floats, Ints
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions

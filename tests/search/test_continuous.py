@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import txport
 from tests.fakes import SeatedRuntime, TableRuntime, random_table
 from tests.search.test_generate import SEEDS, config_of
-from txport.models.bundle import Bundle
-from txport.models.errors import UnsupportedError
+from txport.bundles.bundle import Bundle
+from txport.errors import UnsupportedError
 from txport.search.continuous import Hall, Request, spread
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions

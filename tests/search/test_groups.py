@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import Table, TableRuntime, Tokens, coarse_table, random_table
 from tests.search.test_generate import EOS, SEEDS, SOURCES, config_of, search
-from txport.models.errors import UnsupportedError
+from txport.errors import UnsupportedError
 from txport.runtimes.base import Floats, log_softmax
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes import TableRuntime, random_table
 from tests.search.test_constraints import unchanged
 from tests.search.test_generate import EOS, SEEDS, SOURCES, config_of, search, sum_of
-from txport.models.errors import UnsupportedError
+from txport.errors import UnsupportedError
 from txport.runtimes.base import Doubles, Floats, Ints
 from txport.search import generate as generate_module
 from txport.search.generate import generate

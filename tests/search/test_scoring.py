@@ -14,9 +14,9 @@ import txport
 from tests.fakes import TableRuntime, random_table
 from tests.search.test_generate import SEEDS, config_of, search, sum_of
 from tests.tiny import SAMPLES
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
+from txport.errors import TextError, TxportError
 from txport.models.checkpoint import load_checkpoint
-from txport.models.errors import TextError, TxportError
 from txport.proof.exact import Exact
 from txport.proof.tokens import score_of
 from txport.search.scoring import score

@@ -13,9 +13,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import ModelProto, ValueInfoProto
 
-from txport.models.bundle import Manifest
-from txport.models.errors import TxportError
-from txport.models.ports import Dim, Graph, Port
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import Dim, Graph, Port
+from txport.errors import TxportError
 
 PORTABLE_IR = 10
 DOMAINS: dict[str, dict[str, int]] = {"portable": {}, "cpu": {"com.microsoft": 1}}  # beyond the standard, by target

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import STEP, shortens
 from txport.exporters.check import check_graph
 from txport.exporters.fused import FUSED, FUSED_FORMS, require_fusable
 from txport.exporters.fusions import check_fusions
@@ -17,9 +19,7 @@ from txport.exporters.quantize import apply_forms, choose_forms
 from txport.exporters.top import add_top, without_top
 from txport.exporters.trace import sign, trace
 from txport.exporters.weights import share_weights
-from txport.models.bundle import Manifest
 from txport.models.checkpoint import Checkpoint
-from txport.models.ports import STEP, shortens
 
 
 def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collection[str] = ()) -> Manifest:

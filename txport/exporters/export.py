@@ -8,10 +8,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from txport import __version__
+from txport.bundles.manifest import Manifest, is_quantised, require_offer
+from txport.errors import UnsupportedError
 from txport.exporters import cpu, portable
-from txport.models.bundle import Manifest, is_quantised, require_offer
 from txport.models.checkpoint import Checkpoint
-from txport.models.errors import UnsupportedError
 
 DEFAULT_OPSET = 18
 OPSETS = range(18, 26)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
+from txport.bundles.ports import ENCODER, STEP, alignment_layer
+from txport.errors import UnsupportedError
 from txport.exporters.operators import FORMS
 from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.models.config import TransformerConfig
-from txport.models.errors import UnsupportedError
-from txport.models.ports import ENCODER, STEP, alignment_layer
 from txport.models.transformer import (
     Attention,
     DecoderLayer,

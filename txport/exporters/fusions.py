@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
+from txport.bundles.ports import ENCODER, STEP, Graph
 from txport.exporters.check import GraphError
 from txport.models.config import TransformerConfig
-from txport.models.ports import ENCODER, STEP, Graph
 
 
 def pack_projections(model: ir.Model, graph: Graph) -> int:

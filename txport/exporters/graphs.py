@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from txport.models.ports import DECODER, ENCODER, alignment_layer
+from txport.bundles.ports import DECODER, ENCODER, alignment_layer
 from txport.models.transformer import LayerCache, Memory, Transformer
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from txport.errors import UnsupportedError
 from txport.exporters.symbols import Form, Size, Symbol, Tracer
-from txport.models.errors import UnsupportedError
 
 FORMS: dict[str, Form] = {}
 REST = np.iinfo(np.int64).max  # a slice to the end

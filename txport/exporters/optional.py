@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from txport.bundles.ports import ALIGN, CROSS_ATTENTION, Graph
 from txport.exporters.shortlist import constant
 from txport.exporters.trace import value_of
-from txport.models.ports import ALIGN, CROSS_ATTENTION, Graph
 
 
 def make_optional(model: ir.Model, graph: Graph) -> int:

@@ -8,8 +8,8 @@ import onnx_ir as ir
 from onnx_ir.passes import PassBase
 from onnx_ir.passes import common as passes
 
+from txport.bundles.ports import Graph
 from txport.exporters.fusions import pack_projections
-from txport.models.ports import Graph
 
 Pass = Callable[[ir.Model, Graph], int]
 

@@ -10,16 +10,17 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from txport.bundles.manifest import PRECISIONS, Manifest
+from txport.bundles.ports import SELECT
 from txport.exporters.check import check_graph
 from txport.exporters.graphs import PORTABLE
 from txport.exporters.passes import run_passes
 from txport.exporters.select import select_model
 from txport.exporters.trace import sign, trace
-from txport.models.bundle import PRECISIONS, Manifest, write_json
 from txport.models.checkpoint import Checkpoint
 from txport.models.config import TransformerConfig
 from txport.models.hugging_face import write_tokenizers
-from txport.models.ports import SELECT
+from txport.system.documents import write_json
 
 EXTERNAL_ABOVE = 1_900_000_000  # bytes of weights; protobuf ends at 2 GiB, and a graph is more than weights
 

@@ -22,9 +22,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from txport.bundles.ports import STEP
 from txport.exporters.fused import MICROSOFT
 from txport.exporters.fusions import is_linear, split_name
-from txport.models.ports import STEP
 
 Array = NDArray[Any]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from txport.bundles.ports import ROWS, Graph
 from txport.exporters.trace import IR_VERSION, value_of
-from txport.models.ports import ROWS, Graph
 
 
 def select_model(graph: Graph, opset: int) -> ir.Model:

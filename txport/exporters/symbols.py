@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from txport.models.errors import UnsupportedError
+from txport.errors import UnsupportedError
 
 Pair = tuple[int, int]
 Form = Callable[..., Any]

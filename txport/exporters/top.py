@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from txport.bundles.ports import ALIGN, COUNT, IDS, LOG_PROBS, LOGITS, Graph
 from txport.exporters.fusions import is_linear
 from txport.exporters.shortlist import add_candidates, choose, constant
 from txport.exporters.trace import value_of
-from txport.models.ports import ALIGN, COUNT, IDS, LOG_PROBS, LOGITS, Graph
 
 ADDED = (ALIGN, COUNT, LOG_PROBS, IDS)
 BEST = (ir.DataType.FLOAT, ir.DataType.INT64)

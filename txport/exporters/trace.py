@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from txport import __version__
-from txport.exporters.operators import FORMS
-from txport.exporters.symbols import Form, Symbol, Tracer
-from txport.models.bundle import Manifest
-from txport.models.ports import (
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import (
     ALL_ROWS,
     BATCH,
     BEAMS,
@@ -30,6 +28,8 @@ from txport.models.ports import (
     Graph,
     Port,
 )
+from txport.exporters.operators import FORMS
+from txport.exporters.symbols import Form, Symbol, Tracer
 
 # Two lengths for each dynamic dim: what differs between the two is dynamic. They are chosen so that no dim, no sum and
 # no difference of two has the lengths of another. Only the rows are batch x beams.

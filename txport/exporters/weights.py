@@ -16,11 +16,11 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import ENCODER, STEP
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import Quantized, dequantize, read_name, read_scales, steps
-from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint
-from txport.models.ports import ENCODER, STEP
 
 Array = NDArray[Any]
 

@@ -17,10 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from txport.models.bundle import write_json
+from txport.errors import BundleError, CheckpointError, TextError
 from txport.models.config import PRESETS, TransformerConfig
-from txport.models.errors import BundleError, CheckpointError, TextError
-from txport.models.files import staged_folder
 from txport.models.names import (
     COMPANIONS,
     CONFIG,
@@ -36,6 +34,8 @@ from txport.models.names import (
 )
 from txport.models.tokenizer import load_tokenizer
 from txport.models.transformer import Transformer
+from txport.system.documents import write_json
+from txport.system.files import staged_folder
 
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 

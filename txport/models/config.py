@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from txport.models.errors import ConfigError
+from txport.errors import ConfigError
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "family": ("encoder-decoder",),

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from txport.models.bundle import write_json
 from txport.models.config import TransformerConfig
 from txport.models.names import TARGET_TOKENIZER, TOKENIZER
 from txport.models.tokenizer import unknown_id
+from txport.system.documents import write_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SOURCE_FOLDER, TARGET_FOLDER = "source_tokenizer", "target_tokenizer"

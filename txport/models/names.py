@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from txport.errors import CheckpointError
 from txport.models.config import PRESETS
-from txport.models.errors import CheckpointError
-from txport.models.files import hash_of, sha256
+from txport.system.files import hash_of, sha256
 
 PRESET = "preset:"
 CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from txport.errors import BundleError, TextError, TokenError
 from txport.models.config import TransformerConfig
-from txport.models.errors import BundleError, TextError, TokenError
 from txport.models.names import TARGET_TOKENIZER, TOKENIZER
 
 Unknown = Literal["error", "skip"]

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from txport.models.errors import TextError, UnsupportedError
+from txport.errors import TextError, UnsupportedError
 from txport.proof.measures import FORMAT
 
 FACTOR = 3.0

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.errors import ParityError
 from txport.exporters.quantize import read_bits
 from txport.exporters.weights import graph_weights, held_weights, holding
-from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import Checkpoint
-from txport.models.errors import ParityError
 from txport.models.transformer import Transformer
 from txport.proof.cases import draw_cases
 from txport.proof.causes import cause_of

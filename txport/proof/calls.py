@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.models.ports import IDS, LOG_PROBS, LOGITS
+from txport.bundles.ports import IDS, LOG_PROBS, LOGITS
 from txport.proof.cases import Case
 from txport.proof.measures import Comparison, compare, wrong
 from txport.proof.tolerances import Tolerance

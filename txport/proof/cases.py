@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
 from txport.models.config import TransformerConfig
 from txport.models.tokenizer import load_tokenizer
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
+from txport.errors import BundleError
 from txport.models.config import TransformerConfig
-from txport.models.errors import BundleError
 from txport.models.names import GOLDEN
 from txport.proof.cases import Draw
 from txport.proof.noise import Noisy

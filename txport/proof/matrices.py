@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from txport.bundles.bundle import Bundle
 from txport.exporters.quantize import WHOLE_ROWS, read_bits, read_blocks
 from txport.exporters.weights import graph_weights, held_weights
-from txport.models.bundle import Bundle
 from txport.models.transformer import Transformer
 from txport.proof.taps import recording
 

@@ -21,14 +21,15 @@ from typing import Any
 import numpy as np
 
 from txport import __version__, runtimes
-from txport.models.bundle import OFFERED, Bundle, require_offer
+from txport.bundles.bundle import Bundle
+from txport.bundles.manifest import OFFERED, require_offer
+from txport.bundles.ports import LOGITS
+from txport.errors import ParityError, TxportError, UnavailableError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
-from txport.models.errors import ParityError, TxportError, UnavailableError, UnsupportedError
-from txport.models.files import staged_folder
-from txport.models.ports import LOGITS
 from txport.proof.measures import finite
 from txport.proof.parity import Report, check
 from txport.proof.proven import prove, write
+from txport.system.files import staged_folder
 
 PASS, NEAR_TIE, FAIL, NOT_AVAILABLE = "pass", "near-tie", "fail", "not available"
 VERDICTS = (PASS, NEAR_TIE, FAIL, NOT_AVAILABLE)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.models.ports import LOGITS
+from txport.bundles.ports import LOGITS
 
 Array = NDArray[Any]
 

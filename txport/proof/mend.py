@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from txport.bundles.bundle import Bundle, seal
+from txport.bundles.manifest import percent
+from txport.errors import ParityError
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import PLAIN
 from txport.exporters.weights import holding
-from txport.models.bundle import Bundle, percent, seal
 from txport.models.checkpoint import Checkpoint
-from txport.models.errors import ParityError
 from txport.models.transformer import Transformer
 from txport.proof.cases import draw_cases
 from txport.proof.exact import Exact

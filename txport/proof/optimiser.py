@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import onnxruntime as ort
 
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
 from txport.proof.calls import compare_call
 from txport.proof.cases import Case
 from txport.proof.measures import Comparison, badness

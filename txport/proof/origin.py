@@ -9,6 +9,8 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import STEP, shortens
 from txport.exporters.fused import FUSED, FUSED_FORMS
 from txport.exporters.graphs import PORTABLE
 from txport.exporters.operators import FORMS
@@ -17,8 +19,6 @@ from txport.exporters.passes import PASSES
 from txport.exporters.quantize import apply_forms
 from txport.exporters.top import add_top, without_top
 from txport.exporters.trace import trace
-from txport.models.bundle import Manifest
-from txport.models.ports import STEP, shortens
 from txport.models.transformer import Transformer
 from txport.proof.probe import Finding, compare_tap, make_probe, observe
 

@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 
 from txport import __version__, runtimes
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.errors import LoadError, ParityError
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import PLAIN
 from txport.exporters.weights import holding
-from txport.models.bundle import Bundle, load_bundle
 from txport.models.checkpoint import Checkpoint
-from txport.models.errors import LoadError, ParityError
 from txport.proof.calls import compare_call
 from txport.proof.cases import Case, draw_cases, lighten
 from txport.proof.exact import Exact

@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from txport.models.bundle import Bundle
-from txport.models.errors import ParityError
+from txport.bundles.bundle import Bundle
+from txport.errors import ParityError
 from txport.proof.cases import Case
 from txport.proof.measures import Comparison, badness, compare
 from txport.proof.taps import OUT, Runner, Tap, find_taps, isolate, recording, show, truth

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from txport.bundles.bundle import Bundle, seal
+from txport.errors import ParityError
 from txport.exporters import export as exporter
-from txport.models.bundle import Bundle, seal
 from txport.models.checkpoint import Checkpoint
-from txport.models.errors import ParityError
 from txport.models.names import GOLDEN
 from txport.models.tokenizer import load_tokenizer
 from txport.proof.golden import LONGEST, REAL, SHORT, record, save_golden

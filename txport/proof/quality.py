@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from txport.models.bundle import Bundle
+from txport.bundles.bundle import Bundle
 from txport.models.tokenizer import load_tokenizer
 from txport.proof.tolerances import Tolerance
 from txport.runtimes.base import Runtime

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from txport.models.ports import LOGITS
+from txport.bundles.ports import LOGITS
 from txport.proof.measures import FORCED, FORMAT, GRAPH, WEIGHTS, Comparison, badness, finite, number, to_dict
 from txport.proof.quality import Quality
 from txport.proof.tokens import TokenComparison

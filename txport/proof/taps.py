@@ -19,9 +19,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from txport.bundles.ports import ENCODER, IDS, is_attention
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import read_name
-from txport.models.ports import ENCODER, IDS, is_attention
 from txport.runtimes.sessions import may_saturate
 
 Array = NDArray[Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from txport.models.errors import UnsupportedError
+from txport.errors import UnsupportedError
 from txport.proof.measures import Comparison
 
 ANY = "any other"

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import __version__, runtimes
-from txport.models.bundle import Bundle, Manifest, damage, read_manifest
-from txport.models.errors import TxportError
-from txport.models.ports import Graph, Port
+from txport.bundles.bundle import Bundle, damage
+from txport.bundles.manifest import Manifest, read_manifest
+from txport.bundles.ports import Graph, Port
+from txport.errors import TxportError
 from txport.models.tokenizer import load_tokenizer
 from txport.proof.golden import (
     GREEDY,

@@ -10,11 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from txport.exporters.fused import FUSED
-from txport.exporters.graphs import PORTABLE
-from txport.models.bundle import Manifest
-from txport.models.config import TransformerConfig
-from txport.models.ports import (
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import (
     ALIGN,
     ATTENTION_MASK,
     CAPACITY,
@@ -36,6 +33,9 @@ from txport.models.ports import (
     present,
     shortens,
 )
+from txport.exporters.fused import FUSED
+from txport.exporters.graphs import PORTABLE
+from txport.models.config import TransformerConfig
 from txport.models.transformer import Transformer
 from txport.proof.cases import Case
 from txport.proof.exact import Exact, pad

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import TINY, lookup_name, read_bits, read_name, read_scales, scale_name
 from txport.exporters.shortlist import shorten
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights
-from txport.models.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, expected_tensors
-from txport.models.ports import DECODER, ENCODER, STEP
 from txport.models.transformer import Transformer
 from txport.proof.matrices import COARSE, finest
 from txport.proof.measures import WEIGHTS, Comparison, compare, wrong

@@ -12,10 +12,10 @@ import importlib.util
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txport.models.errors import UnavailableError, UnsupportedError
+from txport.errors import UnavailableError, UnsupportedError
 
 if TYPE_CHECKING:
-    from txport.models.bundle import Bundle
+    from txport.bundles.bundle import Bundle
     from txport.models.checkpoint import Checkpoint
     from txport.runtimes.base import GraphRuntime, Runtime
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.models.ports import Port
+from txport.bundles.ports import Port
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

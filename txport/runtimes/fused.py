@@ -17,8 +17,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from txport.models.bundle import Bundle
-from txport.models.ports import (
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import (
     ALIGN,
     CAPACITY,
     COUNT,

@@ -8,9 +8,9 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from txport.models.bundle import Bundle
-from txport.models.errors import UnsupportedError
-from txport.models.ports import STEP
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import STEP
+from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime
 from txport.runtimes.fused import FusedRuntime
 from txport.runtimes.portable import PortableRuntime

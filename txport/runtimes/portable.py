@@ -8,8 +8,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.models.bundle import Manifest
-from txport.models.ports import (
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import (
     ATTENTION_MASK,
     DECODER,
     ENCODER,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from txport.models.errors import UnavailableError, UnsupportedError
+from txport.errors import UnavailableError, UnsupportedError
 
 CPU = "CPUExecutionProvider"
 SHORT_NAMES = {

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from txport.bundles.ports import alignment_layer
+from txport.errors import UnavailableError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
-from txport.models.errors import UnavailableError, UnsupportedError
-from txport.models.ports import alignment_layer
 from txport.models.transformer import Cache, LayerCache, Memory, Transformer
 from txport.runtimes.base import Ints, Scores, scores
 

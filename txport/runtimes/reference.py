@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from txport.models.bundle import Bundle
-from txport.models.errors import UnsupportedError
-from txport.models.ports import Port
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import Port
+from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime
 from txport.runtimes.portable import PortableRuntime
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from txport.models.bundle import Bundle
-from txport.models.errors import BundleError, LoadError, UnavailableError
-from txport.models.ports import Port
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import Port
+from txport.errors import BundleError, LoadError, UnavailableError
 from txport.runtimes.base import GraphPorts
 from txport.runtimes.providers import CPU, full_name, provider_options
 

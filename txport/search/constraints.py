@@ -13,8 +13,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from txport.errors import UnsupportedError
 from txport.models.config import TransformerConfig
-from txport.models.errors import UnsupportedError
 from txport.runtimes.base import Floats, Ints, Scores, log_softmax, scores
 from txport.search.asks import Ask, Step
 from txport.search.options import SearchOptions

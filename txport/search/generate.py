@@ -9,8 +9,8 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
+from txport.errors import UnsupportedError
 from txport.models.config import TransformerConfig
-from txport.models.errors import UnsupportedError
 from txport.runtimes.base import Ints, Runtime, State
 from txport.search.alignment import fit
 from txport.search.asks import Certain, Search, Select, Step, Tell

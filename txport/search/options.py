@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from txport.errors import UnsupportedError
 from txport.models.config import TransformerConfig
-from txport.models.errors import UnsupportedError
 from txport.runtimes.base import Floats, Ints
 
 EarlyStopping = bool | Literal["never"]

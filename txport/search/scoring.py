@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from txport.errors import TextError
 from txport.models.config import TransformerConfig
-from txport.models.errors import TextError
 from txport.runtimes.base import Floats, Ints, Runtime, log_softmax
 from txport.search.generate import Ids, encode
 from txport.search.options import Found

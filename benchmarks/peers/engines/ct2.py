@@ -28,8 +28,8 @@ SIZES = "sizes.json"
 
 def prepare(model: Model, folder: Path) -> None:
     """Convert a checkpoint; the weights are quantised in the file already."""
-    from txport.models.bundle import write_json
     from txport.models.checkpoint import load_checkpoint
+    from txport.system.documents import write_json
 
     source = load_checkpoint(model.checkpoint).model
     spec = convert(source)

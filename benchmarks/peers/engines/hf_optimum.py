@@ -11,10 +11,10 @@ from optimum.onnxruntime import ORTModelForSeq2SeqLM
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from benchmarks.peers.engines import Model, Search, Sources, before_end
+from txport.errors import UnsupportedError
 from txport.exporters import portable
 from txport.models.checkpoint import load_checkpoint
 from txport.models.config import TransformerConfig
-from txport.models.errors import UnsupportedError
 from txport.models.transformer import Transformer, padding_mask
 
 PACKAGES = ("optimum", "optimum-onnx", "transformers", "onnxruntime", "torch")

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.models.config import TransformerConfig
-from txport.models.ports import (
+from txport.bundles.ports import (
     ATTENTION_MASK,
     DECODER,
     ENCODER,
@@ -22,6 +21,7 @@ from txport.models.ports import (
     STEP,
     past,
 )
+from txport.models.config import TransformerConfig
 from txport.proof.evidence import Cause, Evidence
 from txport.proof.probe import Observation
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txport.models.ports import DECODER, INPUT_IDS, PAST_LENGTHS, STEP, past
+from txport.bundles.ports import DECODER, INPUT_IDS, PAST_LENGTHS, STEP, past
 from txport.proof.evidence import Cause, Evidence
 from txport.proof.guesses.common import describe_weight, wrong_sum
 

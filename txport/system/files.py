@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from txport.models.errors import OutputError
+from txport.errors import OutputError
 
 
 def sha256(path: Path) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from txport.bundles.ports import CONTRACTS, DECODER, ENCODER, SELECT, Port, is_cross, past, portable, present
 from txport.models.config import TransformerConfig
-from txport.models.ports import CONTRACTS, DECODER, ENCODER, SELECT, Port, is_cross, past, portable, present
 
 # D 24, 3 heads of 8, 11 source and 13 target tokens, 1 + 2 layers: every number is another.
 CONFIG = TransformerConfig(

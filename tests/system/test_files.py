@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from txport.models.errors import OutputError
-from txport.models.files import hash_of, sha256, staged_folder
+from txport.errors import OutputError
+from txport.system.files import hash_of, sha256, staged_folder
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -210,7 +210,7 @@ def test_a_process_that_is_killed_leaves_no_half(old: Path, force: bool) -> None
     code = """
         import sys, time
         from pathlib import Path
-        from txport.models.files import staged_folder
+        from txport.system.files import staged_folder
         with staged_folder(Path(sys.argv[1]), force=True) as folder:
             (folder / "manifest").write_text("half")
             print("ready", flush=True)
@@ -231,7 +231,7 @@ def test_a_process_that_is_killed_leaves_no_half(old: Path, force: bool) -> None
 FULL_DISK = """
     import resource, signal, sys
     from pathlib import Path
-    from txport.models.files import staged_folder
+    from txport.system.files import staged_folder
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     try:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import random
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, BinaryIO, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
-from txport.models.errors import OutputError, TextError
+from txport.errors import OutputError, TextError
 
 Item = TypeVar("Item")
 LONG = 64  # texts from which on a progress bar pays
@@ -105,6 +106,17 @@ def _open_file(path: Path) -> Iterator[IO[str]]:
         Path(name).replace(path)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """A report as readable JSON."""
+    write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """A whole page."""
+    with open_output(path) as stream:
+        stream.write(text)
 
 
 def with_progress(items: Iterable[Item], total: int | None) -> Iterator[Item]:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.tiny import tiny_config
-from txport.models.bundle import FORMAT, MANIFEST, Bundle, Manifest, load_bundle, read_manifest, seal
-from txport.models.errors import BundleError
-from txport.models.ports import DECODER, ENCODER, SELECT
+from txport.bundles.bundle import Bundle, load_bundle, seal
+from txport.bundles.manifest import FORMAT, MANIFEST, Manifest, read_manifest
+from txport.bundles.ports import DECODER, ENCODER, SELECT
+from txport.errors import BundleError
 
 
 def tiny_manifest(**changes: Any) -> Manifest:

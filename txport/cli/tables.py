@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from txport.models.bundle import Bundle
-from txport.models.ports import Port
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import Port
 
 if TYPE_CHECKING:
     from txport.diagnose import Diagnosis

@@ -1,0 +1,84 @@
+"""A bundle: the graphs, the tokenizers, and `txport.json`, the manifest that says what they are and proves it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from txport.bundles.manifest import MANIFEST, Manifest, read_manifest
+from txport.errors import BundleError, UnsupportedError
+from txport.models.names import COMPANIONS, SAMPLES
+from txport.system.documents import write_json
+from txport.system.files import sha256
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A folder on disk whose files are what its manifest says.
+
+    `measured` is how far it was from PyTorch, if it was exported just now: that depends on the machine, and what lies
+    in the folder does not.
+    """
+
+    path: Path
+    manifest: Manifest
+    measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def file(self, role: str) -> Path:
+        """The path of one graph."""
+        return self.path / self.manifest.graphs[role].file
+
+    def require_source(self, name: str, sha256: str) -> None:
+        """Raise `UnsupportedError` unless the bundle was made from the checkpoint with this hash."""
+        if self.manifest.checkpoint["sha256"] != sha256:
+            raise UnsupportedError(f"{self.path} was not made from this {name}: their hashes differ")
+
+    @property
+    def samples(self) -> list[str]:
+        """Real inputs that came with the checkpoint, one a line; none if it has no such file."""
+        file = self.path / SAMPLES
+        return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk of everything that the manifest lists."""
+        return sum(entry["bytes"] for entry in self.manifest.files.values())
+
+
+def seal(folder: Path, manifest: Manifest) -> Bundle:
+    """Write the manifest over the files that lie in `folder`."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = {
+        path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in paths
+    }
+    manifest = dataclasses.replace(manifest, files=files)
+    write_json(folder / MANIFEST, manifest.to_dict())
+    return Bundle(folder, manifest)
+
+
+def load_bundle(path: Path) -> Bundle:
+    """Read a bundle and check every file against its hash; `BundleError` names what does not match."""
+    bundle = Bundle(path, read_manifest(path))
+    if problems := damage(bundle):
+        raise BundleError(f"{path}: {'; '.join(problems)}; export it again")
+    return bundle
+
+
+def damage(bundle: Bundle) -> list[str]:
+    """What is wrong with the files of a bundle: missing, altered, added; none if each is what its hash says."""
+    problems = [problem for name in bundle.manifest.files if (problem := _problem(bundle, name))]
+    read = [name for name in COMPANIONS if (bundle.path / name).exists()]
+    added = [name for name in read if name not in bundle.manifest.files]
+    return problems + [f"{name} was added (the manifest has no hash for it)" for name in added]
+
+
+def _problem(bundle: Bundle, name: str) -> str | None:
+    path, entry = bundle.path / name, bundle.manifest.files[name]
+    if not path.is_file():
+        return f"{name} is missing"
+    if path.stat().st_size != entry["bytes"]:
+        return f"{name} has {path.stat().st_size} bytes, expected {entry['bytes']}"
+    return None if sha256(path) == entry["sha256"] else f"{name} was altered (its SHA-256 does not match)"

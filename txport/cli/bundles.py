@@ -1,0 +1,114 @@
+"""`txport export`, `txport inspect` and `txport verify`: bundles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from txport.bundles.manifest import AUTO_LIMIT, PRECISIONS, TARGETS, percent
+from txport.cli.guard import say
+from txport.cli.options import provider_option, threads_option
+from txport.errors import UnsupportedError
+from txport.runtimes import GRAPH_RUNTIMES
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--target", type=click.Choice(TARGETS), default="portable", show_default=True, help="What it is made for."
+)
+@click.option(
+    "--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True, help="Of the weights."
+)
+@click.option("--opset", type=click.IntRange(18, 25), default=18, show_default=True, help="ONNX operator set.")
+@click.option(
+    "--rows",
+    type=click.IntRange(1),
+    help="Take the kernels of int8 and int4 cpu bundles that are the fastest for so many rows (batch x beams) in a"
+    " step, though tokens then depend on the batch.  [default: kernels with which they do not]",
+)
+@click.option("--auto", is_flag=True, help="If int8 or int4 differs from PyTorch, keep what errs most in fp32.")
+@click.option(
+    "--auto-limit",
+    type=click.FloatRange(0, 1),
+    help="Share of the weights that --auto may keep in fp32, of those that the precision quantises; where that is not"
+    f" enough, exit 1.  [default: {AUTO_LIMIT}]",
+)
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
+def export(checkpoint: str, out: Path, target: str, precision: str, as_json: bool, **options: Any) -> None:
+    """Export CHECKPOINT to a bundle at OUT, and prove it.
+
+    The graphs are checked, compared with PyTorch, and appear at OUT only if they agree.
+    """
+    from txport import api
+
+    if options["auto_limit"] is not None and not options["auto"]:
+        raise UnsupportedError("--auto-limit bounds what --auto keeps in fp32; give --auto too")
+    bundle = api.export(checkpoint, out, target=target, precision=precision, say=say, **options)
+    if as_json:
+        click.echo(json.dumps(bundle.manifest.to_dict()))
+    else:
+        mended, said = bundle.manifest.mended, f"{target} {bundle.manifest.described_precision}"
+        click.echo(f"{out}  {said}, {_size(bundle.size)}, {_verdict(bundle)}")
+        if mended:
+            cost = f"{_size(mended['bytes'] - mended['bytes_before'])}, the limit being {percent(mended['limit'])}"
+            click.echo(f"kept in fp32, for {cost}: {', '.join(mended['kept'])}")
+
+
+def _verdict(bundle: Any) -> str:
+    difference = bundle.measured["worst_logit_difference"]
+    return f"parity {bundle.manifest.parity['verdict']} (logits differ by at most {difference:.1e})"
+
+
+def _size(size: float) -> str:
+    from txport.cli.tables import megabytes
+
+    return megabytes(size)
+
+
+@click.command()
+@click.argument("bundle")
+@click.option("--brief", is_flag=True, help="Print only what it is, its parity figures, and where it lies.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
+def inspect(bundle: str, brief: bool, as_json: bool) -> None:
+    """Show what BUNDLE is: ports, operators, sizes, and how far it is from PyTorch."""
+    from txport.cli import tables
+    from txport.locate import find_bundle
+
+    found = find_bundle(bundle, say=say)
+    if as_json:
+        click.echo(json.dumps({"path": str(found.path.resolve()), **found.manifest.to_dict()}))
+    else:
+        tables.show_bundle(found, brief)
+
+
+@click.command()
+@click.argument("bundle")
+@click.option("--runtime", type=click.Choice(GRAPH_RUNTIMES), default="ort", show_default=True, help="The engine.")
+@provider_option
+@threads_option
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_json: bool) -> None:
+    """Check that BUNDLE is whole and computes here what PyTorch computed; exit 1 if not.
+
+    For the machine that it was deployed to: it takes a second or two and needs neither PyTorch nor the checkpoint,
+    since the bundle holds golden inputs and outputs.
+    """
+    from txport import runtimes
+    from txport.cli import tables
+    from txport.locate import find_path
+    from txport.proof.verify import verify as check
+
+    runtimes.require(runtime, provider)
+    result = check(find_path(bundle, say=say), runtime=runtime, provider=provider, threads=threads)
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        tables.show_verification(bundle, result)
+    if not result.passed:
+        raise SystemExit(1)

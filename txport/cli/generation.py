@@ -1,0 +1,297 @@
+"""`txport run` and `txport score`: text in, text out."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from txport.cli import textio
+from txport.cli.guard import say
+from txport.cli.options import F, is_given, provider_option, threads_option, unknown_option
+from txport.errors import UnsupportedError
+from txport.runtimes import MODULES
+
+SEARCH: list[tuple[str, dict[str, Any]]] = [
+    ("--beams", {"type": click.IntRange(1), "default": 1, "help": "Width of beam search; 1 is greedy."}),
+    ("--nbest", {"type": click.IntRange(1), "default": 1, "help": "Hypotheses a text; with --do-sample, samples."}),
+    (
+        "--beam-groups",
+        {
+            "type": click.IntRange(1),
+            "default": 1,
+            "help": "Groups of beams, each avoiding what others say.",
+        },
+    ),
+    (
+        "--diversity-penalty",
+        {
+            "type": float,
+            "default": 0.0,
+            "help": "Taken off a token's score for each beam of an earlier group that says it.",
+        },
+    ),
+    ("--length-penalty", {"type": float, "default": 1.0, "help": "Power of the length in a score."}),
+    (
+        "--coverage-penalty",
+        {
+            "type": float,
+            "default": 0.0,
+            "help": "Weight of the penalty for source places that got little attention.",
+        },
+    ),
+    (
+        "--early-stopping",
+        {
+            "type": click.Choice(["true", "false", "never"]),
+            "default": "false",
+            "help": "When beam search ends, with Hugging Face's meaning.",
+        },
+    ),
+    ("--patience", {"type": float, "default": 1.0, "help": "Ended hypotheses to wait for, in multiples of --beams."}),
+    ("--do-sample", {"is_flag": True, "help": "Draw each token instead of taking the likeliest."}),
+    (
+        "--temperature",
+        {
+            "type": float,
+            "default": 1.0,
+            "help": "Divide scores by this before drawing; below 1, likely tokens get likelier.",
+        },
+    ),
+    ("--top-k", {"type": click.IntRange(0), "default": 0, "help": "Draw from so many tokens; 0: all."}),
+    (
+        "--top-p",
+        {"type": float, "default": 1.0, "help": "Draw from the fewest tokens whose probabilities add up to this."},
+    ),
+    (
+        "--min-p",
+        {"type": float, "default": 0.0, "help": "Draw from tokens at least this share as likely as the likeliest."},
+    ),
+    ("--seed", {"type": click.IntRange(0), "help": "Repeat the same draws for a text, whatever its batch."}),
+    ("--max-new-tokens", {"type": click.IntRange(1), "help": "Longest target.  [default: the model's longest]"}),
+    (
+        "--min-new-tokens",
+        {"type": click.IntRange(0), "default": 0, "help": "Tokens that come before the end token may."},
+    ),
+    (
+        "--repetition-penalty",
+        {"type": float, "default": 1.0, "help": "Above 1, tokens that were said get less likely."},
+    ),
+    (
+        "--no-repeat-ngram-size",
+        {
+            "type": click.IntRange(0),
+            "default": 0,
+            "help": "Let no sequence of this many tokens occur twice; 0: no limit.",
+        },
+    ),
+    ("--prefixes", {"metavar": "TOKENS", "default": "", "help": "What each target begins with."}),
+    ("--forced-bos-token", {"metavar": "TOKEN", "help": "The first token."}),
+    ("--suppress-tokens", {"metavar": "TOKENS", "default": "", "help": "Never say one of these."}),
+    ("--bad-words", {"metavar": "TOKENS", "multiple": True, "help": "Never say these in a row.  [repeatable]"}),
+    (
+        "--eos-token",
+        {
+            "metavar": "TOKEN",
+            "multiple": True,
+            "help": "End a target at this token instead of the model's own.  [repeatable]",
+        },
+    ),
+    (
+        "--alignment",
+        {
+            "type": click.Choice(["soft", "hard"]),
+            "help": "With --json: each token's attention over the input (soft), or where it looked most (hard).",
+        },
+    ),
+]
+
+
+IDS = {  # options whose tokens are ids in Python
+    "forced_bos_token_id": "--forced-bos-token",
+    "bad_words_ids": "--bad-words",
+    "eos_token_id": "--eos-token",
+}
+NAMED = [*(name for name, _ in SEARCH), "--batch-size", "--batch-tokens"]
+FLAGS = {**{flag.removeprefix("--").replace("-", "_"): flag for flag in NAMED}, **IDS}  # by name in Python
+NOT_STREAMED = {
+    "as_json": "--json",
+    "workers": "--workers",
+    "batch_size": "--batch-size",
+    "batch_tokens": "--batch-tokens",
+    "continuous": "--continuous",
+}
+
+
+def search_options(command: F) -> F:
+    """How to search; tokens are written as the vocabulary writes them, apart by spaces."""
+    for name, how in reversed(SEARCH):
+        shown = how.get("default") not in (None, "") and not how.get("is_flag")
+        command = click.option(name, show_default=shown, **how)(command)
+    return command
+
+
+@click.command()
+@click.argument("bundle")
+@click.argument("text", nargs=-1)
+@click.option("--runtime", type=click.Choice(list(MODULES)), default="ort", show_default=True, help="The engine.")
+@provider_option
+@threads_option
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Batches at once, for bulk work; with several, each takes one thread, unless --threads says more.",
+)
+@click.option("--checkpoint", help="For --runtime torch: the checkpoint, if it does not ship.")
+@search_options
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
+@click.option("--batch-tokens", type=click.IntRange(1), help="Source tokens at once, at most, padding counted.")
+@click.option("--continuous", is_flag=True, help="Let texts take the places of those that are done (cpu bundles).")
+@unknown_option
+@click.option(
+    "--input", "inputs", type=click.Path(path_type=Path), multiple=True, help="Read lines from a file.  [repeatable]"
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Write to a file, whole or not at all.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
+@click.option("--stream", "as_stream", is_flag=True, help="Print each text while it grows, one after the other.")
+def run(
+    bundle: str,
+    text: tuple[str, ...],
+    runtime: str,
+    provider: str,
+    threads: int | None,
+    workers: int,
+    checkpoint: str | None,
+    inputs: tuple[Path, ...],
+    output: Path | None,
+    as_json: bool,
+    as_stream: bool,
+    early_stopping: str,
+    **options: Any,
+) -> None:
+    """Run BUNDLE on TEXT, on files, or on the lines of standard input."""
+    from txport import api
+
+    if text and inputs:
+        raise UnsupportedError("give TEXT or --input, not both")
+    if as_stream and (others := [flag for name, flag in NOT_STREAMED.items() if is_given(name)]):
+        raise UnsupportedError(f"--stream prints one text after the other; it does not go with {', '.join(others)}")
+    if options["alignment"] and not as_json:
+        raise UnsupportedError("--alignment is shown with --json only")
+    options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
+    if options["beams"] == options["nbest"] == 1 and not as_json:  # no score is shown
+        options["scores"] = False
+        if options["length_penalty"] != 1:
+            raise UnsupportedError("--length-penalty only changes scores here, which are shown with --json")
+    where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
+    model = api.load(bundle, **where, checkpoint=checkpoint, say=say)
+    options.update(_token_ids(model.tokenizer, options))
+    source, total = textio.open_texts(text, inputs)
+    with textio.open_output(output) as stream, _in_flags():
+        if as_stream:
+            _follow(model, source, stream, options)
+            return
+        for result in textio.with_progress(model.stream(source, **options), total):
+            for line in _lines(result, as_json, options["nbest"]):
+                print(line, file=stream, flush=total is None)
+
+
+@contextlib.contextmanager
+def _in_flags() -> Iterator[None]:
+    """Refusals name options as in Python; those of a command name what was typed."""
+    try:
+        yield
+    except UnsupportedError as error:
+        names = re.compile(rf"(?<![-\w])({'|'.join(FLAGS)})\b")
+        raise UnsupportedError(names.sub(lambda found: FLAGS[found[1]], str(error))) from error
+
+
+def _follow(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
+    """Print what is certain of each text as soon as it is."""
+    del options["batch_size"], options["batch_tokens"], options["continuous"]
+    options["prefix"] = options.pop("prefixes")
+    for text in texts:
+        shown = ""
+        for output in model.follow(text, **options):
+            if output.startswith(shown):  # what was said may be written in another way once more is known
+                print(output[len(shown) :], end="", file=stream, flush=True)
+                shown = output
+        print("" if output == shown else f"\n{output}", file=stream, flush=True)
+
+
+def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """What options name by tokens, as ids; those options are taken away."""
+    first, ends = options.pop("forced_bos_token"), options.pop("eos_token")
+    for name, token in (("--forced-bos-token", first), *(("--eos-token", each) for each in ends)):
+        if token is not None and len(tokenizer.ids(token)) != 1:
+            raise UnsupportedError(f"{name} must be one token, got {token!r}")
+    return {
+        "suppress_tokens": tuple(tokenizer.ids(options.pop("suppress_tokens"))),
+        "bad_words_ids": tuple(tuple(tokenizer.ids(words)) for words in options.pop("bad_words")),
+        "forced_bos_token_id": None if first is None else tokenizer.ids(first)[0],
+        "eos_token_id": tuple(id_ for tokens in ends for id_ in tokenizer.ids(tokens)) or None,
+    }
+
+
+@click.command()
+@click.argument("bundle")
+@click.argument("pair", nargs=-1)
+@click.option(
+    "--input",
+    "inputs",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Read lines of TEXT, a tab and TARGET from a file.  [repeatable]",
+)
+@click.option("--runtime", type=click.Choice(list(MODULES)), default="ort", show_default=True, help="The engine.")
+@provider_option
+@threads_option
+@click.option("--checkpoint", help="For --runtime torch: the checkpoint, if it does not ship.")
+@click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
+@unknown_option
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line, with the tokens' shares.")
+def score(
+    bundle: str,
+    pair: tuple[str, ...],
+    inputs: tuple[Path, ...],
+    runtime: str,
+    provider: str,
+    threads: int | None,
+    checkpoint: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """How likely TARGET is for TEXT: tokens as the vocabulary writes them, apart by spaces.
+
+    PAIR is TEXT TARGET; without one, lines of TEXT, a tab and TARGET come from files or standard input.
+    """
+    from txport import api
+
+    if pair and (inputs or len(pair) != 2):
+        raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")
+    model = api.load(bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, say=say)
+    lines = ["\t".join(pair)] if pair else textio.open_texts((), inputs)[0]
+    pairs, texts, targets = itertools.tee(textio.split_pairs(lines), 3)
+    with _in_flags():
+        scored = model.score((text for text, _ in texts), (target for _, target in targets), **options)
+    for (text, target), found in zip(pairs, scored, strict=True):
+        values = {"input": text, "target": target, "score": found.score, "token_scores": found.token_scores}
+        click.echo(json.dumps(values, ensure_ascii=False) if as_json else f"{found.score:.4f}\t{text}\t{target}")
+
+
+def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
+    if as_json:
+        yield json.dumps(result.to_dict(), ensure_ascii=False)
+    elif nbest == 1:
+        yield result.output
+    else:
+        yield from (f"{each.score:.4f}\t{each.output}" for each in result.hypotheses)

@@ -1,0 +1,98 @@
+"""`txport bench` and `txport doctor`: this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from txport.bundles.manifest import PRECISIONS
+from txport.cli import textio
+from txport.cli.guard import say
+from txport.cli.options import is_given, provider_option, threads_option
+from txport.errors import UnsupportedError
+from txport.runtimes import MODULES
+
+
+@click.command()
+@click.argument("bundle")
+@click.option("--checkpoint", help="What the bundle was made from, if it does not ship.")
+@click.option(
+    "--runtime",
+    "names",
+    type=click.Choice(list(MODULES)),
+    multiple=True,
+    default=("torch", "ort"),
+    show_default=True,
+    help="Measure this runtime.  [repeatable]",
+)
+@provider_option
+@threads_option
+@click.option(
+    "--precision", type=click.Choice(list(PRECISIONS)), help="For a checkpoint's name: export it in this one."
+)
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Rows at once.")
+@click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="Beams a row.")
+@click.option("--source", type=click.IntRange(1), default=16, show_default=True, help="Source length, in tokens.")
+@click.option("--tokens", type=click.IntRange(2), default=16, show_default=True, help="Target length, in tokens.")
+@click.option(
+    "--rounds", type=click.IntRange(3), default=9, show_default=True, help="Measured rounds; runtimes alternate."
+)
+@click.option("--report", type=click.Path(path_type=Path), help="Write all figures as JSON.")
+@click.option("--compare", type=click.Path(path_type=Path), help="An older report: exit 1 if this one is slower.")
+@click.option("--max-regression", type=float, default=10.0, show_default=True, help="Allowed slow-down, in percent.")
+def bench(
+    bundle: str,
+    checkpoint: str | None,
+    names: tuple[str, ...],
+    provider: str,
+    precision: str | None,
+    report: Path | None,
+    compare: Path | None,
+    max_regression: float,
+    **protocol: Any,
+) -> None:
+    """Measure BUNDLE phase by phase, against PyTorch on the same machine.
+
+    Each runtime works in a process of its own and their rounds alternate. The end token is ignored, so
+    that every runtime generates the same number of tokens.
+    """
+    from txport import bench as measure
+    from txport import runtimes
+    from txport.cli import tables
+    from txport.locate import checkpoint_of, find_bundle
+
+    for name in names:
+        runtimes.require(name, provider)
+    if compare is None and is_given("max_regression"):
+        raise UnsupportedError("--max-regression is for --compare; give an older report too")
+    old = measure.read_report(compare) if compare else None
+    found = find_bundle(bundle, precision=precision, say=say)
+    source = checkpoint or (checkpoint_of(found) if "torch" in names else None)
+    result = measure.run(found, source, names, measure.Protocol(provider=provider, **protocol), say)
+    if report:
+        textio.write_json(report, result)
+    tables.show_bench(result)
+    slower = measure.regressions(old, result, max_regression) if old else []
+    for line in slower:
+        click.echo(line, err=True)
+    if slower:
+        raise SystemExit(1)
+
+
+@click.command(short_help="Say what can run here, what can't, and how to mend it.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what can run here, what can't, and how to mend it; exit 1 if the installation is broken."""
+    from txport import diagnose
+    from txport.cli import tables
+
+    found = diagnose.examine()
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        tables.show_diagnosis(found)
+    if found.problems:
+        raise SystemExit(1)

@@ -1,0 +1,36 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def provider_option(command: F) -> F:
+    """Which execution provider; never another than the one asked for."""
+    text = "Execution provider: cpu, cuda, tensorrt, or any that ONNX Runtime knows by name. No fallback."
+    return click.option("--provider", default="cpu", show_default=True, help=text)(command)
+
+
+def threads_option(command: F) -> F:
+    """How many threads one operator may use."""
+    return click.option("--threads", type=click.IntRange(1), help="Threads of one operator.  [default: all cores]")(
+        command
+    )
+
+
+def unknown_option(command: F) -> F:
+    """Whether characters that the model does not know are an error."""
+    text = "What to do with characters outside the vocabulary."
+    choice = click.Choice(["error", "skip"])
+    return click.option("--unknown", type=choice, default="error", show_default=True, help=text)(command)
+
+
+def is_given(name: str) -> bool:
+    """Whether an option was given, whatever its value."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT

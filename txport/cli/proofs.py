@@ -1,0 +1,198 @@
+"""`txport parity` and `txport matrix`: comparison with PyTorch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from txport.bundles.manifest import PRECISIONS, TARGETS
+from txport.cli import textio
+from txport.cli.guard import say
+from txport.cli.options import provider_option
+from txport.errors import ParityError, UnsupportedError
+from txport.runtimes import GRAPH_RUNTIMES
+
+QUALITY_TEXTS = 1000
+MATRIX_NOTE = "  [repeatable; default: all]"
+
+
+@click.command()
+@click.argument("bundle")
+@click.option("--checkpoint", help="What the bundle was made from, if it does not ship.")
+@click.option(
+    "--runtime",
+    "names",
+    type=click.Choice(GRAPH_RUNTIMES),
+    multiple=True,
+    help="Compare this runtime.  [repeatable; default: all that are installed and run its target]",
+)
+@provider_option
+@click.option(
+    "--precision", type=click.Choice(list(PRECISIONS)), help="For a checkpoint's name: export it in this one."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws the random inputs.")
+@click.option(
+    "--cases", type=click.IntRange(0), default=0, show_default=True, help="Random cases beyond the usual ones."
+)
+@click.option("--atol", type=float, help="Largest difference, if it is to be tighter than the precision's.")
+@click.option("--rtol", type=float, help="The same, over the largest value of a tensor; added to --atol.")
+@click.option(
+    "--quality",
+    type=click.Path(path_type=Path),
+    help="Lines of TEXT, a tab and TARGET: measure how many texts come out wrong, beside PyTorch.",
+)
+@click.option(
+    "--quality-texts",
+    type=click.IntRange(1),
+    help=f"How many texts of --quality to use, drawn by seed.  [default: {QUALITY_TEXTS}]",
+)
+@click.option("--baseline", type=click.Path(path_type=Path), help="An older --report: exit 1 if anything became worse.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write everything that was compared, as JSON.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML, for CI.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write a summary for a pull request.")
+@click.option("--bisect", is_flag=True, help="Name the first part that differs, and why; see docs/differs.md.")
+def parity(
+    bundle: str,
+    checkpoint: str | None,
+    names: tuple[str, ...],
+    provider: str,
+    precision: str | None,
+    quality: Path | None,
+    quality_texts: int | None,
+    baseline: Path | None,
+    report: Path | None,
+    bisect: bool,
+    junit: Path | None,
+    markdown: Path | None,
+    seed: int,
+    cases: int,
+    **options: Any,
+) -> None:
+    """Compare BUNDLE with PyTorch; exit 1 if it does not compute the same.
+
+    docs/parity.md says what is compared, what may differ and why, and how to run it in CI.
+    """
+    from txport import api, release, runtimes
+    from txport.cli import tables
+    from txport.locate import checkpoint_of, find_bundle
+    from txport.proof import reports
+    from txport.runtimes.providers import short_name
+
+    if quality_texts and not quality:
+        raise UnsupportedError("--quality-texts counts those of --quality, which is not given")
+    for name in names or ("ort",):
+        runtimes.require(name, provider)
+    provider = short_name(provider)
+    old = _read_baseline(baseline) if baseline else None
+    texts = _read_quality(quality, quality_texts or QUALITY_TEXTS, seed) if quality else None
+    found = find_bundle(bundle, precision=precision, say=say)
+    chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
+    source = checkpoint or checkpoint_of(found)
+    started = time.perf_counter()
+    try:
+        result = api.parity(
+            found, source, dict.fromkeys(chosen, provider), texts=texts, seed=seed, cases=cases, **options
+        )
+    except ParityError as error:  # a graph does not run; CI looks for its files all the same
+        _write_broken(str(error), time.perf_counter() - started, report, junit, markdown)
+        if bisect:
+            culprit = release.bisect(found, source, seed=seed, cases=cases)
+            tables.show_culprit(culprit)
+            if report:
+                culprit_values = {"culprit": culprit and culprit.to_dict()}
+                textio.write_json(report, reports.broken(str(error)) | culprit_values)
+        raise
+    seconds = time.perf_counter() - started
+    if bisect:
+        result = replace(result, bisected=True, culprit=release.bisect(found, source, seed=seed, cases=cases))
+    if old:
+        result.drift.extend(_drift(old, result))
+    if report:
+        textio.write_json(report, result.to_dict())
+    _write_summaries(result, seconds, junit, markdown)
+    tables.show_parity(result)
+    if not result.passed:
+        raise SystemExit(1)
+
+
+def _read_baseline(path: Path) -> dict[str, Any]:
+    from txport.proof.baseline import read_baseline
+
+    return read_baseline(path)
+
+
+def _read_quality(path: Path, count: int, seed: int) -> dict[str, list[str]]:
+    return textio.draw_texts(textio.split_pairs(textio.open_texts((), [path])[0]), count, seed)
+
+
+def _drift(old: dict[str, Any], result: Any) -> list[str]:
+    from txport.proof.baseline import drift
+
+    return drift(old, result.to_dict())
+
+
+def _write_summaries(result: Any, seconds: float, junit: Path | None, markdown: Path | None) -> None:
+    from txport.proof import reports
+
+    if junit:
+        textio.write_text(junit, reports.junit(result, seconds))
+    if markdown:
+        textio.write_text(markdown, reports.markdown(result))
+
+
+def _write_broken(message: str, seconds: float, report: Path | None, junit: Path | None, markdown: Path | None) -> None:
+    from txport.proof import reports
+
+    if report:
+        textio.write_json(report, reports.broken(message))
+    if junit:
+        textio.write_text(junit, reports.junit_broken(message, seconds))
+    if markdown:
+        textio.write_text(markdown, reports.markdown_broken(message))
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Export for this." + MATRIX_NOTE)
+@click.option(
+    "--precision",
+    "precisions",
+    type=click.Choice(list(PRECISIONS)),
+    multiple=True,
+    help="Export in this precision." + MATRIX_NOTE,
+)
+@click.option(
+    "--runtime", "names", type=click.Choice(GRAPH_RUNTIMES), multiple=True, help="Compare this runtime." + MATRIX_NOTE
+)
+@click.option("--provider", "providers", multiple=True, help="Compare on this provider of ort." + MATRIX_NOTE)
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep the bundles in this new folder.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write the matrix as JSON.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write the matrix as Markdown.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write the matrix as one HTML file.")
+def matrix(checkpoint: str, report: Path | None, markdown: Path | None, html: Path | None, **chosen: Any) -> None:
+    """Export CHECKPOINT in every way, and compare each bundle with PyTorch on every runtime and provider.
+
+    A cell that is not available says why, and is never a success: exit 1 if a cell fails, 3 if something that was
+    named ran nowhere. On ort and its cpu, where `export` proves, each bundle is compared in any case.
+    """
+    from txport import release
+    from txport.cli import tables
+
+    result = release.matrix(checkpoint, **chosen, say=say)
+    from txport.proof import pages
+    from txport.proof.matrix import require_run
+
+    tables.show_matrix(result)
+    if report:
+        textio.write_json(report, result.to_dict())
+    for path, render in ((markdown, pages.markdown), (html, pages.page)):
+        if path:
+            textio.write_text(path, render(result))
+    if not result.passed:
+        raise SystemExit(1)
+    fields = {"target": "targets", "precision": "precisions", "runtime": "names", "provider": "providers"}
+    require_run(result, {field: chosen[key] for field, key in fields.items()})
