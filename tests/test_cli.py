@@ -27,9 +27,9 @@ from torch import Tensor
 import txport
 from tests.tiny import VOCABULARY, edit_graph
 from txport import cli, runtimes
-from txport.cli import generation
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import FORMAT, MANIFEST, Manifest
+from txport.cli import generation
 from txport.errors import UnavailableError
 from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint
