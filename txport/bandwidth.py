@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_model
 from txport.bundles.ports import STEP, shortens
 from txport.system.machine import cores
 
@@ -26,7 +27,7 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
     from txport.exporters.check import nodes
     from txport.runtimes.sessions import may_saturate
 
-    graph = onnx.load(str(bundle.file(STEP)), load_external_data=False).graph
+    graph = read_model(bundle.file(STEP), weights=False).graph
     shortened = shortens(bundle.manifest.config, bundle.manifest.precision) and not may_saturate()
     likeliest = beams == 1 and shortened
     unread = "logits" if likeliest else "shortlist"  # of the nodes with branches, the one that has nothing to do

@@ -7,7 +7,6 @@ alternate, so that a drift of the machine meets all of them; and figures are med
 from __future__ import annotations
 
 import hashlib
-import json
 import multiprocessing
 import platform
 import time
@@ -28,6 +27,7 @@ from txport.models.names import digest, label
 from txport.release import Say, load_checkpoint, silent
 from txport.runtimes.base import Ints, Runtime
 from txport.system import machine
+from txport.system.documents import DocumentError, read_json
 
 WARM_UP = 3
 UNITS = {
@@ -236,11 +236,11 @@ def quartiles(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]
 def read_report(path: Path) -> dict[str, Any]:
     """An older report of `run`; `TextError` if it is none."""
     try:
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        report["runtimes"], report["protocol"]
-    except OSError as error:
-        raise TextError(f"{path} can't be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+        report = read_json(path)
+        regressions(report, report, 0.0)  # reads all that is compared
+    except DocumentError as error:
+        raise TextError(str(error)) from error
+    except (AttributeError, ArithmeticError, StopIteration, ValueError, KeyError, TypeError) as error:
         raise TextError(f"{path} is not a report of `txport bench`") from error
     return report
 

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+LONGEST_QUOTE = 80  # characters of what was found, in a message
+
+
+def quoted(value: object) -> str:
+    """What was found, as an error message shows it: as Python writes it, and cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = f"a {type(value).__name__} too long to be shown"
+    return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 3] + "..."
+
 
 class TxportError(Exception):
     """Any error of ours; the CLI prints it in one line and exits with `exit_code`."""
@@ -19,6 +30,10 @@ class CheckpointError(TxportError, ValueError):
 
 class BundleError(TxportError, ValueError):
     """A bundle that is incomplete, altered, or of a format that this version does not know."""
+
+
+class RunError(BundleError):
+    """A graph that its runtime loads, and that fails while it runs."""
 
 
 class TextError(TxportError, ValueError):

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
-from txport.bundles.ports import CONTRACTS, DECODER, ENCODER, SELECT, Port, is_cross, past, portable, present
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import (
+    CONTRACTS,
+    DECODER,
+    ENCODER,
+    SELECT,
+    Port,
+    compare_ports,
+    is_cross,
+    past,
+    portable,
+    present,
+)
 from txport.models.config import TransformerConfig
 
 # D 24, 3 heads of 8, 11 source and 13 target tokens, 1 + 2 layers: every number is another.
@@ -115,3 +130,26 @@ def test_a_port_is_found_by_its_name_which_no_other_has(target: str) -> None:
     for graph in CONTRACTS[target](CONFIG, "float32"):
         ports = [*graph.inputs, *graph.outputs]
         assert [graph.port(port.name) for port in ports] == ports
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda port: replace(port, dtype="float16"),
+            "input_ids is float16 [batch_size, encoder_sequence_length], exp",
+        ),
+        (lambda port: replace(port, dims=(1, "n")), "is int64 [1, n], expected int64 [batch_size, encoder_sequence_le"),
+    ],
+)
+def test_types_and_dims_are_compared(bundle: Bundle, change: Callable[[Port], Port], message: str) -> None:
+    graph = bundle.manifest.graphs[ENCODER]
+    inputs = (change(graph.inputs[0]), *graph.inputs[1:])
+    (problem,) = compare_ports(graph, inputs, graph.outputs)
+    assert message in problem
+
+
+def test_the_order_of_ports_is_part_of_the_contract(bundle: Bundle) -> None:
+    graph = bundle.manifest.graphs[DECODER]
+    problems = list(compare_ports(graph, graph.inputs[::-1], graph.outputs))
+    assert problems == [f"{graph.file}: the inputs are in another order"]

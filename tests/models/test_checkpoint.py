@@ -162,7 +162,7 @@ def test_pickle_is_never_loaded(name: str, folder: Path, tmp_path: Path) -> None
     [
         (b"bad\nbuzz\n", r"samples\.txt must hold text that the model takes: 'buzz' has characters outside"),
         (b"bad\n\n", r"samples\.txt must hold text that the model takes: the text is empty"),
-        (b"b\xffd\n", r"samples\.txt must hold text that the model takes: .*utf-8"),
+        (b"b\xffd\n", r"samples\.txt must hold text that the model takes: .*UTF-8"),
         (b"a" * 24 + b"\n", r"samples\.txt has a line of 25 tokens, the model takes at most 24"),
     ],
 )

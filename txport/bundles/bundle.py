@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from txport.bundles.manifest import MANIFEST, Manifest, read_manifest
-from txport.errors import BundleError, UnsupportedError
-from txport.models.names import COMPANIONS, SAMPLES
-from txport.system.documents import write_json
+from txport.bundles.graphs import external_files
+from txport.bundles.manifest import MANIFEST, Manifest
+from txport.bundles.reading import read_manifest
+from txport.errors import BundleError, UnsupportedError, quoted
+from txport.models.names import COMPANIONS, LARGEST_SAMPLES, SAMPLES
+from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import sha256
 
 
@@ -40,7 +42,10 @@ class Bundle:
     def samples(self) -> list[str]:
         """Real inputs that came with the checkpoint, one a line; none if it has no such file."""
         file = self.path / SAMPLES
-        return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        try:
+            return read_text(file, LARGEST_SAMPLES).splitlines() if file.exists() else []
+        except DocumentError as error:
+            raise BundleError(str(error)) from error
 
     @property
     def size(self) -> int:
@@ -72,13 +77,29 @@ def damage(bundle: Bundle) -> list[str]:
     problems = [problem for name in bundle.manifest.files if (problem := _problem(bundle, name))]
     read = [name for name in COMPANIONS if (bundle.path / name).exists()]
     added = [name for name in read if name not in bundle.manifest.files]
-    return problems + [f"{name} was added (the manifest has no hash for it)" for name in added]
+    problems += [f"{name} was added (the manifest has no hash for it)" for name in added]
+    return problems or [problem for role in bundle.manifest.graphs for problem in _unlisted(bundle, role)]
 
 
 def _problem(bundle: Bundle, name: str) -> str | None:
     path, entry = bundle.path / name, bundle.manifest.files[name]
-    if not path.is_file():
-        return f"{name} is missing"
-    if path.stat().st_size != entry["bytes"]:
-        return f"{name} has {path.stat().st_size} bytes, expected {entry['bytes']}"
-    return None if sha256(path) == entry["sha256"] else f"{name} was altered (its SHA-256 does not match)"
+    try:
+        if not path.is_file():
+            return f"{name} is {'not a file' if path.exists() else 'missing'}"
+        if path.stat().st_size != entry["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes, expected {entry['bytes']}"
+        return None if sha256(path) == entry["sha256"] else f"{name} was altered (its SHA-256 does not match)"
+    except OSError as error:
+        return f"{name} can't be read ({error.strerror})"
+
+
+def _unlisted(bundle: Bundle, role: str) -> list[str]:
+    """The files that a graph reads its tensors from, and that nobody vouches for."""
+    file = bundle.manifest.graphs[role].file
+    try:
+        named = external_files(bundle.path / file)
+    except BundleError as error:
+        return [str(error)]
+    folder, files = PurePosixPath(file).parent, bundle.manifest.files
+    strange = sorted(name for name in named if (folder / name).as_posix() not in files)
+    return [f"{file} reads {quoted(name)}, for which the manifest has no hash" for name in strange]

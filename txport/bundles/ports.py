@@ -212,3 +212,19 @@ def _cache(config: TransformerConfig, dtype: str, names: tuple[str, ...], target
 
 
 CONTRACTS = {"portable": portable, "cpu": cpu}
+
+
+def compare_ports(graph: Graph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> Iterator[str]:
+    """How the inputs and outputs that an engine found in a graph's file differ from the manifest's."""
+    for side, expected, found in (("input", graph.inputs, inputs), ("output", graph.outputs, outputs)):
+        there, wanted = ({port.name: port for port in ports} for ports in (found, expected))
+        yield from (f"{graph.file}: {side} {name} is missing" for name in wanted if name not in there)
+        yield from (f"{graph.file}: {side} {name} was not expected" for name in there if name not in wanted)
+        for name in (name for name in wanted if name in there and there[name] != wanted[name]):
+            yield f"{graph.file}: {side} {name} is {_describe(there[name])}, expected {_describe(wanted[name])}"
+        if there == wanted and found != expected:
+            yield f"{graph.file}: the {side}s are in another order"
+
+
+def _describe(port: Port) -> str:
+    return f"{port.dtype} [{', '.join(map(str, port.dims))}]"

@@ -13,6 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import ModelProto, ValueInfoProto
 
+from txport.bundles.graphs import read_model
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import Dim, Graph, Port
 from txport.errors import TxportError
@@ -35,7 +36,7 @@ def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise GraphError(f"{path.name} is not valid ONNX: {error}") from error
-    model = onnx.load(str(path), load_external_data=False)
+    model = read_model(path, weights=False)
     domains = DOMAINS[manifest.target]
     problems = [
         *_ports(model, graph),
@@ -50,7 +51,7 @@ def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
 
 def operators(path: Path) -> Counter[str]:
     """How often each operator stands in a graph, its branches included."""
-    model = onnx.load(str(path), load_external_data=False)
+    model = read_model(path, weights=False)
     return Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in nodes(model.graph))
 
 

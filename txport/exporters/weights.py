@@ -17,7 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_model
 from txport.bundles.ports import ENCODER, STEP
+from txport.errors import ParityError
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import Quantized, dequantize, read_name, read_scales, steps
 from txport.models.checkpoint import Checkpoint
@@ -81,12 +83,12 @@ class Held:
 
 def graph_weights(path: Path) -> dict[str, Array]:
     """Every tensor that a graph holds, by name: initializers and constants, those of its branches too."""
-    return dict(_tensors(onnx.load(str(path)).graph))
+    return dict(_tensors(read_model(path).graph))
 
 
 def graph_epsilons(path: Path) -> list[tuple[str, float]]:
     """The name of the weight of each norm of a graph, and the norm's epsilon."""
-    norms = (node for node in onnx.load(str(path), load_external_data=False).graph.node if node.op_type == NORM)
+    norms = (node for node in read_model(path, weights=False).graph.node if node.op_type == NORM)
     return [
         (node.input[1], next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5)) for node in norms
     ]
@@ -134,5 +136,13 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
         for role in (ENCODER, STEP):
             for held in held_weights(graph_weights(bundle.file(role))):
                 if held.form is not None:
-                    parameters[held.name].copy_(torch.from_numpy(held.values))
+                    _replace(held, parameters)
     return dataclasses.replace(checkpoint, model=model)
+
+
+def _replace(held: Held, parameters: Mapping[str, torch.Tensor]) -> None:
+    parameter = parameters.get(held.name)
+    if parameter is None or parameter.shape != held.values.shape:
+        there = "no such weight" if parameter is None else f"one of shape {tuple(parameter.shape)}"
+        raise ParityError(f"the bundle holds {held.name} of shape {held.values.shape}, the checkpoint {there}")
+    parameter.copy_(torch.from_numpy(held.values))

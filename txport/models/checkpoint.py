@@ -22,6 +22,7 @@ from txport.models.config import PRESETS, TransformerConfig
 from txport.models.names import (
     COMPANIONS,
     CONFIG,
+    LARGEST_SAMPLES,
     PRESET,
     SAMPLES,
     TARGET_TOKENIZER,
@@ -34,9 +35,11 @@ from txport.models.names import (
 )
 from txport.models.tokenizer import load_tokenizer
 from txport.models.transformer import Transformer
-from txport.system.documents import write_json
+from txport.system import memory
+from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_folder
 
+COPIES = 2  # of the weights that loading holds at once
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 
 
@@ -77,6 +80,7 @@ def load_checkpoint(name: str) -> Checkpoint:
         return random_checkpoint(preset)
     folder = find_folder(name)
     config = TransformerConfig.from_file(folder / CONFIG)
+    memory.require(COPIES * config.memory, f"the model of {folder / CONFIG}")
     with torch.device("meta"), Unfilled():
         model = Transformer(config)
     weights = _read_weights(folder / WEIGHTS)
@@ -170,9 +174,9 @@ def _check_text(folder: Path, config: TransformerConfig) -> None:
         raise CheckpointError(str(error)) from error
     path = folder / SAMPLES
     try:
-        samples = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        samples = read_text(path, LARGEST_SAMPLES).splitlines() if path.is_file() else []
         longest = max((len(tokenizer.encode(sample)) for sample in samples), default=0)
-    except (UnicodeDecodeError, TextError) as error:
+    except (DocumentError, TextError) as error:
         raise CheckpointError(f"{path} must hold text that the model takes: {error}") from error
     if longest > config.max_length:
         raise CheckpointError(f"{path} has a line of {longest} tokens, the model takes at most {config.max_length}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from txport.errors import ConfigError
+from txport.errors import ConfigError, quoted
+from txport.system.documents import DocumentError, read_json
+from txport.system.memory import readable
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "family": ("encoder-decoder",),
@@ -19,6 +20,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "activation": ("relu", "gelu", "silu"),
     "tied": ("none", "target", "all"),
 }
+LARGEST = {"max_length": 1 << 20, "encoder_layers": 1024, "decoder_layers": 1024}
+MOST_MEMORY = 1 << 43  # bytes; no machine that runs one model has more
+LARGEST_FILE = 1 << 20  # bytes of a config.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,7 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         problems = [*_wrong_types(self), *_wrong_choices(self)]
-        problems = problems or [*_wrong_sizes(self), *_wrong_relations(self)]
+        problems = problems or [*_wrong_sizes(self), *_wrong_relations(self)] or _too_large(self)
         if problems:
             raise ConfigError("; ".join(problems))
 
@@ -65,6 +69,26 @@ class TransformerConfig:
     def head_size(self) -> int:
         """H = D / N, the width of one attention head."""
         return self.d_model // self.heads
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers a checkpoint of this model holds, tied ones once."""
+        width, inner = self.d_model, self.feed_forward
+        attention, norm = 4 * (width * width + width), 2 * width
+        feed_forward = 2 * width * inner + inner + width
+        encoder = self.encoder_layers * (attention + feed_forward + 2 * norm)
+        decoder = self.decoder_layers * (2 * attention + feed_forward + 3 * norm)
+        ends = 2 * norm if self.norm == "pre" else 0
+        targets = self.target_vocab_size * (1 if self.tied != "none" else 2)
+        sources = self.source_vocab_size if self.tied != "all" else 0
+        positions = 2 * self.max_length if self.positions == "learned" else 0
+        return encoder + decoder + ends + width * (targets + sources + positions)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the model takes in fp32, its tables of positions included."""
+        positions = 2 * self.max_length * self.d_model if self.positions == "sinusoidal" else 0
+        return 4 * (self.parameters + positions)
 
     def add_special_tokens(self, source: Sequence[int]) -> list[int]:
         """A source with the start and the end token that the model expects around it."""
@@ -87,13 +111,9 @@ class TransformerConfig:
     def from_file(cls, path: Path) -> TransformerConfig:
         """Read a `config.json`; anything but an object of known keys raises `ConfigError`."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ConfigError(f"{path} is not JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path} holds a {type(values).__name__}, expected an object of settings")
-        try:
-            return cls.from_dict(values)
+            return cls.from_dict(read_json(path, LARGEST_FILE))
+        except DocumentError as error:
+            raise ConfigError(str(error)) from error
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 
@@ -104,7 +124,7 @@ class TransformerConfig:
 
 def _describe_unknown(key: str, known: Mapping[str, object]) -> str:
     close = difflib.get_close_matches(key, known, n=1)
-    return f"unknown key {key!r}" + (f" (did you mean {close[0]!r}?)" if close else "")
+    return f"unknown key {quoted(key)}" + (f" (did you mean {close[0]!r}?)" if close else "")
 
 
 def _wrong_types(config: TransformerConfig) -> list[str]:
@@ -113,13 +133,13 @@ def _wrong_types(config: TransformerConfig) -> list[str]:
         value = getattr(config, name)
         accepted = (int, float) if kind is float else kind
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            problems.append(f"{name} must be {kind.__name__}, got {value!r}")
+            problems.append(f"{name} must be {kind.__name__}, got {quoted(value)}")
     return problems
 
 
 def _wrong_choices(config: TransformerConfig) -> list[str]:
     return [
-        f"{name} must be one of {', '.join(allowed)}; got {getattr(config, name)!r}"
+        f"{name} must be one of {', '.join(allowed)}; got {quoted(getattr(config, name))}"
         for name, allowed in CHOICES.items()
         if getattr(config, name) not in allowed
     ]
@@ -130,19 +150,32 @@ def _wrong_sizes(config: TransformerConfig) -> list[str]:
         name for name, kind in get_type_hints(TransformerConfig).items() if kind is int and not name.endswith("_id")
     ]
     problems = [
-        f"{name} must be at least 1, got {getattr(config, name)}" for name in sizes if getattr(config, name) < 1
+        f"{name} must be at least 1, got {quoted(getattr(config, name))}" for name in sizes if getattr(config, name) < 1
     ]
     if not 0 <= config.dropout < 1:
-        problems.append(f"dropout must be in [0, 1), got {config.dropout}")
+        problems.append(f"dropout must be in [0, 1), got {quoted(config.dropout)}")
     if not 0 < config.norm_epsilon < 1:
-        problems.append(f"norm_epsilon must be in (0, 1), got {config.norm_epsilon}")
+        problems.append(f"norm_epsilon must be in (0, 1), got {quoted(config.norm_epsilon)}")
+    return problems
+
+
+def _too_large(config: TransformerConfig) -> list[str]:
+    """What no machine can hold, so that nobody tries."""
+    problems = [
+        f"{name} must be at most {largest}, got {quoted(getattr(config, name))}"
+        for name, largest in LARGEST.items()
+        if getattr(config, name) > largest
+    ]
+    if not problems and config.memory > MOST_MEMORY:
+        sizes = f"{readable(config.memory)} in fp32, the most that is taken is {readable(MOST_MEMORY)}"
+        problems.append(f"a model of these sizes needs {sizes}; check d_model, feed_forward and the vocabularies")
     return problems
 
 
 def _wrong_relations(config: TransformerConfig) -> list[str]:
     problems = []
     if config.heads > 0 and config.d_model % config.heads:
-        problems.append(f"heads must divide d_model, got {config.heads} heads for d_model {config.d_model}")
+        problems.append(f"heads must divide d_model, got {quoted(config.heads)} for {quoted(config.d_model)}")
     if config.positions == "sinusoidal" and config.d_model % 2:
         problems.append(f"sinusoidal positions need an even d_model, got {config.d_model}")
     if config.tied == "all" and config.source_vocab_size != config.target_vocab_size:
@@ -152,9 +185,13 @@ def _wrong_relations(config: TransformerConfig) -> list[str]:
     for name, is_in_sources in in_sources.items():
         value = getattr(config, name)
         if not 0 <= value < config.target_vocab_size:
-            problems.append(f"{name} must lie in the target vocabulary of {config.target_vocab_size}, got {value}")
+            problems.append(
+                f"{name} must lie in the target vocabulary of {config.target_vocab_size}, got {quoted(value)}"
+            )
         elif is_in_sources and value >= config.source_vocab_size:
-            problems.append(f"{name} must lie in the source vocabulary of {config.source_vocab_size}, got {value}")
+            problems.append(
+                f"{name} must lie in the source vocabulary of {config.source_vocab_size}, got {quoted(value)}"
+            )
     return problems
 
 

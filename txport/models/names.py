@@ -12,6 +12,7 @@ PRESET = "preset:"
 CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
+LARGEST_SAMPLES = 1 << 20  # bytes
 GOLDEN = "golden.npz"  # of a bundle
 SHIPPED = Path(__file__).parent
 

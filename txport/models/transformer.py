@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -196,13 +197,10 @@ def sinusoids(length: int, size: int) -> Tensor:
 
     Not by PyTorch's kernels, which differ in the last bit from one instruction set to the next.
     """
-    table = [
-        wave(place * 10000.0 ** (-even / size))
-        for place in range(length)
-        for even in range(0, size, 2)
-        for wave in WAVES
-    ]
-    return torch.tensor(table, dtype=torch.float64, device="cpu").float().view(length, size)
+    table = np.empty((length, size), np.float32)
+    for place, row in enumerate(table):
+        row[:] = [wave(place * 10000.0 ** (-even / size)) for even in range(0, size, 2) for wave in WAVES]
+    return torch.from_numpy(table)
 
 
 class Embedding(nn.Module):

@@ -14,14 +14,14 @@ The rules:
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from txport.errors import TextError, UnsupportedError
+from txport.errors import TextError, UnsupportedError, quoted
 from txport.proof.measures import FORMAT
+from txport.system.documents import DocumentError, read_json
 
 FACTOR = 3.0
 FLOOR = 0.1
@@ -36,16 +36,18 @@ Json = dict[str, Any]
 def read_baseline(path: Path) -> Json:
     """An older report of `txport parity --report`; `TextError` if it is none."""
     try:
-        report: Json = json.loads(path.read_text(encoding="utf-8"))
+        report: Json = read_json(path)
         known = report["format"]
         if known == FORMAT:
             drift(report, report)  # reads all that is compared
-    except OSError as error:
-        raise TextError(f"{path} can't be read: {error.strerror}") from error
-    except (AttributeError, ValueError, KeyError, TypeError) as error:
+    except DocumentError as error:
+        raise TextError(str(error)) from error
+    except (AttributeError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise TextError(f"{path} is not a report of `txport parity --report`") from error
     if known != FORMAT:
-        raise TextError(f"{path} is a report of format {known}, this txport reads format {FORMAT}; write it again")
+        raise TextError(
+            f"{path} is a report of format {quoted(known)}, this txport reads format {FORMAT}; write it again"
+        )
     return report
 
 
@@ -56,11 +58,11 @@ def require_same(old: Json, new: Json) -> None:
         raise UnsupportedError(f"the baseline is of another checkpoint: {was}, this is {now}; write a new one")
     for name in SAME:
         if old[name] != new[name]:
-            differs = f"{name.replace('_', ' ')} {old[name]}, now {new[name]}"
+            differs = f"{name.replace('_', ' ')} {quoted(old[name])}, now {quoted(new[name])}"
             raise UnsupportedError(f"the baseline was made with another setting: {differs}; compare in the same way")
     for runtime, was_allowed in old["tolerances"].items():
         for name in BOUNDS:
-            before, now_allowed = was_allowed.get(name), new["tolerances"][runtime].get(name)
+            before, now_allowed = was_allowed.get(name), new["tolerances"].get(runtime, {}).get(name)
             if before != now_allowed:
                 differs = f"{name} of {runtime} {before}, now {now_allowed}"
                 raise UnsupportedError(f"the baseline was made with other tolerances: {differs}; write a new one")

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.errors import ParityError
+from txport.errors import ParityError, TxportError
 from txport.exporters.quantize import read_bits
 from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.checkpoint import Checkpoint
@@ -85,10 +85,21 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
 
     `more` random cases are tried beyond the usual ones.
 
-    Raises `UnsupportedError` for another checkpoint than the bundle was made from.
+    Raises `UnsupportedError` for another checkpoint than the bundle was made from, `ParityError` for graphs in which
+    nothing of it can be found.
     """
     bundle.require_source(checkpoint.name, checkpoint.sha256)
     load_bundle(bundle.path)
+    try:
+        return _bisect(bundle, checkpoint, seed, more)
+    except (TxportError, MemoryError):
+        raise
+    except Exception as error:  # a graph can be so odd that nobody can read it
+        what = f"{type(error).__name__}: {error}"
+        raise ParityError(f"the graphs of {bundle.path} can't be taken apart ({what}); export it again") from error
+
+
+def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:
     held = holding(bundle, checkpoint).model
     reference = Reference(Exact.of(held, bundle.manifest.precision), bundle.manifest)
     cases = draw_cases(bundle, seed, more)

@@ -7,7 +7,6 @@ nor onnx is needed. Shape comments: T tokens of a target, V vocabulary, K likeli
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
-from txport.errors import BundleError
+from txport.errors import BundleError, quoted
 from txport.models.config import TransformerConfig
 from txport.models.names import GOLDEN
 from txport.proof.cases import Draw
@@ -26,6 +25,8 @@ from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits
+from txport.system.arrays import Expected, read_arrays
+from txport.system.documents import DocumentError
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -38,6 +39,19 @@ GREEDY, BEAM = "greedy", "beam 4"
 SEARCHES: dict[str, dict[str, Any]] = {GREEDY: {"scores": False}, BEAM: {"beams": 4}}
 GRID = 18  # bits of the largest logit
 TINY = 1e-30
+IDS, ROWS, NUMBERS, TABLE = Expected("i", 1), Expected("i", 2), Expected("f", 1), Expected("f", 2)
+MEMBERS: dict[str, Expected] = {  # of the file
+    **{f"{name}{end}": IDS for name in ("sources", "targets", *SEARCHES) for end in ("", ".lengths")},
+    **{f"{search}.scores": Expected("f", 1, search != GREEDY) for search in SEARCHES},  # greedy search states none
+    "ids": ROWS,
+    "values": TABLE,
+    "sums": TABLE,
+    "largest": NUMBERS,
+    "rms": NUMBERS,
+    "noise": NUMBERS,
+    "steady": Expected("b", 1),
+    "longest": Expected("i", 0),
+}
 DISTURBED = 4  # times that beam search is tried with noise
 
 
@@ -173,21 +187,15 @@ def save_golden(path: Path, golden: Golden) -> None:
 
 def load_golden(bundle: Bundle) -> Golden:
     """The goldens of a bundle; `BundleError` if there are none, or none that fit its model."""
-    path, config = bundle.path / GOLDEN, bundle.manifest.config
     if GOLDEN not in bundle.manifest.files:
         raise BundleError(f"{bundle.path} holds no {GOLDEN} to be verified with; export it again")
+    path, config = bundle.path / GOLDEN, bundle.manifest.config
     try:
-        with np.load(path, allow_pickle=False) as file:
-            golden = _unpack(dict(file))
-        _require_tokens(golden.sources, config.source_vocab_size, config)
-        found = [[each.tokens for each in every] for every in golden.found.values()]
-        for tokens in (golden.targets, *found):
-            _require_tokens(tokens, config.target_vocab_size, config)
-        lengths = [len(golden.targets), len(golden.said), len(golden.steady), *map(len, found)]
-        if any(length != len(golden.sources) for length in lengths):
-            raise ValueError("its parts have different lengths")
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise BundleError(f"{path} is damaged ({error}); export the bundle again") from error
+        golden = _unpack(read_arrays(path, MEMBERS), config)
+    except DocumentError as error:
+        raise BundleError(f"{error}; export the bundle again") from error
+    except ValueError as error:
+        raise BundleError(f"{path} is damaged: {error}; export the bundle again") from error
     return golden
 
 
@@ -198,37 +206,44 @@ def _pack(name: str, lists: Sequence[Sequence[int]]) -> Arrays:
 
 
 def _split(arrays: Arrays, name: str, lengths: str) -> list[NDArray[Any]]:
-    if arrays[lengths].sum() != len(arrays[name]):
-        raise ValueError(f"{name} has {len(arrays[name])} places, expected {arrays[lengths].sum()}")
-    return np.split(arrays[name], np.cumsum(arrays[lengths])[:-1])
+    counts = arrays[lengths]
+    if not len(counts) or counts.min() < 1 or counts.sum() != len(arrays[name]):
+        raise ValueError(f"{name} has {len(arrays[name])} places, which do not part into those of {lengths}")
+    return np.split(arrays[name], np.cumsum(counts)[:-1])
 
 
 def _lists(arrays: Arrays, name: str) -> list[tuple[int, ...]]:
     return [tuple(each.tolist()) for each in _split(arrays, name, f"{name}.lengths")]
 
 
-def _unpack(arrays: Arrays) -> Golden:
+def _unpack(arrays: Arrays, config: TransformerConfig) -> Golden:
+    """The goldens that arrays hold; `ValueError` if they do not fit one another, or the model."""
+    sources, targets, longest = _lists(arrays, "sources"), _lists(arrays, "targets"), int(arrays["longest"])
+    tokens = {search: _lists(arrays, search) for search in SEARCHES}
+    if not 1 <= longest <= config.max_length:
+        raise ValueError(f"targets of up to {longest} tokens are more than the model's {config.max_length}")
+    _require_tokens(sources, config.source_vocab_size, config.max_length)
+    _require_tokens(targets, config.target_vocab_size, config.max_length)
+    for each in tokens.values():
+        _require_tokens(each, config.target_vocab_size, longest)
+    columns = {"ids": min(LIKELIEST, config.target_vocab_size), "sums": min(SUMS, config.target_vocab_size)}
+    columns["values"] = columns["ids"]
+    for name, count in columns.items():
+        if arrays[name].shape[1] != count:
+            raise ValueError(f"{name} has {arrays[name].shape[1]} columns, expected {count}")
+    if not 0 <= arrays["ids"].min() <= arrays["ids"].max() < config.target_vocab_size:
+        raise ValueError("its likeliest tokens are not those of the model's vocabulary")
+    of_each: list[list[Any]] = [arrays[name].tolist() for name in ("largest", "rms", "noise", "steady")]
+    scores = {search: arrays[f"{search}.scores"].tolist() for search in SEARCHES}
+    if any(len(each) != len(sources) for each in (targets, *of_each, *tokens.values(), *scores.values())):
+        raise ValueError("its parts have different lengths")
+    found = {search: [Found(*each) for each in zip(tokens[search], scores[search], strict=True)] for search in SEARCHES}
     parts = [_split(arrays, name, "targets.lengths") for name in ("ids", "values", "sums")]
-    sizes = [arrays[name].tolist() for name in ("largest", "rms", "noise")]
-    found = {
-        search: [
-            Found(tokens, score)
-            for tokens, score in zip(_lists(arrays, search), arrays[f"{search}.scores"].tolist(), strict=True)
-        ]
-        for search in SEARCHES
-    }
-    said = [Said(*each) for each in zip(*parts, *sizes, strict=True)]
-    return Golden(
-        _lists(arrays, "sources"),
-        _lists(arrays, "targets"),
-        said,
-        found,
-        arrays["steady"].tolist(),
-        int(arrays["longest"]),
-    )
+    said = [Said(*each) for each in zip(*parts, *of_each[:3], strict=True)]
+    return Golden(sources, targets, said, found, of_each[3], longest)
 
 
-def _require_tokens(lists: Sequence[Sequence[int]], vocabulary: int, config: TransformerConfig) -> None:
+def _require_tokens(lists: Sequence[Sequence[int]], vocabulary: int, longest: int) -> None:
     for tokens in lists:
-        if not 1 <= len(tokens) <= config.max_length or not 0 <= min(tokens) <= max(tokens) < vocabulary:
-            raise ValueError(f"{list(tokens)} is no sequence of this model")
+        if not 1 <= len(tokens) <= longest or not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise ValueError(f"{quoted(list(tokens))} is no sequence of this model")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import onnx_ir as ir
 import onnxruntime as ort
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_ir
 from txport.proof.calls import compare_call
 from txport.proof.cases import Case
 from txport.proof.measures import Comparison, badness
@@ -52,7 +52,7 @@ def miscompiled(
 
 def _runner(bundle: Bundle, role: str, level: str) -> Runner:
     file = bundle.file(role)
-    return Runner(ir.load(file), file.parent, LEVELS[level])
+    return Runner(read_ir(file), file.parent, LEVELS[level])
 
 
 def _breach(case: Case, call: Call, runner: Runner, reference: Reference) -> Comparison | None:

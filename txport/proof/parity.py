@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from txport import __version__, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.errors import LoadError, ParityError
+from txport.errors import BundleError, LoadError, ParityError
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import PLAIN
 from txport.exporters.weights import holding
@@ -69,7 +69,8 @@ def check(
     tolerances = {name: tolerance_of(precision, provider, atol, rtol) for name, provider in providers.items()}
     report = Report(_about(bundle, providers, tolerances, seed, cases))
     report.about["texts"] = digest_of(texts) if texts else None
-    report.tensors.extend(compare_weights(bundle, checkpoint))
+    with no_crash("the comparison of the weights in the graphs"):
+        report.tensors.extend(compare_weights(bundle, checkpoint))
     with fitting_threads(checkpoint):
         drawn = draw_cases(bundle, seed, cases)
         if is_large(checkpoint):
@@ -166,7 +167,7 @@ def _load(name: str, bundle: Bundle, provider: str) -> GraphRuntime:
     """A runtime that is here, so that a graph which it can't load is at fault."""
     try:
         return runtimes.load(name, bundle, provider=provider)
-    except LoadError as error:
+    except (LoadError, BundleError) as error:
         raise ParityError(str(error)) from error
 
 
@@ -210,5 +211,7 @@ def no_crash(what: str) -> Iterator[None]:
     """`ParityError` for any error of a runtime."""
     try:
         yield
+    except MemoryError:
+        raise
     except Exception as error:  # each runtime has errors of its own
         raise ParityError(f"{what} does not run: {error}") from error

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_ir
 from txport.errors import ParityError
 from txport.proof.cases import Case
 from txport.proof.measures import Comparison, badness, compare
@@ -100,7 +101,7 @@ def make_probe(load: Callable[[], ir.Model], role: str, precision: str, dtype: s
 def probe_file(bundle: Bundle, role: str) -> Probe:
     """A graph of a bundle as it lies on disk."""
     file, manifest = bundle.file(role), bundle.manifest
-    return make_probe(lambda: ir.load(file), role, manifest.precision, manifest.dtype, file.parent)
+    return make_probe(lambda: read_ir(file), role, manifest.precision, manifest.dtype, file.parent)
 
 
 def observations(

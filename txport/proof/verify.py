@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from txport import __version__, runtimes
 from txport.bundles.bundle import Bundle, damage
-from txport.bundles.manifest import Manifest, read_manifest
-from txport.bundles.ports import Graph, Port
-from txport.errors import TxportError
+from txport.bundles.manifest import Manifest
+from txport.bundles.reading import read_manifest
+from txport.errors import BundleError, TxportError
 from txport.models.tokenizer import load_tokenizer
 from txport.proof.golden import (
     GREEDY,
@@ -35,7 +35,7 @@ from txport.proof.golden import (
     load_golden,
 )
 from txport.proof.tolerances import tolerance_of
-from txport.runtimes.base import Floats, GraphRuntime, Runtime
+from txport.runtimes.base import Floats, Runtime
 from txport.search.options import Found
 from txport.search.scoring import logits, score
 
@@ -112,12 +112,14 @@ def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> It
     golden = load_golden(bundle)
     verdict = manifest.parity.get("verdict", "missing")
     yield _check(EXPORT, [] if verdict == "pass" else [f"verdict {verdict}; export it again"], "equal to PyTorch")
-    runtime = runtimes.load(name, bundle, provider=provider, threads=threads)
-    problems = [problem for graph in manifest.graphs.values() for problem in compare_ports(runtime, graph)]
-    yield _check(PORTS, problems, f"those of {', '.join(manifest.graphs)}")
-    if not problems:
-        yield _tokenizer(bundle, golden)
-        yield from compare(golden, runtime, manifest, unlike=_unlike(manifest, name, provider))
+    try:
+        runtime = runtimes.load(name, bundle, provider=provider, threads=threads)
+    except BundleError as error:
+        yield _check(PORTS, [str(error)], "")
+        return
+    yield _check(PORTS, [], f"those of {', '.join(manifest.graphs)}")
+    yield _tokenizer(bundle, golden)
+    yield from compare(golden, runtime, manifest, unlike=_unlike(manifest, name, provider))
 
 
 def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:
@@ -129,24 +131,6 @@ def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:
 
 def _check(name: str, problems: list[str], seen: str) -> Check:
     return Check(name, "fail" if problems else "pass", "; ".join(problems) or seen)
-
-
-def compare_ports(runtime: GraphRuntime, graph: Graph) -> Iterator[str]:
-    """How the inputs and outputs that the engine found in a graph's file differ from the manifest's."""
-    for side, expected, found in zip(
-        ("input", "output"), (graph.inputs, graph.outputs), runtime.ports(graph.role), strict=True
-    ):
-        there, wanted = ({port.name: port for port in ports} for ports in (found, expected))
-        yield from (f"{graph.file}: {side} {name} is missing" for name in wanted if name not in there)
-        yield from (f"{graph.file}: {side} {name} was not expected" for name in there if name not in wanted)
-        for name in (name for name in wanted if name in there and there[name] != wanted[name]):
-            yield f"{graph.file}: {side} {name} is {_describe(there[name])}, expected {_describe(wanted[name])}"
-        if there == wanted and found != expected:
-            yield f"{graph.file}: the {side}s are in another order"
-
-
-def _describe(port: Port) -> str:
-    return f"{port.dtype} [{', '.join(map(str, port.dims))}]"
 
 
 def _tokenizer(bundle: Bundle, golden: Golden) -> Check:

@@ -12,7 +12,8 @@ import importlib.util
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txport.errors import UnavailableError, UnsupportedError
+from txport.bundles.ports import compare_ports
+from txport.errors import BundleError, UnavailableError, UnsupportedError
 
 if TYPE_CHECKING:
     from txport.bundles.bundle import Bundle
@@ -66,11 +67,15 @@ def installed(target: str) -> list[str]:
 def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on a runtime.
 
-    Raises `UnavailableError` if its package or the provider is not here, `LoadError` for a graph that it can't load.
+    Raises `UnavailableError` if its package or the provider is not here, `LoadError` for a graph that is too new for
+    it, `BundleError` for one that it can't load or that has other ports than the manifest says.
     """
     require(name, provider)
     require_target(name, bundle.manifest.target)
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
+    graphs = bundle.manifest.graphs.values()
+    if problems := [problem for graph in graphs for problem in compare_ports(graph, *runtime.ports(graph.role))]:
+        raise BundleError(f"{bundle.path} does not hold the graphs of its manifest: {'; '.join(problems)}")
     return runtime
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.ports import Port
+from txport.errors import RunError, TxportError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -16,6 +19,7 @@ Logits = TypeVar("Logits", Floats, Doubles)
 State = Any
 GraphPorts = tuple[tuple[Port, ...], tuple[Port, ...]]
 
+NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "failed to allocate")
 PARTS = (8, 7, 6, 5, 4, 3, 2, 1)
 
 
@@ -84,6 +88,23 @@ class GraphRuntime(Runtime, Protocol):
     def placement(self) -> dict[str, dict[str, int]]:
         """What really runs the nodes of each graph, as its engine says: role -> provider -> number of nodes."""
         ...
+
+
+@contextlib.contextmanager
+def running(role: str, engine: str) -> Iterator[None]:
+    """What an engine raises while a graph runs, as errors of ours: engines have no common base for theirs.
+
+    Raises `MemoryError` where there is too little memory, `RunError` for a graph that fails.
+    """
+    try:
+        yield
+    except (TxportError, MemoryError):
+        raise
+    except Exception as error:
+        if any(words in str(error).lower() for words in NO_MEMORY):
+            raise MemoryError(str(error)) from error
+        mend = "the bundle is damaged, and `txport verify` says where"
+        raise RunError(f"the {role} graph does not run on {engine}: {error}; {mend}") from error
 
 
 def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:

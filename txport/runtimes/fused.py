@@ -36,7 +36,7 @@ from txport.bundles.ports import (
     own_names,
     shortens,
 )
-from txport.runtimes.base import GraphPorts, Ints, Scores, scores
+from txport.runtimes.base import GraphPorts, Ints, Scores, running, scores
 from txport.runtimes.sessions import Sessions, may_saturate, placement, session_ports
 
 FIRST_CAPACITY = 32
@@ -144,7 +144,8 @@ class Binding:
             self._seeking[count, align] = self._seek(count, align)
         io, scores = self._seeking[count, align]
         self.flat[:] = tokens
-        self._session.run_with_iobinding(io)
+        with running(STEP, "ONNX Runtime"):
+            self._session.run_with_iobinding(io)
         return scores
 
     def _seek(self, count: int, align: bool) -> tuple[Any, Scores]:
@@ -198,7 +199,8 @@ class FusedRuntime:
         io.bind_ortvalue_input(SOURCE_LENGTHS, values[1])
         for name, value in zip(cross_names(self.config), values[2:], strict=True):
             io.bind_ortvalue_output(name, value)
-        self.sessions[ENCODER].run_with_iobinding(io)
+        with running(ENCODER, "ONNX Runtime"):
+            self.sessions[ENCODER].run_with_iobinding(io)
 
     def step(
         self, tokens: Ints, state: FusedState, *, top: int | None = None, normalise: bool = True, align: bool = False
@@ -260,7 +262,8 @@ class FusedRuntime:
     def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """See `GraphRuntime.run_graph`."""
         names = [port.name for port in self._graphs[role].outputs]
-        return dict(zip(names, self.sessions[role].run(names, inputs), strict=True))
+        with running(role, "ONNX Runtime"):
+            return dict(zip(names, self.sessions[role].run(names, inputs), strict=True))
 
     def placement(self) -> dict[str, dict[str, int]]:
         """See `GraphRuntime.placement`."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import STEP
 from txport.errors import UnsupportedError
-from txport.runtimes.base import GraphPorts, GraphRuntime
+from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.fused import FusedRuntime
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.providers import CPU, device_of, full_name, require_provider
@@ -39,7 +39,8 @@ class OrtEngine:
             binding.bind_ortvalue_input(name, value)
         for name in outputs:
             binding.bind_output(name, self._device)
-        session.run_with_iobinding(binding)
+        with running(role, "ONNX Runtime"):
+            session.run_with_iobinding(binding)
         return dict(zip(outputs, binding.get_outputs(), strict=True))
 
     def placement(self) -> dict[str, dict[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_model
 from txport.bundles.ports import Port
-from txport.errors import UnsupportedError
-from txport.runtimes.base import GraphPorts, GraphRuntime
+from txport.errors import BundleError, UnsupportedError
+from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.portable import PortableRuntime
 
 
@@ -57,9 +59,7 @@ class ReferenceEngine:
     """The graphs of a bundle; tensors are arrays."""
 
     def __init__(self, bundle: Bundle) -> None:
-        files = {role: str(bundle.file(role)) for role in bundle.manifest.graphs}
-        own = [MatMul, LayerNormalization]
-        self._graphs = {role: ReferenceEvaluator(file, new_ops=own) for role, file in files.items()}
+        self._graphs = {role: _evaluator(bundle.file(role)) for role in bundle.manifest.graphs}
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
@@ -69,7 +69,8 @@ class ReferenceEngine:
 
     def run(self, role: str, inputs: dict[str, NDArray[Any]], outputs: list[str]) -> dict[str, NDArray[Any]]:
         """See `Engine.run`."""
-        return dict(zip(outputs, self._graphs[role].run(outputs, inputs), strict=True))
+        with running(role, "onnx's evaluator"):
+            return dict(zip(outputs, self._graphs[role].run(outputs, inputs), strict=True))
 
     def placement(self) -> dict[str, dict[str, int]]:
         """See `GraphRuntime.placement`."""
@@ -82,6 +83,14 @@ class ReferenceEngine:
     def to_numpy(self, tensor: NDArray[Any]) -> NDArray[Any]:
         """See `Engine.to_numpy`."""
         return tensor
+
+
+def _evaluator(file: Path) -> ReferenceEvaluator:
+    model = read_model(file)
+    try:
+        return ReferenceEvaluator(model, new_ops=[MatMul, LayerNormalization])
+    except Exception as error:  # its errors share no other base
+        raise BundleError(f"onnx {onnx.__version__} can't evaluate {file}: {error}; export it again") from error
 
 
 def _port(name: str, kind: onnx.TypeProto) -> Port:

@@ -17,12 +17,14 @@ import onnxruntime as ort
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import Port
 from txport.errors import BundleError, LoadError, UnavailableError
-from txport.runtimes.base import GraphPorts
+from txport.runtimes.base import NO_MEMORY, GraphPorts
 from txport.runtimes.providers import CPU, full_name, provider_options
 
 SPIN = "200"  # microseconds: longer than the search takes between two steps, far shorter than a run
 
 KINDS = {"float": "float32", "double": "float64"}  # ONNX's names of types that NumPy calls otherwise
+
+TOO_NEW = ("NOT_IMPLEMENTED", "Unsupported model IR version", "officially supported", "is under development")
 
 Weights = dict[str, Any]  # OrtValues by name; onnxruntime has no types
 
@@ -106,11 +108,20 @@ def _session(
     try:
         session = ort.InferenceSession(str(file), options, providers=providers)
     except Exception as error:  # its errors share no other base
-        mend = "update it, or export again with a lower --opset"
-        raise LoadError(f"ONNX Runtime {ort.__version__} can't load {file}: {error}; {mend}") from error
+        raise _refused(file, error) from error
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
         raise UnavailableError(f"{provider} did not start for {file}; `txport doctor` says what is missing")
     return session
+
+
+def _refused(file: Path, error: Exception) -> Exception:
+    """Why ONNX Runtime does not take a graph: it is too old for it, there is no memory, or it is no sound graph."""
+    message = f"ONNX Runtime {ort.__version__} can't load {file}: {error}"
+    if any(words in str(error).lower() for words in NO_MEMORY):
+        return MemoryError(message)
+    if any(words in str(error) for words in TOO_NEW):
+        return LoadError(f"{message}; update it, or export again with a lower --opset")
+    return BundleError(f"{message}; the bundle is damaged, export it again")
 
 
 def session_ports(session: ort.InferenceSession) -> GraphPorts:

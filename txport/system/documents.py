@@ -1,4 +1,8 @@
-"""JSON files, written so that people can read them."""
+"""Small files that people and other programs write: text and JSON, read within bounds, and written to be read.
+
+What is read may come from a stranger: it has a largest size, no depth that ends the interpreter, no number that takes
+minutes to read, and no NaN, which JSON does not have.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,62 @@ import json
 from pathlib import Path
 from typing import Any
 
+LARGEST = 64 << 20  # bytes; the largest tokenizers of today have 35 MB
+
+
+class DocumentError(ValueError):
+    """A file that can't be read, or is not what it should be; the message begins with its path."""
+
+
+def read_text(path: Path, largest: int = LARGEST) -> str:
+    """A regular file of UTF-8; `DocumentError` for what is none, can't be read, or has more than `largest` bytes."""
+    require_size(path, largest)
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise DocumentError(f"{path} can't be read: {error.strerror}") from error
+
+
+def require_size(path: Path, largest: int = LARGEST) -> None:
+    """Raise `DocumentError` unless `path` is a regular file of up to `largest` bytes."""
+    try:
+        if not path.is_file():  # a pipe would never end
+            raise DocumentError(f"{path} is {'not a file' if path.exists() else 'missing'}")
+        size = path.stat().st_size
+    except OSError as error:
+        raise DocumentError(f"{path} can't be read: {error.strerror}") from error
+    if size > largest:
+        raise DocumentError(f"{path} has {size} bytes, expected at most {largest}")
+
+
+def read_json(path: Path, largest: int = LARGEST) -> dict[str, Any]:
+    """A JSON object; `DocumentError` for anything else, and for one that names a key twice."""
+    text = read_text(path, largest)
+    try:
+        values = json.loads(text, parse_constant=_refuse, object_pairs_hook=_object)
+    except RecursionError as error:
+        raise DocumentError(f"{path} is nested too deep to be read") from error
+    except ValueError as error:
+        raise DocumentError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise DocumentError(f"{path} holds a {type(values).__name__}, expected an object")
+    return values
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+    return values
+
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Readable JSON with a line end at the end."""
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,0 +1,183 @@
+"""What a manifest says is believed only as far as the rest of the bundle bears it out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txport
+import txport.api
+import txport.release
+from tests.tiny import edit_graph, reseal, tiny_config
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.manifest import MANIFEST
+from txport.bundles.ports import DECODER, ENCODER
+from txport.bundles.reading import least_bytes, read_manifest
+from txport.errors import BundleError
+from txport.models.transformer import Transformer
+from txport.proof.verify import verify
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def fused(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle whose weights lie in a file of their own."""
+    return txport.export(checkpoint, tmp_path_factory.mktemp("fused") / "toy", target="cpu")
+
+
+def change(path: Path, edit: Callable[[Json], None]) -> Path:
+    values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    edit(values)
+    (path / MANIFEST).write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+def rename(values: Json, old: str, new: str) -> None:
+    values["files"][new] = values["files"].pop(old)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.bin",
+        "/etc/passwd",
+        "onnx/../../a",
+        "./samples.txt",
+        "onnx//a",
+        "a\\b",
+        "c:a",
+        "a\x1b[2J",
+        "a\u202eb",
+        "",
+    ],
+)
+def test_a_name_that_may_lead_out_of_the_bundle_is_refused(name: str, copied: Path) -> None:
+    change(copied, lambda values: rename(values, "samples.txt", name))
+    with pytest.raises(BundleError, match="is not the plain name of a file in the bundle"):
+        load_bundle(copied)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"offset": -64}, "offset must not be negative, got -64"),
+        ({"offset": 10**15}, "does not lie in"),
+        ({"offset": 2}, "does not lie in"),
+        ({"dims": [2**40, 2**40]}, "does not lie in"),
+        ({"dims": [-1, 16]}, "can't be of type 'float32' with dims"),
+        ({"dims": ["16"]}, "can't be of type"),
+        ({"dtype": "object"}, "can't be of type 'object'"),
+        ({"dtype": "float3000"}, "can't be of type"),
+        ({"file": "../weights.bin"}, "'../weights.bin' is missing"),
+        ({"offset": True}, "offset must be int, got True"),
+    ],
+)
+def test_a_shared_weight_lies_in_a_file_of_the_bundle(entry: Json, message: str, fused: Bundle, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(fused.path, tmp_path / "bundle"))
+    name = next(iter(fused.manifest.shared))
+    change(path, lambda values: values["shared"][name].update(entry))
+    with pytest.raises(BundleError, match=message):
+        load_bundle(path)
+
+
+def test_a_config_is_whole(copied: Path) -> None:
+    change(copied, lambda values: values["config"].pop("max_length"))
+    with pytest.raises(BundleError, match="is damaged: 'max_length' is missing"):
+        load_bundle(copied)
+
+
+@pytest.mark.parametrize("sizes", [{"max_length": 200_000}, {"feed_forward": 10**6}, {"decoder_layers": 500}])
+def test_files_that_are_too_small_for_the_config_are_refused(sizes: Json, copied: Path) -> None:
+    manifest = read_manifest(copied)
+    larger = replace(manifest, config=replace(manifest.config, **sizes)).to_dict()
+    change(copied, lambda values: values.update(config=larger["config"], graphs=larger["graphs"]))
+    with pytest.raises(BundleError, match=r"its files have .* bytes, and a model of its config at least"):
+        load_bundle(copied)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"tied": "none"}, {"tied": "target", "norm": "post"}, {"positions": "learned"}]
+)
+def test_a_config_knows_how_many_parameters_its_model_has(changes: Json) -> None:
+    config = tiny_config(**changes)
+    model = Transformer(config)
+    assert config.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert config.memory == 4 * (config.parameters + sum(buffer.numel() for buffer in model.buffers()))
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_files_are_never_too_small_for_their_own_config(target: str, bundle: Bundle, fused: Bundle) -> None:
+    made = bundle if target == "portable" else fused
+    assert least_bytes(made.manifest) <= made.size
+
+
+def external(location: str) -> Callable[[Any], None]:
+    """Let the data of the largest tensor of a graph lie in another file."""
+
+    def edit(model: Any) -> None:
+        tensor = max(model.graph.initializer, key=lambda each: len(each.raw_data))
+        size = len(tensor.raw_data)
+        tensor.ClearField("raw_data")
+        tensor.data_location = 1
+        for key, value in (("location", location), ("offset", "0"), ("length", str(size))):
+            tensor.external_data.add(key=key, value=value)
+
+    return edit
+
+
+@pytest.mark.parametrize("location", ["stray.bin", "../../stray.bin", "/etc/passwd", "*/_ORT_MEM_ADDR_/*"])
+def test_a_graph_reads_only_files_that_have_a_hash(location: str, copied: Path) -> None:
+    (copied / "onnx/stray.bin").write_bytes(bytes(1 << 16))
+    (copied.parent / "stray.bin").write_bytes(bytes(1 << 16))
+    with pytest.raises(BundleError, match=r"onnx/decoder_model_merged\.onnx reads .*, for which the manifest has no"):
+        edit_graph(copied, DECODER, external(location))
+    assert verify(copied).wrong.startswith("files: onnx/decoder_model_merged.onnx reads")
+
+
+def test_a_bundle_of_links_is_as_good(fused: Bundle, tmp_path: Path, checkpoint: Path) -> None:
+    """As Hugging Face's cache holds it: each file is a link into a store of blobs, named by their hashes."""
+    store, linked = tmp_path / "blobs", tmp_path / "snapshot"
+    store.mkdir()
+    for name in [*fused.manifest.files, MANIFEST]:
+        blob = store / f"{abs(hash(name)):x}"
+        shutil.copyfile(fused.path / name, blob)
+        (linked / name).parent.mkdir(parents=True, exist_ok=True)
+        (linked / name).symlink_to(os.path.relpath(blob, (linked / name).parent))
+    found = load_bundle(linked)
+    assert verify(linked).passed
+    report = txport.api.parity(found, checkpoint, {"ort": "cpu"})
+    assert report.passed
+    assert txport.release.bisect(found, checkpoint) is None
+    (store / f"{abs(hash('onnx/weights.bin')):x}").write_bytes(b"")
+    with pytest.raises(BundleError, match=r"onnx/weights\.bin has 0 bytes"):
+        load_bundle(linked)
+
+
+@pytest.mark.parametrize("role", [ENCODER, DECODER])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_graph_that_is_cut_off_is_no_graph(role: str, share: float, bundle: Bundle, copied: Path) -> None:
+    file = copied / bundle.manifest.graphs[role].file
+    content = file.read_bytes()
+    file.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(BundleError, match=rf"{file.name} is not an ONNX file"):
+        reseal(copied)
+    assert verify(copied).wrong.startswith("files: ")
+
+
+def test_graphs_in_one_anothers_place_are_refused(bundle: Bundle, copied: Path) -> None:
+    files = [copied / bundle.manifest.graphs[role].file for role in (ENCODER, DECODER)]
+    one, other = (file.read_bytes() for file in files)
+    files[0].write_bytes(other)
+    files[1].write_bytes(one)
+    reseal(copied)
+    with pytest.raises(BundleError, match=r"does not hold the graphs of its manifest: .*input .* is missing"):
+        txport.load(copied)
+    assert verify(copied).wrong.startswith("ports: ")

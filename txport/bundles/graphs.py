@@ -1,0 +1,162 @@
+"""The graphs of a bundle as ONNX files: which other files they read, and their content."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from txport.errors import BundleError
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+# The messages of ONNX's protobuf schema in which the data of a tensor can lie, field by field: number -> message.
+# https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+MESSAGES: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+}
+KEY, VALUE, LOCATION = 1, 2, b"location"
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+DEEPEST = 100  # messages in messages: protobuf's own limit
+
+
+def external_files(path: Path) -> set[str]:
+    """The files from which a graph takes tensors, as it names them; `BundleError` for what is no ONNX file.
+
+    It reads the protobuf itself: the runtimes that open such files must not be the first to see their names, and the
+    onnx package is not there where bundles run.
+    """
+    if path.stat().st_size == 0:
+        raise BundleError(f"{path.name} is not an ONNX file: it is empty")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        try:
+            return set(_locations(content))
+        except (ValueError, IndexError) as error:
+            raise BundleError(f"{path.name} is not an ONNX file: {error}") from error
+
+
+def _locations(content: mmap.mmap) -> Iterator[str]:
+    pending = [("model", 0, len(content), 0)]
+    while pending:
+        message, start, end, depth = pending.pop()
+        if depth > DEEPEST:
+            raise ValueError(f"its messages are more than {DEEPEST} deep")
+        for number, first, last in _fields(content, start, end):
+            inner = MESSAGES[message].get(number)
+            if inner == "entry":
+                entry = {field: content[slice(*place)] for field, *place in _fields(content, first, last)}
+                if entry.get(KEY) == LOCATION:
+                    yield entry.get(VALUE, b"").decode()
+            elif inner:
+                pending.append((inner, first, last, depth + 1))
+
+
+def _fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The number of each field of bytes in a message, and where its bytes lie."""
+    while start < end:
+        tag, start = _varint(content, start, end)
+        kind, size = tag & 7, {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
+        if kind == VARINT:
+            _, start = _varint(content, start, end)
+        elif kind == BYTES:
+            size, start = _varint(content, start, end)
+        elif kind not in (FIXED64, FIXED32):
+            raise ValueError(f"there is no field of kind {kind}")
+        if start + size > end:
+            raise ValueError("it is cut off, or its parts do not fit into one another")
+        if kind == BYTES:
+            yield tag >> 3, start, start + size
+        start += size
+
+
+def _varint(content: mmap.mmap, start: int, end: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if start >= end:
+            raise ValueError("it is cut off")
+        byte = content[start]
+        start += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, start
+    raise ValueError("it has a number of more than 64 bits")
+
+
+def read_model(path: Path, *, weights: bool = True) -> onnx.ModelProto:
+    """A graph with all its tensors in place, or, without `weights`, with those that lie in the file itself.
+
+    Needs onnx. Raises `BundleError` for a file that holds no graph, or tensors that lie nowhere. Links are followed:
+    what counts is the hash of what they lead to.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+        if weights:
+            for tensor in _tensors(model.graph):
+                if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                    _take_in(tensor, path)
+    except (DecodeError, KeyError, OSError, ValueError) as error:
+        raise BundleError(f"{path} is not a whole ONNX file: {error}") from error
+    return model
+
+
+def read_ir(path: Path) -> ir.Model:
+    """A graph as onnx_ir holds it, which needs onnx; weights in other files stay there, unless these are links.
+
+    ONNX Runtime follows no links from a graph in memory. Raises `BundleError`.
+    """
+    import onnx_ir
+
+    try:
+        if any((path.parent / name).is_symlink() for name in external_files(path)):
+            return onnx_ir.from_proto(read_model(path))
+        return onnx_ir.load(path)
+    except BundleError:
+        raise
+    except Exception as error:  # it has none of its own for what it can't read
+        raise BundleError(f"{path} is not a whole ONNX file: {error}") from error
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """The tensors that a graph and its branches hold."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for branch in (attribute.g, *attribute.graphs):
+                yield from _tensors(branch)
+
+
+def _take_in(tensor: Any, path: Path) -> None:
+    """Put the data of a tensor where those of others lie."""
+    entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
+    file = path.parent / contained(entries["location"])
+    offset, length = int(entries.get("offset", 0)), int(entries["length"])
+    if not 0 <= offset <= offset + length <= file.stat().st_size:
+        raise ValueError(f"{tensor.name} lies beyond the end of {file.name}")
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        tensor.raw_data = stream.read(length)
+    del tensor.external_data[:]
+    tensor.ClearField("data_location")
+
+
+def contained(name: str) -> str:
+    """A name of a file under some folder, if it is one; `ValueError` for one that may lead elsewhere."""
+    path = PurePosixPath(name)
+    odd = not name.isprintable() or any(each in name for each in '\\:*?"<>|')
+    if odd or not name or path.is_absolute() or path.as_posix() != name or ".." in path.parts:
+        raise ValueError(f"{name!r} is not the plain name of a file in the bundle")
+    return name

@@ -1,0 +1,124 @@
+"""Reading `txport.json`: nothing in it is believed that the rest of the bundle can't hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any
+
+import numpy as np
+
+from txport.bundles.graphs import contained
+from txport.bundles.manifest import FORMAT, MANIFEST, Manifest, is_quantised, require_offer
+from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
+from txport.models.config import TransformerConfig
+from txport.system.documents import DocumentError, read_json
+
+LARGEST = 8 << 20  # bytes
+VALUES: Mapping[str, type | UnionType] = {
+    "opset": int,
+    "checkpoint": dict,
+    "tools": dict,
+    "generation": dict,
+    "passes": dict,
+    "quantization": dict,
+    "rows": int | None,
+    "mended": dict,
+    "shared": dict,
+    "parity": dict,
+    "files": dict,
+}
+CHECKPOINT_VALUES = {"name": str, "sha256": str}
+MENDED_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "bytes_before": int}
+FILE_VALUES = {"sha256": str, "bytes": int}
+SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
+SHARED_TYPES = ("float32", "float16", "uint8", "int8", "int32", "int64")
+FEWEST_BITS = 4  # of a weight
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the bundle at `path`, its values checked, the files not.
+
+    `BundleError` says what is missing, of another type, or more than the files can hold.
+    """
+    file = path / MANIFEST
+    if not file.is_file():
+        raise BundleError(f"{path} is not a bundle: {MANIFEST} is missing; `txport export CHECKPOINT OUT` makes one")
+    try:
+        values = read_json(file, LARGEST)
+    except DocumentError as error:
+        raise BundleError(f"{error}; export the bundle again") from error
+    known = values.get("format")
+    if known != FORMAT:
+        mend = "update txport" if isinstance(known, int) and known > FORMAT else "export it again"
+        raise BundleError(f"{path} has bundle format {quoted(known)}, this txport reads format {FORMAT}; {mend}")
+    try:
+        return _manifest(values)
+    except KeyError as error:
+        raise BundleError(f"{file} is damaged: {error} is missing; export the bundle again") from error
+    except (ConfigError, UnsupportedError, TypeError, ValueError) as error:
+        raise BundleError(f"{file} is damaged: {error}; export the bundle again") from error
+
+
+def _manifest(values: dict[str, Any]) -> Manifest:
+    """The manifest of JSON values; `ValueError`, `TypeError` or `KeyError` for what is wrong with them."""
+    _check_types(values, VALUES)
+    _check_types(values["checkpoint"], CHECKPOINT_VALUES)
+    if values["mended"]:
+        _check_types(values["mended"], MENDED_VALUES)
+    for name, entry in values["files"].items():
+        contained(name)
+        _check_types(entry, FILE_VALUES)
+    for name, entry in values["shared"].items():
+        _check_shared(name, entry, values["files"])
+    require_offer(values["target"], values["precision"])
+    config = TransformerConfig.from_dict(values["config"])
+    if config.to_dict() != values["config"]:
+        raise KeyError(*(name for name in config.to_dict() if name not in values["config"]))
+    names = {entry.name for entry in dataclasses.fields(Manifest)}
+    kept = {name: value for name, value in values.items() if name in names}
+    manifest = Manifest(**{**kept, "config": config})
+    _check_graphs(manifest, values["graphs"])
+    return manifest
+
+
+def _check_types(values: Any, types: Mapping[str, type | UnionType]) -> None:
+    """No number of a manifest is negative."""
+    for key, kind in types.items():
+        value = values[key]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(f"{key} must be {getattr(kind, '__name__', kind)}, got {quoted(value)}")
+        if isinstance(value, int | float) and value < 0:
+            raise ValueError(f"{key} must not be negative, got {quoted(value)}")
+
+
+def _check_shared(name: str, entry: Any, files: Mapping[str, Any]) -> None:
+    """A weight of several graphs must lie whole in a file that is listed, where its type can start."""
+    _check_types(entry, SHARED_VALUES)
+    dims, dtype, offset = entry["dims"], entry["dtype"], entry["offset"]
+    if dtype not in SHARED_TYPES or not all(type(dim) is int and dim >= 0 for dim in dims):
+        raise ValueError(f"{quoted(name)} can't be of type {quoted(dtype)} with dims {quoted(dims)}")
+    size = np.dtype(dtype).itemsize
+    if offset % size or offset + math.prod(dims) * size > files[entry["file"]]["bytes"]:
+        raise ValueError(f"{quoted(name)} does not lie in {quoted(entry['file'])} at {quoted(offset)}")
+
+
+def _check_graphs(manifest: Manifest, graphs: Any) -> None:
+    """The target's graphs with their ports, each with a hash, in files that are large enough for such a model."""
+    if manifest.to_dict()["graphs"] != graphs:
+        raise ValueError(f"its graphs or ports are not those that target {manifest.target!r} has for this config")
+    if missing := [graph.file for graph in manifest.graphs.values() if graph.file not in manifest.files]:
+        raise ValueError(f"it lists no hash for {', '.join(missing)}")
+    least, size = least_bytes(manifest), sum(entry["bytes"] for entry in manifest.files.values())
+    if size < least:
+        raise ValueError(f"its files have {size} bytes, and a model of its config at least {least}")
+
+
+def least_bytes(manifest: Manifest) -> int:
+    """How many bytes the files of a bundle have at least: those of all weights and tables of positions."""
+    config, width = manifest.config, np.dtype(manifest.dtype).itemsize
+    bits = FEWEST_BITS if is_quantised(manifest.target, manifest.precision) else 8 * width
+    return config.parameters * bits // 8 + (config.memory // 4 - config.parameters) * width // 2

@@ -1,0 +1,63 @@
+"""NumPy's .npz files from strangers: no member is read that was not expected, and none that is larger than its file."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from txport.system.documents import DocumentError, require_size
+
+LARGEST = 16 << 20  # bytes of a file
+LONGEST_HEADER = 1000  # characters
+
+
+class Expected(NamedTuple):
+    """What a member must be: its numbers' kind as NumPy's letter (`i`, `f`, `b`), its dims, and if NaN is damage."""
+
+    kind: str
+    dims: int
+    finite: bool = True
+
+
+def read_arrays(path: Path, expected: Mapping[str, Expected]) -> dict[str, NDArray[Any]]:
+    """The arrays of an uncompressed .npz by name; `DocumentError` unless it holds just what is expected.
+
+    Members must not be compressed, so that no array is larger than the file, and each is as long as its shape says.
+    """
+    require_size(path, LARGEST)
+    try:
+        with zipfile.ZipFile(path) as file:
+            members = file.infolist()
+            if sorted(each.filename for each in members) != sorted(f"{name}.npy" for name in expected):
+                raise ValueError("its members are not those that are expected")
+            return {name: _read(file, file.getinfo(f"{name}.npy"), each) for name, each in expected.items()}
+    except Exception as error:  # zipfile, and NumPy's reader of headers, which parses Python, have no base for theirs
+        raise DocumentError(f"{path} is damaged: {error}") from error
+
+
+def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo, expected: Expected) -> NDArray[Any]:
+    if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+        raise ValueError(f"{member.filename} is compressed")
+    if member.file_size > LARGEST:
+        raise ValueError(f"{member.filename} has {member.file_size} bytes, expected at most {LARGEST}")
+    with file.open(member) as stream:
+        if npy.read_magic(stream) != (1, 0):
+            raise ValueError(f"{member.filename} is not of the first version of the format")
+        shape, is_fortran, dtype = npy.read_array_header_1_0(stream, max_header_size=LONGEST_HEADER)
+        content = stream.read()
+    if dtype.kind != expected.kind or len(shape) != expected.dims or is_fortran:
+        kind = f"an array of kind {expected.kind!r} with {expected.dims} dims"
+        raise ValueError(f"{member.filename} is {dtype} with {len(shape)} dims, expected {kind}")
+    if any(dim < 0 for dim in shape) or math.prod(shape) * dtype.itemsize != len(content):
+        raise ValueError(f"{member.filename} has {len(content)} bytes, which are no array of shape {shape}")
+    values = np.frombuffer(content, dtype).reshape(shape)
+    if dtype.kind == "f" and expected.finite and not np.isfinite(values).all():
+        raise ValueError(f"{member.filename} holds NaN or infinity")
+    return values

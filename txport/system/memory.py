@@ -1,0 +1,75 @@
+"""How much memory this process may still take."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from txport.errors import UnavailableError
+
+CGROUPS = (  # limit and use, of version 2 and version 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def available() -> int | None:
+    """Bytes that are free in this machine, this container and this process's own limit; None if nothing tells."""
+    return min((limit for limit in _limits()), default=None)
+
+
+def require(needed: int, what: str) -> None:
+    """Raise `UnavailableError` if so many bytes are not there; `what` needs them."""
+    free = available()
+    if free is not None and needed > free:
+        sizes = f"{readable(needed)} of memory, and {readable(free)} are free here"
+        raise UnavailableError(f"{what} needs {sizes}; free some, or take a larger machine")
+
+
+def readable(size: int) -> str:
+    """Bytes as people read them."""
+    number = float(size)
+    units = ["bytes", "kB", "MB", "GB", "TB", "PB", "EB"]
+    while number >= 1000 and len(units) > 1:
+        number /= 1000
+        del units[0]
+    return f"{number:.3g} {units[0]}"
+
+
+def _limits() -> Iterator[int]:
+    yield from _free_in_machine()
+    for files in CGROUPS:
+        most, used = (_number(Path(file)) for file in files)
+        if most is not None and used is not None:
+            yield max(0, most - used)
+    if sys.platform != "win32":
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            yield max(0, limit - _mapped())
+
+
+def _free_in_machine() -> Iterator[int]:
+    file = Path("/proc/meminfo")
+    if file.exists():
+        sizes = dict(line.split(":", 1) for line in file.read_text(encoding="ascii").splitlines())
+        yield sum(1024 * int(sizes[name].split()[0]) for name in ("MemAvailable", "SwapFree") if name in sizes)
+    elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _mapped() -> int:
+    """Bytes of address space that this process has taken."""
+    file = Path("/proc/self/statm")
+    return int(file.read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE") if file.exists() else 0
+
+
+def _number(file: Path) -> int | None:
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return int(text) if text.isdigit() else None
