@@ -142,6 +142,15 @@ def test_a_graph_reads_only_files_that_have_a_hash(location: str, copied: Path) 
     assert verify(copied).wrong.startswith("files: onnx/decoder_model_merged.onnx reads")
 
 
+def test_a_graph_that_may_run_for_ever_is_refused(copied: Path) -> None:
+    def loop(model: Any) -> None:
+        branch = model.graph.node.add(op_type="If").attribute.add(name="then_branch", type=5).g
+        branch.node.add(op_type="Loop")
+
+    with pytest.raises(BundleError, match="has the operator Loop, which may run for ever"):
+        edit_graph(copied, ENCODER, loop)
+
+
 def test_a_bundle_of_links_is_as_good(fused: Bundle, tmp_path: Path, checkpoint: Path) -> None:
     """As Hugging Face's cache holds it: each file is a link into a store of blobs, named by their hashes."""
     store, linked = tmp_path / "blobs", tmp_path / "snapshot"

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from txport.bundles.graphs import external_files
+from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import MANIFEST, Manifest
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.models.names import COMPANIONS, LARGEST_SAMPLES, SAMPLES
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import sha256
+
+LOOPS = frozenset({"Loop", "Scan"})  # no exporter writes them
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def damage(bundle: Bundle) -> list[str]:
     read = [name for name in COMPANIONS if (bundle.path / name).exists()]
     added = [name for name in read if name not in bundle.manifest.files]
     problems += [f"{name} was added (the manifest has no hash for it)" for name in added]
-    return problems or [problem for role in bundle.manifest.graphs for problem in _unlisted(bundle, role)]
+    return problems or [problem for role in bundle.manifest.graphs for problem in _strange(bundle, role)]
 
 
 def _problem(bundle: Bundle, name: str) -> str | None:
@@ -93,13 +95,17 @@ def _problem(bundle: Bundle, name: str) -> str | None:
         return f"{name} can't be read ({error.strerror})"
 
 
-def _unlisted(bundle: Bundle, role: str) -> list[str]:
-    """The files that a graph reads its tensors from, and that nobody vouches for."""
+def _strange(bundle: Bundle, role: str) -> list[str]:
+    """What is wrong with a graph before any runtime sees it: files that nobody vouches for, and loops."""
     file = bundle.manifest.graphs[role].file
     try:
-        named = external_files(bundle.path / file)
+        outline = read_outline(bundle.path / file)
     except BundleError as error:
         return [str(error)]
     folder, files = PurePosixPath(file).parent, bundle.manifest.files
-    strange = sorted(name for name in named if (folder / name).as_posix() not in files)
-    return [f"{file} reads {quoted(name)}, for which the manifest has no hash" for name in strange]
+    strange = sorted(name for name in outline.files if (folder / name).as_posix() not in files)
+    loops = sorted(LOOPS & outline.operators)
+    return [
+        *(f"{file} reads {quoted(name)}, for which the manifest has no hash" for name in strange),
+        *(f"{file} has the operator {name}, which may run for ever" for name in loops),
+    ]

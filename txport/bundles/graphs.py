@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.errors import BundleError
 
@@ -13,25 +13,32 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-# The messages of ONNX's protobuf schema in which the data of a tensor can lie, field by field: number -> message.
+# Where ONNX's protobuf schema names files and operators: message -> number of a field -> what that is.
 # https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 MESSAGES: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
     "function": {7: "node", 11: "attribute"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "node": {5: "attribute"},
+    "node": {4: "operator", 5: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "entry"},
 }
-KEY, VALUE, LOCATION = 1, 2, b"location"
+KEY, VALUE = 1, 2  # of an entry
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
 DEEPEST = 100  # messages in messages: protobuf's own limit
 
 
-def external_files(path: Path) -> set[str]:
-    """The files from which a graph takes tensors, as it names them; `BundleError` for what is no ONNX file.
+class Outline(NamedTuple):
+    """What a graph file names: the files from which it takes tensors, and the operators of its nodes."""
+
+    files: frozenset[str]
+    operators: frozenset[str]
+
+
+def read_outline(path: Path) -> Outline:
+    """What a graph names, those of its branches and functions too; `BundleError` for what is no ONNX file.
 
     It reads the protobuf itself: the runtimes that open such files must not be the first to see their names, and the
     onnx package is not there where bundles run.
@@ -39,13 +46,17 @@ def external_files(path: Path) -> set[str]:
     if path.stat().st_size == 0:
         raise BundleError(f"{path.name} is not an ONNX file: it is empty")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        found: dict[str, set[str]] = {"location": set(), "operator": set()}
         try:
-            return set(_locations(content))
-        except (ValueError, IndexError) as error:
+            for kind, name in _names(content):
+                found[kind].add(name)
+        except ValueError as error:
             raise BundleError(f"{path.name} is not an ONNX file: {error}") from error
+    return Outline(frozenset(found["location"]), frozenset(found["operator"]))
 
 
-def _locations(content: mmap.mmap) -> Iterator[str]:
+def _names(content: mmap.mmap) -> Iterator[tuple[str, str]]:
+    """The kind of each name and the name."""
     pending = [("model", 0, len(content), 0)]
     while pending:
         message, start, end, depth = pending.pop()
@@ -53,10 +64,12 @@ def _locations(content: mmap.mmap) -> Iterator[str]:
             raise ValueError(f"its messages are more than {DEEPEST} deep")
         for number, first, last in _fields(content, start, end):
             inner = MESSAGES[message].get(number)
-            if inner == "entry":
+            if inner == "operator":
+                yield inner, content[first:last].decode()
+            elif inner == "entry":
                 entry = {field: content[slice(*place)] for field, *place in _fields(content, first, last)}
-                if entry.get(KEY) == LOCATION:
-                    yield entry.get(VALUE, b"").decode()
+                if entry.get(KEY) == b"location":
+                    yield "location", entry.get(VALUE, b"").decode()
             elif inner:
                 pending.append((inner, first, last, depth + 1))
 
@@ -120,7 +133,7 @@ def read_ir(path: Path) -> ir.Model:
     import onnx_ir
 
     try:
-        if any((path.parent / name).is_symlink() for name in external_files(path)):
+        if any((path.parent / name).is_symlink() for name in read_outline(path).files):
             return onnx_ir.from_proto(read_model(path))
         return onnx_ir.load(path)
     except BundleError:
