@@ -20,7 +20,7 @@ from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import MANIFEST
 from txport.bundles.ports import DECODER, ENCODER
 from txport.bundles.reading import least_bytes, read_manifest
-from txport.errors import BundleError
+from txport.errors import BundleError, ParityError, RunError
 from txport.models.transformer import Transformer
 from txport.proof.verify import verify
 
@@ -190,3 +190,24 @@ def test_graphs_in_one_anothers_place_are_refused(bundle: Bundle, copied: Path) 
     with pytest.raises(BundleError, match=r"does not hold the graphs of its manifest: .*input .* is missing"):
         txport.load(copied)
     assert verify(copied).wrong.startswith("ports: ")
+
+
+def fail_while_running(model: Any) -> None:
+    """An embedding of one token: the graph loads, has its ports, and looks a second one up."""
+    table = next(each for each in model.graph.initializer if each.name == "projection.weight")
+    table.raw_data = table.raw_data[: 4 * table.dims[1]]
+    table.dims[0] = 1
+
+
+def test_a_graph_that_fails_while_it_runs_is_an_error_of_ours(copied: Path, checkpoint: Path) -> None:
+    broken = edit_graph(copied, ENCODER, fail_while_running)
+    with pytest.raises(RunError, match=r"the encoder graph does not run on ONNX Runtime: .*the bundle is damaged"):
+        txport.load(copied).generate("bad")
+    with pytest.raises(RunError, match="does not run on onnx's evaluator"):
+        txport.load(copied, runtime="reference").generate("bad")
+    assert verify(copied).wrong.startswith("logits: it does not run")
+    with pytest.raises(ParityError, match="the encoder graph does not run"):
+        txport.api.parity(broken, checkpoint, {"ort": "cpu"})
+    culprit = txport.release.bisect(broken, checkpoint)
+    assert culprit is not None
+    assert culprit.graph == "encoder"

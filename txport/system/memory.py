@@ -30,7 +30,7 @@ def require(needed: int, what: str) -> None:
 
 def readable(size: int) -> str:
     """Bytes as people read them."""
-    number = float(size)
+    number = float(min(size, 10**30))
     units = ["bytes", "kB", "MB", "GB", "TB", "PB", "EB"]
     while number >= 1000 and len(units) > 1:
         number /= 1000
