@@ -12,7 +12,8 @@ from txport.bundles.manifest import AUTO_LIMIT, MANIFEST, is_quantised
 from txport.errors import OutputError, ParityError, UnavailableError, UnsupportedError
 from txport.models.names import COMPANIONS, CONFIG, WEIGHTS, find_folder, preset_name
 from txport.system import machine
-from txport.system.files import staged_folder
+from txport.system.files import ELSEWHERE, staged_folder
+from txport.system.stages import told
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
@@ -101,8 +102,9 @@ def _spare_source(name: str, out: Path) -> None:
     source = find_folder(name).resolve()
     files = [source / file for file in (CONFIG, WEIGHTS, *COMPANIONS)]
     around = {folder for file in files for path in (file, file.resolve()) for folder in path.parents}
-    if out.exists() and any(out.samefile(folder) for folder in around):
-        raise OutputError(f"{out} holds the checkpoint itself; choose another place")
+    with told(out, ELSEWHERE):
+        if out.exists() and any(out.samefile(folder) for folder in around):
+            raise OutputError(f"{out} holds the checkpoint itself; choose another place")
 
 
 def parity(
