@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from txport import __version__
@@ -12,6 +13,9 @@ from txport.bundles.manifest import MANIFEST
 from txport.errors import BundleError, OutputError, UnsupportedError
 from txport.models.names import SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
 from txport.release import Say, export, silent
+from txport.system.locks import locked
+from txport.system.places import resolve
+from txport.system.stages import clean, remove, restore, told
 
 
 def find_bundle(name: str, *, precision: str | None = None, say: Say = silent) -> Bundle:
@@ -22,7 +26,7 @@ def find_bundle(name: str, *, precision: str | None = None, say: Say = silent) -
     """
     if _is_on_demand(name):
         return _from_cache(name, precision or "fp32", say)
-    bundle = load_bundle(_folder(name))
+    bundle = load_bundle(_folder(name, say))
     if precision not in (None, bundle.manifest.precision):
         raise UnsupportedError(f"{name} was exported in {bundle.manifest.precision}; export it again for {precision}")
     return bundle
@@ -30,7 +34,7 @@ def find_bundle(name: str, *, precision: str | None = None, say: Say = silent) -
 
 def find_path(name: str, *, say: Say = silent) -> Path:
     """Where a bundle lies that `find_bundle` would find; one given by path may be damaged."""
-    return find_bundle(name, say=say).path if _is_on_demand(name) else _folder(name)
+    return find_bundle(name, say=say).path if _is_on_demand(name) else _folder(name, say)
 
 
 def _is_on_demand(name: str) -> bool:
@@ -38,14 +42,26 @@ def _is_on_demand(name: str) -> bool:
     return bool(preset_name(name)) or (is_shipped(name) and not Path(name).exists())
 
 
-def _folder(name: str) -> Path:
+def _folder(name: str, say: Say) -> Path:
     path = Path(name)
+    _restore(path, say)
     if (path / WEIGHTS).is_file() and not (path / MANIFEST).exists():
         raise BundleError(f"{name} is a checkpoint, not a bundle; `txport export {name} OUT` makes one")
     if not path.is_dir():
         known = ", ".join(shipped())
         raise BundleError(f"there is no bundle {name}; give the folder that `txport export` wrote, or one of: {known}")
     return path
+
+
+def _restore(path: Path, say: Say) -> None:
+    """Put back the bundle that an export had moved aside to replace it when it was killed, if that is so."""
+    if path.exists():
+        return
+    try:
+        if restore(resolve(path)):
+            say(f"put back {path}, which an export that was killed had moved aside")
+    except OSError as error:
+        raise BundleError(f"{path} is hidden beside its place, since an export was killed: {error}") from error
 
 
 def checkpoint_of(bundle: Bundle) -> str:
@@ -60,17 +76,35 @@ def _from_cache(name: str, precision: str, say: Say) -> Bundle:
     import platformdirs
 
     path = platformdirs.user_cache_path("txport") / "bundles" / _key(name, precision)
-    try:
+    with contextlib.suppress(BundleError):
         return load_bundle(path)
-    except BundleError:
-        say(f"exporting {name} to {path} (once; about half a minute)")
-        shutil.rmtree(path, ignore_errors=True)  # damaged, if it is there at all
-    try:
-        return export(name, path, precision=precision)
-    except OutputError:
-        if path.is_dir():  # another process was quicker
-            return load_bundle(path)
-        raise
+    with _alone(path.parent, say):
+        try:
+            return load_bundle(path)  # another process has made it meanwhile
+        except BundleError:
+            say(f"exporting {name} to {path} (once; about half a minute)")
+            clean(path.parent)
+            remove(path)  # damaged, if it is there at all
+        try:
+            return export(name, path, precision=precision)
+        except OutputError:
+            if path.is_dir():  # another process was quicker, where there are no locks
+                return load_bundle(path)
+            raise
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, say: Say) -> Iterator[None]:
+    """Make a folder if need be, and keep other processes out of such a block; they wait."""
+    with contextlib.ExitStack() as stack:
+        with told(folder, "export to a folder of your own"):
+            folder.mkdir(parents=True, exist_ok=True)
+            place = resolve(folder)
+            with locked(place, without=True) as is_free:
+                if not is_free:
+                    say("waiting for another process that exports to the cache")
+            stack.enter_context(locked(place, wait=True, without=True))
+        yield
 
 
 def _key(name: str, precision: str) -> str:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import AUTO_LIMIT, MANIFEST, is_quantised
 from txport.errors import OutputError, ParityError, UnavailableError, UnsupportedError
-from txport.models.names import find_folder, preset_name
+from txport.models.names import COMPANIONS, CONFIG, WEIGHTS, find_folder, preset_name
 from txport.system import machine
-from txport.system.files import staged_folder
+from txport.system.files import ELSEWHERE, staged_folder
+from txport.system.stages import told
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
@@ -69,7 +70,7 @@ def export(
         raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
     limit = _auto_limit(auto, auto_limit)
     _spare_source(str(name), Path(out))
-    with staged_folder(Path(out), force=force, holding=MANIFEST) as folder:
+    with staged_folder(Path(out), force=force, holding=MANIFEST, say=say) as folder:
         checkpoint = load_checkpoint(name)
         say(f"exporting {checkpoint.name} ({target} {precision})")
         how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
@@ -96,9 +97,14 @@ def _auto_limit(auto: bool, limit: float | None) -> float:
 
 def _spare_source(name: str, out: Path) -> None:
     """Replacing the checkpoint, or a folder around it, would cost the user their weights."""
-    source = None if preset_name(name) else find_folder(name).resolve()
-    if source and out.resolve() in (source, *source.parents):
-        raise OutputError(f"{out} holds the checkpoint itself; choose another place")
+    if preset_name(name):
+        return
+    source = find_folder(name).resolve()
+    files = [source / file for file in (CONFIG, WEIGHTS, *COMPANIONS)]
+    around = {folder for file in files for path in (file, file.resolve()) for folder in path.parents}
+    with told(out, ELSEWHERE):
+        if out.exists() and any(out.samefile(folder) for folder in around):
+            raise OutputError(f"{out} holds the checkpoint itself; choose another place")
 
 
 def parity(

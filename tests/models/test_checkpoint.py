@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.tiny import VOCABULARY, tiny_config, tiny_model
-from txport.errors import CheckpointError, ConfigError
+from txport.errors import CheckpointError, ConfigError, OutputError
+from txport.models import checkpoint
 from txport.models.checkpoint import expected_tensors, load_checkpoint, save_checkpoint
 from txport.models.config import CHOICES, PRESETS
 from txport.models.names import digest, label, shipped
@@ -55,6 +56,81 @@ def test_round_trip(tied: str, positions: str, tmp_path: Path) -> None:
     assert expected.keys() == actual.keys()
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
     assert (loaded.model.projection.weight is loaded.model.target_embedding.tokens.weight) == (tied != "none")
+
+
+def test_a_save_leaves_alone_what_else_lies_in_the_folder(folder: Path) -> None:
+    others = {"log.txt": "loss 1", "model.pt": "a pickle", "samples.txt": "5 6\n", ".git/HEAD": "ref"}
+    for name, text in others.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "config.json").chmod(0o600)
+    model = tiny_model(tiny_config(norm="post"))
+    save_checkpoint(str(folder), model)
+    assert load_checkpoint(str(folder)).config == model.config
+    assert {name: (folder / name).read_text() for name in others} == others
+    assert (folder / "config.json").stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        ".git",
+        "log.txt",
+        "model.pt",
+        "samples.txt",
+    }
+
+
+def test_tokenizers_of_an_older_model_do_not_stay(tmp_path: Path) -> None:
+    """They might fit the new one by chance, and would write other words."""
+    folder, model = tmp_path / "mine", tiny_model(tiny_config())
+    tokenizer = spelling_tokenizer(VOCABULARY)
+    save_checkpoint(folder, model, tokenizer, tokenizer)
+    save_checkpoint(folder, model, tokenizer)
+    assert [path.name for path in load_checkpoint(str(folder)).companions] == ["tokenizer.json"]
+    save_checkpoint(folder, model)
+    assert load_checkpoint(str(folder)).companions == []
+
+
+def test_a_save_replaces_links_not_what_they_lead_to(folder: Path, tmp_path: Path) -> None:
+    """Caches share their files among checkpoints by links."""
+    (folder / "model.safetensors").rename(tmp_path / "blob")
+    (folder / "model.safetensors").symlink_to(tmp_path / "blob")
+    before = (tmp_path / "blob").read_bytes()
+    save_checkpoint(folder, tiny_model(tiny_config(), seed=1))
+    assert (tmp_path / "blob").read_bytes() == before
+    assert not (folder / "model.safetensors").is_symlink()
+
+
+def test_a_save_that_fails_leaves_the_older_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = digest(str(folder))
+    monkeypatch.setattr(checkpoint, "save_file", fail)
+    with pytest.raises(OutputError, match="mine can't be written: No space left on device; it is as it was"):
+        save_checkpoint(folder, tiny_model(tiny_config(), seed=1))
+    assert digest(str(folder)) == before
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_reader_completes_a_save_that_was_killed(folder: Path) -> None:
+    expected = digest(str(folder))
+    (folder / ".save.ready").mkdir()
+    (folder / "config.json").rename(folder / ".save.ready" / "config.json")
+    (folder / ".save.ready" / "tokenizer.json.gone").touch()
+    (folder / "tokenizer.json").write_text("of an older model")
+    assert load_checkpoint(str(folder)).sha256 == expected
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_save_that_can_t_be_completed_is_no_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, target: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    (folder / ".save.ready").mkdir()
+    (folder / "config.json").rename(folder / ".save.ready" / "config.json")
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(CheckpointError, match="mine was being saved, which can't be completed: Read-only file system"):
+        load_checkpoint(str(folder))
 
 
 def test_each_weight_is_stored_once(folder: Path) -> None:

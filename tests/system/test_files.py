@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -11,39 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.folders import contents, names, write, write_file, write_half
 from txport.errors import OutputError
-from txport.system.files import hash_of, sha256, staged_folder
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder, hidden ones too, by path."""
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def write(out: Path, text: str = "new", *, force: bool = False) -> None:
-    with staged_folder(out, force=force) as folder:
-        (folder / "onnx").mkdir()
-        (folder / "onnx" / "graph").write_text(text)
-        (folder / "manifest").write_text(text)
-
-
-def write_half(out: Path, error: BaseException) -> None:
-    with staged_folder(out, force=True) as folder:
-        (folder / "half").write_text("half")
-        raise error
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A folder that stands where one is to be written."""
-    folder = tmp_path / "out"
-    folder.mkdir()
-    (folder / "precious").write_text("old")
-    return folder
+from txport.system import files, places
+from txport.system.files import (
+    hash_of,
+    require_folder,
+    sha256,
+    staged_folder,
+)
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:
@@ -122,7 +101,7 @@ def test_a_block_that_fails_keeps_what_it_was_to_replace(old: Path, error: type[
 def test_a_folder_that_is_replaced_is_always_there_whole(
     old: Path, monkeypatch: pytest.MonkeyPatch, call: int, before: bool, error: BaseException
 ) -> None:
-    """The old one is moved aside, then the new one in; Ctrl-C and errors may come before and after each move."""
+    """Where no exchange is: the old one is moved aside, then the new one in; both moves may fail or be interrupted."""
     rename, calls = Path.rename, [0]
 
     def failing(source: Path, target: Path) -> Path:
@@ -134,12 +113,32 @@ def test_a_folder_that_is_replaced_is_always_there_whole(
             raise error
         return moved
 
+    monkeypatch.setattr(files, "exchange", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else OutputError):
         write(old, force=True)
     new = {"out/onnx/graph": "new", "out/manifest": "new"}
     assert contents(old.parent) == (new if (call, before) == (2, False) else {"out/precious": "old"})
     assert names(old.parent) == ["out"]
+
+
+def test_there_is_no_moment_without_a_folder_that_is_replaced(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system can exchange two folders."""
+    if not can_exchange(old.parent):
+        pytest.skip("the file system of the temporary folder can't")
+    monkeypatch.setattr(Path, "rename", lambda *paths: pytest.fail("moved in two steps"))
+    write(old, force=True)
+    assert contents(old.parent) == {"out/onnx/graph": "new", "out/manifest": "new"}
+
+
+def can_exchange(folder: Path) -> bool:
+    one, other = folder / "one", folder / "other"
+    one.mkdir()
+    other.mkdir()
+    can = places.exchange(one, other)
+    one.rmdir()
+    other.rmdir()
+    return can
 
 
 def test_a_file_is_never_replaced(tmp_path: Path) -> None:
@@ -150,31 +149,61 @@ def test_a_file_is_never_replaced(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"out": "precious"}
 
 
-def test_a_link_to_nowhere_is_never_replaced(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(OutputError, match="is a file"):
-        write(out, force=True)
-    assert out.is_symlink()
-
-
-def test_a_link_to_a_folder_is_replaced_and_the_folder_left_alone(old: Path) -> None:
+@pytest.mark.parametrize("target", ["out", "nowhere"])
+def test_a_link_stays_and_leads_to_the_new_folder(old: Path, target: str) -> None:
     link = old.parent / "link"
-    link.symlink_to(old)
+    link.symlink_to(target)
+    with pytest.raises(OutputError, match="link exists; --force") if target == "out" else contextlib.nullcontext():
+        write(link)
     write(link, force=True)
-    assert not link.is_symlink()
-    assert (old / "precious").read_text() == "old"
-    assert contents(link) == {"onnx/graph": "new", "manifest": "new"}
+    assert link.readlink() == Path(target)
+    assert contents(old.parent / target) == {"onnx/graph": "new", "manifest": "new"}
+    assert names(old.parent) == sorted({"link", "out", target})
 
 
-def test_the_working_folder_can_be_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    monkeypatch.chdir(out)
-    write(Path())
+def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("other")
+    (tmp_path / "other").symlink_to("one")
+    for refused in (write, write_file):
+        with pytest.raises(OutputError, match="one leads through more than 40 links"):
+            refused(tmp_path / "one")
+
+
+@pytest.mark.parametrize("out", [".", "..", "../out"])
+def test_the_working_folder_is_not_replaced(old: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
+    """A shell that stands in it would find itself in a folder that is gone."""
+    monkeypatch.chdir(old)
+    with pytest.raises(OutputError, match="is the working folder, or holds it; choose another place"):
+        write(Path(out), force=True)
     monkeypatch.undo()
-    assert contents(tmp_path) == {"out/onnx/graph": "new", "out/manifest": "new"}
-    assert names(tmp_path) == ["out"]
+    assert contents(old.parent) == {"out/precious": "old"}
+
+
+@pytest.mark.parametrize("refused", ["folder", "file"])
+def test_a_mount_point_is_refused_before_any_work(old: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    monkeypatch.setattr(files, "is_mount", lambda path: path in (old, old / "precious"))
+    with pytest.raises(OutputError, match="is a mount point, which can't be replaced"):
+        write(old, force=True) if refused == "folder" else write_file(old / "precious")
+    assert contents(old.parent) == {"out/precious": "old"}
+
+
+def test_a_folder_that_is_replaced_keeps_its_mode(old: Path) -> None:
+    old.chmod(0o700)
+    write(old, force=True)
+    assert stat.S_IMODE(old.stat().st_mode) == 0o700
+
+
+def test_folders_above_vanish_again_if_the_block_fails(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="stop"):
+        write_half(tmp_path / "parent" / "made" / "out", ValueError("stop"))
+    assert names(tmp_path) == []
+
+
+def test_a_folder_where_nothing_can_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(OutputError, match=f"out can't be written: no permission to write in {tmp_path}"):
+        require_folder(tmp_path / "new" / "out")
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["file/out", "file/deep/out", "x" * 300, "x" * 250])

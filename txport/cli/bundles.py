@@ -43,7 +43,8 @@ from txport.runtimes import GRAPH_RUNTIMES
 def export(checkpoint: str, out: Path, target: str, precision: str, as_json: bool, **options: Any) -> None:
     """Export CHECKPOINT to a bundle at OUT, and prove it.
 
-    The graphs are checked, compared with PyTorch, and appear at OUT only if they agree.
+    The graphs are checked, compared with PyTorch, and appear at OUT only if they agree. A link at OUT stays, and leads
+    to the bundle. The working folder and mount points can't be replaced, so they are refused.
     """
     from txport import api
 

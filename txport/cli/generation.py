@@ -15,6 +15,7 @@ import click
 from txport.cli import textio
 from txport.cli.guard import say
 from txport.cli.options import F, is_given, provider_option, threads_option, unknown_option
+from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.runtimes import MODULES
 
@@ -191,6 +192,7 @@ def run(
         options["scores"] = False
         if options["length_penalty"] != 1:
             raise UnsupportedError("--length-penalty only changes scores here, which are shown with --json")
+    require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     model = api.load(bundle, **where, checkpoint=checkpoint, say=say)
     options.update(_token_ids(model.tokenizer, options))

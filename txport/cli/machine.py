@@ -12,6 +12,7 @@ from txport.bundles.manifest import PRECISIONS
 from txport.cli import textio
 from txport.cli.guard import say
 from txport.cli.options import is_given, provider_option, threads_option
+from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.runtimes import MODULES
 
@@ -68,6 +69,7 @@ def bench(
         runtimes.require(name, provider)
     if compare is None and is_given("max_regression"):
         raise UnsupportedError("--max-regression is for --compare; give an older report too")
+    require_outputs({"--report": report})
     old = measure.read_report(compare) if compare else None
     found = find_bundle(bundle, precision=precision, say=say)
     source = checkpoint or (checkpoint_of(found) if "torch" in names else None)

@@ -13,6 +13,7 @@ from txport.bundles.manifest import PRECISIONS, TARGETS
 from txport.cli import textio
 from txport.cli.guard import say
 from txport.cli.options import provider_option
+from txport.cli.outputs import require_outputs
 from txport.errors import ParityError, UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
 
@@ -84,6 +85,8 @@ def parity(
 
     if quality_texts and not quality:
         raise UnsupportedError("--quality-texts counts those of --quality, which is not given")
+    outputs = {"--report": report, "--junit": junit, "--markdown": markdown}
+    require_outputs(outputs, inputs={"--quality": quality})
     for name in names or ("ort",):
         runtimes.require(name, provider)
     provider = short_name(provider)
@@ -182,6 +185,7 @@ def matrix(checkpoint: str, report: Path | None, markdown: Path | None, html: Pa
     from txport import release
     from txport.cli import tables
 
+    require_outputs({"--report": report, "--markdown": markdown, "--html": html}, keep=chosen["keep"])
     result = release.matrix(checkpoint, **chosen, say=say)
     from txport.proof import pages
     from txport.proof.matrix import require_run

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import random
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
-from txport.errors import OutputError, TextError
+from txport.errors import TextError
+from txport.system.files import staged_file
 
 Item = TypeVar("Item")
 LONG = 64  # texts from which on a progress bar pays
@@ -79,33 +78,8 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
     if path is None:
         yield sys.stdout
         return
-    try:
-        with _open_file(path) as stream:
-            yield stream
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"{path} can't be written: {error.strerror or error}; choose another place") from error
-
-
-@contextlib.contextmanager
-def _open_file(path: Path) -> Iterator[IO[str]]:
-    if path.is_dir():
-        raise OutputError(f"{path} is a folder, expected a file to write")
-    if path.exists() and not path.is_file():  # /dev/null, a named pipe
-        with path.open("w", encoding="utf-8") as stream:
-            yield stream
-        return
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            yield stream
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with staged_file(path) as stream:
+        yield stream
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ from txport.models.tokenizer import load_tokenizer
 from txport.models.transformer import Transformer
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
-from txport.system.files import staged_folder
+from txport.system.files import staged_files
 
 COPIES = 2  # of the weights that loading holds at once
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
@@ -115,19 +115,21 @@ def fill(model: Transformer, rng: np.random.Generator) -> None:
 
 
 def save_checkpoint(
-    out: Path,
+    out: str | Path,
     model: Transformer,
     tokenizer: str | None = None,
     target_tokenizer: str | None = None,
     *,
     half: bool = False,
 ) -> None:
-    """Write a checkpoint folder; with `half`, the weights are stored in 16 bits.
+    """Write a checkpoint into a folder, whole or not at all; with `half`, the weights are stored in 16 bits.
 
-    `tokenizer` is the JSON of the source's, which is also the target's if that has none of its own.
+    `tokenizer` is the JSON of the source's, which is also the target's if that has none of its own. An older
+    checkpoint in the folder is replaced: its tokenizers too, which are removed if none are given, since they are not
+    known to fit this model. All else in the folder stays. Raises `OutputError` for a place that can't be written.
     """
     weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(model).items()}
-    with staged_folder(out, force=True, holding=CONFIG) as folder:
+    with staged_files(Path(out), (CONFIG, WEIGHTS, TOKENIZER, TARGET_TOKENIZER)) as folder:
         write_json(folder / CONFIG, model.config.to_dict())
         save_file({name: tensor.half() if half else tensor for name, tensor in weights.items()}, folder / WEIGHTS)
         for name, text in ((TOKENIZER, tokenizer), (TARGET_TOKENIZER, target_tokenizer)):

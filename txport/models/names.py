@@ -6,7 +6,7 @@ from pathlib import Path
 
 from txport.errors import CheckpointError
 from txport.models.config import PRESETS
-from txport.system.files import hash_of, sha256
+from txport.system.files import complete, hash_of, sha256
 
 PRESET = "preset:"
 CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"
@@ -43,6 +43,10 @@ def find_folder(name: str) -> Path:
     if not folder.is_dir():
         known = ", ".join([*shipped(), *(PRESET + preset for preset in PRESETS)])
         raise CheckpointError(f"there is no checkpoint {name}; give a folder with {CONFIG}, or one of {known}")
+    try:
+        complete(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder} was being saved, which can't be completed: {error.strerror}") from error
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} is not a checkpoint: {CONFIG} is missing")
     return folder

@@ -127,7 +127,7 @@ def fill(
     """
     runtimes.require(*PROVEN)
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(staged_folder(keep)) if keep else Path(stack.enter_context(_temporary()))
+        folder = stack.enter_context(staged_folder(keep, say=say)) if keep else Path(stack.enter_context(_temporary()))
         cells = [cell for kind in chosen for cell in _row(checkpoint, kind, tried, folder, say, bool(keep))]
     return Matrix(_about(checkpoint), cells)
 

@@ -1,16 +1,26 @@
-"""Folders that appear whole or not at all, and the hashes that prove what is in them."""
+"""Files and folders that appear whole or not at all, wherever a process is killed; and hashes of what is in them."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
+import stat
+import sys
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from txport.errors import OutputError
+from txport.system.locks import locked
+from txport.system.places import descriptor_of, exchange, is_mount, resolve
+from txport.system.stages import Say, partner, recover, remove, resemble, restore, silent, staged, told
+
+SAVE, READY = "save", ".save.ready"  # stages inside a folder: for its files, and when these are whole
+GONE = ".gone"  # ends the name of an empty file in a stage: the file of that name is to be removed
+ELSEWHERE, NOTHING = "choose another place", "nothing was left there"
 
 
 def sha256(path: Path) -> str:
@@ -25,69 +35,286 @@ def hash_of(parts: dict[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
+# ------------------------------------------------------------------------------------------------ a folder
+
+
 @contextmanager
-def staged_folder(out: Path, *, force: bool = False, holding: str | None = None) -> Iterator[Path]:
+def staged_folder(out: Path, *, force: bool = False, holding: str | None = None, say: Say = silent) -> Iterator[Path]:
     """A new folder beside `out` that becomes `out` if the block ends well, and vanishes if it does not.
 
     With `force` it replaces a folder, but only one with a file named `holding`, if that is given: a home
-    directory is no bundle. Raises `OutputError` if `out` is in the way, is a file, or can't be written.
+    directory is no bundle. A link at `out` stays, and leads to the new folder. What a killed process left there is
+    put in order first, and `say` told so. Raises `OutputError` as `require_folder` does.
     """
-    try:
-        _refuse(out, force, holding)
-        out = out.absolute()  # "." has no name
-        out.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"{out} can't be written: {error.strerror}; choose another place") from error
-    try:
-        yield stage
-        _settle(stage)
-        _replace(stage, out, force)
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"{out} can't be written: {error.strerror or error}; nothing was left there") from error
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        with told(out, ELSEWHERE):
+            recover(resolve(out), say)
+            place = require_folder(out, force=force, holding=holding)
+            stack.enter_context(_parents(place))
+            stage = stack.enter_context(staged(place, os.mkdir))
+            mode = stat.S_IMODE(stage.stat().st_mode)
+            stage.chmod(0o700)
+        with told(out, NOTHING):
+            yield stage
+            _settle(stage, mode)
+            if force:  # what appeared meanwhile may be of another kind
+                _refuse(out, place, force, holding)
+            _replace(stage, place, force)
 
 
-def _refuse(out: Path, force: bool, holding: str | None) -> None:
-    if out.is_dir() and any(out.iterdir()):
+def require_folder(out: Path, *, force: bool = False, holding: str | None = None) -> Path:
+    """Where a folder for `out` can be made, without links; nothing new is written.
+
+    Raises `OutputError` if `out` is in the way (see `staged_folder`), is a file, the working folder or a mount point,
+    or if nothing can be written there.
+    """
+    with told(out, ELSEWHERE):
+        place = resolve(out)
+        restore(place)
+        _refuse(out, place, force, holding)
+        if _is_around(place):
+            raise OutputError(f"{out} is the working folder, or holds it; choose another place")
+        if is_mount(place):
+            raise OutputError(f"{out} is a mount point, which can't be replaced; give a folder in it")
+        above = next(folder for folder in place.parents if folder.exists())
+        if not above.is_dir():
+            raise OutputError(f"{out} can't be written: {above} is no folder; {ELSEWHERE}")
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise OutputError(f"{out} can't be written: no permission to write in {above}; {ELSEWHERE}")
+    return place
+
+
+def _refuse(out: Path, place: Path, force: bool, holding: str | None) -> None:
+    if place.is_dir() and any(place.iterdir()):
         if not force:
             raise OutputError(f"{out} exists; --force replaces it")
-        if holding and not (out / holding).is_file():
+        if holding and not (place / holding).is_file():
             raise OutputError(f"{out} has no {holding}, so --force does not replace it; choose another place")
-    if not out.is_dir() and (out.exists() or out.is_symlink()):
+    if place.exists() and not place.is_dir():
         raise OutputError(f"{out} is a file, expected a folder to make; choose another place")
 
 
-def _replace(stage: Path, out: Path, force: bool) -> None:
-    """Put the staged folder in place; what stood there is moved aside first and removed last."""
-    if not out.exists() or not force:  # what appeared meanwhile stays: a rename takes the place of an empty folder only
-        stage.rename(out)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
+def _is_around(folder: Path) -> bool:
     try:
-        out.rename(aside / out.name)
-        stage.rename(out)
-    except BaseException:  # a Ctrl-C too must not cost the user what stood there
-        if not out.exists():
-            (aside / out.name).rename(out)
+        here = Path.cwd()
+    except FileNotFoundError:
+        return False
+    return folder in (here, *here.parents)
+
+
+@contextmanager
+def _parents(path: Path) -> Iterator[None]:
+    """Make the folders above a path; what was made vanishes again if the block fails."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # in use by now
+                folder.rmdir()
         raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
-def _settle(stage: Path) -> None:
+def _settle(stage: Path, mode: int) -> None:
     """Give everything the modes that new files have (temporary ones are private), and wait for the disk."""
-    mask = os.umask(0)
-    os.umask(mask)
-    stage.chmod(0o777 & ~mask)
+    stage.chmod(mode)
     for path in stage.rglob("*"):
         if path.is_file():
-            path.chmod(0o666 & ~mask)
+            path.chmod(0o666 & mode)
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
+
+
+def _replace(stage: Path, out: Path, force: bool) -> None:
+    """Put the staged folder in place; with `force`, what stood there is then where the stage was, or is removed."""
+    if not out.exists() or not force:  # what appeared meanwhile stays: a rename takes the place of an empty folder only
+        stage.rename(out)
+        return
+    resemble(stage, out)
+    if exchange(stage, out):
+        return
+    aside = partner(stage)
+    try:
+        out.rename(aside)
+        stage.rename(out)
+    except BaseException:  # a Ctrl-C too must not cost the user what stood there
+        if not out.exists():
+            aside.rename(out)
+        raise
+    finally:
+        if out.exists():
+            remove(aside)
+
+
+# ------------------------------------------------------------------------------------------------ a file
+
+
+@contextmanager
+def staged_file(path: Path) -> Iterator[IO[str]]:
+    """A text file that becomes `path` if the block ends well, and vanishes if it does not.
+
+    A link at `path` stays, and leads to the new file; mode and owner stay as they were. What is no regular file, such
+    as a pipe, a terminal or /dev/stdout, is written into. Raises `OutputError` as `require_file` does.
+    """
+    with told(path, ELSEWHERE):
+        if is_stream(path):
+            with _open_stream(path) as stream:
+                yield stream
+            return
+        place = _require_regular(path)
+        recover(place)
+        with staged(place, _new_file(place)) as stage:
+            with stage.open("w", encoding="utf-8") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            if place.exists():
+                resemble(stage, place)
+            stage.replace(place)
+
+
+def require_file(path: Path) -> None:
+    """Raise `OutputError` unless a file can be written to `path`; what is there stays as it is."""
+    with told(path, ELSEWHERE):
+        if is_stream(path):
+            _require_stream(path)
+            return
+        place = _require_regular(path)
+        with staged(place, _new_file(place)):
+            pass
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path is to be written into, not replaced: an open file of this process, a device, a pipe, a socket."""
+    return descriptor_of(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def _require_regular(path: Path) -> Path:
+    """The file to replace, without links."""
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder, expected a file to write")
+    place = resolve(path)
+    if is_mount(place):
+        raise OutputError(f"{path} is a mount point, which can't be replaced; choose another place")
+    if place.exists() and not os.access(place, os.W_OK):
+        raise OutputError(f"{path} can't be written: it is read-only; choose another place")
+    return place
+
+
+def _require_stream(path: Path) -> None:
+    descriptor = descriptor_of(path)
+    if descriptor is not None:
+        if not _is_open_for_writing(descriptor):
+            raise OutputError(f"{path} is not open for writing; choose another place")
+        return
+    mode = path.stat().st_mode
+    for what, is_that in {"socket": stat.S_ISSOCK, "block device": stat.S_ISBLK}.items():
+        if is_that(mode):
+            raise OutputError(f"{path} is a {what}, expected a file to write")
+    if not os.access(path, os.W_OK):
+        raise OutputError(f"{path} can't be written: no permission; choose another place")
+
+
+def _is_open_for_writing(descriptor: int) -> bool:
+    import fcntl  # where descriptors have names
+
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except OSError:
+        return False
+
+
+def _open_stream(path: Path) -> IO[str]:
+    _require_stream(path)
+    descriptor = descriptor_of(path)
+    if descriptor is None:
+        return os.fdopen(os.open(path, os.O_WRONLY), "w", encoding="utf-8")
+    sys.stdout.flush()  # what was printed before comes before
+    return os.fdopen(os.dup(descriptor), "w", encoding="utf-8")
+
+
+def _new_file(place: Path) -> Callable[[Path], None]:
+    """What makes an empty file for `place`; nobody else may read it before it has the mode of the one it replaces."""
+    mode = 0o600 if place.exists() else 0o666
+    return lambda path: os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+
+
+# ------------------------------------------------------------------------------------------------ files of a folder
+
+
+@contextmanager
+def staged_files(folder: Path, names: Collection[str]) -> Iterator[Path]:
+    """A new folder whose files replace those of `folder` if the block ends well, all or none of them.
+
+    `names` are all that may be written; those that are not are removed from `folder`, and whatever else lies there
+    stays. Where a process is killed between the first file and the last, `complete` moves the others.
+    """
+    place = resolve(folder)
+    if not place.is_dir():
+        with staged_folder(folder) as stage:
+            yield stage
+        return
+    with told(folder, "it is as it was"):
+        if wrong := [name for name in sorted(names) if (place / name).is_dir()]:
+            raise OutputError(f"{folder} has a folder {wrong[0]}, expected a file to replace; choose another place")
+        recover(place / SAVE)
+        with staged(place / SAVE, os.mkdir) as stage:
+            yield stage
+            _settle(stage, stat.S_IMODE(stage.stat().st_mode))
+            for name in names:
+                _prepare(stage / name, place / name)
+            try:
+                _make_ready(stage, place)
+            finally:
+                if not stage.exists():  # ready, and to be moved, interrupted or not
+                    _move(place)
+
+
+def complete(folder: Path) -> None:
+    """Move the files that a process had written whole into `folder` when it was killed."""
+    ready = folder / READY
+    if ready.is_dir():
+        with locked(ready, wait=True, without=True) as is_ours:
+            if is_ours:
+                _move(folder)
+
+
+def _prepare(new: Path, old: Path) -> None:
+    if not new.exists():
+        new.with_name(new.name + GONE).touch()
+    elif old.is_file():
+        resemble(new, old)
+
+
+def _make_ready(stage: Path, folder: Path) -> None:
+    """From here on the files will be moved, if not by this process then by another."""
+    while True:
+        complete(folder)
+        try:
+            stage.rename(folder / READY)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process is about to move its own
+                raise
+        else:
+            return
+
+
+def _move(folder: Path) -> None:
+    try:
+        _move_all(folder)
+    except KeyboardInterrupt:  # half of it would be neither the old nor the new
+        _move_all(folder)
+        raise
+
+
+def _move_all(folder: Path) -> None:
+    for path in sorted((folder / READY).iterdir()):
+        if path.suffix == GONE:
+            (folder / path.stem).unlink(missing_ok=True)
+            path.unlink()
+        else:
+            path.replace(folder / path.name)
+    with contextlib.suppress(OSError):  # another process has put its own there by now
+        (folder / READY).rmdir()

@@ -1,0 +1,233 @@
+"""Where commands write: looked at before any work, written through links, and never over what was not meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import txport
+from txport import api, cli, locate, release
+from txport import bench as measure
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.cli.outputs import require_outputs
+from txport.errors import BundleError, OutputError
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    """A command has a handler of its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Run a command that must end before any work; -> what it says."""
+
+    def work(*arguments: object, **options: object) -> None:
+        pytest.fail("it has begun to work")
+
+    def run(*arguments: object) -> str:
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert (end.value.code, out, err.count("\n")) == (2, "", 1)
+        return err
+
+    for module, name in ((locate, "find_bundle"), (api, "load"), (release, "matrix"), (measure, "read_report")):
+        monkeypatch.setattr(module, name, work)
+    return run
+
+
+PARITY = ("parity", "g2p-en")
+PLACES = [
+    ("{tmp}/missing/out", "{tmp}/missing/out can't be written: No such file or directory; choose another place"),
+    ("{tmp}/folder", "{tmp}/folder is a folder, expected a file to write"),
+    ("{tmp}/file/out", "{tmp}/file/out can't be written: Not a directory; choose another place"),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("run", "g2p-en", "bad"), "--output"),
+        *((PARITY, option) for option in ("--report", "--junit", "--markdown")),
+        *((("matrix", "g2p-en"), option) for option in ("--report", "--markdown", "--html")),
+        (("bench", "g2p-en", "--runtime", "ort"), "--report"),
+    ],
+)
+@pytest.mark.parametrize(("place", "message"), PLACES)
+def test_every_place_is_looked_at_before_any_work(
+    refused: Refused, tmp_path: Path, command: tuple[str, ...], option: str, place: str, message: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("precious")
+    assert refused(*command, option, place.format(tmp=tmp_path)) == f"txport: {message.format(tmp=tmp_path)}\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_folder_to_keep_is_looked_at_before_any_work(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    assert "out exists; --force" not in refused("matrix", "g2p-en", "--keep", tmp_path / "file")
+    assert f"{tmp_path} exists" in refused("matrix", "g2p-en", "--keep", tmp_path)
+    assert "file is no folder" in refused("matrix", "g2p-en", "--keep", tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize(("one", "other"), [("r.json", "r.json"), ("r.json", "./r.json"), ("r.json", "link")])
+def test_two_outputs_to_one_file_are_refused(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: str, other: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("r.json")
+    said = refused(*PARITY, "--report", one, "--junit", other)
+    assert said == "txport: --report and --junit name the same place, r.json; give each its own\n"
+    assert "--report and --keep name the same place" in refused("matrix", "g2p-en", "--report", one, "--keep", one)
+
+
+def test_a_report_does_not_replace_the_texts_of_the_user(refused: Refused, tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.write_text("bad\tB\n")
+    said = refused(*PARITY, "--quality", texts, "--markdown", texts)
+    assert said == f"txport: --markdown would replace what --quality reads, {texts}; choose another place\n"
+
+
+def test_an_input_may_be_the_output(bundle: Bundle, tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.write_text("bad\nchief\n")
+    expected = [each.output for each in txport.load(bundle.path).generate(["bad", "chief"])]
+    cli.main(["run", str(bundle.path), "--input", str(words), "--output", str(words)])
+    assert words.read_text().splitlines() == expected
+
+
+def test_a_baseline_may_be_the_new_report(bundle: Bundle, checkpoint: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    command = ["parity", str(bundle.path), "--checkpoint", str(checkpoint), "--runtime", "ort", "--report", str(report)]
+    cli.main(command)
+    before = report.read_text()
+    report.chmod(0o600)
+    cli.main([*command, "--baseline", str(report)])
+    assert json.loads(report.read_text())["verdict"] == json.loads(before)["verdict"]
+    assert report.stat().st_mode & 0o777 == 0o600
+
+
+def test_files_may_lie_in_the_folder_that_is_kept(tmp_path: Path) -> None:
+    keep = tmp_path / "keep"
+    require_outputs({"--report": keep / "matrix.json", "--html": None}, keep=keep)
+    with pytest.raises(OutputError, match=r"deeper/matrix\.json can't be written"):
+        require_outputs({"--report": keep / "deeper" / "matrix.json"}, keep=keep)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_outputs_may_share_a_stream() -> None:
+    require_outputs({"--report": Path(os.devnull), "--junit": Path(os.devnull)})
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="this system does not name open files")
+def test_standard_output_by_its_name_is_standard_output(bundle: Bundle) -> None:
+    command = [sys.executable, "-c", "from txport.cli import main; main()", "run", str(bundle.path), "bad"]
+    done = [
+        subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout
+        for more in ((), ("--output", "/dev/stdout"))
+    ]
+    assert done[0] == done[1]
+    assert done[0].strip()
+
+
+# ------------------------------------------------------------------------------------------------ bundles
+
+
+def test_a_bundle_that_a_killed_export_had_moved_aside_is_found(copied: Path) -> None:
+    """Where two folders can't be exchanged, it is out of its place for a moment."""
+    copied.with_name(".bundle.partial-0123456789abcdef").mkdir()
+    copied.rename(copied.with_name(".bundle.old-0123456789abcdef"))
+    said: list[str] = []
+    assert locate.find_bundle(str(copied), say=said.append).path == copied
+    assert said == [f"put back {copied}, which an export that was killed had moved aside"]
+    assert txport.load(copied).generate("bad")
+
+
+def test_a_bundle_that_can_t_be_put_back_is_named(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename(*paths: Path) -> None:
+        raise OSError(30, "Read-only file system", str(aside))
+
+    aside = copied.with_name(".bundle.old-0123456789abcdef")
+    copied.with_name(".bundle.partial-0123456789abcdef").mkdir()
+    copied.rename(aside)
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(BundleError, match=f"Read-only file system: '{aside}'"):
+        locate.find_bundle(str(copied))
+
+
+def test_what_killed_exports_left_in_the_cache_is_removed(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what was to become an entry that this version does not look for."""
+
+    def export(name: str, out: Path, **options: object) -> Bundle:
+        assert list(out.parent.iterdir()) == []
+        shutil.copytree(bundle.path, out)
+        return load_bundle(out)
+
+    left = tmp_path / "txport" / "bundles" / ".preset-big-portable-fp32-0.0.1-00000000.partial-0123456789abcdef"
+    (left / "onnx").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(locate, "export", export)
+    assert locate.find_bundle("preset:tiny").manifest == bundle.manifest
+
+
+CACHED = """
+    import shutil, sys, time
+    from pathlib import Path
+    from txport import locate
+    from txport.bundles.bundle import load_bundle
+    def export(name, out, **options):
+        print("export", flush=True)
+        time.sleep(0.3)
+        shutil.copytree(sys.argv[1], out)
+        return load_bundle(out)
+    locate.export = export
+    locate.find_bundle("preset:tiny")
+"""
+
+
+def test_of_several_processes_one_exports_to_the_cache_and_the_others_wait(bundle: Bundle, tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(CACHED), str(bundle.path)]
+    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [process.communicate()[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert sorted(said) == ["", "", "export\n"]
+
+
+def test_a_cache_that_can_t_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OutputError, match="can't be written: Not a directory; export to a folder of your own"):
+        locate.find_bundle("preset:tiny")
+
+
+@pytest.mark.parametrize("out", ["{store}", "{link}"])
+def test_an_export_spares_what_the_checkpoint_is_made_of(checkpoint: Path, tmp_path: Path, out: str) -> None:
+    """Its weights may be a link into a folder that looks like a bundle."""
+    store, source, link = tmp_path / "store", tmp_path / "source", tmp_path / "link"
+    shutil.copytree(checkpoint, source)
+    store.mkdir()
+    (store / "txport.json").touch()
+    (source / "model.safetensors").rename(store / "weights")
+    (source / "model.safetensors").symlink_to(store / "weights")
+    link.symlink_to(store)
+    with pytest.raises(OutputError, match="holds the checkpoint itself; choose another place"):
+        txport.export(source, out.format(store=store, link=link), force=True)
+    assert (store / "weights").is_file()

@@ -1,0 +1,81 @@
+"""What a path is before anything is written: where its links lead, and what the operating system can do there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from txport.errors import OutputError
+
+MAX_LINKS = 40  # as in Linux
+DESCRIPTORS = re.compile(r"/proc/(?P<process>\d+)(/task/\d+)?/fd|/dev/fd")
+WORKING_FOLDER, EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
+
+
+def resolve(path: Path) -> Path:
+    """The path that `path` leads to, whether something is there or not.
+
+    Raises `OutputError` for links that lead in a circle, or that another user has put into a folder which everybody
+    may write to, as the kernel does.
+    """
+    for step in _follow(path):
+        if _is_planted(step):
+            raise OutputError(f"{path} goes through a link of another user in {step.parent}; choose another place")
+    return Path(os.path.realpath(step))
+
+
+def descriptor_of(path: Path) -> int | None:
+    """The number of the open file that `path` names, as /dev/stdout, /dev/fd/1 and /proc/self/fd/1 name 1."""
+    for step in _follow(path):
+        found = DESCRIPTORS.fullmatch(str(step.parent))
+        if found and step.name.isdigit() and found["process"] in (None, str(os.getpid())):
+            return int(step.name)
+    return None
+
+
+def _follow(path: Path) -> Iterator[Path]:
+    """The path, then what each link on its way names; all links in its folders are resolved."""
+    for _ in range(MAX_LINKS):
+        step = Path(os.path.realpath(path.parent)) / path.name
+        yield step
+        if not step.is_symlink():
+            return
+        path = step.parent / step.readlink()
+    raise OutputError(f"{path} leads through more than {MAX_LINKS} links; choose another place")
+
+
+def _is_planted(path: Path) -> bool:
+    if sys.platform == "win32" or not path.is_symlink():
+        return False
+    folder = path.parent.stat()
+    is_public = bool(folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH)
+    return is_public and path.lstat().st_uid not in (os.geteuid(), folder.st_uid)
+
+
+def is_mount(path: Path) -> bool:
+    """Whether something is mounted at a path without links: such a file or folder can't be renamed."""
+    if path.is_mount():
+        return True
+    try:
+        table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return False
+    names = (line.split()[4] for line in table.splitlines())
+    return str(path) in (re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), name) for name in names)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two paths change places in one step; False where the system or the file system can't."""
+    if sys.platform != "linux":
+        return False
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except AttributeError:
+        return False
+    done: int = rename(WORKING_FOLDER, os.fsencode(one), WORKING_FOLDER, os.fsencode(other), EXCHANGE)
+    return done == 0

@@ -1,0 +1,136 @@
+"""Stages: where what is being written lies until it is whole, and what is done about those of killed processes.
+
+A stage is hidden beside its place and locked by its process. One that nobody locks was left by a process that was
+killed: the next one that writes to the same place removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from txport.errors import OutputError
+from txport.system.locks import locked
+
+PARTIAL, OLD = "partial", "old"  # a stage, and what the one with the same number is about to replace
+Say = Callable[[str], None]
+
+
+def silent(message: str) -> None:
+    """Say nothing."""
+
+
+@contextmanager
+def staged(place: Path, make: Callable[[Path], object]) -> Iterator[Path]:
+    """What `make` makes beside `place`, ours until the block ends; what is there then is removed."""
+    is_ours = False
+    while not is_ours:
+        stage = place.with_name(f".{place.name}.{PARTIAL}-{secrets.token_hex(8)}")
+        try:
+            make(stage)
+            with locked(stage, without=True) as is_ours:  # another process may have removed it, before it was locked
+                if is_ours:
+                    yield stage
+        finally:
+            remove(stage)
+
+
+def recover(place: Path, say: Say = silent) -> None:
+    """Put in order what killed processes left beside a place; what others are at work on stays."""
+    if restore(place):
+        say(f"put back {place}, which a command that was killed had moved aside")
+    for path in _beside(place, PARTIAL):
+        with contextlib.suppress(OSError), locked(path, without=False) as is_ours:
+            if is_ours:
+                remove(path)
+                say(f"removed {path}, left by a command that was killed")
+    for path in _beside(place, OLD):
+        if not partner(path).exists():
+            remove(path)
+
+
+def restore(place: Path) -> bool:
+    """Put back a folder that a killed process had moved aside to replace it; -> whether there was one."""
+    for stage in _beside(place, PARTIAL):
+        if partner(stage).is_dir():
+            with locked(stage, wait=True, without=True):
+                if partner(stage).is_dir() and not os.path.lexists(place):
+                    partner(stage).rename(place)
+                    return True
+    return False
+
+
+def clean(folder: Path) -> None:
+    """Put in order what killed processes left in a folder, whatever it was to become."""
+    stages = (re.fullmatch(_hidden("(.+)", PARTIAL), name) for name in _names(folder))
+    for name in {found[1] for found in stages if found}:
+        recover(folder / name)
+
+
+def _beside(place: Path, kind: str) -> list[Path]:
+    pattern = re.compile(_hidden(re.escape(place.name), kind))
+    return [place.with_name(name) for name in _names(place.parent) if pattern.fullmatch(name)]
+
+
+def _hidden(name: str, kind: str) -> str:
+    return rf"\.{name}\.{kind}-[0-9a-f]{{16}}"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 - a folder of many files is read quickly
+    except OSError:
+        return []
+
+
+def partner(path: Path) -> Path:
+    """Where what a stage replaces is moved aside, and back from there."""
+    name, _, number = path.name.rpartition("-")
+    name, _, kind = name.rpartition(".")
+    return path.with_name(f"{name}.{OLD if kind == PARTIAL else PARTIAL}-{number}")
+
+
+def resemble(new: Path, old: Path) -> None:
+    """Give a file or folder the mode of what it replaces, and its owner and group where that is allowed."""
+    status = old.stat()
+    if sys.platform != "win32":
+        for owner, group in ((-1, status.st_gid), (status.st_uid, -1)):
+            with contextlib.suppress(OSError):
+                os.chown(new, owner, group)
+    new.chmod(stat.S_IMODE(status.st_mode))
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it is there; an interrupt waits for that."""
+    try:
+        _remove_now(path)
+    except BaseException:
+        _remove_now(path)
+        raise
+
+
+def _remove_now(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+@contextmanager
+def told(path: Path, hint: str) -> Iterator[None]:
+    """Raise what the operating system says as `OutputError`."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"{path} can't be written: {error.strerror or error}; {hint}") from error
