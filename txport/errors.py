@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LONGEST_QUOTE = 80  # characters of what was found, in a message
+LONGEST_QUOTE, LONGEST_REASON = 80, 300  # characters of what was found, and of another library's message
 
 
 def quoted(value: object) -> str:
@@ -12,6 +12,12 @@ def quoted(value: object) -> str:
     except ValueError:  # an integer of thousands of digits
         text = f"a {type(value).__name__} too long to be shown"
     return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 3] + "..."
+
+
+def brief(error: object) -> str:
+    """What another library says of an error, in one line that can be read."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 3] + "..."
 
 
 class TxportError(Exception):

@@ -26,16 +26,23 @@ def stand_in(role: str) -> bytes:
     return onnx.ModelProto(doc_string=f"{role:20000}").SerializeToString()
 
 
-@pytest.fixture
-def sealed(tmp_path: Path) -> Bundle:
+def seal_stand_ins(folder: Path, manifest: Manifest) -> Bundle:
     """A bundle as far as its manifest and the sizes of its files can tell: the graphs hold a text."""
-    folder = tmp_path / "bundle"
-    manifest = tiny_manifest()
     for graph in manifest.graphs.values():
         (folder / graph.file).parent.mkdir(parents=True, exist_ok=True)
         (folder / graph.file).write_bytes(stand_in(graph.role))
     (folder / "samples.txt").write_text("bad\nchief\n", encoding="utf-8")
     return seal(folder, manifest)
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Bundle:
+    return seal_stand_ins(tmp_path / "bundle", tiny_manifest())
+
+
+@pytest.fixture
+def quantised(tmp_path: Path) -> Bundle:
+    return seal_stand_ins(tmp_path / "quantised", tiny_manifest(target="cpu", precision="int8"))
 
 
 def change_manifest(bundle: Bundle, **changes: Any) -> None:
@@ -150,24 +157,31 @@ def test_manifest_with_junk_is_refused_not_a_crash(key: str, junk: Any, sealed: 
         load_bundle(sealed.path)
 
 
-def test_rows_are_a_number_or_none(sealed: Bundle) -> None:
+def test_rows_are_a_number_or_none(quantised: Bundle) -> None:
     for rows in (None, 8):
-        change_manifest(sealed, rows=rows)
-        assert load_bundle(sealed.path).manifest.rows == rows
-    change_manifest(sealed, rows="8")
+        change_manifest(quantised, rows=rows)
+        assert load_bundle(quantised.path).manifest.rows == rows
+    change_manifest(quantised, rows="8")
     with pytest.raises(BundleError, match=r"txport\.json is damaged: rows must be int \| None, got '8'"):
-        load_bundle(sealed.path)
+        load_bundle(quantised.path)
 
 
-def test_a_bundle_says_how_much_of_it_is_in_fp32(sealed: Bundle) -> None:
+def test_a_bundle_says_how_much_of_it_is_in_fp32(quantised: Bundle) -> None:
     mended = {"kept": ["a.weight"], "share": 0.1234, "limit": 0.25, "bytes": 9, "bytes_before": 7}
-    for given, said in (({}, "fp32"), (mended, "fp32 (12.3 % of its weights in fp32)")):
-        change_manifest(sealed, mended=given)
-        assert load_bundle(sealed.path).manifest.described_precision == said
+    for given, said in (({}, "int8"), (mended, "int8 (12.3 % of its weights in fp32)")):
+        change_manifest(quantised, mended=given)
+        assert load_bundle(quantised.path).manifest.described_precision == said
     for junk in ({"kept": ["a.weight"]}, {**mended, "share": "12 %"}, {**mended, "limit": None}):
-        change_manifest(sealed, mended=junk)
+        change_manifest(quantised, mended=junk)
         with pytest.raises(BundleError, match=r"txport\.json is damaged"):
-            load_bundle(sealed.path)
+            load_bundle(quantised.path)
+
+
+@pytest.mark.parametrize("change", [{"rows": 8}, {"quantization": {"a.weight": "int8 rows"}}])
+def test_what_is_quantised_is_said_where_something_is(change: dict[str, Any], sealed: Bundle) -> None:
+    change_manifest(sealed, **change)
+    with pytest.raises(BundleError, match="a bundle of portable fp32 has no quantised weights"):
+        load_bundle(sealed.path)
 
 
 def test_file_entries_with_junk(sealed: Bundle) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txport.errors import BundleError
+from txport.errors import BundleError, brief
 
 if TYPE_CHECKING:
     import onnx
@@ -121,7 +121,7 @@ def read_model(path: Path, *, weights: bool = True) -> onnx.ModelProto:
                 if tensor.data_location == onnx.TensorProto.EXTERNAL:
                     _take_in(tensor, path)
     except (DecodeError, KeyError, OSError, ValueError) as error:
-        raise BundleError(f"{path} is not a whole ONNX file: {error}") from error
+        raise BundleError(f"{path} is not a whole ONNX file: {brief(error)}") from error
     return model
 
 
@@ -139,7 +139,7 @@ def read_ir(path: Path) -> ir.Model:
     except BundleError:
         raise
     except Exception as error:  # it has none of its own for what it can't read
-        raise BundleError(f"{path} is not a whole ONNX file: {error}") from error
+        raise BundleError(f"{path} is not a whole ONNX file: {brief(error)}") from error
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -81,6 +81,7 @@ def _manifest(values: dict[str, Any]) -> Manifest:
     names = {entry.name for entry in dataclasses.fields(Manifest)}
     kept = {name: value for name, value in values.items() if name in names}
     manifest = Manifest(**{**kept, "config": config})
+    _check_quantization(manifest)
     _check_graphs(manifest, values["graphs"])
     return manifest
 
@@ -104,6 +105,15 @@ def _check_shared(name: str, entry: Any, files: Mapping[str, Any]) -> None:
     size = np.dtype(dtype).itemsize
     if offset % size or offset + math.prod(dims) * size > files[entry["file"]]["bytes"]:
         raise ValueError(f"{quoted(name)} does not lie in {quoted(entry['file'])} at {quoted(offset)}")
+
+
+def _check_quantization(manifest: Manifest) -> None:
+    """Only where weights take fewer bits has each a form, kernels are chosen, and some stay in fp32."""
+    if is_quantised(manifest.target, manifest.precision):
+        if not all(isinstance(form, str) for form in manifest.quantization.values()):
+            raise TypeError("the form of a weight must be a text")
+    elif manifest.quantization or manifest.mended or manifest.rows:
+        raise ValueError(f"a bundle of {manifest.target} {manifest.precision} has no quantised weights")
 
 
 def _check_graphs(manifest: Manifest, graphs: Any) -> None:

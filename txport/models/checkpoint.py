@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from txport.errors import BundleError, CheckpointError, TextError
+from txport.errors import BundleError, CheckpointError, TextError, brief
 from txport.models.config import PRESETS, TransformerConfig
 from txport.models.names import (
     COMPANIONS,
@@ -150,7 +150,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file: {error}") from error
+        raise CheckpointError(f"{path} is not a whole safetensors file: {brief(error)}") from error
 
 
 def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) -> None:

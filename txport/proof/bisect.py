@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.errors import ParityError, TxportError
+from txport.errors import ParityError, TxportError, brief
 from txport.exporters.quantize import read_bits
 from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.checkpoint import Checkpoint
@@ -95,7 +95,7 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
     except (TxportError, MemoryError):
         raise
     except Exception as error:  # a graph can be so odd that nobody can read it
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {brief(error)}"
         raise ParityError(f"the graphs of {bundle.path} can't be taken apart ({what}); export it again") from error
 
 

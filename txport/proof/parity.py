@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from txport import __version__, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.errors import BundleError, LoadError, ParityError
+from txport.errors import BundleError, LoadError, ParityError, brief
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import PLAIN
 from txport.exporters.weights import holding
@@ -214,4 +214,4 @@ def no_crash(what: str) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:  # each runtime has errors of its own
-        raise ParityError(f"{what} does not run: {error}") from error
+        raise ParityError(f"{what} does not run: {brief(error)}") from error

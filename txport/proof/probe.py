@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_ir
-from txport.errors import ParityError
+from txport.errors import ParityError, brief
 from txport.proof.cases import Case
 from txport.proof.measures import Comparison, badness, compare
 from txport.proof.taps import OUT, Runner, Tap, find_taps, isolate, recording, show, truth
@@ -116,7 +116,7 @@ def observations(
                     yield probe, observe(probe, case.name, call, dict(record))
                 except Exception as error:  # ONNX Runtime has errors of its own
                     where = f"case {case.name}, step {call.step}: the {probe.role} graph does not run"
-                    yield probe, ParityError(f"{where}: {error}")
+                    yield probe, ParityError(f"{where}: {brief(error)}")
                 record.clear()
 
 

@@ -20,7 +20,7 @@ from txport import __version__, runtimes
 from txport.bundles.bundle import Bundle, damage
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
-from txport.errors import BundleError, TxportError
+from txport.errors import BundleError, TxportError, brief
 from txport.models.tokenizer import load_tokenizer
 from txport.proof.golden import (
     GREEDY,
@@ -169,7 +169,7 @@ def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | 
         try:
             yield look()
         except Exception as error:  # each runtime has errors of its own
-            yield Check(name, "fail", f"it does not run: {error}")
+            yield Check(name, "fail", f"it does not run: {brief(error)}")
             return
 
 

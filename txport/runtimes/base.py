@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.ports import Port
-from txport.errors import RunError, TxportError
+from txport.errors import RunError, TxportError, brief
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -104,7 +104,7 @@ def running(role: str, engine: str) -> Iterator[None]:
         if any(words in str(error).lower() for words in NO_MEMORY):
             raise MemoryError(str(error)) from error
         mend = "the bundle is damaged, and `txport verify` says where"
-        raise RunError(f"the {role} graph does not run on {engine}: {error}; {mend}") from error
+        raise RunError(f"the {role} graph does not run on {engine}: {brief(error)}; {mend}") from error
 
 
 def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:

@@ -14,7 +14,7 @@ from onnx.reference.op_run import OpRun
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
 from txport.bundles.ports import Port
-from txport.errors import BundleError, UnsupportedError
+from txport.errors import BundleError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.portable import PortableRuntime
 
@@ -90,7 +90,7 @@ def _evaluator(file: Path) -> ReferenceEvaluator:
     try:
         return ReferenceEvaluator(model, new_ops=[MatMul, LayerNormalization])
     except Exception as error:  # its errors share no other base
-        raise BundleError(f"onnx {onnx.__version__} can't evaluate {file}: {error}; export it again") from error
+        raise BundleError(f"onnx {onnx.__version__} can't evaluate {file}: {brief(error)}; export it again") from error
 
 
 def _port(name: str, kind: onnx.TypeProto) -> Port:

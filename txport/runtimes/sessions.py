@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import Port
-from txport.errors import BundleError, LoadError, UnavailableError
+from txport.errors import BundleError, LoadError, UnavailableError, brief
 from txport.runtimes.base import NO_MEMORY, GraphPorts
 from txport.runtimes.providers import CPU, full_name, provider_options
 
@@ -116,7 +116,7 @@ def _session(
 
 def _refused(file: Path, error: Exception) -> Exception:
     """Why ONNX Runtime does not take a graph: it is too old for it, there is no memory, or it is no sound graph."""
-    message = f"ONNX Runtime {ort.__version__} can't load {file}: {error}"
+    message = f"ONNX Runtime {ort.__version__} can't load {file}: {brief(error)}"
     if any(words in str(error).lower() for words in NO_MEMORY):
         return MemoryError(message)
     if any(words in str(error) for words in TOO_NEW):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from txport.errors import brief, quoted
 from txport.system.documents import DocumentError, require_size
 
 LARGEST = 16 << 20  # bytes of a file
@@ -39,7 +40,7 @@ def read_arrays(path: Path, expected: Mapping[str, Expected]) -> dict[str, NDArr
                 raise ValueError("its members are not those that are expected")
             return {name: _read(file, file.getinfo(f"{name}.npy"), each) for name, each in expected.items()}
     except Exception as error:  # zipfile, and NumPy's reader of headers, which parses Python, have no base for theirs
-        raise DocumentError(f"{path} is damaged: {error}") from error
+        raise DocumentError(f"{path} is damaged: {brief(error)}") from error
 
 
 def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo, expected: Expected) -> NDArray[Any]:
@@ -56,7 +57,7 @@ def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo, expected: Expected) ->
         kind = f"an array of kind {expected.kind!r} with {expected.dims} dims"
         raise ValueError(f"{member.filename} is {dtype} with {len(shape)} dims, expected {kind}")
     if any(dim < 0 for dim in shape) or math.prod(shape) * dtype.itemsize != len(content):
-        raise ValueError(f"{member.filename} has {len(content)} bytes, which are no array of shape {shape}")
+        raise ValueError(f"{member.filename} has {len(content)} bytes, which are no array of shape {quoted(shape)}")
     values = np.frombuffer(content, dtype).reshape(shape)
     if dtype.kind == "f" and expected.finite and not np.isfinite(values).all():
         raise ValueError(f"{member.filename} holds NaN or infinity")

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from txport.errors import brief, quoted
+
 LARGEST = 24 << 20  # bytes; as Python's values, JSON of brackets alone takes 25 times as much
 
 
@@ -48,7 +50,7 @@ def read_json(path: Path, largest: int = LARGEST) -> dict[str, Any]:
     except RecursionError as error:
         raise DocumentError(f"{path} is nested too deep to be read") from error
     except ValueError as error:
-        raise DocumentError(f"{path} is not JSON: {error}") from error
+        raise DocumentError(f"{path} is not JSON: {brief(error)}") from error
     if not isinstance(values, dict):
         raise DocumentError(f"{path} holds a {type(values).__name__}, expected an object")
     return values
@@ -62,7 +64,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+        raise ValueError(f"the key {quoted(next(key for key in keys if keys.count(key) > 1))} is there twice")
     return values
 
 
