@@ -37,6 +37,7 @@ class Plan:
     limit: float
     planted: bool
     show_all: bool
+    report: Path | None
 
 
 @click.command(help=__doc__)
@@ -48,6 +49,7 @@ class Plan:
 @click.option("--jobs", type=click.IntRange(1), help="Cases at once.  [default: one for each core]")
 @click.option("--limit", type=float, default=60.0, show_default=True, help="Seconds that a command may take.")
 @click.option("--planted", is_flag=True, help="Try defects that must be found, instead.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write a line of JSON for each failure as it happens.")
 @click.option("--all", "show_all", is_flag=True, help="List every failure, not a few of each cause.")
 def main(**options: Any) -> None:
     """Run all cases, print what was tried and what failed, and exit with 1 if anything did."""
@@ -72,6 +74,8 @@ def attack(scratch: Path, plan: Plan) -> bool:
     begun, outcomes = time.monotonic(), []
     for outcome in run.run_cases(names, find, sound, scratch, jobs=jobs, limit=plan.limit):
         outcomes.append(outcome)
+        if plan.report:
+            report.log(plan.report, outcome)
         report.progress(len(outcomes), len(names), sum(bool(each.breaches) for each in outcomes))
     is_good = report.show(outcomes, plan.seed, time.monotonic() - begun, None if plan.show_all else SHOWN)
     lost = report.kill(plan.seed, 0 if plan.only or plan.planted else plan.kills)

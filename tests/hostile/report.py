@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -18,9 +20,16 @@ KILLS = "tests.system.kills"
 
 
 def progress(done: int, total: int, failed: int) -> None:
-    """A line that changes, for people."""
-    if sys.stderr.isatty():
-        click.echo(f"\r{done} of {total} cases, {failed} failed", err=True, nl=False)
+    """A line that changes, for people; for a log, a line now and then."""
+    if sys.stderr.isatty() or done % 200 == 0:
+        click.echo(f"\r{done} of {total} cases, {failed} failed", err=True, nl=not sys.stderr.isatty())
+
+
+def log(path: Path, outcome: Outcome) -> None:
+    """A line for each broken rule, at the end of a file."""
+    with path.open("a", encoding="utf-8") as stream:
+        for line, (kind, what) in outcome.breaches:
+            print(json.dumps({"case": outcome.name, "kind": kind, "what": what, "command": line}), file=stream)
 
 
 def kill(seed: int, count: int) -> int:

@@ -27,6 +27,7 @@ from tests.hostile.sound import Sound
 
 BATCH = 25  # cases that one child runs
 LARGE = 600_000_000  # bytes that a child may keep before another takes its place
+SHARED = ("memory", "hang", "crash")  # what cases that ran before in the same child may have a part in
 CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
 HARMLESS = ("/dev/", "/proc/")
 
@@ -49,7 +50,7 @@ Find = Callable[[str], Case]
 def run_cases(
     names: Sequence[str], find: Find, sound: Sound, scratch: Path, *, jobs: int, limit: float
 ) -> Iterator[Outcome]:
-    """Run the cases by name, as many at once as `jobs`; one that fails among others is run again alone."""
+    """Run the cases by name, as many at once as `jobs`; one that may have failed by others is run again alone."""
     waiting = [list(names[at : at + BATCH]) for at in range(0, len(names), BATCH)][::-1]
     workers: list[Worker] = []
     try:
@@ -59,7 +60,7 @@ def run_cases(
             wait([each.pipe for each in workers], timeout=1)
             for worker in list(workers):
                 for outcome in worker.outcomes():
-                    if outcome.breaches and not outcome.alone:
+                    if not outcome.alone and any(breach.kind in SHARED for _, breach in outcome.breaches):
                         waiting.append([outcome.name])
                     else:
                         yield outcome

@@ -167,7 +167,7 @@ def _value(path: tuple[str, ...], value: Any, *, without: bool = False, known: b
         text = (bundle / MANIFEST).read_text(encoding="utf-8", errors="surrogatepass")
         (bundle / MANIFEST).write_text(spell(text), encoding="utf-8", errors="surrogatepass")
         if known:
-            return refused(bundle, place)
+            return refused(bundle, place, verify=(FAILED, BAD))
         shown = provers(bundle, place, (GOOD, FAILED, BAD))[:1] if value == NAME else []
         return [*readers(bundle, place), *shown]
 
@@ -180,12 +180,12 @@ def _size(name: str, size: int) -> Callable[[Place], list[Command]]:
     def make(place: Place) -> list[Command]:
         bundle = place.bundle()
         manifest = read_manifest(bundle)
-        changes = {name: size, **({"target_vocab_size": size} if name == "source_vocab_size" else {})}
+        changes = {name: size // 2 * 2, **({"target_vocab_size": size // 2 * 2} if name == "source_vocab_size" else {})}
         if name == "heads":
-            changes["d_model"] = size * 2
+            changes = {name: size, "d_model": size * 2}
         if name == "encoder_layers":  # each has ports of its own
             _edit(bundle, ("config", name), size)
-            return refused(bundle, place) if size > 2**31 else readers(bundle, place)
+            return readers(bundle, place)
         config = dataclasses.replace(manifest.config, **changes)
         write_json(bundle / MANIFEST, dataclasses.replace(manifest, config=config).to_dict())
         proofs = provers(bundle, place, (GOOD, FAILED, BAD)) if name == "max_length" else []
