@@ -18,7 +18,7 @@ LONGEST_MESSAGE = 600
 # All but the tab and the end of a line; those that reorder text; and lone surrogates.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 TAGS = re.compile(r"<(img|script|b|a|svg|iframe)\b", re.IGNORECASE)
-TELLING = re.compile(r"['`\"\d/:]")  # a path, a number, a command, something in quotes or after a colon
+TELLING = re.compile(r"['`\"\d/:;]")  # a path, a number, a command, a quotation, or what to do
 REPR = re.compile(r"(\w+\.)*[A-Z]\w*(Error|Exception|Warning)\b(\(.*\)|:.*|$)|'[^']*'|None|\(\)|-?\d+")
 FRAME = re.compile(r'File "([^"]*txport/[^"]*)", line (\d+)')  # of ours
 TRACEBACK = "Traceback (most recent call last)"

@@ -21,6 +21,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"tokenizers/{name}", _bytes(change))
     yield from (Case(f"tokenizers/{name}", _value(change, (BAD,))) for name, change in WRONG.items())
     yield from (Case(f"tokenizers/{name}", _value(change, (GOOD, BAD))) for name, change in STRANGE.items())
+    yield Case("tokenizers/a normalizer of 1,000 levels", _bytes(_levels))
     yield Case("tokenizers/a second one that is empty", _second)
 
 
@@ -98,15 +99,15 @@ WRONG: dict[str, Callable[[Any], object]] = {
     ),
     "a version of the next century": lambda values: values.update(version="99.0"),
     "an unknown normalizer": lambda values: values.update(normalizer={"type": "None of these"}),
-    "a normalizer of 1,000 levels": lambda values: values.update(normalizer=_sequences(1_000)),
 }
 
 
-def _sequences(levels: int) -> dict[str, Any]:
-    inner: dict[str, Any] = {"type": "Lowercase"}
-    for _ in range(levels):
-        inner = {"type": "Sequence", "normalizers": [inner]}
-    return inner
+def _levels(whole: bytes) -> bytes:
+    """A normalizer of 1,000 others in one another."""
+    values = json.loads(whole)
+    values["normalizer"] = "@levels@"
+    begin, end = '{"type": "Sequence", "normalizers": [', "]}"
+    return json.dumps(values).replace('"@levels@"', begin * 1_000 + '{"type": "Lowercase"}' + end * 1_000).encode()
 
 
 STRANGE: dict[str, Callable[[Any], object]] = {
