@@ -1,0 +1,220 @@
+"""`txport.json`: what it says, and whether it is JSON at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, edit_values, provers, readers, refused
+from tests.hostile.corpus.values import DEEP, DEEP_LIST, DEEP_OBJECT, DIGITS, HUGE_NUMBER, NAME, ZEROS, spell
+from txport.bundles.manifest import MANIFEST, read_manifest
+from txport.system.documents import write_json
+
+BYTES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda whole: b"",
+    "null": lambda whole: b"null",
+    "a list": lambda whole: b"[]",
+    "a number": lambda whole: b"5",
+    "a text": lambda whole: b'"format"',
+    "an empty object": lambda whole: b"{}",
+    "cut in the middle": lambda whole: whole[: len(whole) // 2],
+    "more after its end": lambda whole: whole + b"{}",
+    "UTF-16": lambda whole: whole.decode().encode("utf-16"),
+    "binary": lambda whole: bytes(range(256)) * 40,
+    "zeros": lambda whole: bytes(ZEROS),
+    "spaces": lambda whole: b" " * ZEROS,
+    "a list of 200,000 levels": lambda whole: b"[" * DEEP,
+    "an object of 200,000 levels": lambda whole: b'{"format":' * DEEP,
+    "an endless text": lambda whole: b'{"format": "' + b"a" * ZEROS,
+    "a comment": lambda whole: b"// no JSON\n" + whole,
+    "single quotes": lambda whole: whole.replace(b'"', b"'"),
+    "a lone surrogate for a name": lambda whole: whole.replace(b'"portable"', b'"\\ud800"'),
+    "an invalid byte": lambda whole: whole.replace(b"portable", b"port\xffble"),
+}
+KEPT: dict[str, Callable[[bytes], bytes]] = {  # what other readers of JSON take
+    "a byte order mark": lambda whole: b"\xef\xbb\xbf" + whole,
+    "a key twice": lambda whole: whole.replace(b'"target":', b'"target": "cpu",\n  "target":', 1),
+    "Windows line ends": lambda whole: whole.replace(b"\n", b"\r\n"),
+}
+KEYS = [
+    "format",
+    "target",
+    "precision",
+    "opset",
+    "config",
+    "checkpoint",
+    "tools",
+    "generation",
+    "passes",
+    "quantization",
+    "rows",
+    "mended",
+    "shared",
+    "parity",
+    "files",
+    "graphs",
+]
+SIZES = (2**31 - 1, 2**40, 10**12, 2**63, 10**30)
+# (path to a value, value) that no bundle can have
+WRONG: dict[str, tuple[tuple[str, ...], Any]] = {
+    "format of 5,000 digits": (("format",), HUGE_NUMBER),
+    "format as a text": (("format",), "5"),
+    "format NaN": (("format",), float("nan")),
+    "format as a list of 200,000 levels": (("format",), DEEP_LIST),
+    "format of the next year": (("format",), 10**30),
+    "target with an escape": (("target",), NAME),
+    "target as a list": (("target",), ["portable"]),
+    "target as an object": (("target",), {"portable": 1}),
+    "precision as a list": (("precision",), ["fp32"]),
+    "precision as null": (("precision",), None),
+    "config as a list": (("config",), []),
+    "config with a key of 200,000 levels": (("config", "more"), DEEP_OBJECT),
+    "config with a name of escapes": (("config", NAME), 1),
+    "max_length NaN": (("config", "max_length"), float("nan")),
+    "max_length of 5,000 digits": (("config", "max_length"), HUGE_NUMBER),
+    "max_length true": (("config", "max_length"), True),
+    "max_length 0": (("config", "max_length"), 0),
+    "norm_epsilon NaN": (("config", "norm_epsilon"), float("nan")),
+    "norm_epsilon of 5,000 digits": (("config", "norm_epsilon"), HUGE_NUMBER),
+    "dropout infinity": (("config", "dropout"), float("inf")),
+    "activation as a list": (("config", "activation"), ["relu"]),
+    "pad_id beyond the vocabulary": (("config", "pad_id"), 2**40),
+    "eos_id below zero": (("config", "eos_id"), -1),
+    "checkpoint name as a list": (("checkpoint", "name"), ["toy"]),
+    "checkpoint hash as a number": (("checkpoint", "sha256"), 5),
+    "files as a list": (("files",), []),
+    "a file's hash as null": (("files", "tokenizer.json", "sha256"), None),
+    "a file's size as a text": (("files", "tokenizer.json", "bytes"), "18"),
+    "a file's size NaN": (("files", "tokenizer.json", "bytes"), float("nan")),
+    "a file's size of 5,000 digits": (("files", "tokenizer.json", "bytes"), HUGE_NUMBER),
+    "a file's size true": (("files", "tokenizer.json", "bytes"), True),
+    "a file's entry as a text": (("files", "tokenizer.json"), "sha256"),
+    "mended without a limit": (("mended",), {"kept": []}),
+    "mended NaN": (("mended",), {"kept": [], "share": float("nan"), "limit": 0.5, "bytes": 1, "bytes_before": 1}),
+    "parity as a text": (("parity",), "pass"),
+    "graphs as a list": (("graphs",), []),
+    "graphs of 200,000 levels": (("graphs",), DEEP_OBJECT),
+}
+# Values that may be harmless, but are shown, counted or allocated.
+STRANGE: dict[str, tuple[tuple[str, ...], Any]] = {
+    "checkpoint name of escapes": (("checkpoint", "name"), NAME),
+    "checkpoint name of 1 MB": (("checkpoint", "name"), "a" * 1_000_000),
+    "checkpoint name as a path": (("checkpoint", "name"), "../../outside"),
+    "checkpoint name of a preset": (("checkpoint", "name"), "preset:nothing"),
+    "checkpoint name as a lone surrogate": (("checkpoint", "name"), "\ud800"),
+    "tools of escapes": (("tools", NAME), NAME),
+    "passes of numbers": (("passes",), {"encoder": 5}),
+    "passes of escapes": (("passes", "encoder", NAME), NAME),
+    "quantization of escapes": (("quantization", NAME), NAME),
+    "quantization of numbers": (("quantization",), {"a": 5}),
+    "parity verdict of escapes": (("parity", "verdict"), NAME),
+    "parity verdict as a list": (("parity", "verdict"), ["pass"]),
+    "parity cases NaN": (("parity", "cases"), float("nan")),
+    "parity of 200,000 levels": (("parity", "more"), DEEP_OBJECT),
+    "parity emptied": (("parity",), {}),
+    "generation of negative numbers": (("generation",), {"beams": -1, "max_new_tokens": -5}),
+    "generation of large numbers": (("generation",), {"beams": 10**9, "max_new_tokens": 10**12}),
+    "opset 0": (("opset",), 0),
+    "opset of 5,000 digits": (("opset",), HUGE_NUMBER),
+    "rows below zero": (("rows",), -1),
+    "rows beyond all": (("rows",), 10**30),
+    "rows true": (("rows",), True),
+    "shared weights of NaN": (("shared", "a"), {"file": "tokenizer.json", "offset": 0, "dtype": "O", "dims": [1]}),
+    "an unknown key": (("more",), NAME),
+    "an unknown key of 200,000 levels": (("more",), DEEP_LIST),
+}
+
+
+def cases() -> Iterator[Case]:
+    """Every broken, wrong and strange manifest."""
+    yield from (Case(f"manifest/{name}", _bytes(change, True)) for name, change in BYTES.items())
+    yield from (Case(f"manifest/{name}", _bytes(change, False)) for name, change in KEPT.items())
+    yield from (Case(f"manifest/without {key}", _value((key,), "", without=True)) for key in KEYS)
+    yield from (Case(f"manifest/{key} as a list of one", _value((key,), [1])) for key in KEYS)
+    yield from (Case(f"manifest/{name}", _value(*what)) for name, what in WRONG.items())
+    yield from (Case(f"manifest/{name}", _value(*what, known=False)) for name, what in STRANGE.items())
+    for name in ("max_length", "d_model", "source_vocab_size", "feed_forward", "heads", "encoder_layers"):
+        yield from (Case(f"manifest/{name} {size}", _size(name, size)) for size in SIZES)
+    yield from (Case(f"manifest/{name}", _node(make)) for name, make in NODES.items())
+
+
+def _bytes(change: Callable[[bytes], bytes], is_wrong: bool) -> Callable[[Place], list[Command]]:
+    def make(place: Place) -> list[Command]:
+        bundle = place.bundle()
+        file = bundle / MANIFEST
+        file.write_bytes(change(file.read_bytes()))
+        return refused(bundle, place) if is_wrong else readers(bundle, place)
+
+    return make
+
+
+def _value(path: tuple[str, ...], value: Any, *, without: bool = False, known: bool = True) -> Any:
+    def make(place: Place) -> list[Command]:
+        bundle = place.bundle()
+
+        def edit(values: Any) -> None:
+            for key in path[:-1]:
+                values = values[key]
+            values[path[-1]] = value
+            if without:
+                del values[path[-1]]
+
+        edit_values(bundle / MANIFEST, edit)
+        text = (bundle / MANIFEST).read_text(encoding="utf-8", errors="surrogatepass")
+        (bundle / MANIFEST).write_text(spell(text), encoding="utf-8", errors="surrogatepass")
+        if known:
+            return refused(bundle, place, verify=(FAILED, BAD))
+        shown = provers(bundle, place, (GOOD, FAILED, BAD))[:1] if value == NAME else []
+        return [*readers(bundle, place), *shown]
+
+    return make
+
+
+def _size(name: str, size: int) -> Callable[[Place], list[Command]]:
+    """A size that no machine can hold, in a manifest that agrees with itself."""
+
+    def make(place: Place) -> list[Command]:
+        bundle = place.bundle()
+        manifest = read_manifest(bundle)
+        changes = {name: size // 2 * 2, **({"target_vocab_size": size // 2 * 2} if name == "source_vocab_size" else {})}
+        if name == "heads":
+            changes = {name: size, "d_model": size * 2}
+        if name == "encoder_layers":  # each has ports of its own
+            _edit(bundle, ("config", name), size)
+            return readers(bundle, place)
+        config = dataclasses.replace(manifest.config, **changes)
+        write_json(bundle / MANIFEST, dataclasses.replace(manifest, config=config).to_dict())
+        proofs = provers(bundle, place, (GOOD, FAILED, BAD)) if name == "max_length" else []
+        return [*readers(bundle, place), *proofs]
+
+    return make
+
+
+def _edit(bundle: Path, path: tuple[str, str], value: Any) -> None:
+    edit_values(bundle / MANIFEST, lambda values: values[path[0]].update({path[1]: value}))
+
+
+NODES: dict[str, Callable[[Path], object]] = {
+    "as a folder": lambda file: file.mkdir(),
+    "as a FIFO": lambda file: os.mkfifo(file),
+    "as an endless device": lambda file: file.symlink_to("/dev/zero"),
+    "as a link to itself": lambda file: file.symlink_to(file),
+    "as a link to nothing": lambda file: file.symlink_to("nowhere"),
+}
+
+
+def _node(make_node: Callable[[Path], object]) -> Callable[[Place], list[Command]]:
+    def make(place: Place) -> list[Command]:
+        bundle = place.bundle()
+        (bundle / MANIFEST).unlink()
+        make_node(bundle / MANIFEST)
+        return refused(bundle, place, verify=[BAD])
+
+    return make
+
+
+assert json.loads(spell(f'"{HUGE_NUMBER}"'), parse_int=str) == DIGITS

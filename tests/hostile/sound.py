@@ -1,0 +1,73 @@
+"""What attacks begin with: one tiny checkpoint, its bundles, and reports of `parity` and `bench`, all sound."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.hostile.fork import in_child
+
+KINDS = {"portable": ("portable", "fp32"), "cpu": ("cpu", "fp32"), "int8": ("cpu", "int8")}
+
+
+@dataclass(frozen=True)
+class Sound:
+    """Where the sound files lie; attacks copy them."""
+
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint that all bundles were made from."""
+        return self.folder / "toy"
+
+    @property
+    def parity_report(self) -> Path:
+        """What `txport parity --report` wrote of the portable bundle."""
+        return self.folder / "parity.json"
+
+    @property
+    def bench_report(self) -> Path:
+        """What `txport bench --report` wrote of the portable bundle."""
+        return self.folder / "bench.json"
+
+    def bundle(self, kind: str) -> Path:
+        """A bundle by one of `KINDS`."""
+        return self.folder / kind
+
+
+def make_sound(folder: Path) -> Sound:
+    """Export and measure in child processes: this one must start no thread, since it forks."""
+    sound = Sound(folder)
+    in_child(lambda: _export(sound))
+    in_child(lambda: _report(sound))
+    return sound
+
+
+def _export(sound: Sound) -> None:
+    import torch
+
+    import txport
+    from tests.tiny import SAMPLES, VOCABULARY, tiny_config, tiny_model
+    from txport.models.checkpoint import save_checkpoint
+    from txport.models.tokenizer import spelling_tokenizer
+
+    torch.set_num_threads(1)
+    save_checkpoint(sound.checkpoint, tiny_model(tiny_config()), spelling_tokenizer(VOCABULARY))
+    (sound.checkpoint / "samples.txt").write_text("".join(f"{each}\n" for each in SAMPLES), encoding="utf-8")
+    for kind, (target, precision) in KINDS.items():
+        txport.export(sound.checkpoint, sound.bundle(kind), target=target, precision=precision)
+
+
+def _report(sound: Sound) -> None:
+    from txport import cli
+
+    bundle, checkpoint = str(sound.bundle("portable")), str(sound.checkpoint)
+    cli.main(["parity", bundle, "--checkpoint", checkpoint, "--runtime", "ort", "--report", str(sound.parity_report)])
+    cli.main(["bench", bundle, "--runtime", "ort", "--rounds", "3", "--report", str(sound.bench_report)])
+
+
+def copy_tree(source: Path, to: Path) -> Path:
+    """A copy that an attack may alter."""
+    return Path(shutil.copytree(source, to))
