@@ -18,7 +18,7 @@ LONGEST_MESSAGE = 600
 # All but the tab and the end of a line; those that reorder text; and lone surrogates.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 TAGS = re.compile(r"<(img|script|b|a|svg|iframe)\b", re.IGNORECASE)
-TELLING = re.compile(r"['`\"\d/:;]")  # a path, a number, a command, a quotation, or what to do
+TELLING = re.compile(r"['`\"\d/:;,]")  # a path, a number, a quotation, what was expected, or what to do
 REPR = re.compile(r"(\w+\.)*[A-Z]\w*(Error|Exception|Warning)\b(\(.*\)|:.*|$)|'[^']*'|None|\(\)|-?\d+")
 FRAME = re.compile(r'File "([^"]*txport/[^"]*)", line (\d+)')  # of ours
 TRACEBACK = "Traceback (most recent call last)"
@@ -108,7 +108,7 @@ def _first(text: str) -> str:
 
 def _message(ended: Ended) -> Iterator[Breach]:
     """A failure is one line that says what was found; a check that failed may say so on stdout; a success is silent."""
-    lines = ended.err.splitlines()
+    lines = ended.err.removesuffix("\n").split("\n") if ended.err else []
     is_usage = ended.code == 2 and ended.err.startswith("Usage: ")
     if is_usage and lines[-1].startswith("Error: "):
         return
@@ -186,7 +186,7 @@ def _json(command: Command, ended: Ended, place: Place) -> Iterator[Breach]:
     texts = {path.name: [_text(path)] for path in place.out.glob("*.json")}
     if "--json" in command.arguments and ended.code in (0, 1):
         is_lines = command.name in ("run", "score")
-        texts["stdout"] = ended.out.splitlines() if is_lines else [ended.out]
+        texts["stdout"] = ended.out.removesuffix("\n").split("\n") if is_lines else [ended.out]
     for name, documents in texts.items():
         for document in documents:
             try:

@@ -29,7 +29,7 @@ BATCH = 25  # cases that one child runs
 LARGE = 600_000_000  # bytes that a child may keep before another takes its place
 SHARED = ("memory", "hang", "crash")  # what cases that ran before in the same child may have a part in
 CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
-HARMLESS = ("/dev/", "/proc/")
+HARMLESS = ("/dev", "/proc")
 
 
 @dataclass(frozen=True)

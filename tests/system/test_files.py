@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from txport.system.files import (
     require_folder,
     sha256,
     staged_folder,
+    temporary_folder,
 )
 
 
@@ -290,6 +292,18 @@ def test_a_device_without_space_is_our_error(tmp_path: Path) -> None:
 
     with pytest.raises(OutputError, match="No space left on device"):
         fill()
+    assert names(tmp_path) == []
+
+
+def test_a_temporary_folder_is_private_and_the_next_removes_those_of_killed_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / ".work.partial-0123456789abcdef" / "bundle").mkdir(parents=True)
+    with temporary_folder("work") as folder, temporary_folder("work") as other:
+        (folder / "file").touch()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert names(tmp_path) == sorted([folder.name, other.name])
     assert names(tmp_path) == []
 
 

@@ -6,10 +6,8 @@ makes them, each once.
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +27,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.proof.measures import finite
 from txport.proof.parity import Report, check
 from txport.proof.proven import prove, write
-from txport.system.files import staged_folder
+from txport.system.files import staged_folder, temporary_folder
 
 PASS, NEAR_TIE, FAIL, NOT_AVAILABLE = "pass", "near-tie", "fail", "not available"
 VERDICTS = (PASS, NEAR_TIE, FAIL, NOT_AVAILABLE)
@@ -126,14 +124,9 @@ def fill(
     here.
     """
     runtimes.require(*PROVEN)
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(staged_folder(keep, say=say)) if keep else Path(stack.enter_context(_temporary()))
+    with staged_folder(keep, say=say) if keep else temporary_folder("txport-matrix") as folder:
         cells = [cell for kind in chosen for cell in _row(checkpoint, kind, tried, folder, say, bool(keep))]
     return Matrix(_about(checkpoint), cells)
-
-
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="txport-matrix-", ignore_cleanup_errors=True)
 
 
 def _about(checkpoint: Checkpoint) -> dict[str, Any]:

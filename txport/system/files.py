@@ -8,6 +8,7 @@ import hashlib
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,17 @@ def staged_folder(out: Path, *, force: bool = False, holding: str | None = None,
             if force:  # what appeared meanwhile may be of another kind
                 _refuse(out, place, force, holding)
             _replace(stage, place, force)
+
+
+@contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
+    """A private folder for the block, among temporary files; those of this name that killed processes left vanish."""
+    place = Path(tempfile.gettempdir(), name)
+    with contextlib.ExitStack() as stack:
+        with told(place, "set TMPDIR"):
+            recover(place)
+            folder = stack.enter_context(staged(place, lambda path: path.mkdir(0o700)))
+        yield folder
 
 
 def require_folder(out: Path, *, force: bool = False, holding: str | None = None) -> Path:
