@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import Port
 from txport.errors import BundleError, LoadError, UnavailableError
 from txport.runtimes.base import GraphPorts
+from txport.runtimes.onnx_runtime import ort
 from txport.runtimes.providers import CPU, full_name, provider_options
+from txport.system.machine import is_out_of_memory
 
 SPIN = "200"  # microseconds: longer than the search takes between two steps, far shorter than a run
 
@@ -92,7 +93,7 @@ def _session(
     options = ort.SessionOptions()
     for weight, value in weights.items():
         options.add_initializer(weight, value)
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it calls errors is raised too, and told in one line
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.inter_op_num_threads = 1
     if threads is not None:
@@ -104,8 +105,10 @@ def _session(
     providers = [CPU] if provider == CPU else [(provider, provider_options(provider)), CPU]
     file = bundle.file(role)
     try:
-        session = ort.InferenceSession(str(file), options, providers=providers)
+        session = ort.InferenceSession(str(file), options, providers=providers, enable_fallback=0)
     except Exception as error:  # its errors share no other base
+        if is_out_of_memory(error):
+            raise MemoryError(f"{file} does not fit: {error}") from error
         mend = "update it, or export again with a lower --opset"
         raise LoadError(f"ONNX Runtime {ort.__version__} can't load {file}: {error}; {mend}") from error
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
