@@ -115,8 +115,6 @@ def test_the_script_does_the_same(call: Cli, bundle: Bundle) -> None:
 
 def test_json_lines_have_a_contract(call: Cli, bundle: Bundle, model: txport.Model) -> None:
     options = ("--beams", 3, "--nbest", 2, "--unknown", "skip")
-    done = call("run", bundle.path, "bad", "é", "É a", "--json", *options, "--max-new-tokens", 5)
-    assert (done.code, [json.loads(line)["input"] for line in done.out.splitlines()]) == (2, ["bad"])
     done = call("run", bundle.path, "bad", "É a", "--json", *options, "--max-new-tokens", 5)
     assert (done.code, done.err) == (0, "")
     assert '"É a"' in done.out, "people read these lines too"
@@ -513,7 +511,6 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("'' bad", "the text is empty"),
         ("b@d", "'b@d' has characters outside the vocabulary: '@'; --unknown skip"),
         ("'x€d y' bad", "'x€d y' has characters outside the vocabulary: 'x', '€', ' ', 'y'"),
-        ("@€ --unknown skip", "'@€' has no character of the vocabulary"),
         ("'a\nz'", r"'a\nz' has characters outside the vocabulary: '\n', 'z'"),
         ("a\udcff", r"'a\udcff' is not UTF-8 text"),
         ("abcdefghiabcdefghiabcdef", "'abcdefghiabcdefghiabcdef' has 25 tokens, the model takes at most 24; split"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from txport.errors import TxportError
 
 __version__ = "0.1.0"
 __all__ = ["Generated", "Hypothesis", "Model", "TxportError", "__version__", "export", "load"]
 
+TYPE_CHECKING = False  # as in typing, whose import would be most of what a command waits for at first
 if TYPE_CHECKING:
+    from typing import Any
+
     from txport.api import Generated, Hypothesis, Model, export, load
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import runtimes
-from txport.errors import TextError, UnsupportedError
+from txport.errors import TextError, UnknownTextError, UnsupportedError
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
@@ -58,7 +58,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Generated:
-    """What came of one input; `output` and `score` are the best hypothesis's."""
+    """What came of one input; `output` and `score` are the best hypothesis's, or "" and 0 if there is none."""
 
     input: str
     output: str
@@ -101,7 +101,7 @@ class Model:
         or what has an end): tokens as the vocabulary writes them, apart by spaces. A batch has up to `batch_size`
         texts of similar length, and up to `batch_tokens` source tokens; if it is `continuous`, others take the places
         of those that are done, which cpu bundles can. `unknown="skip"` leaves out characters that are not in the
-        vocabulary.
+        vocabulary; a text of which nothing is left has an empty output and no hypotheses.
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """
@@ -113,13 +113,13 @@ class Model:
         self._require_continuous(continuous, batch_tokens)
 
         def work(batch: list[tuple[str, list[int], list[int]]]) -> list[Generated]:
-            requests = [(source, prefix) for _, source, prefix in batch]
-            found = self._find(requests, chosen, batch_size if continuous else None)
-            return [self._result(text, each) for (text, _, _), each in zip(batch, found, strict=True)]
+            requests = [(source, prefix) for _, source, prefix in batch if source]
+            found = iter(self._find(requests, chosen, batch_size if continuous else None) if requests else ())
+            return [self._result(text, next(found) if source else []) for text, source, _ in batch]
 
         texts = _many(texts)
         pairs = zip(texts, repeat(begin[0])) if isinstance(prefixes, str) else _paired(texts, begin, "prefixes")
-        encoded = ((text, self.encode(text, unknown), prefix) for text, prefix in pairs)
+        encoded = ((text, self._encode_known(text, unknown), prefix) for text, prefix in pairs)
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
         return in_batches(encoded, work, batch_size, size, self.workers, batch_tokens, continuous)
 
@@ -133,7 +133,9 @@ class Model:
         chosen = self._options(options, [begin])
         if chosen.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be followed, got nbest {chosen.nbest}")
-        steps = search(self.runtime, [self.encode(text, unknown)], self.config, chosen, [begin])
+        if not (source := self._encode_known(text, unknown)):
+            return iter([""])
+        steps = search(self.runtime, [source], self.config, chosen, [begin])
         return _grow(steps, self.tokenizer)
 
     def search(
@@ -244,6 +246,15 @@ class Model:
             raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
         return ids
 
+    def _encode_known(self, text: str, unknown: Unknown) -> list[int]:
+        """As `encode`, but nothing of a text of which nothing is known, if what is unknown is to be left out."""
+        try:
+            return self.encode(text, unknown)
+        except UnknownTextError:
+            if unknown == "error":
+                raise
+            return []
+
     def _checked(self, source: Sequence[int]) -> Sequence[int]:
         longest, size = self.config.max_length, self.config.source_vocab_size
         if not 1 <= len(source) <= longest:
@@ -254,7 +265,8 @@ class Model:
 
     def _result(self, text: str, found: list[Found]) -> Generated:
         hypotheses = [self._hypothesis(one) for one in found]
-        return Generated(text, hypotheses[0].output, hypotheses[0].score, hypotheses)
+        best = hypotheses[0] if hypotheses else Hypothesis("", 0.0, [], [])
+        return Generated(text, best.output, best.score, hypotheses)
 
     def _hypothesis(self, found: Found) -> Hypothesis:
         output, tokens = self.tokenizer.decode(found.tokens), list(found.tokens)

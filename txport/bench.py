@@ -6,12 +6,16 @@ alternate, so that a drift of the machine meets all of them; and figures are med
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import multiprocessing
 import platform
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,7 @@ from txport.system import machine
 from txport.system.documents import DocumentError, read_json
 
 WARM_UP = 3
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 UNITS = {
     "load": "ms",  # imports, hashes, sessions
     "encode": "ms",
@@ -68,10 +73,13 @@ def run(
     if checkpoint is not None:
         bundle.require_source(label(checkpoint), digest(checkpoint))
     arguments = (str(bundle.path), checkpoint, protocol)
-    workers = {name: Worker(f"runtime {name}", _work, name, *arguments) for name in dict.fromkeys(names)}
     size = bandwidth.step_bytes(bundle, protocol.beams) if protocol.provider == "cpu" else None
-    reader = Worker("memory", _read, size, protocol.threads) if size else None
-    try:
+    with contextlib.ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(Worker(f"runtime {name}", _work, name, *arguments))
+            for name in dict.fromkeys(names)
+        }
+        reader = stack.enter_context(Worker("memory", _read, size, protocol.threads)) if size else None
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
         for number in range(WARM_UP + protocol.rounds):
             say(f"round {number + 1} of {WARM_UP + protocol.rounds}")
@@ -82,9 +90,6 @@ def run(
             if reader and size:
                 _reached(reader.ask("round")["speed"], size, {n: each[-1] for n, each in rounds.items() if each})
         ends = {name: worker.ask("end") for name, worker in workers.items()}
-    finally:
-        for worker in [*workers.values(), *([reader] if reader else [])]:
-            worker.close()
     return {
         "machine": machine.describe(),
         "versions": {**runtimes.versions(), "python": platform.python_version()},
@@ -111,8 +116,12 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self._name, (self._pipe, theirs) = name, context.Pipe()
         self._process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
-        self._process.start()
+        with _deaf():
+            self._process.start()
         theirs.close()
+
+    def __enter__(self) -> Worker:
+        return self
 
     def ask(self, what: str) -> dict[str, Any]:
         """Send a request and wait for its answer."""
@@ -125,12 +134,35 @@ class Worker:
             raise UnavailableError(f"{self._name}: {answer['error']}")
         return answer
 
-    def close(self) -> None:
-        """End the process."""
+    def __exit__(self, *_: object) -> None:
+        """End the process, whatever it is at: it holds nothing that anybody needs."""
         self._pipe.close()
-        self._process.join(timeout=5)
-        if self._process.is_alive():
-            self._process.terminate()
+        self._process.kill()
+        self._process.join()
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """A process that this block starts never hears Ctrl-C, which a terminal sends to all; its parent ends it.
+
+    This process answers what came meanwhile once the other one has all that it needs.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # only there can signals be dealt with
+    if not is_main or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # else it is started here too, and lets signals through again
+    came: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protocol: Protocol) -> None:
@@ -151,10 +183,11 @@ def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protoc
                 assert ids is not None
                 digest = hashlib.sha256(ids.tobytes()).hexdigest()
                 pipe.send({"load": load, "peak memory": machine.peak_memory(), "digest": digest})
-    except (EOFError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError):
         return
     except Exception as error:  # whatever it is, the user sees it in one line
-        pipe.send({"error": f"{type(error).__name__}: {error}"})
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send({"error": f"{type(error).__name__}: {error}"})
 
 
 def _read(pipe: Connection, size: int, threads: int | None) -> None:
@@ -163,7 +196,7 @@ def _read(pipe: Connection, size: int, threads: int | None) -> None:
     try:
         while pipe.recv():
             pipe.send({"speed": reader.measure()})
-    except (EOFError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError):
         return
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import platform
 import sys
@@ -9,8 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from txport import __version__, runtimes
+from txport.errors import UnavailableError
+from txport.system.packages import needed
 
-PACKAGES = ("numpy", "click", "tokenizers", "torch", "onnx", "onnxscript", "safetensors")
+BASE = ("numpy", "click", "tokenizers")
+PACKAGES = (*BASE, "torch", "onnx", "onnxscript", "safetensors")
 WHEELS_MEND = "pip uninstall all of them, then install one: the wheels overwrite each other's files"
 
 
@@ -28,22 +32,34 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Look at the installation and really start every provider."""
+    """Look at the installation, import every package and really start every provider."""
     wheels = runtimes.versions()
     versions: dict[str, str | None] = {"python": platform.python_version(), "platform": sys.platform}
     versions |= {"machine": platform.machine(), "txport": __version__}
     versions |= {name: _version(name) for name in PACKAGES} | dict(wheels)
-    problems = []
+    problems = [problem for name in PACKAGES if (problem := _problem(name))]
     if len(wheels) > 1:
         problems.append(f"{len(wheels)} ONNX Runtime wheels are installed ({', '.join(wheels)}); {WHEELS_MEND}")
+    found: dict[str, str | None] = {}
     try:
-        from txport.runtimes import providers
+        with needed("txport", "the ort runtime"):
+            from txport.runtimes import providers
 
-        found = {name: providers.start(name) for name in providers.candidates()}
-    except (ImportError, AttributeError) as error:
-        problems.append(f"ONNX Runtime does not import ({error}); pip install --force-reinstall txport")
-        found = {}
+            found = {name: providers.start(name) for name in providers.candidates()}
+    except UnavailableError as error:
+        problems.append(str(error))
     return Diagnosis(versions, found, problems)
+
+
+def _problem(name: str) -> str | None:
+    """Why a package that is installed, or has to be, does not import."""
+    try:
+        with needed("txport", "txport"):
+            importlib.import_module(name)
+    except UnavailableError as error:
+        is_absent = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == name
+        return None if is_absent and name not in BASE else str(error)
+    return None
 
 
 def _version(name: str) -> str | None:

@@ -46,6 +46,10 @@ class TextError(TxportError, ValueError):
     """Text that the model can't take."""
 
 
+class UnknownTextError(TextError):
+    """Text of which a model knows nothing, or that is empty."""
+
+
 class TokenError(TxportError, LookupError):
     """A token id for which a tokenizer has no token."""
 

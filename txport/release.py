@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import AUTO_LIMIT, MANIFEST, is_quantised
-from txport.errors import OutputError, ParityError, UnavailableError, UnsupportedError
+from txport.errors import OutputError, ParityError, UnsupportedError
 from txport.models.names import COMPANIONS, CONFIG, WEIGHTS, find_folder, preset_name
 from txport.system import machine
 from txport.system.files import ELSEWHERE, staged_folder
+from txport.system.packages import needed
 from txport.system.stages import told
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from txport.proof.matrix import Matrix
     from txport.proof.report import Report
 
+EXPORT = "txport[export]"
 Say = Callable[[str], None]
 
 
@@ -30,10 +32,8 @@ def silent(message: str) -> None:
 
 def load_checkpoint(name: str | Path) -> Checkpoint:
     """Load a checkpoint by path or name; `UnavailableError` where PyTorch is not installed."""
-    try:
+    with needed(EXPORT):
         from txport.models import checkpoint
-    except ModuleNotFoundError as error:
-        raise _needs_export(error) from error
     return checkpoint.load_checkpoint(str(name))
 
 
@@ -61,11 +61,9 @@ def export(
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
     """
-    try:
+    with needed(EXPORT):
         from txport.proof.mend import mend
         from txport.proof.proven import prove, write
-    except ModuleNotFoundError as error:
-        raise _needs_export(error) from error
     if auto and not is_quantised(target, precision):
         raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
     limit = _auto_limit(auto, auto_limit)
@@ -123,10 +121,8 @@ def parity(
     `cases` random ones are added to the usual ones, `atol` and `rtol` tighten the tolerances, and `texts` with all
     right outputs of each measure the error rate beside PyTorch's.
     """
-    try:
+    with needed(EXPORT):
         from txport.proof.parity import check
-    except ModuleNotFoundError as error:
-        raise _needs_export(error) from error
     source = load_checkpoint(checkpoint)
     report = check(bundle, source, providers, seed, cases=cases, atol=atol, rtol=rtol, texts=texts)
     report.about["machine"] = machine.describe()
@@ -147,10 +143,8 @@ def matrix(
 
     What is named narrows it; on the provider on which `export` proves, everything is compared.
     """
-    try:
+    with needed(EXPORT):
         from txport.proof.matrix import engines, fill, kinds
-    except ModuleNotFoundError as error:
-        raise _needs_export(error) from error
     chosen, tried = kinds(targets, precisions), engines(names, providers)
     return fill(load_checkpoint(name), chosen, tried, say, keep)
 
@@ -160,14 +154,6 @@ def bisect(bundle: Bundle, checkpoint: str | Path, *, seed: int = 0, cases: int 
 
     It is looked for in the same cases as by `parity`.
     """
-    try:
+    with needed(EXPORT):
         from txport.proof import bisect as proof
-    except ModuleNotFoundError as error:
-        raise _needs_export(error) from error
     return proof.bisect(bundle, load_checkpoint(checkpoint), seed=seed, more=cases)
-
-
-def _needs_export(error: ModuleNotFoundError) -> UnavailableError:
-    if error.name is None or error.name.startswith("txport"):
-        raise error
-    return UnavailableError(f"this needs {error.name}, which is not installed: pip install 'txport[export]'")

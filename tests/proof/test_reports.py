@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.proof import reports
 from txport.proof.bisect import Culprit
+from txport.proof.markdown import code
 from txport.proof.measures import GRAPH, WEIGHTS
 from txport.proof.parity import check
 from txport.proof.quality import Quality
@@ -136,3 +138,17 @@ def test_the_report_says_what_it_was_made_with(report: Report, bundle: Bundle) -
     assert all(each["argmax"] >= 0.9 and each["top10"] >= 0.9 and each["ulps"] >= 0 for each in logits)
     assert all(each["cosine"] > 0.999999 and float(each["sqnr"]) > 80 for each in logits)
     assert np.mean([each["mean_abs"] <= each["max_abs"] for each in logits]) == 1
+
+
+def test_names_of_others_are_no_markup(report: Report) -> None:
+    evil = "<img src=x>|`[a](b) \x1b[31m\nnext"
+    named = replace(report, about={**report.about, "checkpoint": {**report.about["checkpoint"], "name": evil}})
+    for text in (reports.markdown(replace(named, drift=[evil])), reports.markdown_broken(evil)):
+        assert not re.search(r"(?<!\\)<img|\x1b|^next", re.sub(r"(`+) ?.*?\1", "", text), re.MULTILINE)
+        assert "\x1b" not in text
+    assert "toy" not in reports.markdown(named).partition("\n|")[0]
+
+
+@pytest.mark.parametrize(("text", "written"), [("a", "`a`"), ("a`b", "`` a`b ``"), ("``", "``` `` ```"), ("", "``")])
+def test_code_is_code_whatever_is_in_it(text: str, written: str) -> None:
+    assert code(text) == written

@@ -208,7 +208,7 @@ def test_spellings_of_a_provider(name: str) -> None:
 
 
 def test_every_short_name_means_a_provider() -> None:
-    for short, name in providers.SHORT_NAMES.items():
+    for short, name in runtimes.PROVIDERS.items():
         assert providers.full_name(short) == name
         assert name.endswith("ExecutionProvider")
 
@@ -324,9 +324,9 @@ def test_fallback_is_caught(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> 
 class TakesNothing(onnxruntime.InferenceSession):  # type: ignore[misc]
     """A real session whose provider is registered and takes no node, as with Azure's: all run on the CPU."""
 
-    def __init__(self, file: str, options: Any, providers: Any) -> None:
+    def __init__(self, file: str, options: Any, providers: Any, **more: Any) -> None:
         self.asked = [each if isinstance(each, str) else each[0] for each in providers]
-        super().__init__(file, options, providers=providers[-1:])
+        super().__init__(file, options, providers=providers[-1:], **more)
 
     def get_providers(self) -> list[str]:
         return self.asked
@@ -386,7 +386,7 @@ def test_package_that_is_not_installed(bundle: Bundle, monkeypatch: pytest.Monke
     for name, package, extra in (("reference", "onnx", "txport[export]"), ("ort", "onnxruntime", "txport")):
         with pytest.raises(UnavailableError) as caught:
             runtimes.load(name, bundle)
-        assert str(caught.value) == f"the {name} runtime needs {package}: pip install '{extra}'"
+        assert str(caught.value) == f"the {name} runtime needs {package}, which is not installed: pip install '{extra}'"
 
 
 class Wheel:

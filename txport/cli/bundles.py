@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from txport.bundles.manifest import AUTO_LIMIT, PRECISIONS, TARGETS, percent
-from txport.cli.guard import say
+from txport.cli import completion, textio
+from txport.cli.guard import echo, say
 from txport.cli.options import provider_option, threads_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
 
 
 @click.command()
-@click.argument("checkpoint")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("checkpoint", shell_complete=completion.models)
+@click.argument("out", type=click.Path(path_type=Path), shell_complete=completion.folders)
 @click.option(
     "--target", type=click.Choice(TARGETS), default="portable", show_default=True, help="What it is made for."
 )
@@ -52,13 +52,13 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
         raise UnsupportedError("--auto-limit bounds what --auto keeps in fp32; give --auto too")
     bundle = api.export(checkpoint, out, target=target, precision=precision, say=say, **options)
     if as_json:
-        click.echo(json.dumps(bundle.manifest.to_dict()))
+        textio.print_json(bundle.manifest.to_dict())
     else:
         mended, said = bundle.manifest.mended, f"{target} {bundle.manifest.described_precision}"
-        click.echo(f"{out}  {said}, {_size(bundle.size)}, {_verdict(bundle)}")
+        echo(f"{out}  {said}, {_size(bundle.size)}, {_verdict(bundle)}")
         if mended:
             cost = f"{_size(mended['bytes'] - mended['bytes_before'])}, the limit being {percent(mended['limit'])}"
-            click.echo(f"kept in fp32, for {cost}: {', '.join(mended['kept'])}")
+            echo(f"kept in fp32, for {cost}: {', '.join(mended['kept'])}")
 
 
 def _verdict(bundle: Any) -> str:
@@ -73,7 +73,7 @@ def _size(size: float) -> str:
 
 
 @click.command()
-@click.argument("bundle")
+@click.argument("bundle", shell_complete=completion.models)
 @click.option("--brief", is_flag=True, help="Print only what it is, its parity figures, and where it lies.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 def inspect(bundle: str, brief: bool, as_json: bool) -> None:
@@ -83,13 +83,13 @@ def inspect(bundle: str, brief: bool, as_json: bool) -> None:
 
     found = find_bundle(bundle, say=say)
     if as_json:
-        click.echo(json.dumps({"path": str(found.path.resolve()), **found.manifest.to_dict()}))
+        textio.print_json({"path": str(found.path.resolve()), **found.manifest.to_dict()})
     else:
         tables.show_bundle(found, brief)
 
 
 @click.command()
-@click.argument("bundle")
+@click.argument("bundle", shell_complete=completion.models)
 @click.option("--runtime", type=click.Choice(GRAPH_RUNTIMES), default="ort", show_default=True, help="The engine.")
 @provider_option
 @threads_option
@@ -108,7 +108,7 @@ def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_jso
     runtimes.require(runtime, provider)
     result = check(find_path(bundle, say=say), runtime=runtime, provider=provider, threads=threads)
     if as_json:
-        click.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False))
+        textio.print_json(result.to_dict(), indent=2)
     else:
         tables.show_verification(bundle, result)
     if not result.passed:

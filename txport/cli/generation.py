@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
-from txport.cli import textio
-from txport.cli.guard import say
+from txport.cli import completion, textio
+from txport.cli.guard import echo, say
 from txport.cli.options import F, is_given, provider_option, threads_option, unknown_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
@@ -139,7 +139,7 @@ def search_options(command: F) -> F:
 
 
 @click.command()
-@click.argument("bundle")
+@click.argument("bundle", shell_complete=completion.models)
 @click.argument("text", nargs=-1)
 @click.option("--runtime", type=click.Choice(list(MODULES)), default="ort", show_default=True, help="The engine.")
 @provider_option
@@ -151,7 +151,9 @@ def search_options(command: F) -> F:
     show_default=True,
     help="Batches at once, for bulk work; with several, each takes one thread, unless --threads says more.",
 )
-@click.option("--checkpoint", help="For --runtime torch: the checkpoint, if it does not ship.")
+@click.option(
+    "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
+)
 @search_options
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @click.option("--batch-tokens", type=click.IntRange(1), help="Source tokens at once, at most, padding counted.")
@@ -178,7 +180,10 @@ def run(
     early_stopping: str,
     **options: Any,
 ) -> None:
-    """Run BUNDLE on TEXT, on files, or on the lines of standard input."""
+    """Run BUNDLE on TEXT, on files, or on the lines of standard input.
+
+    With --unknown skip, a text that is empty or has no character of the vocabulary gets an empty output.
+    """
     from txport import api
 
     if text and inputs:
@@ -196,14 +201,19 @@ def run(
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     model = api.load(bundle, **where, checkpoint=checkpoint, say=say)
     options.update(_token_ids(model.tokenizer, options))
-    source, total = textio.open_texts(text, inputs)
+    source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
     with textio.open_output(output) as stream, _in_flags():
         if as_stream:
             _follow(model, source, stream, options)
             return
+        count = unknown = 0
         for result in textio.with_progress(model.stream(source, **options), total):
             for line in _lines(result, as_json, options["nbest"]):
-                print(line, file=stream, flush=total is None)
+                textio.print_line(line, stream, flush=total is None)
+            count += 1
+            unknown += not result.hypotheses
+    if unknown:
+        echo(f"txport: {unknown} of {count} texts have no character of the vocabulary; their output is empty", err=True)
 
 
 @contextlib.contextmanager
@@ -224,9 +234,9 @@ def _follow(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str
         shown = ""
         for output in model.follow(text, **options):
             if output.startswith(shown):  # what was said may be written in another way once more is known
-                print(output[len(shown) :], end="", file=stream, flush=True)
+                textio.print_line(output[len(shown) :], stream, end="")
                 shown = output
-        print("" if output == shown else f"\n{output}", file=stream, flush=True)
+        textio.print_line("" if output == shown else f"\n{output}", stream)
 
 
 def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -244,7 +254,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("bundle")
+@click.argument("bundle", shell_complete=completion.models)
 @click.argument("pair", nargs=-1)
 @click.option(
     "--input",
@@ -256,7 +266,9 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--runtime", type=click.Choice(list(MODULES)), default="ort", show_default=True, help="The engine.")
 @provider_option
 @threads_option
-@click.option("--checkpoint", help="For --runtime torch: the checkpoint, if it does not ship.")
+@click.option(
+    "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
+)
 @click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @unknown_option
@@ -287,13 +299,16 @@ def score(
         scored = model.score((text for text, _ in texts), (target for _, target in targets), **options)
     for (text, target), found in zip(pairs, scored, strict=True):
         values = {"input": text, "target": target, "score": found.score, "token_scores": found.token_scores}
-        click.echo(json.dumps(values, ensure_ascii=False) if as_json else f"{found.score:.4f}\t{text}\t{target}")
+        line = textio.to_json(values) if as_json else f"{found.score:.4f}\t{text}\t{target}"
+        textio.print_line(line, sys.stdout)
 
 
 def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
     if as_json:
-        yield json.dumps(result.to_dict(), ensure_ascii=False)
+        yield textio.to_json(result.to_dict())
     elif nbest == 1:
         yield result.output
+    elif not result.hypotheses:
+        yield from ["\t"] * nbest  # as many lines as for any other text
     else:
         yield from (f"{each.score:.4f}\t{each.output}" for each in result.hypotheses)

@@ -4,46 +4,96 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 import click
 
-from txport.errors import OutputError, TxportError
+from txport.cli import INTERRUPTED, interrupts
+from txport.errors import OutputError, TxportError, UnavailableError
+from txport.system.machine import is_out_of_memory
+from txport.system.packages import import_problem
+from txport.system.terminal import one_line, owns_stderr, printable
+
+MEMORY_MEND = "give it more memory, smaller batches or a smaller model"
+
+
+def echo(line: str = "", err: bool = False) -> None:
+    """Print a line for people; names in it can't steer their terminal."""
+    click.echo(printable(line.replace("\n", " ")), err=err)
 
 
 def say(message: str) -> None:
     """Progress, for people only: nothing when stderr is no terminal."""
     if sys.stderr.isatty():
-        click.echo(message, err=True)
+        echo(message, err=True)
 
 
 def run_guarded(command: click.Command, arguments: Iterable[str] | None = None) -> None:
-    """Run a command and exit with the code that its end means; every error a user can cause is one line."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    """Run a command and exit with what its end means, unless it is 0; every error a user can cause is one line.
+
+    Without arguments, it takes those of the process, which ends with it.
+    """
     _prepare_streams()
+    is_own = arguments is None
+    owner = owns_stderr.set(is_own)
+    try:
+        with interrupts.heeded(to_the_end=is_own) as interrupt:
+            code = _run(command, list(sys.argv[1:] if arguments is None else arguments), interrupt)
+    finally:
+        owns_stderr.reset(owner)
+    if code:
+        sys.exit(code)
+
+
+def _run(command: click.Command, arguments: list[str], interrupt: interrupts.Interrupt) -> int:
     try:
         # Not command.main(): it answers Ctrl-C and a closed pipe in ways of its own.
-        with command.make_context(command.name, list(sys.argv[1:] if arguments is None else arguments)) as context:
+        with command.make_context(command.name, arguments) as context:
             command.invoke(context)
         sys.stdout.flush()
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except TxportError as error:
-        _fail(str(error), error.exit_code)
-    except BrokenPipeError:  # `txport run ... | head`
+    except (Exception, KeyboardInterrupt) as error:
+        # Whatever comes after an interrupt comes of it: libraries make errors of their own of it.
+        interrupted = interrupt.came or isinstance(error, KeyboardInterrupt | click.Abort)
+        if interrupted:
+            interrupts.ignore()
+            say("")  # ends the line on which the terminal wrote ^C
+        code, text = (130, INTERRUPTED) if interrupted else _end_of(error)
+    else:
+        return 0
+    # Here the error is gone, and with it the memory that its frames held.
+    for line in text.splitlines():
+        echo(line, err=True)
+    return code
+
+
+def _end_of(error: BaseException) -> tuple[int, str]:
+    """The exit code of an error, and what to say of it; an error that nobody foresaw is raised again."""
+    match error:
+        case click.exceptions.Exit():
+            return error.exit_code, ""
+        case click.ClickException():
+            usage = io.StringIO()
+            error.show(usage)
+            return 2, usage.getvalue()
+        case TxportError():
+            return error.exit_code, _tell(str(error))
+        case BrokenPipeError():  # `txport run ... | head`
+            _give_up_stdout()
+            return 0, ""
+    if is_out_of_memory(error):
+        said = one_line(str(error))
+        return UnavailableError.exit_code, _tell(f"not enough memory here{said and f' ({said})'}; {MEMORY_MEND}")
+    if problem := import_problem(error):
+        return UnavailableError.exit_code, _tell(problem)
+    if isinstance(error, OSError):
         _give_up_stdout()
-    except (KeyboardInterrupt, click.Abort):
-        say("")  # ends the line on which the terminal wrote ^C
-        _fail("interrupted; nothing was left half-written", 130)
-    except OSError as error:
-        _give_up_stdout()
-        _fail(f"{error.strerror or error}: {error.filename or 'standard output'}", OutputError.exit_code)
+        return OutputError.exit_code, _tell(f"{error.strerror or error}: {error.filename or 'standard output'}")
+    raise error
+
+
+def _tell(message: str) -> str:
+    return f"txport: {' '.join(message.split())}"
 
 
 def _prepare_streams() -> None:
@@ -59,12 +109,3 @@ def _give_up_stdout() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def _fail(message: str, code: int) -> None:
-    click.echo(f"txport: {' '.join(message.split())}", err=True)
-    sys.exit(code)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from txport.bundles.manifest import PRECISIONS
-from txport.cli import textio
-from txport.cli.guard import say
+from txport.cli import completion, textio
+from txport.cli.guard import echo, say
 from txport.cli.options import is_given, provider_option, threads_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
@@ -18,8 +17,10 @@ from txport.runtimes import MODULES
 
 
 @click.command()
-@click.argument("bundle")
-@click.option("--checkpoint", help="What the bundle was made from, if it does not ship.")
+@click.argument("bundle", shell_complete=completion.models)
+@click.option(
+    "--checkpoint", shell_complete=completion.models, help="What the bundle was made from, if it does not ship."
+)
 @click.option(
     "--runtime",
     "names",
@@ -79,7 +80,7 @@ def bench(
     tables.show_bench(result)
     slower = measure.regressions(old, result, max_regression) if old else []
     for line in slower:
-        click.echo(line, err=True)
+        echo(line, err=True)
     if slower:
         raise SystemExit(1)
 
@@ -93,7 +94,7 @@ def doctor(as_json: bool) -> None:
 
     found = diagnose.examine()
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
+        textio.print_json(found.to_dict(), indent=2)
     else:
         tables.show_diagnosis(found)
     if found.problems:

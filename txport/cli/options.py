@@ -8,13 +8,20 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from txport.cli.completion import models, providers
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def provider_option(command: F) -> F:
     """Which execution provider; never another than the one asked for."""
     text = "Execution provider: cpu, cuda, tensorrt, or any that ONNX Runtime knows by name. No fallback."
-    return click.option("--provider", default="cpu", show_default=True, help=text)(command)
+    return click.option("--provider", default="cpu", show_default=True, shell_complete=providers, help=text)(command)
+
+
+def checkpoint_option(text: str) -> Callable[[F], F]:
+    """The checkpoint of a bundle, where it can't be found by its name."""
+    return click.option("--checkpoint", shell_complete=models, help=text)
 
 
 def threads_option(command: F) -> F:

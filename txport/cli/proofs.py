@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from txport.bundles.manifest import PRECISIONS, TARGETS
-from txport.cli import textio
+from txport.cli import completion, textio
 from txport.cli.guard import say
 from txport.cli.options import provider_option
 from txport.cli.outputs import require_outputs
@@ -22,8 +22,10 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 
 
 @click.command()
-@click.argument("bundle")
-@click.option("--checkpoint", help="What the bundle was made from, if it does not ship.")
+@click.argument("bundle", shell_complete=completion.models)
+@click.option(
+    "--checkpoint", shell_complete=completion.models, help="What the bundle was made from, if it does not ship."
+)
 @click.option(
     "--runtime",
     "names",
@@ -159,7 +161,7 @@ def _write_broken(message: str, seconds: float, report: Path | None, junit: Path
 
 
 @click.command()
-@click.argument("checkpoint")
+@click.argument("checkpoint", shell_complete=completion.models)
 @click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Export for this." + MATRIX_NOTE)
 @click.option(
     "--precision",
@@ -171,7 +173,13 @@ def _write_broken(message: str, seconds: float, report: Path | None, junit: Path
 @click.option(
     "--runtime", "names", type=click.Choice(GRAPH_RUNTIMES), multiple=True, help="Compare this runtime." + MATRIX_NOTE
 )
-@click.option("--provider", "providers", multiple=True, help="Compare on this provider of ort." + MATRIX_NOTE)
+@click.option(
+    "--provider",
+    "providers",
+    multiple=True,
+    shell_complete=completion.providers,
+    help="Compare on this provider of ort." + MATRIX_NOTE,
+)
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the bundles in this new folder.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write the matrix as JSON.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write the matrix as Markdown.")

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import Port
+from txport.cli.guard import echo
+from txport.errors import UnavailableError
+from txport.system.packages import needed
+from txport.system.terminal import one_line
 
 if TYPE_CHECKING:
     from txport.diagnose import Diagnosis
@@ -37,8 +40,8 @@ def show(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> Non
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    click.echo(title)
+        table.add_row(*(Text(one_line(cell)) for cell in row))
+    echo(title)
     console.print(table)
 
 
@@ -46,20 +49,21 @@ def show_parity(report: Report) -> None:
     """Each case on each runtime, the worst first; what ran, the quality, and the verdict."""
     from txport.proof import reports
 
-    show(f"{reports.title(report)}\n", list(reports.COLUMNS), reports.rows(report))
-    click.echo()
+    echo(reports.title(report))
+    show("", list(reports.COLUMNS), reports.rows(report))
+    echo()
     for line in reports.ran(report):
-        click.echo(line)
-    click.echo(reports.pytorch(report))
+        echo(line)
+    echo(reports.pytorch(report))
     for line in report.about["left_out"]:
-        click.echo(f"left out: {line}")
+        echo(f"left out: {line}")
     for line in reports.quality(report):
-        click.echo(f"quality: {line}")
+        echo(f"quality: {line}")
     for line in report.failures()[1:FURTHER]:
-        click.echo(f"failed: {line}")
+        echo(f"failed: {line}")
     if (rest := len(report.failures()) - FURTHER) > 0:
-        click.echo(f"failed: {rest} more, which --report names")
-    click.echo(f"verdict: {'pass' if report.passed else 'FAIL'}; worst: {report.describe_worst()}")
+        echo(f"failed: {rest} more, which --report names")
+    echo(f"verdict: {'pass' if report.passed else 'FAIL'}; worst: {report.describe_worst()}")
     if report.bisected:
         show_culprit(report.culprit)
 
@@ -70,7 +74,8 @@ def show_verification(name: str, result: Verification) -> None:
     about = result.about
     show(f"Verified {name}", ["check", "verdict", "seen"], rows)
     where = f"{about['target']} {about['precision']} on {about['runtime']} {about['provider']}"
-    click.echo(f"\nverdict: {'pass' if result.passed else 'FAIL'}; {where}, {result.seconds:.1f} s")
+    echo()
+    echo(f"verdict: {'pass' if result.passed else 'FAIL'}; {where}, {result.seconds:.1f} s")
 
 
 def show_matrix(result: Matrix) -> None:
@@ -82,17 +87,18 @@ def show_matrix(result: Matrix) -> None:
     shown = [(*cell, f"({reasons.index(why) + 1})" if why else "") for *cell, why in cells]
     show(title(result), list(COLUMNS), shown)
     for number, reason in enumerate(reasons, 1):
-        click.echo(f"({number}) {reason}")
-    click.echo(f"\nverdict: {'pass' if result.passed else 'FAIL'}; {summary(result)}")
+        echo(f"({number}) {reason}")
+    echo()
+    echo(f"verdict: {'pass' if result.passed else 'FAIL'}; {summary(result)}")
 
 
 def show_culprit(culprit: Culprit | None) -> None:
     """What went wrong first, a line for each thing that is known of it."""
     if culprit is None:
-        click.echo("culprit: none; every part of the graphs computes what PyTorch does from the same values")
+        echo("culprit: none; every part of the graphs computes what PyTorch does from the same values")
         return
     for word, text in culprit.lines():
-        click.echo(f"{word + ':':<9}{text}")
+        echo(f"{word + ':':<9}{text}")
 
 
 def show_bench(result: dict[str, Any]) -> None:
@@ -141,15 +147,17 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
         show("Files", ["file", "size"], [(name, megabytes(entry["bytes"])) for name, entry in manifest.files.items()])
         for graph in manifest.graphs.values():
             rows = [("in", *_port(port)) for port in graph.inputs] + [("out", *_port(port)) for port in graph.outputs]
-            show(f"\n{graph.file}", ["", "port", "type", "dims"], rows)
-            click.echo(_operators(bundle, graph.role))
+            echo()
+            show(graph.file, ["", "port", "type", "dims"], rows)
+            echo(_operators(bundle, graph.role))
     name, digest = manifest.checkpoint["name"], manifest.checkpoint["sha256"]
     parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in manifest.parity.items())
-    click.echo(f"\ncheckpoint: {name} (SHA-256 {digest[:16]}...)")
+    echo()
+    echo(f"checkpoint: {name} (SHA-256 {digest[:16]}...)")
     chosen = f", kernels for {manifest.rows} rows" if manifest.rows else ""
-    click.echo(f"target: {manifest.target}, precision: {manifest.described_precision}, opset: {manifest.opset}{chosen}")
-    click.echo(f"parity with PyTorch: {parity}")
-    click.echo(f"bundle: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
+    echo(f"target: {manifest.target}, precision: {manifest.described_precision}, opset: {manifest.opset}{chosen}")
+    echo(f"parity with PyTorch: {parity}")
+    echo(f"bundle: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
 
 
 def _port(port: Port) -> tuple[str, str, str]:
@@ -162,9 +170,10 @@ def _short(value: Any) -> str:
 
 def _operators(bundle: Bundle, role: str) -> str:
     try:
-        from txport.exporters.check import operators
-    except ModuleNotFoundError:
-        return "operators: pip install 'txport[export]' to count them"
+        with needed("txport[export]", "counting them"):
+            from txport.exporters.check import operators
+    except UnavailableError as error:
+        return f"operators: {error}"
     counts = operators(bundle.file(role))
     return f"{counts.total()} operators: " + ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
@@ -175,8 +184,11 @@ def show_diagnosis(found: Diagnosis) -> None:
     rows = [
         (name, "starts" if reason is None else f"does not start: {reason}") for name, reason in found.providers.items()
     ]
-    show("\nProviders of ONNX Runtime", ["provider", "here"], rows)
+    echo()
+    show("Providers of ONNX Runtime", ["provider", "here"], rows)
     for problem in found.problems:
-        click.echo(f"\nproblem: {problem}")
+        echo()
+        echo(f"problem: {problem}")
     if not found.problems:
-        click.echo("\nno problems found")
+        echo()
+        echo("no problems found")

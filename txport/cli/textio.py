@@ -13,40 +13,46 @@ from typing import IO, Any, BinaryIO, TypeVar
 
 from txport.errors import TextError
 from txport.system.files import staged_file
+from txport.system.terminal import printable, printable_json
 
 Item = TypeVar("Item")
 LONG = 64  # texts from which on a progress bar pays
+LONGEST_LINE = 4_000_000  # bytes; more than any model takes, so that an input without lines is not read into memory
 
 
-def open_texts(arguments: Sequence[str], files: Sequence[Path]) -> tuple[Iterable[str], int | None]:
+def open_texts(
+    arguments: Sequence[str], files: Sequence[Path], blank: bool = False
+) -> tuple[Iterable[str], int | None]:
     """The texts of arguments, else of files, else of standard input, and how many there are if that is known."""
     if arguments:
         return arguments, len(arguments)
     if not files:
-        return read_lines(sys.stdin.buffer if sys.stdin else io.BytesIO(), "standard input"), None
-    texts = [line for file in files for line in _read_file(file)]
+        return read_lines(sys.stdin.buffer if sys.stdin else io.BytesIO(), "standard input", blank), None
+    texts = [line for file in files for line in _read_file(file, blank)]
     return texts, len(texts)
 
 
-def _read_file(path: Path) -> list[str]:
+def _read_file(path: Path, blank: bool) -> list[str]:
     try:
         with path.open("rb") as stream:
-            return list(read_lines(stream, str(path)))
+            return list(read_lines(stream, str(path), blank))
     except OSError as error:
         raise TextError(f"{path} can't be read: {error.strerror}") from error
 
 
-def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """UTF-8 lines without their ends; `TextError` names the line that is empty or not text."""
+def read_lines(stream: BinaryIO, name: str, blank: bool = False) -> Iterator[str]:
+    """UTF-8 lines without their ends; `TextError` names one that is too long, no text, or empty, unless `blank`."""
     number = 0
-    for number, raw in enumerate(stream, 1):
+    for number, raw in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), 1):
+        if len(raw) > LONGEST_LINE:
+            raise TextError(f"{name}, line {number}: longer than {LONGEST_LINE} bytes, expected one text a line")
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise TextError(f"{name}, line {number}: not UTF-8 text ({error.reason} at byte {error.start})") from error
         if "\0" in line:
             raise TextError(f"{name}, line {number}: binary data, expected UTF-8 text")
-        if not line.strip():
+        if not (line.strip() or blank):
             raise TextError(f"{name}, line {number}: the text is empty")
         yield line
     if number == 0:
@@ -70,6 +76,21 @@ def draw_texts(pairs: Iterable[tuple[str, str]], count: int, seed: int) -> dict[
     names = sorted(targets)
     chosen = random.Random(seed).sample(names, min(count, len(names)))  # noqa: S311 - no secret
     return {name: targets[name] for name in sorted(chosen)}
+
+
+def print_line(line: str, stream: IO[str], *, end: str = "\n", flush: bool = True) -> None:
+    """Write data as it is, but on a terminal nothing that would steer it."""
+    print(printable(line, keep="\t\n") if stream.isatty() else line, end=end, file=stream, flush=flush)
+
+
+def to_json(values: dict[str, Any], indent: int | None = None) -> str:
+    """JSON for people too: letters of any alphabet as they are, what would steer a terminal as escapes."""
+    return printable_json(json.dumps(values, indent=indent, ensure_ascii=False))
+
+
+def print_json(values: dict[str, Any], indent: int | None = None) -> None:
+    """Write JSON to standard output."""
+    print_line(to_json(values, indent), sys.stdout)
 
 
 @contextlib.contextmanager

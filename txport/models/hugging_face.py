@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from txport.errors import BundleError
 from txport.models.config import TransformerConfig
 from txport.models.names import TARGET_TOKENIZER, TOKENIZER
-from txport.models.tokenizer import unknown_id
+from txport.models.tokenizer import read_tokenizer, refusals, unknown_id
 from txport.system.documents import write_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -40,11 +41,10 @@ def _write_side(file: Path, folder: Path, special: Mapping[str, int], config: Tr
 
 def tokenizer_config(file: Path, special: Mapping[str, int], config: TransformerConfig) -> dict[str, Any]:
     """The settings with which others encode and decode as `FileTokenizer` does; `special` tokens by their ids."""
-    import tokenizers
-
-    tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    named = {name: tokenizer.id_to_token(id_) for name, id_ in special.items()}
-    unknown = unknown_id(tokenizer.to_str())
+    with refusals(BundleError, f"{file} is not a tokenizer"):
+        tokenizer = read_tokenizer(file)
+        named = {name: tokenizer.id_to_token(id_) for name, id_ in special.items()}
+        unknown = unknown_id(tokenizer.to_str())
     added = tokenizer.get_added_tokens_decoder()
     if unknown in added and added[unknown].special:  # naming it would make it special: left out of decoded text
         named["unk_token"] = added[unknown].content

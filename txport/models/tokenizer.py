@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from txport.errors import BundleError, TextError, TokenError
+from txport.errors import BundleError, TextError, TokenError, TxportError, UnknownTextError
 from txport.models.config import TransformerConfig
 from txport.models.names import TARGET_TOKENIZER, TOKENIZER
+from txport.system.machine import is_out_of_memory
+from txport.system.packages import needed
+from txport.system.terminal import native_stderr_held
 
 Unknown = Literal["error", "skip"]
+# No text of so many characters a token fits; up to FEW nobody waits. Spaces do not count: tokenizers may drop them.
+LETTERS_PER_TOKEN, FEW = 64, 10_000
+SHOWN = 10  # unknown characters that an error names
+NOT_UTF8 = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(Protocol):
     """Source text to token ids, and target tokens to text; an id that has no token raises `TokenError`."""
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
-        """Source ids, special tokens included; `TextError` on empty text or characters it does not know."""
+        """Source ids, special tokens included; `TextError` on empty text or characters it does not know.
+
+        `UnknownTextError` if there is nothing in it that it knows.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -36,37 +48,45 @@ class Tokenizer(Protocol):
 
 
 class FileTokenizer:
-    """A `tokenizer.json`, for both directions; beside its own special tokens, decoded text leaves out `special` ids."""
+    """A `tokenizer.json`, for both directions; beside its own special tokens, decoded text leaves out `special` ids.
 
-    def __init__(self, path: Path, special: Collection[int] = ()) -> None:
-        import tokenizers
+    A text is refused unread if it can't be one of up to `longest` tokens.
+    """
 
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise BundleError(f"{path} is not a tokenizer: {error}") from error
-        self._tokenizer.encode_special_tokens = True  # "</s>" in a user's text is four characters
-        self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
-        self._tokenizer.no_padding()
-        self._path, self._special = path, frozenset(special)
-        self._unknown = unknown_id(self._tokenizer.to_str())
+    def __init__(self, path: Path, special: Collection[int] = (), longest: int | None = None) -> None:
+        self._path, self._special, self._longest = path, frozenset(special), longest
+        with refusals(BundleError, f"{path} is not a tokenizer"):
+            self._tokenizer = read_tokenizer(path)
+            self._tokenizer.encode_special_tokens = True  # "</s>" in a user's text is four characters
+            self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
+            self._tokenizer.no_padding()
+            self._unknown = unknown_id(self._tokenizer.to_str())
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """See `Tokenizer.encode`; "skip" leaves unknown characters out."""
         if not text.strip():
-            raise TextError("the text is empty; give at least one character")
-        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UnknownTextError("the text is empty; give at least one character")
+        if NOT_UTF8.search(text):
             raise TextError(f"{shorten(text)} is not UTF-8 text")
-        encoding = self._tokenizer.encode(text)
+        self._require_length(text)
+        with refusals(TextError, f"{self._path} can't split {shorten(text)}; mend it, or leave that text out"):
+            encoding = self._tokenizer.encode(text)
         strange = [span for id_, span in zip(encoding.ids, encoding.offsets, strict=True) if id_ == self._unknown]
         if strange and unknown == "error":
-            found = ", ".join(dict.fromkeys(repr(text[start:end]) for start, end in strange))
+            found = _listed(list(dict.fromkeys(text[start:end] for start, end in strange)))
             mend = "--unknown skip leaves them out"
             raise TextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {mend}")
         ids = [id_ for id_ in encoding.ids if id_ != self._unknown]
         if len(ids) == sum(encoding.special_tokens_mask):
-            raise TextError(f"{shorten(text)} has no character of the vocabulary")
+            raise UnknownTextError(f"{shorten(text)} has no character of the vocabulary")
         return ids
+
+    def _require_length(self, text: str) -> None:
+        if self._longest is None or len(text) <= (most := max(FEW, LETTERS_PER_TOKEN * self._longest)):
+            return
+        if (count := sum(map(len, text.split()))) > most:
+            takes = f"the model takes at most {self._longest} tokens"
+            raise TextError(f"{shorten(text)} has {count} characters beside spaces, {takes}; split the text")
 
     @property
     def size(self) -> int:
@@ -77,7 +97,8 @@ class FileTokenizer:
         """See `Tokenizer.decode`."""
         kept = [id_ for id_ in ids if id_ not in self._special]
         self.tokens(kept)  # the library leaves out what it does not know
-        return str(self._tokenizer.decode(kept, skip_special_tokens=True))
+        with refusals(BundleError, f"{self._path} can't write tokens as text"):
+            return str(self._tokenizer.decode(kept, skip_special_tokens=True))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
@@ -99,6 +120,31 @@ class FileTokenizer:
                 raise TextError(f"{shorten(token)} is not a token of the vocabulary")
             found.append(id_)
         return found
+
+
+def read_tokenizer(path: Path) -> Any:
+    """A `tokenizer.json` as the `tokenizers` library reads it; `UnavailableError` where that does not import."""
+    with needed("txport"):
+        import tokenizers
+    return tokenizers.Tokenizer.from_file(str(path))
+
+
+@contextlib.contextmanager
+def refusals(kind: type[TxportError], what: str) -> Iterator[None]:
+    """Raise `kind` for any error of the `tokenizers` library: plain Exceptions, and panics, which are none.
+
+    A panic tells stderr its whole story first, which a command holds back.
+    """
+    try:
+        with native_stderr_held():
+            yield
+    except TxportError:
+        raise
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"
+        if is_out_of_memory(error) or not (isinstance(error, Exception) or is_panic):
+            raise
+        raise kind(f"{what}: {' '.join(str(error).split())}") from error
 
 
 def unknown_id(tokenizer: str) -> int | None:
@@ -141,15 +187,19 @@ class NumberTokenizer:
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """See `Tokenizer.encode`; the start and end tokens that the config wants are added."""
         if not text.strip():
-            raise TextError("the text is empty; this model has no tokenizer, so give token ids such as '5 17 3'")
-        size = self._config.source_vocab_size
-        wrong = [word for word in text.split() if not _is_below(size, word)]
+            mend = "this model has no tokenizer, so give token ids such as '5 17 3'"
+            raise UnknownTextError(f"the text is empty; {mend}")
+        size, ids, wrong = self._config.source_vocab_size, [], []
+        for word in text.split():
+            if _is_below(size, word):
+                ids.append(int(word))
+            else:
+                wrong.append(word)
         if wrong and unknown == "error":
             ids_wanted = f"token ids, numbers from 0 to {size - 1}"
             raise TextError(f"this model has no tokenizer, so text is {ids_wanted}; got {shorten(' '.join(wrong))}")
-        ids = [int(word) for word in text.split() if word not in wrong]
         if not ids:
-            raise TextError(f"{shorten(text)} has no number from 0 to {size - 1}")
+            raise UnknownTextError(f"{shorten(text)} has no number from 0 to {size - 1}")
         return self._config.add_special_tokens(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -175,6 +225,12 @@ class NumberTokenizer:
 
 def _is_below(size: int, word: str) -> bool:
     return word.isascii() and word.isdigit() and len(word) < 10 and int(word) < size
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """What an error quotes of several texts, the first few of them."""
+    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return ", ".join(map(shorten, texts[:SHOWN])) + more
 
 
 def shorten(text: str) -> str:
@@ -209,7 +265,7 @@ def load_tokenizer(folder: Path, config: TransformerConfig) -> Tokenizer:
 
 
 def _load_file(path: Path, side: str, size: int, config: TransformerConfig) -> FileTokenizer:
-    tokenizer = FileTokenizer(path, special_ids(config))
+    tokenizer = FileTokenizer(path, special_ids(config), config.max_length)
     if tokenizer.size > size:
         sizes = f"{tokenizer.size} tokens, the model's {side} vocabulary {size}"
         raise BundleError(f"{path} has {sizes}: it belongs to another model")

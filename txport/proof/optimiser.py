@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import onnxruntime as ort
-
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_ir
 from txport.proof.calls import compare_call
@@ -15,6 +13,7 @@ from txport.proof.measures import Comparison, badness
 from txport.proof.taps import Runner
 from txport.proof.tolerances import tolerance_of
 from txport.proof.walks import Call, Reference
+from txport.runtimes.onnx_runtime import ort
 
 LEVELS = {
     "no": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
+from txport.proof.markdown import line, plain
 from txport.proof.matrix import Cell, Matrix
 
 COLUMNS = (
@@ -96,18 +97,9 @@ def _near_ties(cell: Cell) -> str:
 
 def markdown(matrix: Matrix) -> str:
     """A page with one table."""
-    lines = [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *map(_line, rows(matrix))]
-    parts = [f"# {_plain(title(matrix))}", summary(matrix), "\n".join(lines), _plain(about(matrix))]
+    lines = [line(COLUMNS), line(["---"] * len(COLUMNS)), *map(line, rows(matrix))]
+    parts = [f"# {plain(title(matrix))}", summary(matrix), "\n".join(lines), plain(about(matrix))]
     return "\n\n".join(parts) + "\n"
-
-
-def _line(cells: tuple[str, ...] | list[str]) -> str:
-    return f"| {' | '.join(map(_plain, cells))} |"
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return "".join(f"\\{each}" if each in "\\`*_[]<>|#" else each for each in text)
 
 
 def page(matrix: Matrix) -> str:

@@ -39,6 +39,7 @@ from txport.proof.weights import compare_weights
 from txport.runtimes.base import GraphRuntime, Runtime
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import Found
+from txport.system.machine import is_out_of_memory
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
 Array = NDArray[Any]
@@ -208,10 +209,10 @@ def compare_graphs(
 
 @contextlib.contextmanager
 def no_crash(what: str) -> Iterator[None]:
-    """`ParityError` for any error of a runtime."""
+    """`ParityError` for any error of a runtime, but not where memory is at its end: that says nothing of the graph."""
     try:
         yield
-    except MemoryError:
-        raise
     except Exception as error:  # each runtime has errors of its own
+        if is_out_of_memory(error):
+            raise
         raise ParityError(f"{what} does not run: {brief(error)}") from error

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from txport.proof.markdown import code, line, plain
 from txport.proof.measures import FORCED, FORMAT, WEIGHTS, Comparison, badness
 from txport.proof.quality import Quality
 from txport.proof.report import Part, Report
@@ -100,17 +101,22 @@ def markdown(report: Report) -> str:
     lines = [
         f"### txport parity: {'pass' if report.passed else 'FAIL'}",
         "",
-        f"{title(report)}. {pytorch(report)}.",
+        f"{plain(title(report))}. {plain(pytorch(report))}.",
         "",
     ]
     lines += [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
-    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows(report)]
+    lines += [line(row) for row in rows(report)]
     if failures:
-        lines += ["", f"{len(failures)} failed:", "", *(f"- `{line}`" for line in failures[:SHOWN])]
+        lines += ["", f"{len(failures)} failed:", "", *(f"- {code(each)}" for each in failures[:SHOWN])]
         lines += [f"- and {len(failures) - SHOWN} more"] if len(failures) > SHOWN else []
     else:
-        lines += ["", f"Closest to its tolerance: `{report.describe_worst()}`"]
-    lines += ["", *(f"Quality: {line}" for line in quality(report)), "", *(f"{line}.  " for line in ran(report))]
+        lines += ["", f"Closest to its tolerance: {code(report.describe_worst())}"]
+    lines += [
+        "",
+        *(f"Quality: {plain(each)}" for each in quality(report)),
+        "",
+        *(f"{plain(each)}.  " for each in ran(report)),
+    ]
     digest = report.about["checkpoint"]["sha256"]
     return "\n".join([*lines, f"Checkpoint SHA-256 `{digest}`."]) + "\n"
 
@@ -146,7 +152,7 @@ def junit_broken(message: str, seconds: float) -> str:
 
 def markdown_broken(message: str) -> str:
     """A summary of a comparison that came to no end."""
-    return f"### txport parity: FAIL\n\n`{message}`\n"
+    return f"### txport parity: FAIL\n\n{code(message)}\n"
 
 
 def _xml(suites: Mapping[str, list[Test]], facts: list[tuple[str, str]], seconds: float) -> str:

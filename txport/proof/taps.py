@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.bundles.ports import ENCODER, IDS, is_attention
 from txport.exporters.fusions import split_name
 from txport.exporters.quantize import read_name
+from txport.runtimes.onnx_runtime import ort
 from txport.runtimes.sessions import may_saturate
 
 Array = NDArray[Any]

@@ -38,6 +38,7 @@ from txport.proof.tolerances import tolerance_of
 from txport.runtimes.base import Floats, Runtime
 from txport.search.options import Found
 from txport.search.scoring import logits, score
+from txport.system.machine import is_out_of_memory
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
 NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES, BATCH)
@@ -169,6 +170,8 @@ def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | 
         try:
             yield look()
         except Exception as error:  # each runtime has errors of its own
+            if is_out_of_memory(error):
+                raise
             yield Check(name, "fail", f"it does not run: {brief(error)}")
             return
 

@@ -13,7 +13,8 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.bundles.ports import compare_ports
-from txport.errors import BundleError, UnavailableError, UnsupportedError
+from txport.errors import BundleError, UnsupportedError
+from txport.system.packages import needed
 
 if TYPE_CHECKING:
     from txport.bundles.bundle import Bundle
@@ -39,6 +40,15 @@ RUNTIMES = {
 }
 MODULES = {name: entry.module for name, entry in RUNTIMES.items()}
 GRAPH_RUNTIMES = tuple(name for name, entry in RUNTIMES.items() if entry.targets)
+PROVIDERS = {  # of ONNX Runtime, by short name
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+    "dml": "DmlExecutionProvider",
+    "coreml": "CoreMLExecutionProvider",
+    "rocm": "ROCMExecutionProvider",
+}
 
 
 def require(name: str, provider: str) -> None:
@@ -90,12 +100,8 @@ def load_torch(
 
 def _module(name: str) -> Any:
     entry = RUNTIMES[name]
-    try:
+    with needed(entry.install, f"the {name} runtime"):
         return importlib.import_module(entry.module)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("txport"):
-            raise
-        raise UnavailableError(f"the {name} runtime needs {entry.needs}: pip install '{entry.install}'") from error
 
 
 def versions() -> dict[str, str]:

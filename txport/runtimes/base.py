@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.ports import Port
 from txport.errors import RunError, TxportError, brief
+from txport.system.machine import is_out_of_memory
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -19,7 +20,6 @@ Logits = TypeVar("Logits", Floats, Doubles)
 State = Any
 GraphPorts = tuple[tuple[Port, ...], tuple[Port, ...]]
 
-NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "failed to allocate")
 PARTS = (8, 7, 6, 5, 4, 3, 2, 1)
 
 
@@ -101,7 +101,7 @@ def running(role: str, engine: str) -> Iterator[None]:
     except (TxportError, MemoryError):
         raise
     except Exception as error:
-        if any(words in str(error).lower() for words in NO_MEMORY):
+        if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
         mend = "the bundle is damaged, and `txport verify` says where"
         raise RunError(f"the {role} graph does not run on {engine}: {brief(error)}; {mend}") from error

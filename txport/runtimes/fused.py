@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
@@ -37,6 +36,7 @@ from txport.bundles.ports import (
     shortens,
 )
 from txport.runtimes.base import GraphPorts, Ints, Scores, running, scores
+from txport.runtimes.onnx_runtime import ort
 from txport.runtimes.sessions import Sessions, may_saturate, placement, session_ports
 
 FIRST_CAPACITY = 32

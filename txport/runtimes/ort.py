@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
@@ -13,6 +12,7 @@ from txport.bundles.ports import STEP
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.fused import FusedRuntime
+from txport.runtimes.onnx_runtime import ort
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.providers import CPU, device_of, full_name, require_provider
 from txport.runtimes.sessions import placement, session_ports, start_sessions

@@ -10,20 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from txport.errors import UnavailableError, UnsupportedError
+from txport.runtimes import PROVIDERS
+from txport.runtimes.onnx_runtime import ort
 
-CPU = "CPUExecutionProvider"
-SHORT_NAMES = {
-    "cpu": CPU,
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-    "dml": "DmlExecutionProvider",
-    "coreml": "CoreMLExecutionProvider",
-    "rocm": "ROCMExecutionProvider",
-}
+CPU = PROVIDERS["cpu"]
 ON_CUDA = ("CUDAExecutionProvider", "TensorrtExecutionProvider")
 # An ONNX model of one Identity node, x float[1] -> y, so that a provider can be tried without the onnx package.
 IDENTITY = bytes.fromhex(
@@ -36,9 +28,9 @@ GPU_MEND = "it needs an NVIDIA GPU, its driver, and `pip install 'txport[cuda]'`
 def full_name(provider: str) -> str:
     """`cuda` -> `CUDAExecutionProvider`; a full name stays, any other raises `UnsupportedError`."""
     known = {name.lower(): name for name in ort.get_all_providers()}
-    name = SHORT_NAMES.get(provider.lower()) or known.get(provider.lower())
+    name = PROVIDERS.get(provider.lower()) or known.get(provider.lower())
     if name is None:
-        short = ", ".join(SHORT_NAMES)
+        short = ", ".join(PROVIDERS)
         raise UnsupportedError(f"unknown provider {provider!r}; give one of {short}, or ONNX Runtime's full name")
     return name
 
@@ -46,7 +38,7 @@ def full_name(provider: str) -> str:
 def short_name(provider: str) -> str:
     """`cuda` for `CUDAExecutionProvider`; `UnsupportedError` for a provider that nobody knows."""
     full = full_name(provider)
-    return next((short for short, each in SHORT_NAMES.items() if each == full), full)
+    return next((short for short, each in PROVIDERS.items() if each == full), full)
 
 
 def device_of(provider: str) -> str:
@@ -126,7 +118,7 @@ def start(name: str) -> str | None:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
-        session = ort.InferenceSession(IDENTITY, options, providers=[name])
+        session = ort.InferenceSession(IDENTITY, options, providers=[name], enable_fallback=0)
         if session.get_providers()[0] != name:
             return "ONNX Runtime fell back to another provider without saying why"
         session.run(None, {"x": np.ones(1, dtype=np.float32)})

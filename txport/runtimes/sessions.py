@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import Port
 from txport.errors import BundleError, LoadError, UnavailableError, brief
-from txport.runtimes.base import NO_MEMORY, GraphPorts
+from txport.runtimes.base import GraphPorts
+from txport.runtimes.onnx_runtime import ort
 from txport.runtimes.providers import CPU, full_name, provider_options
+from txport.system.machine import is_out_of_memory
 
 SPIN = "200"  # microseconds: longer than the search takes between two steps, far shorter than a run
 
@@ -94,7 +95,7 @@ def _session(
     options = ort.SessionOptions()
     for weight, value in weights.items():
         options.add_initializer(weight, value)
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it calls errors is raised too, and told in one line
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.inter_op_num_threads = 1
     if threads is not None:
@@ -106,7 +107,7 @@ def _session(
     providers = [CPU] if provider == CPU else [(provider, provider_options(provider)), CPU]
     file = bundle.file(role)
     try:
-        session = ort.InferenceSession(str(file), options, providers=providers)
+        session = ort.InferenceSession(str(file), options, providers=providers, enable_fallback=0)
     except Exception as error:  # its errors share no other base
         raise _refused(file, error) from error
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
@@ -117,7 +118,7 @@ def _session(
 def _refused(file: Path, error: Exception) -> Exception:
     """Why ONNX Runtime does not take a graph: it is too old for it, there is no memory, or it is no sound graph."""
     message = f"ONNX Runtime {ort.__version__} can't load {file}: {brief(error)}"
-    if any(words in str(error).lower() for words in NO_MEMORY):
+    if is_out_of_memory(error):
         return MemoryError(message)
     if any(words in str(error) for words in TOO_NEW):
         return LoadError(f"{message}; update it, or export again with a lower --opset")

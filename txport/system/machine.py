@@ -1,12 +1,24 @@
-"""What a figure was measured on: the processor, the cores, and the memory that a process has held."""
+"""What a figure was measured on: the processor, the cores, and the memory that a process has held; and its end."""
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
 from pathlib import Path
 from typing import Any
+
+# What native code says where memory, or room for a thread, is at its end: those errors have no type of their own.
+NO_MEMORY = (
+    "bad_alloc",
+    "bad allocation",
+    "allocate memory",
+    "out of memory",
+    "failed to allocate",
+    "can't start new thread",
+    "not enough memory",
+)
 
 
 def describe() -> dict[str, Any]:
@@ -37,3 +49,11 @@ def peak_memory() -> float:
     import resource
 
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1e6
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python, NumPy, ONNX Runtime or PyTorch says that there was not enough memory."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    native = isinstance(error, Exception) and any(words in str(error).lower() for words in NO_MEMORY)
+    return isinstance(error, MemoryError) or native

@@ -1,0 +1,158 @@
+"""Ctrl-C at many moments of a command, from its first line to its last: one line and 130, or nothing at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import ENVIRONMENT, start
+from txport.bundles.bundle import Bundle
+from txport.cli import INTERRUPTED
+
+OURS = re.compile(r"cli/__init__\.py\", line \d+, in main|^txport: ", re.MULTILINE)
+BENCH = ["--rounds", 3, "--source", 4, "--tokens", 4, "--threads", 1]
+
+
+def interrupt(seconds: float, folder: Path, command: list[object], number: int = signal.SIGINT) -> tuple[int, str]:
+    """Start a command and interrupt it, and all that it started as a terminal does, after so long."""
+    process = start(*command, cwd=folder, start_new_session=True)
+    time.sleep(seconds)
+    if process.poll() is None:
+        os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def is_before_our_first_line(code: int, err: str) -> bool:
+    """Python itself is starting: no line of ours has had a chance."""
+    return code in (-signal.SIGINT, 1) and not OURS.search(err)
+
+
+def sweep(folder: Path, command: list[object], step: float) -> Counter[int]:
+    """Interrupt it at every step until it ends by itself; -> how often it ended with which code."""
+    ended: Counter[int] = Counter()
+    seconds = 0.0
+    while not ended[0] and seconds < 30:
+        code, err = interrupt(seconds, folder, command)
+        if not is_before_our_first_line(code, err):
+            assert (code, err) in ((130, INTERRUPTED), (0, "")), f"after {seconds} s: {err}"
+            ended[code] += 1
+        assert not [name for name in os.listdir(folder) if name != "out"]  # noqa: PTH208
+        seconds += step
+    return ended
+
+
+def test_a_run_at_any_moment(bundle: Bundle, tmp_path: Path) -> None:
+    assert sweep(tmp_path, ["run", bundle.path, "bad"], 0.05)[130] > 3
+
+
+def test_an_export_at_any_moment(checkpoint: Path, tmp_path: Path) -> None:
+    assert sweep(tmp_path, ["export", checkpoint, "out", "--force"], 0.7)[130] > 3
+
+
+def test_a_benchmark_and_its_processes_at_any_moment(bundle: Bundle, checkpoint: Path, tmp_path: Path) -> None:
+    assert sweep(tmp_path, ["bench", bundle.path, "--checkpoint", checkpoint, *BENCH], 0.7)[130] > 3
+
+
+def test_only_the_parent_of_a_benchmark_is_told(bundle: Bundle, checkpoint: Path, tmp_path: Path) -> None:
+    process = start("bench", bundle.path, "--checkpoint", checkpoint, *BENCH, "--rounds", 100_000)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        process.kill()
+        pytest.skip("children are listed where the system shows them")
+    while not children.read_text().split()[2:]:  # the tracker of resources is one of them
+        time.sleep(0.05)
+    ours = children.read_text().split()
+    for pid in ours:
+        os.kill(int(pid), signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None, "its processes do not hear a terminal's Ctrl-C"
+    started = time.perf_counter()
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, INTERRUPTED)
+    assert time.perf_counter() - started < 20
+    assert not any(is_running(pid) for pid in ours)
+
+
+def is_running(pid: str) -> bool:
+    for _ in range(50):
+        status = Path(f"/proc/{pid}/stat")
+        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
+            return False
+        time.sleep(0.1)
+    return True
+
+
+SWALLOWED = """
+import os, signal, sys, time
+from txport.cli import commands, main
+import click
+
+class Trap:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
+@click.command()
+def wait():
+    {trap}
+    time.sleep(30)
+
+commands.cli.add_command(wait)
+sys.argv = ["txport", "wait"]
+main()
+"""
+TRAPS = {
+    "a destructor": "Trap()",
+    "a callback": "import weakref; each = Trap(); weakref.finalize(each, print); del each",
+    "an import": "sys.path.insert(0, sys.argv.pop() if False else {folder!r}); import interrupts_itself",
+    "a library that raises another error": (
+        "try:\n        os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n"
+        "    except BaseException:\n        raise ImportError('x', name='torch')"
+    ),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_no_interrupt_is_swallowed(trap: str, tmp_path: Path) -> None:
+    slow = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.1)\nopen('whole', 'w').close()\n"
+    (tmp_path / "interrupts_itself.py").write_text(slow)
+    code = SWALLOWED.format(trap=TRAPS[trap].format(folder=str(tmp_path)))
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, INTERRUPTED)
+    assert (tmp_path / "whole").exists() == (trap == "an import"), "a package is imported whole"
+
+
+@pytest.fixture
+def handlers() -> Iterator[dict[int, object]]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield before
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_command_within_a_program_gives_its_handlers_back(handlers: dict[int, object]) -> None:
+    from txport.cli import main
+
+    main(["--version"])
+
+
+def test_a_process_that_was_told_to_ignore_them_does(bundle: Bundle, tmp_path: Path) -> None:
+    """As those that a shell puts into the background, or nohup starts."""
+    deaf = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    process = start("run", bundle.path, "bad", **deaf)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    assert process.returncode == 0
+    process.communicate()

@@ -1,0 +1,122 @@
+"""A package that is installed and does not import: exit 3, its name, the loader's message and the mend."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import txport
+from tests.cli.processes import ENVIRONMENT, assert_one_line, run
+from txport.bundles.bundle import Bundle
+from txport.errors import UnavailableError
+from txport.system.packages import import_problem, needed
+
+BREAKS = {
+    "ImportError": "raise ImportError('libfoo.so.1: cannot open shared object file')",
+    "OSError": "raise OSError('/x/libbar.so: undefined symbol: baz')",
+    "ABI": "raise RuntimeError('module compiled against ABI version 0x1000009')",
+    "a part is missing": "from {name}.capi import nothing",
+    "empty": "",
+}
+COMMANDS = {
+    "numpy": "run {bundle} bad",
+    "onnxruntime": "run {bundle} bad",
+    "tokenizers": "run {bundle} bad",
+    "onnx": "export {checkpoint} {out}",
+    "torch": "export {checkpoint} {out}",
+    "safetensors": "export {checkpoint} {out}",
+}
+
+
+def broken(folder: Path, name: str, code: str) -> dict[str, str]:
+    """An environment in which a package lies first that breaks."""
+    (folder / "first" / name).mkdir(parents=True)
+    (folder / "first" / name / "__init__.py").write_text(code.format(name=name) + "\n")
+    path = os.pathsep.join([str(folder / "first"), str(Path(txport.__file__).parent.parent)])
+    return {**ENVIRONMENT, "PYTHONPATH": path}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("how", ["ImportError", "OSError"])
+def test_each_package(name: str, how: str, bundle: Bundle, checkpoint: Path, tmp_path: Path) -> None:
+    command = COMMANDS[name].format(bundle=bundle.path, checkpoint=checkpoint, out=tmp_path / "out")
+    done = run(*command.split(), env=broken(tmp_path, name, BREAKS[how]))
+    assert_one_line(done, f"needs {name}, which is installed but does not import: ", 3)
+    assert ("libfoo.so.1" if how == "ImportError" else "libbar.so") in done.stderr
+    assert "; pip install --force-reinstall " in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_however_it_breaks(how: str, bundle: Bundle, tmp_path: Path) -> None:
+    done = run("run", bundle.path, "bad", env=broken(tmp_path, "onnxruntime", BREAKS[how]))
+    assert_one_line(done, "the ort runtime needs onnxruntime, which is installed but does not import: ", 3)
+
+
+@pytest.mark.parametrize("name", ["numpy", "onnxruntime", "tokenizers", "onnx", "torch", "safetensors"])
+def test_doctor_says_so(name: str, tmp_path: Path) -> None:
+    done = run("doctor", "--json", env=broken(tmp_path, name, BREAKS["OSError"]))
+    assert (done.returncode, done.stderr) == (1, "")
+    problems = json.loads(done.stdout)["problems"]
+    assert any(f"needs {name}, which is installed but does not import: /x/libbar.so" in each for each in problems)
+
+
+def test_inspect_shows_what_it_can(bundle: Bundle, tmp_path: Path) -> None:
+    done = run("inspect", bundle.path, env=broken(tmp_path, "onnx", BREAKS["OSError"]))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "operators: counting them needs onnx, which is installed but does not import" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "tokenizers"])
+def test_the_api_raises_an_error_of_ours(name: str, bundle: Bundle, tmp_path: Path) -> None:
+    code = (
+        "import sys, txport\ntry:\n    txport.load(sys.argv[1])\nexcept txport.TxportError as e:\n    print(type(e), e)"
+    )
+    environment = broken(tmp_path, name, BREAKS["ImportError"])
+    command = [sys.executable, "-c", code, str(bundle.path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "UnavailableError" in done.stdout
+    assert f"needs {name}, which is installed but does not import: libfoo.so.1" in done.stdout
+
+
+def caught(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as raised:
+        return raised
+
+
+def test_what_is_no_package_of_others_is_not_blamed_on_one() -> None:
+    for error in (
+        ValueError("x"),
+        OSError("x"),
+        AttributeError("x", obj=3),
+        ImportError("x", name="txport.nothing"),
+        AttributeError("x", obj=txport),
+        ModuleNotFoundError("x", name="txport.nothing"),
+        MemoryError(),
+    ):
+        assert import_problem(caught(error)) is None
+        with pytest.raises(type(error)), needed("x"):
+            raise error
+    with pytest.raises(UnavailableError) as absent, needed("it", "a test"):
+        import there_is_none  # type: ignore[import-not-found] # noqa: F401
+    assert str(absent.value) == "a test needs there_is_none, which is not installed: pip install 'it'"
+
+
+def test_the_first_error_of_a_chain_is_told_in_short() -> None:
+    try:
+        try:
+            raise ImportError("the cause " + "x" * 1000)
+        except ImportError as cause:
+            raise ImportError("a page\nof advice", name="numpy") from cause
+    except ImportError as error:
+        told = import_problem(error)
+    assert told is not None
+    assert "does not import: the cause xxx" in told
+    assert len(told) < 500

@@ -1,0 +1,136 @@
+"""A tokenizer that raises, panics or takes for ever: one error of ours, at load and at use."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from tests.cli.processes import assert_one_line, run
+from tests.tiny import VOCABULARY, reseal, tiny_config
+from txport.bundles.bundle import Bundle
+from txport.errors import BundleError, TextError
+from txport.models.hugging_face import tokenizer_config
+from txport.models.tokenizer import FEW, LETTERS_PER_TOKEN, FileTokenizer, NumberTokenizer, load_tokenizer
+
+LETTERS = {"a": 0, "?": 1}
+EXPLODES = pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated")
+PANICS_AT_LOAD = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
+
+
+def written(folder: Path, model: Any, changes: dict[str, Any] | None = None, splitter: Any = None) -> Path:
+    tokenizer = Tokenizer(model)
+    if splitter is not None:
+        tokenizer.pre_tokenizer = splitter
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(tokenizer.to_str()), **(changes or {})}), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": PANICS_AT_LOAD},
+        {"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": 7}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}},
+    ],
+    ids=["merges panic", "unknown id", "type", "charsmap panics", "pattern"],
+)
+def test_one_that_does_not_load(changes: dict[str, Any], tmp_path: Path) -> None:
+    file = written(tmp_path, models.WordLevel(LETTERS, unk_token="?"), changes)  # noqa: S106
+    for load in (FileTokenizer, lambda path: tokenizer_config(path, {}, tiny_config())):
+        with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer: ") as caught:
+            load(file)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "splitter", "message"),
+    [
+        (models.WordLevel({"a": 0}), None, "Missing .UNK. token"),
+        (models.WordLevel({"a": 0}, unk_token="?"), None, "Missing .UNK. token"),  # noqa: S106
+        (models.WordPiece({"a": 0}, unk_token="?"), None, "Missing .UNK. token"),  # noqa: S106
+        (models.BPE({"a": 0}, [], unk_token="?"), None, "not found in the vocabulary"),  # noqa: S106
+        (models.Unigram([("a", 0.0)]), None, "unk_id"),
+        (models.WordLevel(LETTERS, unk_token="?"), EXPLODES, "retry-limit-in-match over"),  # noqa: S106
+    ],
+)
+@pytest.mark.parametrize("unknown", ["error", "skip"])
+def test_one_that_can_not_split_a_text(model: Any, splitter: Any, message: str, unknown: Any, tmp_path: Path) -> None:
+    tokenizer = FileTokenizer(written(tmp_path, model, splitter=splitter))
+    with pytest.raises(TextError, match=f"can't split 'a{{37}}...'; mend it, or leave that text out: .*{message}"):
+        tokenizer.encode("a" * 50 + "b", unknown)
+
+
+def test_one_that_can_not_write_tokens(tmp_path: Path) -> None:
+    strip = {"decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 5}}
+    tokenizer = FileTokenizer(written(tmp_path, models.WordLevel(LETTERS), strip))
+    with pytest.raises(BundleError, match=r"tokenizer\.json can't write tokens as text: index out of bounds"):
+        tokenizer.decode([0])
+
+
+def test_interrupts_and_a_lack_of_memory_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = FileTokenizer(written(tmp_path, models.WordLevel(LETTERS)))
+    for error in (KeyboardInterrupt, MemoryError, SystemExit):
+
+        class Raising:
+            def encode(self, text: str, error: type[BaseException] = error) -> None:
+                raise error
+
+        monkeypatch.setattr(tokenizer, "_tokenizer", Raising())
+        with pytest.raises(error):
+            tokenizer.encode("a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pre_tokenizer": json.loads(EXPLODES.__getstate__())}, "can't split 'aaaaa"),
+        ({"model": PANICS_AT_LOAD}, "is not a tokenizer: range end index"),
+    ],
+)
+def test_a_panic_is_one_line_of_a_command(changes: dict[str, Any], message: str, copied: Path) -> None:
+    values = json.loads((copied / "tokenizer.json").read_text(encoding="utf-8"))
+    (copied / "tokenizer.json").write_text(json.dumps({**values, **changes}), encoding="utf-8")
+    reseal(copied)
+    assert_one_line(run("run", copied, "a" * 40 + "b"), message, 2)
+
+
+def test_a_long_text_is_refused_unread(tmp_path: Path, bundle: Bundle) -> None:
+    tokenizer = load_tokenizer(bundle.path, tiny_config())
+    started = time.perf_counter()
+    for unknown in ("error", "skip"):
+        with pytest.raises(TextError, match=r"has 10000000 characters beside spaces, the model takes at most 24 token"):
+            tokenizer.encode("b@" * 5_000_000, unknown)  # type: ignore[arg-type]
+    assert time.perf_counter() - started < 5
+
+
+def test_spaces_are_not_counted_and_long_models_take_long_texts(tmp_path: Path) -> None:
+    file = written(tmp_path, models.WordLevel(LETTERS, unk_token="?"), splitter=pre_tokenizers.Whitespace())  # noqa: S106
+    assert FileTokenizer(file, longest=2).encode("a" + " " * 2 * FEW) == [0]
+    long = "a " * FEW
+    assert len(FileTokenizer(file, longest=FEW).encode(long)) == FEW
+    with pytest.raises(TextError, match="split the text"):
+        FileTokenizer(file, longest=FEW // LETTERS_PER_TOKEN).encode(long + "aa")
+    assert FileTokenizer(file).encode(long) == [0] * FEW
+
+
+def test_unknown_characters_are_named_by_the_first_of_them(tmp_path: Path) -> None:
+    file = written(tmp_path, models.WordLevel(LETTERS, unk_token="?"), splitter=pre_tokenizers.Whitespace())  # noqa: S106
+    text = " ".join(chr(0x4E00 + number) for number in range(500)) + " " + "x" * 1000
+    with pytest.raises(TextError, match=r"outside the vocabulary: .* and 491 more; --unknown skip") as caught:
+        FileTokenizer(file).encode(text)
+    assert len(str(caught.value)) < 300
+
+
+def test_many_wrong_numbers_take_no_longer_than_many_right_ones() -> None:
+    tokenizer, started = NumberTokenizer(tiny_config()), time.perf_counter()
+    assert len(tokenizer.encode(" ".join(f"{number} 5" for number in range(100, 100_100)), "skip")) == 100_001
+    assert time.perf_counter() - started < 5
+    assert len(VOCABULARY) < 100

@@ -1,0 +1,32 @@
+"""All commands, in the order in which they are met."""
+
+from __future__ import annotations
+
+import click
+
+from txport import __version__
+from txport.cli import bundles, generation, machine, proofs
+
+
+@click.group("txport", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="txport")
+def cli() -> None:
+    """Take a PyTorch Transformer to production: export it to ONNX, run it, prove it, measure it.
+
+    CHECKPOINT and BUNDLE are paths, or the name of a checkpoint that ships (g2p-en), or preset:tiny,
+    preset:base, preset:big, which are published sizes with random weights.
+    """
+
+
+for command in (
+    bundles.export,
+    generation.run,
+    generation.score,
+    proofs.parity,
+    proofs.matrix,
+    bundles.verify,
+    machine.bench,
+    bundles.inspect,
+    machine.doctor,
+):
+    cli.add_command(command)

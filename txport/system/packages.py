@@ -1,0 +1,93 @@
+"""Packages that are missing, or installed and do not import: which one, why, and how to mend it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterator
+from types import ModuleType, TracebackType
+
+from txport.errors import TxportError, UnavailableError
+from txport.system.machine import is_out_of_memory
+
+LONGEST = 300  # characters of another package's message
+
+
+@contextlib.contextmanager
+def needed(install: str, what: str = "this") -> Iterator[None]:
+    """Imports in this block: `UnavailableError` for a package that is missing, or there and broken.
+
+    `what` needs it, and `install` is what to give to pip for it.
+    """
+    try:
+        yield
+    except TxportError:
+        raise
+    except Exception as error:
+        if problem := import_problem(error, install, what):
+            raise UnavailableError(problem) from error
+        raise
+
+
+def import_problem(error: BaseException, install: str = "txport[export]", what: str = "this") -> str | None:
+    """What `error` says about a package that did not import, with the mend; None if it is about anything else."""
+    if is_out_of_memory(error):
+        return None
+    package = _package(error)
+    if package is None:
+        return None
+    if isinstance(error, ModuleNotFoundError) and (error.name == package or not _is_there(package)):
+        return f"{what} needs {package}, which is not installed: pip install '{install}'"
+    return f"{what} needs {package}, which is installed but does not import: {reason(error)}; {mend(package)}"
+
+
+def reason(error: BaseException) -> str:
+    """The message of the first error in a chain: later ones often only give advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def mend(package: str) -> str:
+    """How to install what a package came with anew."""
+    wheels = sorted(set(importlib.metadata.packages_distributions().get(package, [package])))
+    if len(wheels) > 1:
+        return f"pip uninstall all of {', '.join(wheels)}, then install one: they overwrite each other's files"
+    return f"pip install --force-reinstall {wheels[0]}"
+
+
+def _package(error: BaseException) -> str | None:
+    """The package of others at whose import an error was raised: of several that import each other, the last."""
+    if isinstance(error, ModuleNotFoundError):
+        return _foreign(error.name)
+    if package := _imported_at(error.__traceback__):
+        return package
+    if isinstance(error, ImportError):
+        return _foreign(error.name)
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):  # files of two wheels mixed
+        return _foreign(error.obj.__name__)
+    return None
+
+
+def _imported_at(frames: TracebackType | None) -> str | None:
+    last = None
+    while frames is not None:
+        if frames.tb_frame.f_code.co_name == "<module>":
+            last = _foreign(frames.tb_frame.f_globals.get("__name__")) or last
+        frames = frames.tb_next
+    return last
+
+
+def _foreign(module: str | None) -> str | None:
+    package = (module or "").partition(".")[0]
+    return None if package in ("", "__main__", "txport") or package in sys.stdlib_module_names else package
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # a test, or a user, has put None in its place
+        return False

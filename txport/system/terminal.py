@@ -1,0 +1,65 @@
+"""Text for people: nothing in it can steer a terminal, and native code does not write between our lines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+# Control characters, line separators, marks and overrides of direction, and halves of pairs, which no encoding takes.
+BEYOND_ASCII = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+UNSAFE = re.compile(f"[\0-\x1f{BEYOND_ASCII}]")
+UNSAFE_IN_JSON = re.compile(f"[{BEYOND_ASCII}]")  # the others are escaped in any JSON
+
+owns_stderr = ContextVar("owns_stderr", default=False)  # of the thread that may move the process's stderr for a moment
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""A text with what a terminal would obey as escapes such as \x1b, but for the characters in `keep`."""
+    return UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escape(ord(found[0])), text)
+
+
+def one_line(text: str) -> str:
+    """A printable text with spaces where it had white space of any kind."""
+    return printable(" ".join(text.split()))
+
+
+def printable_json(text: str) -> str:
+    """JSON that says the same, with those characters as escapes."""
+    return UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+@contextlib.contextmanager
+def native_stderr_held() -> Iterator[None]:
+    """Hold back what native code writes to stderr in this block, and drop it if the block raises: the error says it.
+
+    Does nothing unless this thread owns the process's stderr, as that of a command does.
+    """
+    if not owns_stderr.get():
+        yield
+        return
+    try:
+        kept, (reading, writing) = os.dup(2), os.pipe()
+    except OSError:  # there is no stderr, or no file descriptor left
+        yield
+        return
+    os.set_blocking(writing, False)  # what the pipe can't hold is lost; a write that waits would wait for ever
+    os.set_blocking(reading, False)
+    os.dup2(writing, 2)
+    written = b""
+    try:
+        yield
+        with contextlib.suppress(BlockingIOError):
+            written = os.read(reading, 1 << 16)
+    finally:
+        os.dup2(kept, 2)
+        for descriptor in (kept, reading, writing):
+            os.close(descriptor)
+    if written:
+        os.write(2, written)
