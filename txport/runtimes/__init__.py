@@ -13,12 +13,15 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.errors import UnavailableError, UnsupportedError
+from txport.system.machine import cores
+from txport.system.numbers import shown, whole
 
 if TYPE_CHECKING:
     from txport.bundles.bundle import Bundle
     from txport.models.checkpoint import Checkpoint
     from txport.runtimes.base import GraphRuntime, Runtime
 
+THREADS_A_CORE, LEAST_THREADS = 4, 16  # more wait for each other, and thousands are never done with starting
 ONNX_RUNTIME = re.compile(r"onnxruntime(-\w+)*")
 
 
@@ -45,9 +48,18 @@ def require(name: str, provider: str) -> None:
 
     Raises `UnsupportedError` for names that mean nothing, `UnavailableError` with the mend otherwise.
     """
-    if name not in RUNTIMES:
+    if not isinstance(name, str) or name not in RUNTIMES:
         raise UnsupportedError(f"unknown runtime {name!r}; there are {', '.join(RUNTIMES)}")
+    if not isinstance(provider, str):
+        raise UnsupportedError(f"provider must be a name, got {shown(provider)}")
     _module(name).require(provider)
+
+
+def require_threads(name: str, count: int | None) -> None:
+    """Raise `UnsupportedError` for more threads or workers than can be of any use on this machine's cores."""
+    most = max(LEAST_THREADS, THREADS_A_CORE * cores())
+    if count is not None and whole(name, count, 1) > most:
+        raise UnsupportedError(f"{name} must not exceed {most} on {cores()} cores, got {shown(count)}")
 
 
 def require_target(name: str, target: str) -> None:
@@ -69,6 +81,7 @@ def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | Non
     Raises `UnavailableError` if its package or the provider is not here, `LoadError` for a graph that it can't load.
     """
     require(name, provider)
+    require_threads("threads", threads)
     require_target(name, bundle.manifest.target)
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
     return runtime
@@ -79,6 +92,7 @@ def load_torch(
 ) -> Runtime:
     """Start a checkpoint on PyTorch."""
     require("torch", provider)
+    require_threads("threads", threads)
     runtime: Runtime = _module("torch").load(checkpoint, provider=provider, threads=threads, precision=precision)
     return runtime
 
