@@ -99,6 +99,9 @@ class SeatedRuntime(TableRuntime):
             sources[rows], prefixes[rows] = [others.sources[other]] * self._width, [()] * self._width
         return TableState(tuple(sources), tuple(prefixes), state.max_length)
 
+    def reserve(self, state: TableState, rows: int) -> TableState:
+        return state
+
 
 def random_table(size: int, seed: int, *, spread: float = 1.0) -> Table:
     """Logits drawn anew for every source and prefix, always the same for the same ones."""

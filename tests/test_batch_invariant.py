@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import txport
 from tests.tiny import tiny_config, tiny_model
@@ -22,11 +24,12 @@ from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof.bisect import bisect
 from txport.proof.parity import check
 from txport.proof.verify import BATCH, Check, verify
-from txport.runtimes import portable
-from txport.runtimes.base import ContinuousRuntime, GraphRuntime
+from txport.runtimes import fused, portable
+from txport.runtimes.base import ContinuousRuntime, GraphRuntime, Ints
+from txport.runtimes.slots import Seating, seat
 from txport.search.continuous import Hall
-from txport.search.generate import generate
-from txport.search.options import SearchOptions
+from txport.search.generate import Steps, generate, search
+from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits
 from txport.system.documents import write_json
 
@@ -44,7 +47,16 @@ KINDS: dict[str, dict[str, Any]] = {
 QUANTISED = ["int8", "int4"]
 OFFERED = [("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4"), ("portable", "fp32")]
 CONTINUOUS = [each for each in OFFERED if each[0] == "cpu"]
-SEARCHES: list[dict[str, Any]] = [{}, {"scores": False}, {"beams": 3, "nbest": 3}]
+ENDS = [2, 5, 8, 11]  # so that samples and groups of one source end after unequal lengths
+SEARCHES: list[dict[str, Any]] = [
+    {},
+    {"scores": False},
+    {"beams": 3, "nbest": 3},
+    {"do_sample": True, "nbest": 4, "seed": 3, "eos_token_id": ENDS, "min_new_tokens": 2},
+    {"do_sample": True, "nbest": 3, "seed": 3, "top_k": 4, "eos_token_id": ENDS, "min_new_tokens": 2},
+    {"beams": 3, "beam_groups": 3, "diversity_penalty": 0.5, "nbest": 3, "min_new_tokens": 2},
+    {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": 2, "early_stopping": True, "min_new_tokens": 2},
+]
 LENGTHS = {"min_new_tokens": 6, "max_new_tokens": 12}
 OTHERS = [1, 2, 6, 30]
 
@@ -75,8 +87,8 @@ def opened(bundle: Bundle) -> GraphRuntime:
 
 def found(bundle: Bundle, runtime: GraphRuntime, texts: list[list[int]], **options: Any) -> list[str]:
     """All that is found for each text, as Python writes it: to the last bit, and no score (NaN) equals none."""
-    search = SearchOptions(**LENGTHS, **options)
-    return [repr(each) for each in generate(runtime, texts, bundle.manifest.config, search)]
+    chosen = SearchOptions(**{**LENGTHS, **options})
+    return [repr(each) for each in generate(runtime, texts, bundle.manifest.config, chosen)]
 
 
 @pytest.mark.parametrize("options", SEARCHES, ids=str)
@@ -94,19 +106,65 @@ def test_what_is_found_for_a_text_is_the_same_beside_any_others(bundle: Bundle, 
 @pytest.mark.parametrize("bundle", CONTINUOUS, ids=" ".join, indirect=True)
 @pytest.mark.parametrize("options", SEARCHES, ids=str)
 def test_what_is_found_is_the_same_in_continuous_batches(bundle: Bundle, options: dict[str, Any]) -> None:
-    """In beam search as in other continuous batches: from the first step on, these have all beams."""
     texts, runtime = sources(bundle), opened(bundle)
     assert isinstance(runtime, ContinuousRuntime)
 
     def continuous(texts: list[list[int]], places: int) -> list[str]:
-        search = SearchOptions(**LENGTHS, **options)
-        found = Hall(runtime, [(text, ()) for text in texts], bundle.manifest.config, search, places).run()
+        chosen = SearchOptions(**{**LENGTHS, **options})
+        found = Hall(runtime, [(text, ()) for text in texts], bundle.manifest.config, chosen, places).run()
         return [repr(each) for each in found]
 
     alone = [continuous([text], 1)[0] for text in texts]
     assert continuous(texts, 2) == continuous(texts, 7) == alone
-    if "beams" not in options:
-        assert alone == found(bundle, runtime, texts, **options)
+    assert alone == found(bundle, runtime, texts, **options)
+
+
+@pytest.mark.parametrize("bundle", CONTINUOUS, ids=" ".join, indirect=True)
+@settings(max_examples=15)
+@given(options=st.sampled_from(SEARCHES), data=st.data())
+def test_any_texts_in_any_order_change_nothing(bundle: Bundle, options: dict[str, Any], data: st.DataObject) -> None:
+    """A text among any others, whose rows leave earlier and later than its own."""
+    texts, runtime = sources(bundle), opened(bundle)
+    batch = data.draw(st.lists(st.sampled_from(texts), min_size=2, max_size=9))
+    at = data.draw(st.integers(0, len(batch) - 1))
+    assert found(bundle, runtime, batch, **options)[at] == found(bundle, runtime, [batch[at]], **options)[0]
+
+
+@pytest.mark.parametrize("bundle", CONTINUOUS, ids=" ".join, indirect=True)
+def test_a_text_that_is_followed_ends_as_it_does_in_a_batch(bundle: Bundle) -> None:
+    texts, runtime, config = sources(bundle, 6), opened(bundle), bundle.manifest.config
+    for options in SEARCHES:
+        chosen, together = SearchOptions(**{**LENGTHS, **options}), found(bundle, runtime, texts, **options)
+        for text, expected in zip(texts, together, strict=True):
+            steps = search(runtime, [text], config, chosen)
+            assert repr(ended(steps)[0]) == expected
+
+
+def ended(steps: Steps) -> list[list[Found]]:
+    """What a search gives once it was followed to its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: list[list[Found]] = end.value
+            return found
+
+
+@pytest.mark.parametrize("bundle", [("cpu", "int8"), ("cpu", "fp32")], ids=" ".join, indirect=True)
+def test_rows_that_go_on_from_others_fail_the_check(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault that shows only where sources have unequally many rows left, which given targets never have."""
+
+    def mixed(wanted: Ints, count: int, width: int) -> Seating:
+        seated = seat(wanted, count, width)
+        if count > 1 < seated.width and len(wanted) < count * seated.width:
+            return seated._replace(old=seated.old[::-1].copy())
+        return seated
+
+    assert looked_at(bundle).verdict == "pass"
+    monkeypatch.setattr(fused, "seat", mixed)
+    check = looked_at(bundle)
+    assert check.verdict == "fail"
+    assert "alone has other samples" in check.detail
 
 
 def test_logits_are_the_same_beside_any_others(bundle: Bundle) -> None:

@@ -178,6 +178,7 @@ def test_search_options_reach_the_search(call: Cli, bundle: Bundle, model: txpor
         (["--repetition-penalty", 1.5], {"repetition_penalty": 1.5}),
         (["--prefixes", "AA B"], {"prefixes": "AA B"}),
         (["--forced-bos-token", "CH"], {"forced_bos_token_id": ID["CH"]}),
+        (["--forced-eos-token", "CH", "--max-new-tokens", "2"], {"forced_eos_token_id": ID["CH"], "max_new_tokens": 2}),
         (["--suppress-tokens", "AA B CH"], {"suppress_tokens": (ID["AA"], ID["B"], ID["CH"])}),
         (["--bad-words", "CH CH", "--bad-words", "F"], {"bad_words_ids": ((ID["CH"], ID["CH"]), (ID["F"],))}),
         (["--eos-token", "</s>", "--eos-token", "HH"], {"eos_token_id": (ID["</s>"], ID["HH"])}),

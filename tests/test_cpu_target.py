@@ -43,7 +43,9 @@ from txport.proof.exact import Exact
 from txport.proof.parity import check
 from txport.proof.walks import Reference
 from txport.runtimes import fused, providers, sessions
-from txport.runtimes.fused import Hold, Rows, group, move
+from txport.runtimes.fused import Rows, move
+from txport.runtimes.pool import Hold
+from txport.runtimes.slots import seat
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
 
@@ -299,13 +301,24 @@ def test_moved_rows_are_those_chosen_and_equal_places_stay(data: st.DataObject) 
     np.testing.assert_array_equal(rows.origin[: len(chosen)], origin[chosen])
 
 
-@pytest.mark.parametrize(
-    ("sources", "groups", "beams"),
-    [([0, 0, 1, 1], [0, 1], 2), ([0, 1], [0, 1], 1), ([0, 0, 1], [0, 0, 1], 1), ([1, 1, 1], [1], 3)],
-)
-def test_group(sources: list[int], groups: list[int], beams: int) -> None:
-    found, width = group(np.array(sources))
-    assert (found.tolist(), width) == (groups, beams)
+@given(width=st.integers(1, 4), data=st.data())
+def test_a_source_keeps_its_slots_whatever_its_neighbours_do(width: int, data: st.DataObject) -> None:
+    """Rows of each source, by slot: where they are to lie beside others, in any order, is where they lie alone."""
+    rows = st.lists(st.integers(0, width - 1), min_size=1, max_size=width)
+    each = data.draw(st.lists(rows, min_size=1, max_size=4))
+    wanted = np.array(data.draw(st.permutations([(number, row) for number, its in enumerate(each) for row in its])))
+    together = seat(wanted @ [width, 1], len(each), width)
+    assert together.width == width
+    assert len(set(together.slots.tolist())) == len(wanted)
+    for number in range(len(each)):
+        own = wanted[:, 0] == number
+        alone = seat(wanted[own, 1], 1, width)
+        np.testing.assert_array_equal(together.slots[own], number * width + alone.slots)
+
+
+def test_sources_get_slots_for_the_most_rows_of_any() -> None:
+    seated = seat(np.array([0, 2, 2, 2]), 3, 1)
+    assert (seated.sources.tolist(), seated.width, seated.slots.tolist()) == ([0, 2], 3, [0, 3, 4, 5])
 
 
 @given(

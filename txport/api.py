@@ -27,11 +27,12 @@ from txport.models.config import TransformerConfig
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
 from txport.release import Say, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
-from txport.search.batching import in_batches
+from txport.search.batching import MOST, in_batches
 from txport.search.continuous import Hall, Request
 from txport.search.generate import Ids, Steps, generate, require_fit, search
-from txport.search.options import Alignment, Found, SearchOptions, require_length_penalty
+from txport.search.options import LONGEST_ID, Alignment, Found, SearchOptions, require_length_penalty
 from txport.search.scoring import logits, score
+from txport.system.numbers import shown, switch, whole
 
 __all__ = ["Generated", "Hypothesis", "Model", "export", "load", "load_checkpoint", "parity"]
 
@@ -107,8 +108,7 @@ class Model:
         """
         _require_batch_size(batch_size, batch_tokens)
         _require_unknown(unknown)
-        known = [prefixes] if isinstance(prefixes, str) else list(prefixes)
-        begin = [self.tokenizer.ids(prefix) for prefix in known]
+        begin = [self._begin(prefix) for prefix in _listed("prefixes", _many("prefixes", prefixes))]
         chosen = self._options(options, begin)
         self._require_continuous(continuous, batch_tokens)
 
@@ -117,7 +117,7 @@ class Model:
             found = iter(self._find(requests, chosen, batch_size if continuous else None) if requests else ())
             return [self._result(text, next(found) if source else []) for text, source, _ in batch]
 
-        texts = _many(texts)
+        texts = _many("texts", texts)
         pairs = zip(texts, repeat(begin[0])) if isinstance(prefixes, str) else _paired(texts, begin, "prefixes")
         encoded = ((text, self._encode_known(text, unknown), prefix) for text, prefix in pairs)
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
@@ -129,7 +129,7 @@ class Model:
         In beam search that is what all beams begin with. Leaving the loop, or closing the iterator, ends the search.
         """
         _require_unknown(unknown)
-        begin = self.tokenizer.ids(prefix)
+        begin = self._begin(prefix)
         chosen = self._options(options, [begin])
         if chosen.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be followed, got nbest {chosen.nbest}")
@@ -153,7 +153,8 @@ class Model:
         Raises `TextError` for a source that is empty, too long, or has ids outside the vocabulary.
         """
         _require_batch_size(batch_size, batch_tokens)
-        begin = None if prefixes is None else list(prefixes)
+        begin = None if prefixes is None else [_ids("a prefix", each) for each in _listed("prefixes", prefixes)]
+        _require_many("sources", sources)
         chosen = self._options(options, begin or [])
         self._require_continuous(continuous, batch_tokens)
 
@@ -162,7 +163,7 @@ class Model:
 
         pairs: Iterable[Request]
         pairs = zip(sources, repeat(())) if begin is None else _paired(sources, begin, "prefixes")
-        checked = ((self._checked(source), prefix) for source, prefix in pairs)
+        checked: Iterable[Request] = ((self._checked(source), prefix) for source, prefix in pairs)
         size: Callable[[Request], int] = lambda pair: len(pair[0])  # noqa: E731
         return list(in_batches(checked, work, batch_size, size, self.workers, batch_tokens, continuous))
 
@@ -210,13 +211,13 @@ class Model:
             return how(self.runtime, sources, wanted, self.config)
 
         encoded = (
-            (self.encode(text, unknown), [*self.tokenizer.ids(target), self.config.eos_id])
-            for text, target in _paired(_many(texts), _many(targets), "targets")
+            (self.encode(text, unknown), [*self._begin(target, "a target"), self.config.eos_id])
+            for text, target in _paired(_many("texts", texts), _many("targets", targets), "targets")
         )
         return in_batches(encoded, work, batch_size, length=lambda pair: len(pair[1]), workers=self.workers)
 
     def _require_continuous(self, continuous: bool, batch_tokens: int | None) -> None:
-        if continuous and not isinstance(self.runtime, ContinuousRuntime):
+        if switch("continuous", continuous) and not isinstance(self.runtime, ContinuousRuntime):
             raise UnsupportedError("continuous batches need a bundle of the cpu target: export --target cpu")
         if continuous and batch_tokens is not None:
             raise UnsupportedError("batch_tokens are for fixed batches; a continuous one has up to batch_size texts")
@@ -241,6 +242,8 @@ class Model:
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """Token ids of a text, checked against the longest sequence of the model."""
+        if not isinstance(text, str):
+            raise TextError(f"a text must be a string, got {shown(text)}")
         ids, longest = self.tokenizer.encode(text, unknown), self.config.max_length
         if len(ids) > longest:
             raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
@@ -255,8 +258,14 @@ class Model:
                 raise
             return []
 
-    def _checked(self, source: Sequence[int]) -> Sequence[int]:
-        longest, size = self.config.max_length, self.config.source_vocab_size
+    def _begin(self, text: str, what: str = "a prefix") -> list[int]:
+        """Token ids of what a target begins with, or all of it, as the vocabulary writes tokens."""
+        if not isinstance(text, str):
+            raise TextError(f"{what} must be a string of tokens, got {shown(text)}")
+        return self.tokenizer.ids(text)
+
+    def _checked(self, tokens: Sequence[int]) -> list[int]:
+        source, longest, size = _ids("a source", tokens), self.config.max_length, self.config.source_vocab_size
         if not 1 <= len(source) <= longest:
             raise TextError(f"a source must have 1 to {longest} tokens, got {len(source)}")
         if not 0 <= min(source) <= max(source) < size:
@@ -273,9 +282,30 @@ class Model:
         return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
 
 
-def _many(texts: str | Iterable[str]) -> Iterable[str]:
+def _many(name: str, texts: str | Iterable[str]) -> Iterable[str]:
     """One text is no iterable of letters."""
-    return [texts] if isinstance(texts, str) else texts
+    if isinstance(texts, str):
+        return [texts]
+    _require_many(name, texts)
+    return texts
+
+
+def _require_many(name: str, values: Any) -> None:
+    if isinstance(values, bytes) or not isinstance(values, Iterable):
+        raise TextError(f"{name} must be a list or what can be read like one, got {shown(values)}")
+
+
+def _listed(name: str, values: Iterable[Item]) -> list[Item]:
+    _require_many(name, values)
+    return list(values)
+
+
+def _ids(what: str, tokens: Any) -> list[int]:
+    """Token ids of any kind of sequence, as ints."""
+    try:
+        return [whole("a token id", token, most=LONGEST_ID) for token in tokens]
+    except (TypeError, UnsupportedError):
+        raise TextError(f"{what} must be a list of whole numbers, got {shown(tokens)}") from None
 
 
 def _paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator[tuple[Text, Item]]:
@@ -307,14 +337,14 @@ def _grow(steps: Steps, tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _require_unknown(unknown: str) -> None:
-    if unknown not in ("error", "skip"):
-        raise UnsupportedError(f"unknown must be 'error' or 'skip', got {unknown!r}")
+    if not isinstance(unknown, str) or unknown not in ("error", "skip"):
+        raise UnsupportedError(f"unknown must be 'error' or 'skip', got {shown(unknown)}")
 
 
 def _require_batch_size(batch_size: int, batch_tokens: int | None = None) -> None:
-    for name, value in {"batch_size": batch_size, "batch_tokens": batch_tokens}.items():
-        if value is not None and value < 1:
-            raise UnsupportedError(f"{name} must be at least 1, got {value}")
+    whole("batch_size", batch_size, 1, MOST)
+    if batch_tokens is not None:
+        whole("batch_tokens", batch_tokens, 1)
 
 
 def load(
@@ -336,8 +366,8 @@ def load(
     The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship.
     """
     runtimes.require(runtime, provider)
-    if workers < 1:
-        raise UnsupportedError(f"workers must be at least 1, got {workers}")
+    runtimes.require_threads("workers", whole("workers", workers, 1))
+    runtimes.require_threads("threads", threads)
     threads = 1 if threads is None and workers > 1 else threads
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")

@@ -13,6 +13,7 @@ from txport.errors import OutputError, ParityError, UnsupportedError
 from txport.models.names import COMPANIONS, CONFIG, WEIGHTS, find_folder, preset_name
 from txport.system import machine
 from txport.system.files import ELSEWHERE, staged_folder
+from txport.system.numbers import number, switch, whole
 from txport.system.packages import needed
 from txport.system.stages import told
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 EXPORT = "txport[export]"
 Say = Callable[[str], None]
+MOST_CASES = 10_000  # which take hours
+GREATEST = 1 << 20  # what no opset and no number of rows comes near
+MOST_SEED = 2**32 - 1
 
 
 def silent(message: str) -> None:
@@ -64,7 +68,9 @@ def export(
     with needed(EXPORT):
         from txport.proof.mend import mend
         from txport.proof.proven import prove, write
-    if auto and not is_quantised(target, precision):
+    opset = None if opset is None else whole("opset", opset, 1, GREATEST)
+    rows = None if rows is None else whole("rows", rows, 1, GREATEST)
+    if switch("auto", auto) and not is_quantised(target, precision):
         raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
     limit = _auto_limit(auto, auto_limit)
     _spare_source(str(name), Path(out))
@@ -88,9 +94,9 @@ def _auto_limit(auto: bool, limit: float | None) -> float:
         return AUTO_LIMIT
     if not auto:
         raise UnsupportedError("auto_limit bounds what auto keeps in fp32; give auto too")
-    if not 0 <= limit <= 1:
+    if not 0 <= (share := number("auto_limit", limit)) <= 1:
         raise UnsupportedError(f"the limit of auto must lie in 0 to 1, got {limit}")
-    return float(limit)
+    return share
 
 
 def _spare_source(name: str, out: Path) -> None:
@@ -123,6 +129,10 @@ def parity(
     """
     with needed(EXPORT):
         from txport.proof.parity import check
+    seed, cases = whole("seed", seed, 0, MOST_SEED), whole("cases", cases, 0, MOST_CASES)
+    for name, value in {"atol": atol, "rtol": rtol}.items():
+        if value is not None:
+            number(name, value)
     source = load_checkpoint(checkpoint)
     report = check(bundle, source, providers, seed, cases=cases, atol=atol, rtol=rtol, texts=texts)
     report.about["machine"] = machine.describe()

@@ -25,7 +25,7 @@ from txport.search.options import Found, SearchOptions
 
 COMBINATIONS = 240
 NEAR = 1e-4  # of two scores that count as equal
-TARGETS = 1553
+TARGETS = 1541
 OTHERS = [token for token in range(VOCABULARY) if token not in (PAD, EOS, START)]
 Drawn = dict[str, Any]
 
@@ -45,6 +45,7 @@ def draw(rng: random.Random) -> Drawn:
         "suppress_tokens": tuple(rng.sample(OTHERS, rng.randint(1, 6))),
         "bad_words_ids": tuple(tuple(rng.sample(OTHERS, rng.randint(1, 3))) for _ in range(rng.randint(1, 4))),
         "forced_bos_token_id": rng.choice(OTHERS),
+        "forced_eos_token_id": rng.choice([EOS, *OTHERS]),
         "eos_token_id": (EOS, *rng.sample(OTHERS, rng.randint(1, 2))),
     }
     drawn.update({name: value for name, value in offers.items() if rng.random() < 0.4})
@@ -55,6 +56,9 @@ def draw(rng: random.Random) -> Drawn:
     forbidden.update(ends if drawn.get("min_new_tokens") else ())
     if drawn.get("forced_bos_token_id") in forbidden:  # which we refuse
         del drawn["forced_bos_token_id"]
+    unsaid = {*drawn.get("suppress_tokens", ()), *(each[0] for each in words if len(each) == 1)}
+    if drawn.get("forced_eos_token_id") in unsaid:  # as well
+        del drawn["forced_eos_token_id"]
     return drawn
 
 

@@ -143,6 +143,22 @@ def test_the_first_token_can_be_forced(beams: int) -> None:
     assert [each[0].token_scores[0] for each in found] == [0, 0]
 
 
+@pytest.mark.parametrize(
+    "way", [{}, {"do_sample": True, "nbest": 2, "seed": 1}, {"beams": 3}, {"logits_processor": unchanged}]
+)
+@pytest.mark.parametrize("prefixes", [[[], []], [[4], [5, 4, 6]]])
+def test_the_last_token_of_a_target_of_full_length_can_be_forced(
+    way: dict[str, Any], prefixes: list[list[int]]
+) -> None:
+    """Whatever bans say; what ended before is as it is."""
+    options = {**way, "max_new_tokens": 4, "min_new_tokens": 3, "forced_eos_token_id": EOS, "no_repeat_ngram_size": 1}
+    for seed in range(5):
+        for prefix, found in zip(prefixes, find(seed, prefixes, options), strict=True):
+            for each in found:
+                assert len(each.tokens) == len(prefix) + 4
+                assert (each.tokens[-1], each.token_scores[-1]) == (EOS, 0)
+
+
 def test_a_users_own_processor_sees_the_tokens_so_far_and_decides() -> None:
     def count_up(scores: Floats, said: Ints) -> Floats:
         wanted = np.full_like(scores, -np.inf)
@@ -177,6 +193,11 @@ def test_bad_words_that_nobody_has_begun_cost_nothing(beams: int) -> None:
         ({"suppress_tokens": [9]}, "suppress_tokens must lie in the vocabulary, 0 to 8; got 9"),
         ({"bad_words_ids": [[2, -1]]}, "bad_words_ids must lie in the vocabulary, 0 to 8; got -1"),
         ({"forced_bos_token_id": EOS, "min_new_tokens": 1}, "must not be an end token where min_new_tokens forbids it"),
+        ({"forced_eos_token_id": 9}, "forced_eos_token_id must lie in the vocabulary, 0 to 8; got 9"),
+        (
+            {"forced_eos_token_id": 2, "suppress_tokens": [2]},
+            "suppress_tokens must not forbid what forced_eos_token_id",
+        ),
         ({"forced_bos_token_id": 2, "bad_words_ids": [[3, 2], [2]]}, "bad_words_ids must not forbid what .*; got 2"),
         ({"bad_words_ids": [[]]}, "bad_words_ids must not hold an empty sequence"),
         ({"eos_token_id": []}, "eos_token_id must name at least one token"),

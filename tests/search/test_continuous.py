@@ -14,7 +14,8 @@ from tests.fakes import SeatedRuntime, TableRuntime, random_table
 from tests.search.test_generate import SEEDS, config_of
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError
-from txport.search.continuous import Hall, Request, spread
+from txport.runtimes.slots import spread
+from txport.search.continuous import Hall, Request
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 

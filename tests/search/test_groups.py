@@ -105,6 +105,9 @@ def test_a_forced_token_costs_no_group_anything(seed: int, sources: list[list[in
     options: dict[str, Any] = {"beams": 4, "nbest": 4, "max_new_tokens": 3, "beam_groups": 2}
     for each in search(table, sources, SIZE, **options, diversity_penalty=penalty, forced_bos_token_id=4):
         assert [(one.tokens[0], one.token_scores[0]) for one in each] == [(4, 0.0)] * 4
+    options["min_new_tokens"] = 3
+    for each in search(table, sources, SIZE, **options, diversity_penalty=penalty, forced_eos_token_id=5):
+        assert [(one.tokens[2:], one.token_scores[2]) for one in each] == [((5,), 0.0)] * 4
 
 
 @settings(max_examples=30)

@@ -117,6 +117,15 @@ def test_no_heat_makes_a_forbidden_token_possible(options: dict[str, Any]) -> No
     assert {token for each in found for token in each.tokens} <= {0, 5, 6, 7}
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-12, 1e-307])
+def test_where_it_is_cold_the_likeliest_is_drawn(temperature: float) -> None:
+    table, sources = random_table(SIZE, 0, spread=9.0), [[1], [0], [1, 0]]
+    cold = search(table, sources, SIZE, max_new_tokens=8, do_sample=True, temperature=temperature, seed=1)
+    assert [each[0].tokens for each in cold] == [
+        each[0].tokens for each in search(table, sources, SIZE, max_new_tokens=8)
+    ]
+
+
 @pytest.mark.parametrize(("options", "count"), [({"top_k": 3}, 3), ({}, SIZE), ({"top_p": 0.5}, SIZE)])
 def test_all_scores_are_ordered_no_further_than_is_drawn_from(
     options: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ import click
 
 from txport.cli import completion, textio
 from txport.cli.guard import echo, say
-from txport.cli.options import F, is_given, provider_option, threads_option, unknown_option
+from txport.cli.options import F, fit_threads, is_given, provider_option, threads_option, unknown_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.runtimes import MODULES
@@ -94,6 +94,7 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
     ),
     ("--prefixes", {"metavar": "TOKENS", "default": "", "help": "What each target begins with."}),
     ("--forced-bos-token", {"metavar": "TOKEN", "help": "The first token."}),
+    ("--forced-eos-token", {"metavar": "TOKEN", "help": "The last token of a target of the greatest length."}),
     ("--suppress-tokens", {"metavar": "TOKENS", "default": "", "help": "Never say one of these."}),
     ("--bad-words", {"metavar": "TOKENS", "multiple": True, "help": "Never say these in a row.  [repeatable]"}),
     (
@@ -116,6 +117,7 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
 
 IDS = {  # options whose tokens are ids in Python
     "forced_bos_token_id": "--forced-bos-token",
+    "forced_eos_token_id": "--forced-eos-token",
     "bad_words_ids": "--bad-words",
     "eos_token_id": "--eos-token",
 }
@@ -147,6 +149,7 @@ def search_options(command: F) -> F:
 @click.option(
     "--workers",
     type=click.IntRange(1),
+    callback=fit_threads,
     default=1,
     show_default=True,
     help="Batches at once, for bulk work; with several, each takes one thread, unless --threads says more.",
@@ -241,14 +244,17 @@ def _follow(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str
 
 def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
     """What options name by tokens, as ids; those options are taken away."""
-    first, ends = options.pop("forced_bos_token"), options.pop("eos_token")
-    for name, token in (("--forced-bos-token", first), *(("--eos-token", each) for each in ends)):
+    first, last = options.pop("forced_bos_token"), options.pop("forced_eos_token")
+    ends = options.pop("eos_token")
+    named = [("--forced-bos-token", first), ("--forced-eos-token", last), *(("--eos-token", each) for each in ends)]
+    for name, token in named:
         if token is not None and len(tokenizer.ids(token)) != 1:
             raise UnsupportedError(f"{name} must be one token, got {token!r}")
     return {
         "suppress_tokens": tuple(tokenizer.ids(options.pop("suppress_tokens"))),
         "bad_words_ids": tuple(tuple(tokenizer.ids(words)) for words in options.pop("bad_words")),
         "forced_bos_token_id": None if first is None else tokenizer.ids(first)[0],
+        "forced_eos_token_id": None if last is None else tokenizer.ids(last)[0],
         "eos_token_id": tuple(id_ for tokens in ends for id_ in tokenizer.ids(tokens)) or None,
     }
 

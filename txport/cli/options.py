@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from txport.cli.completion import models, providers
+from txport.runtimes import require_threads
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,9 +27,14 @@ def checkpoint_option(text: str) -> Callable[[F], F]:
 
 def threads_option(command: F) -> F:
     """How many threads one operator may use."""
-    return click.option("--threads", type=click.IntRange(1), help="Threads of one operator.  [default: all cores]")(
-        command
-    )
+    text = "Threads of one operator.  [default: all cores]"
+    return click.option("--threads", type=click.IntRange(1), callback=fit_threads, help=text)(command)
+
+
+def fit_threads(context: click.Context, option: click.Parameter, count: int | None) -> int | None:
+    """Refuse more threads or workers than this machine has a use for, before any of them starts."""
+    require_threads(option.opts[0], count)
+    return count
 
 
 def unknown_option(command: F) -> F:

@@ -36,13 +36,16 @@ from txport.proof.golden import (
 )
 from txport.proof.tolerances import tolerance_of
 from txport.runtimes.base import Floats, Runtime
-from txport.search.options import Found
+from txport.search.generate import generate
+from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits, score
 from txport.system.machine import is_out_of_memory
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
 NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES, BATCH)
 ROUNDING = 1e-5  # of a score: a log-probability is one of many however small the logits are
+SPOKEN = 12  # tokens of a target that is searched alone and beside others
+UNEVEN = 4  # every so many tokens one that ends a sample, so that samples of one source end after unequal lengths
 ALONE = 1e-5  # how far a logit may move with what else is in the batch, over the largest; unless it is noise
 
 
@@ -186,7 +189,7 @@ def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> C
 
 
 def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime, manifest: Manifest) -> Check:
-    """Whether each source alone is given the logits that it is given beside the others.
+    """Whether each source alone is given the logits, the samples and the beams that it is given beside the others.
 
     Which kernels compute them, and in which order these sum, is the processor's choice.
     """
@@ -194,15 +197,46 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
     for row, (source, target) in enumerate(zip(golden.sources, golden.targets, strict=True)):
         gaps = np.abs(logits(runtime, [source], [target], manifest.config)[0] - together[row]).max(axis=1)
         said = golden.said[row]
-        limit = ALONE * said.largest if manifest.quantization else max(ALONE * said.largest, said.noise)
+        limit = _limit(said, manifest)
         if others := np.flatnonzero(~(gaps <= limit)).tolist():
             what = f"by up to {gaps.max():.2g}, allowed {limit:.2g}"
             problems.append(f"source {row} alone has other logits from step {others[0]} on, {what}")
         most = max(most, float(gaps.max()))
     near = "to the last bit" if most == 0 else f"within {most:.2g}"
+    problems += [] if problems else _unlike_alone(golden, runtime, manifest)
     if problems and manifest.quantization:
         problems[0] += "; a bundle that was exported with --rows does not promise that they are the same"
     return _check(BATCH, problems[:1], f"{len(together)} rows are the same alone and together, {near}")
+
+
+def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Iterator[str]:
+    """The searches with several rows a source, some of which end before the others, that find other targets alone."""
+    config = manifest.config
+    ends = range(0, config.target_vocab_size, UNEVEN)
+    searches: dict[str, dict[str, Any]] = {
+        "samples": {"do_sample": True, "nbest": 3, "seed": 0, "eos_token_id": ends},
+        "beam groups": {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": 4},
+    }
+    for name, how in searches.items():
+        options = SearchOptions(max_new_tokens=min(SPOKEN, config.max_length), **how)
+        together = generate(runtime, golden.sources, config, options)
+        alone = [generate(runtime, [source], config, options)[0] for source in golden.sources]
+        limits = [2 * _limit(said, manifest) for said in golden.said]
+        other = [row for row, limit in enumerate(limits) if not _same(together[row], alone[row], limit)]
+        if len(other) > (0 if manifest.quantization else 1):  # rounding may decide where a draw falls, but hardly twice
+            first, second = (", ".join(map(_describe_found, each[other[0]])) for each in (alone, together))
+            yield f"source {other[0]} alone has other {name}: {first}, together {second}"
+
+
+def _limit(said: Said, manifest: Manifest) -> float:
+    """How far a logit may move with what else is in the batch."""
+    return ALONE * said.largest if manifest.quantization else max(ALONE * said.largest, said.noise)
+
+
+def _same(ones: Sequence[Found], others: Sequence[Found], limit: float) -> bool:
+    """Whether two lists of targets have the same tokens, and scores within the limit."""
+    tokens = [one.tokens for one in ones] == [other.tokens for other in others]
+    return tokens and not any(_differ(one, other, limit) for one, other in zip(ones, others, strict=True))
 
 
 def _gap(said: Said, values: Floats, precision: str) -> tuple[float, str]:

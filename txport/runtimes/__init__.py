@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.bundles.ports import compare_ports
 from txport.errors import BundleError, UnsupportedError
+from txport.system.machine import cores
+from txport.system.numbers import shown, whole
 from txport.system.packages import needed
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
     from txport.runtimes.base import GraphRuntime, Runtime
 
+THREADS_A_CORE, LEAST_THREADS = 4, 16  # more wait for each other, and thousands are never done with starting
 ONNX_RUNTIME = re.compile(r"onnxruntime(-\w+)*")
 
 
@@ -56,9 +59,18 @@ def require(name: str, provider: str) -> None:
 
     Raises `UnsupportedError` for names that mean nothing, `UnavailableError` with the mend otherwise.
     """
-    if name not in RUNTIMES:
+    if not isinstance(name, str) or name not in RUNTIMES:
         raise UnsupportedError(f"unknown runtime {name!r}; there are {', '.join(RUNTIMES)}")
+    if not isinstance(provider, str):
+        raise UnsupportedError(f"provider must be a name, got {shown(provider)}")
     _module(name).require(provider)
+
+
+def require_threads(name: str, count: int | None) -> None:
+    """Raise `UnsupportedError` for more threads or workers than can be of any use on this machine's cores."""
+    most = max(LEAST_THREADS, THREADS_A_CORE * cores())
+    if count is not None and whole(name, count, 1) > most:
+        raise UnsupportedError(f"{name} must not exceed {most} on {cores()} cores, got {shown(count)}")
 
 
 def require_target(name: str, target: str) -> None:
@@ -81,6 +93,7 @@ def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | Non
     it, `BundleError` for one that it can't load or that has other ports than the manifest says.
     """
     require(name, provider)
+    require_threads("threads", threads)
     require_target(name, bundle.manifest.target)
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
     graphs = bundle.manifest.graphs.values()
@@ -94,6 +107,7 @@ def load_torch(
 ) -> Runtime:
     """Start a checkpoint on PyTorch."""
     require("torch", provider)
+    require_threads("threads", threads)
     runtime: Runtime = _module("torch").load(checkpoint, provider=provider, threads=threads, precision=precision)
     return runtime
 

@@ -36,6 +36,11 @@ class Scores(NamedTuple):
     ids: Ints | None
     attention: Floats | None = None
 
+    def of(self, rows: Ints) -> Scores:
+        """Those of some rows."""
+        ids = None if self.ids is None else self.ids[rows]
+        return Scores(self.values[rows], ids, None if self.attention is None else self.attention[rows])
+
 
 class Runtime(Protocol):
     """Encode once, then step token by token; rows are kept, dropped, repeated and reordered by `select`."""
@@ -70,6 +75,13 @@ class ContinuousRuntime(Runtime, Protocol):
         """Let the sources `chosen` of another state, which is new, stand at `places` (N,), before their first token.
 
         A place is a source's, with all of its rows.
+        """
+        ...
+
+    def reserve(self, state: State, rows: int) -> State:
+        """The same rows, with room for so many of each source, as continuous batches have it from the first step on.
+
+        So a row is given the same, to the last bit, in both.
         """
         ...
 

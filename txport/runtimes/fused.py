@@ -8,8 +8,6 @@ Letters: B sources, K beams, R = B x K rows, L layers, N heads, M capacity, H he
 
 from __future__ import annotations
 
-import weakref
-from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,39 +35,15 @@ from txport.bundles.ports import (
 )
 from txport.runtimes.base import GraphPorts, Ints, Scores, running, scores
 from txport.runtimes.onnx_runtime import ort
+from txport.runtimes.pool import Hold, Pool
 from txport.runtimes.sessions import Sessions, may_saturate, placement, session_ports
+from txport.runtimes.slots import seat
 
 FIRST_CAPACITY = 32
 ENCODED_TOGETHER = 1024  # tokens: with more, what the layers hand on no longer fits the processor's caches
 TOGETHER = 4  # attention sums over so many places of a source at a time, and over what is left otherwise
-SMALLEST = 1 << 12  # bytes of a pooled buffer
-
-
-class Pool:
-    """Buffers that come back when nobody holds them, so that a new request touches no new memory."""
-
-    def __init__(self) -> None:
-        # No lock: a collector that runs inside `take` may give back, and each operation is atomic by itself.
-        self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
-
-    def take(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
-        """An array of any content, until `owner` is gone."""
-        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        size = max(SMALLEST, 1 << (count - 1).bit_length()) if count else SMALLEST
-        try:
-            buffer = self._free[size].pop()
-        except IndexError:
-            buffer = np.empty(size, np.uint8)
-        weakref.finalize(owner, self._give_back, buffer).atexit = False
-        array: NDArray[Any] = buffer[:count].view(dtype).reshape(shape)
-        return array
-
-    def _give_back(self, buffer: NDArray[np.uint8]) -> None:
-        self._free[buffer.size].append(buffer)
-
-
-class Hold:
-    """What a buffer's life hangs on."""
+SEVERAL = 2  # queries over one source; from this number on a product sums the same for each, one by itself otherwise
+NOBODY = -1  # in place of a token
 
 
 @dataclass
@@ -95,13 +69,18 @@ class FusedState:
 
     def __init__(self, source: Source, rows: Rows, max_length: int) -> None:
         self.source, self.rows, self.beams, self.max_length = source, rows, 1, max_length
-        self.lengths = np.zeros(len(source.lengths), np.int32)  # of each row: (R,)
+        self.place(np.arange(len(source.lengths)))
+        self.lengths = np.zeros(len(source.lengths), np.int32)  # of each slot: (R,)
         self.writes = 0
         self.binding: Binding | None = None
 
+    def place(self, slots: Ints) -> None:
+        """Let the caller's rows lie in these slots; the others rest."""
+        self.slots, self.is_full = slots, np.array_equal(slots, np.arange(self.size))
+
     @property
     def size(self) -> int:
-        """R, the number of rows."""
+        """R, the number of slots."""
         return len(self.source.lengths) * self.beams
 
     @property
@@ -206,6 +185,14 @@ class FusedRuntime:
         self, tokens: Ints, state: FusedState, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, FusedState]:
         """See `Runtime.step` and `ContinuousRuntime`."""
+        if state.is_full:
+            return self._step(tokens, state, top, normalise, align), state
+        seated = np.full(state.size, NOBODY)
+        seated[state.slots] = tokens
+        return self._step(seated, state, top, normalise, align).of(state.slots), state
+
+    def _step(self, tokens: Ints, state: FusedState, top: int | None, normalise: bool, align: bool) -> Scores:
+        """A step of all slots."""
         if (resting := tokens < 0).any():
             tokens = np.where(resting, 0, tokens)
             state.lengths[resting] = 0
@@ -226,23 +213,26 @@ class FusedRuntime:
         state.rows.origin[rows, state.lengths] = rows + state.writes
         state.writes += len(state.rows.origin)
         state.lengths += ~resting
-        return found, state
+        return found
 
     def select(self, state: FusedState, rows: Ints) -> FusedState:
         """See `Runtime.select`; a row is moved from the place on where it differs from what lies there already."""
-        sources, beams = group(rows // state.beams)
-        if not np.array_equal(sources, np.arange(len(state.source.lengths))):
-            state.source, state.binding = self._pick_sources(state.source, sources), None
-        if beams != state.beams:
-            state.beams, state.binding = beams, None
-        if len(rows) == len(state.lengths):
-            state.lengths[:] = state.lengths[rows]
+        seated = seat(state.slots[rows], len(state.source.lengths), state.beams)
+        if len(seated.sources) < len(state.source.lengths):
+            state.source, state.binding = pick_sources(state.source, seated.sources), None
+        lengths = np.zeros(len(seated.sources) * seated.width, np.int32)
+        lengths[seated.slots] = state.lengths[seated.old]
+        if seated.width == state.beams and len(lengths) == len(state.lengths):
+            state.lengths[:] = lengths
         else:
-            state.lengths, state.binding = state.lengths[rows], None
-        if len(rows) > state.rows.caches.shape[1]:
-            state.rows, state.binding = self._pick_rows(state, rows, state.rows.caches.shape[3]), None
+            state.beams, state.lengths, state.binding = seated.width, lengths, None
+        state.place(seated.slots)
+        moves = np.minimum(np.arange(state.size), len(state.rows.origin) - 1)  # what nobody has may stay what it is
+        moves[seated.slots] = seated.old
+        if state.size > len(state.rows.origin):
+            state.rows, state.binding = self._pick_rows(state, moves, state.rows.caches.shape[3]), None
         else:
-            move(state.rows, rows, state.length)
+            move(state.rows, moves, state.length)
         return state
 
     def admit(self, state: FusedState, places: Ints, others: FusedState, chosen: Ints) -> FusedState:
@@ -253,6 +243,15 @@ class FusedRuntime:
         state.source.caches[:, places, :, :wider] = others.source.caches[:, chosen]
         state.source.lengths[places] = others.source.lengths[chosen]
         state.lengths.reshape(-1, state.beams)[places] = 0
+        return state
+
+    def reserve(self, state: FusedState, rows: int) -> FusedState:
+        """See `ContinuousRuntime.reserve`; room for two is enough, and costs less in the first step."""
+        assert state.length == state.writes == 0, "room is made before the first step"
+        count, room = len(state.slots), min(rows, SEVERAL)
+        state.beams, state.lengths = room, np.zeros(count * room, np.int32)
+        state.rows = self._make_rows(count * room, state.rows.caches.shape[3])
+        state.place(np.arange(count) * room)
         return state
 
     def ports(self, role: str) -> GraphPorts:
@@ -292,28 +291,13 @@ class FusedRuntime:
         capacity = min(2 * state.rows.caches.shape[3], state.max_length)
         state.rows, state.binding = self._pick_rows(state, np.arange(state.size), capacity), None
 
-    def _pick_sources(self, source: Source, chosen: Ints) -> Source:
-        lengths = source.lengths[chosen]
-        if np.all(np.diff(chosen) > 0):  # some are dropped: the others move up, where they lie
-            for place, row in enumerate(chosen):
-                if place != row:
-                    source.caches[:, place] = source.caches[:, row]
-            return Source(source.hold, source.caches[:, : len(chosen)], lengths)
-        hold, shape = Hold(), source.caches.shape
-        caches = self.pool.take(hold, (shape[0], len(chosen), *shape[2:]))
-        np.take(source.caches, chosen, axis=1, out=caches)
-        return Source(hold, caches, lengths)
 
-
-def group(sources: Ints) -> tuple[Ints, int]:
-    """The source of each row -> the source of each group of K neighbours that share one, and K."""
-    if not len(sources):
-        return sources, 1
-    starts = np.flatnonzero(np.append(True, sources[1:] != sources[:-1]))
-    beams, rest = divmod(len(sources), len(starts))
-    if rest == 0 and np.array_equal(starts, np.arange(0, len(sources), beams)):
-        return sources[starts], beams
-    return sources, 1
+def pick_sources(source: Source, chosen: Ints) -> Source:
+    """Some of the sources, in their order; they move up where they lie."""
+    for place, row in enumerate(chosen):
+        if place != row:
+            source.caches[:, place] = source.caches[:, row]
+    return Source(source.hold, source.caches[:, : len(chosen)], source.lengths[chosen])
 
 
 def move(rows: Rows, chosen: Ints, length: int) -> None:

@@ -26,11 +26,17 @@ class Select(NamedTuple):
     rows: Ints
 
 
+class Room(NamedTuple):
+    """Sources are to have several rows each before long; attention may then sum as it does over several from now on."""
+
+    rows: int
+
+
 class Tell(NamedTuple):
     """Nothing is asked: this is how far it is."""
 
     certain: Certain
 
 
-Ask = Step | Select | Tell
+Ask = Step | Select | Room | Tell
 Search = Generator[Ask, Scores | None, list[list[Found]]]  # scores are the answer to a step, None to all else

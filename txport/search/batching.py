@@ -11,6 +11,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 READ_AHEAD = 64  # batches that are sorted together; bounds memory on endless input
+MOST = 1 << 16  # items that are read ahead, however large the batches; so none is larger
 
 
 def in_batches(
@@ -26,11 +27,12 @@ def in_batches(
 
     Each comes as soon as all before it are there; an error of `items` comes after the results of all that was read.
 
-    A batch has at most `batch_size` items, and at most `batch_tokens` tokens, padding counted, unless it is one item.
+    A batch has at most `batch_size` items, which is at most `MOST`, and at most `batch_tokens` tokens, padding counted,
+    unless it is one item.
     If it is `continuous`, `work` itself takes so many at a time, and each worker gets its share of all that was read.
     """
     iterator = iter(items)
-    ahead = 1 if batch_size == workers == 1 else READ_AHEAD * batch_size  # one alone has nothing to be sorted with
+    ahead = 1 if batch_size == workers == 1 else min(READ_AHEAD * batch_size, MOST)  # one alone is not sorted
     while True:
         window, problem = _read(iterator, ahead)
         lengths = [length(item) for item in window]

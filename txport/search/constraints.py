@@ -61,7 +61,7 @@ class Constraints:
         With `log`, processors see log-probabilities, and what they make of these is what a token adds to a score.
         """
         normalise, aligns = log or self._options.scores, self._options.aligns
-        banned, forced = self._banned(said, sources), self._forced(said.shape[1], sources)
+        banned, forced = self._banned(said, sources), self.forced(said.shape[1], sources)
         if self.changes_scores or count is None:
             found = yield Step(said[:, -1], None, True, aligns)
             assert found is not None
@@ -114,13 +114,16 @@ class Constraints:
         banned: Ints = np.concatenate([np.empty((rows, 0), np.int64), *parts], axis=1)
         return banned[:, (banned != NOTHING).any(axis=0)]
 
-    def _forced(self, length: int, sources: Ints) -> Ints:
-        """The one token that may come next, or `NOTHING`: (R,)."""
+    def forced(self, length: int, sources: Ints) -> Ints:
+        """The one token that may come after `length` tokens, the start token counted, or `NOTHING`: (R,)."""
         forced = np.full(len(sources), NOTHING)
         if length <= self._prefixes.shape[1]:
             forced = self._prefixes[sources, length - 1]
         if length == 1 and self._options.forced_bos_token_id is not None:
             forced = np.where(forced == NOTHING, self._options.forced_bos_token_id, forced)
+        if self._options.forced_eos_token_id is not None:
+            is_last = length == self.prefix_lengths[sources] + self._options.max_new_tokens
+            forced = np.where(is_last, self._options.forced_eos_token_id, forced)
         return forced
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import ContinuousRuntime, Ints, Scores, State
+from txport.runtimes.slots import spread
 from txport.search.asks import Search, Select, Step
 from txport.search.generate import encode, longest_target, plan
 from txport.search.options import Found, SearchOptions
@@ -158,25 +159,5 @@ def rows_at(places: Ints, width: int) -> Ints:
 
 def part(found: Scores, rows: Ints, top: int | None) -> Scores:
     """What a step says of some rows, and of no more tokens than they asked for."""
-    values = found.values[rows]
-    looks = None if found.attention is None else found.attention[rows]
-    return Scores(values[:, :top], None if found.ids is None else found.ids[rows, :top], looks)
-
-
-def spread(wanted: Ints, width: int) -> Ints:
-    """Old rows (R,), some more than once -> where each goes on: the first of equals stays, others go beside it."""
-    stays = np.zeros(len(wanted), np.bool_)
-    stays[np.unique(wanted, return_index=True)[1]] = True
-    if stays.all():
-        return wanted
-    places, at = np.unique(wanted // width, return_inverse=True)
-    taken = np.zeros((len(places), width), np.bool_)
-    taken[at[stays], wanted[stays] % width] = True
-    vacant = np.argsort(taken, axis=1, kind="stable")  # the free ones first
-    movers = np.flatnonzero(~stays)
-    movers = movers[np.argsort(at[movers], kind="stable")]
-    theirs = at[movers]
-    turn = np.arange(len(movers)) - np.searchsorted(theirs, theirs)  # the first, second ... of its place
-    rows = wanted.copy()
-    rows[movers] = places[theirs] * width + vacant[theirs, turn]
-    return rows
+    own = found.of(rows)
+    return own._replace(values=own.values[:, :top], ids=None if own.ids is None else own.ids[:, :top])

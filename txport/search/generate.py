@@ -11,9 +11,9 @@ import numpy as np
 
 from txport.errors import UnsupportedError
 from txport.models.config import TransformerConfig
-from txport.runtimes.base import Ints, Runtime, State
+from txport.runtimes.base import ContinuousRuntime, Ints, Runtime, State
 from txport.search.alignment import fit
-from txport.search.asks import Certain, Search, Select, Step, Tell
+from txport.search.asks import Certain, Room, Search, Select, Step, Tell
 from txport.search.beams import Beams
 from txport.search.constraints import Constraints
 from txport.search.groups import Groups
@@ -66,6 +66,8 @@ def carry_out(asks: Search, runtime: Runtime, sources: Ids, config: TransformerC
             found, state = runtime.step(ask.tokens, state, top=ask.top, normalise=ask.normalise, align=ask.align)
         elif isinstance(ask, Select):
             state = runtime.select(state, ask.rows)
+        elif isinstance(ask, Room):
+            state = runtime.reserve(state, ask.rows) if isinstance(runtime, ContinuousRuntime) else state
         else:
             yield ask.certain
 
@@ -141,6 +143,7 @@ def by_beams(lengths: Ints, config: TransformerConfig, options: SearchOptions, c
     """Keep the K best running hypotheses of each source; enough candidates that ended ones starve nobody."""
     kind = Beams if options.beam_groups == 1 else Groups
     beams = kind(lengths, constraints.prefix_lengths, options, options.ends(config))
+    yield Room(options.beams)
     if options.beam_groups > 1:
         yield Select(beams.sources)
     said = np.full((len(beams.sources), 1), config.bos_id)  # (R, T)

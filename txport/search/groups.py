@@ -7,6 +7,7 @@ H tokens that were heard of a source.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from txport.runtimes.base import Floats, Ints
 from txport.search.beams import Beams, beginning
@@ -22,7 +23,8 @@ class Groups:
         self._options, self._count = options, len(lengths)
         self._groups = [Beams(lengths, prefix_lengths, options, ends) for _ in range(options.beam_groups)]
         first = 0 if options.forced_bos_token_id is None else 1
-        self._forced = np.maximum(prefix_lengths, first)  # how many tokens are given: (B,)
+        self._forced = np.maximum(prefix_lengths, first)  # how many tokens are given at first: (B,)
+        self._lasts = prefix_lengths + options.max_new_tokens - 1  # and after how many the last is: (B,)
         self._length = 0
 
     @property
@@ -43,7 +45,7 @@ class Groups:
     def advance(self, log_probs: Floats, ids: Ints, looks: Floats | None) -> Ints:
         """Candidates (R, C) of every row -> which row each of the rows that go on comes from."""
         heard = np.full((self._count, 0), NOTHING)  # (B, H)
-        is_forced = (self._length < self._forced)[:, None]  # what all have to say costs nobody anything
+        is_forced = self._are_forced()[:, None]  # what all have to say costs nobody anything
         self._length += 1
         start, going = 0, [np.empty(0, np.int64)]
         for group in (group for group in self._groups if len(group.sources)):
@@ -53,6 +55,11 @@ class Groups:
             heard = np.column_stack([heard, np.where(is_forced, NOTHING, group.spoken)])
             start = part.stop
         return np.concatenate(going)
+
+    def _are_forced(self) -> NDArray[np.bool_]:
+        """Whether the next token of each source is given: (B,)."""
+        at_last = self._length == self._lasts if self._options.forced_eos_token_id is not None else False
+        return (self._length < self._forced) | at_last
 
     def best(self) -> list[list[Found]]:
         """The `nbest` best of each source, whichever group found them."""

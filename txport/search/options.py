@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,13 +12,17 @@ import numpy as np
 from txport.errors import UnsupportedError
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import Floats, Ints
+from txport.system.numbers import number, shown, switch, whole
 
 EarlyStopping = bool | Literal["never"]
 Alignment = tuple[tuple[float, ...], ...] | tuple[int, ...]  # (T, S), or (T,)
 Processor = Callable[[Floats, Ints], Floats]
 STEEPEST = 20  # a length to this power is still a number
 MOST_PATIENT = 100
-OPTIONAL = ("seed", "forced_bos_token_id")
+MOST_ROWS = 4096  # of one source: with more, what is kept of them alone fills the memory of any machine
+GREATEST = 1e9  # of penalties, so that scores stay numbers in fp32
+LONGEST_ID = 2**63 - 1
+OPTIONAL = ("seed", "forced_bos_token_id", "forced_eos_token_id")
 WHOLE = (
     "max_new_tokens",
     "min_new_tokens",
@@ -30,7 +33,19 @@ WHOLE = (
     "no_repeat_ngram_size",
     "seed",
     "forced_bos_token_id",
+    "forced_eos_token_id",
 )
+REAL = (
+    "diversity_penalty",
+    "length_penalty",
+    "coverage_penalty",
+    "patience",
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+)
+SWITCHES = ("do_sample", "scores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +83,7 @@ class SearchOptions:
     suppress_tokens: Sequence[int] = ()
     bad_words_ids: Sequence[Sequence[int]] = ()
     forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
     eos_token_id: int | Sequence[int] | None = None
     logits_processor: Processor | None = None
     alignment: Literal["soft", "hard"] | None = None
@@ -76,8 +92,12 @@ class SearchOptions:
     def __post_init__(self) -> None:
         for name in WHOLE:
             object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        for name in REAL:
+            object.__setattr__(self, name, number(name, getattr(self, name)))
+        for name in SWITCHES:
+            object.__setattr__(self, name, switch(name, getattr(self, name)))
         object.__setattr__(self, "suppress_tokens", _tokens("suppress_tokens", self.suppress_tokens))
-        words = () if self.bad_words_ids is None else self.bad_words_ids
+        words = _many("bad_words_ids", self.bad_words_ids)
         object.__setattr__(self, "bad_words_ids", tuple(_tokens("bad_words_ids", each) for each in words))
         if self.eos_token_id is not None:
             ends = np.atleast_1d(np.asarray(self.eos_token_id, object))
@@ -102,15 +122,17 @@ class SearchOptions:
 
     def require_fit(self, config: TransformerConfig, prefix: int = 0) -> None:
         """Raise `UnsupportedError` for options that this model can't take, with a prefix of so many tokens."""
+        limit = f"the model's longest sequence, {config.max_length}"
+        if prefix >= config.max_length:
+            raise UnsupportedError(f"a prefix of {prefix} tokens leaves no room for a target in {limit}; shorten it")
         if (longest := prefix + self.max_new_tokens) > config.max_length:
             what = "a prefix and max_new_tokens" if prefix else "max_new_tokens"
-            limit = f"the model's longest sequence, {config.max_length}"
             raise UnsupportedError(f"{what} must not exceed {limit}; got {longest}")
-        forced = () if self.forced_bos_token_id is None else (self.forced_bos_token_id,)
         named: dict[str, Iterable[int]] = {
             "suppress_tokens": self.suppress_tokens,
             "bad_words_ids": (token for words in self.bad_words_ids for token in words),
-            "forced_bos_token_id": forced,
+            "forced_bos_token_id": _given(self.forced_bos_token_id),
+            "forced_eos_token_id": _given(self.forced_eos_token_id),
             "eos_token_id": self.ends(config),
         }
         for name, tokens in named.items():
@@ -125,15 +147,26 @@ class SearchOptions:
 
 def _whole(name: str, value: Any) -> int | None:
     """A whole number of any kind, as an int; None stays where it means something."""
-    try:
-        return None if value is None and name in OPTIONAL else operator.index(value)
-    except TypeError:
-        raise UnsupportedError(f"{name} must be a whole number, got {value!r}") from None
+    if value is None and name in OPTIONAL:
+        return None
+    return whole(name, value, most=None if name == "seed" else LONGEST_ID)
 
 
 def _tokens(name: str, values: Any) -> tuple[int | None, ...]:
-    """Tokens of any kind of sequence, as ints; None is none, as in Hugging Face."""
-    return () if values is None else tuple(_whole(name, each) for each in values)
+    """Tokens of any kind of sequence, as ints."""
+    return tuple(_whole(name, each) for each in _many(name, values))
+
+
+def _many(name: str, values: Any) -> list[Any]:
+    """The members of any kind of sequence; None has none, as in Hugging Face."""
+    try:
+        return [] if values is None else list(values)
+    except TypeError:
+        raise UnsupportedError(f"{name} must be a sequence, got {shown(values)}") from None
+
+
+def _given(token: int | None) -> tuple[int, ...]:
+    return () if token is None else (token,)
 
 
 def _problems(options: SearchOptions) -> Iterable[str]:
@@ -165,8 +198,9 @@ def _problems(options: SearchOptions) -> Iterable[str]:
         yield "length_penalty is for scores; there are to be none"
     forbidden = {"suppress_tokens": options.suppress_tokens, "bad_words_ids": _single(options.bad_words_ids)}
     for name, tokens in forbidden.items():
-        if options.forced_bos_token_id in tokens:
-            yield f"{name} must not forbid what forced_bos_token_id says; got {options.forced_bos_token_id}"
+        for forced in ("forced_bos_token_id", "forced_eos_token_id"):
+            if (token := getattr(options, forced)) in tokens:
+                yield f"{name} must not forbid what {forced} says; got {token}"
 
 
 def _single(sequences: Sequence[Sequence[int]]) -> list[int]:
@@ -178,6 +212,9 @@ def _out_of_range(options: SearchOptions) -> Iterable[str]:
     for name in ("max_new_tokens", "beams", "beam_groups", "nbest"):
         if getattr(options, name) < 1:
             yield f"{name} must be at least 1, got {getattr(options, name)}"
+    for name in ("beams", "nbest"):
+        if getattr(options, name) > MOST_ROWS:
+            yield f"{name} must not exceed {MOST_ROWS}, got {getattr(options, name)}"
     for name in ("top_k", "no_repeat_ngram_size", "seed"):
         if (getattr(options, name) or 0) < 0:
             yield f"{name} must not be negative, got {getattr(options, name)}"
@@ -185,18 +222,26 @@ def _out_of_range(options: SearchOptions) -> Iterable[str]:
         limit = f"0 to max_new_tokens, {options.max_new_tokens}"
         yield f"min_new_tokens must lie in {limit}; got {options.min_new_tokens}"
     early_stopping: Any = options.early_stopping
-    if not isinstance(early_stopping, bool) and early_stopping != "never":
-        yield f"early_stopping must be True, False or 'never', got {options.early_stopping!r}"
+    if not isinstance(early_stopping, bool) and not _is_one(early_stopping, "never"):
+        yield f"early_stopping must be True, False or 'never', got {shown(early_stopping)}"
     if options.patience > MOST_PATIENT:
         yield f"patience must not exceed {MOST_PATIENT}, got {options.patience}"
     for name in ("diversity_penalty", "coverage_penalty"):
         if not 0 <= getattr(options, name) < math.inf:
             yield f"{name} must be a number from 0 on, got {getattr(options, name)}"
-    if options.alignment not in (None, "soft", "hard"):
-        yield f"alignment must be 'soft' or 'hard', got {options.alignment!r}"
+    for name in ("diversity_penalty", "coverage_penalty", "repetition_penalty"):
+        if getattr(options, name) > GREATEST:
+            yield f"{name} must not exceed {GREATEST:g}, got {getattr(options, name)}"
+    if options.alignment is not None and not _is_one(options.alignment, "soft", "hard"):
+        yield f"alignment must be 'soft' or 'hard', got {shown(options.alignment)}"
+    processor: Any = options.logits_processor
+    if processor is not None and not callable(processor):
+        yield f"logits_processor must be a function of scores and tokens, got {shown(processor)}"
     for name in ("patience", "temperature", "repetition_penalty"):
         if not 0 < getattr(options, name) < math.inf:
             yield f"{name} must be a positive number, got {getattr(options, name)}"
+    if options.repetition_penalty < 1 / GREATEST:
+        yield f"repetition_penalty must be at least {1 / GREATEST:g}, got {options.repetition_penalty}"
     if not 0 < options.top_p <= 1:
         yield f"top_p must lie above 0 and up to 1, got {options.top_p}"
     if not 0 <= options.min_p <= 1:
@@ -207,9 +252,14 @@ def _out_of_range(options: SearchOptions) -> Iterable[str]:
         yield "bad_words_ids must not hold an empty sequence"
 
 
+def _is_one(value: Any, *words: str) -> bool:
+    """Whether it is one of the words; arrays compare in ways of their own."""
+    return isinstance(value, str) and value in words
+
+
 def require_length_penalty(length_penalty: float) -> None:
     """Raise `UnsupportedError` for a power that a length can't be taken to."""
-    if not -STEEPEST <= length_penalty <= STEEPEST:  # NaN lies nowhere
+    if not -STEEPEST <= number("length_penalty", length_penalty) <= STEEPEST:  # NaN lies nowhere
         raise UnsupportedError(f"length_penalty must lie in -{STEEPEST} to {STEEPEST}, got {length_penalty}")
 
 

@@ -27,8 +27,10 @@ def throw(options: SearchOptions, sources: int) -> Doubles:
 
 def draw(values: Floats, options: SearchOptions, chances: Doubles) -> Ints:
     """Scores (R, C) in any order, and a number in 0 to 1 for each row -> the place that is drawn: (R,)."""
-    scores = values.astype(np.float64) / options.temperature
-    weights = np.exp(scores - np.maximum(scores.max(axis=1, keepdims=True), LEAST))  # all may be -inf
+    scores = values.astype(np.float64)
+    scores -= np.maximum(scores.max(axis=1, keepdims=True), LEAST)  # all may be -inf
+    with np.errstate(over="ignore"):  # where it is cold, only the likeliest weigh anything
+        weights = np.exp(scores / options.temperature)
     if options.top_p < 1:
         weights = nucleus(weights, options.top_p)
     if options.min_p:

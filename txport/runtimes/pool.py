@@ -1,0 +1,39 @@
+"""Memory that is used again."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict, deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SMALLEST = 1 << 12  # bytes of a pooled buffer
+
+
+class Pool:
+    """Buffers that come back when nobody holds them, so that a new request touches no new memory."""
+
+    def __init__(self) -> None:
+        # No lock: a collector that runs inside `take` may give back, and each operation is atomic by itself.
+        self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
+
+    def take(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+        """An array of any content, until `owner` is gone."""
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        size = max(SMALLEST, 1 << (count - 1).bit_length()) if count else SMALLEST
+        try:
+            buffer = self._free[size].pop()
+        except IndexError:
+            buffer = np.empty(size, np.uint8)
+        weakref.finalize(owner, self._give_back, buffer).atexit = False
+        array: NDArray[Any] = buffer[:count].view(dtype).reshape(shape)
+        return array
+
+    def _give_back(self, buffer: NDArray[np.uint8]) -> None:
+        self._free[buffer.size].append(buffer)
+
+
+class Hold:
+    """What a buffer's life hangs on."""
