@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import runtimes
-from txport.errors import TextError, UnknownTextError, UnsupportedError
+from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
@@ -32,7 +32,7 @@ from txport.search.continuous import Hall, Request
 from txport.search.generate import Ids, Steps, generate, require_fit, search
 from txport.search.options import LONGEST_ID, Alignment, Found, SearchOptions, require_length_penalty
 from txport.search.scoring import logits, score
-from txport.system.numbers import shown, switch, whole
+from txport.system.numbers import switch, whole
 
 __all__ = ["Generated", "Hypothesis", "Model", "export", "load", "load_checkpoint", "parity"]
 
@@ -243,7 +243,7 @@ class Model:
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """Token ids of a text, checked against the longest sequence of the model."""
         if not isinstance(text, str):
-            raise TextError(f"a text must be a string, got {shown(text)}")
+            raise TextError(f"a text must be a string, got {quoted(text)}")
         ids, longest = self.tokenizer.encode(text, unknown), self.config.max_length
         if len(ids) > longest:
             raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
@@ -261,7 +261,7 @@ class Model:
     def _begin(self, text: str, what: str = "a prefix") -> list[int]:
         """Token ids of what a target begins with, or all of it, as the vocabulary writes tokens."""
         if not isinstance(text, str):
-            raise TextError(f"{what} must be a string of tokens, got {shown(text)}")
+            raise TextError(f"{what} must be a string of tokens, got {quoted(text)}")
         return self.tokenizer.ids(text)
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
@@ -292,7 +292,7 @@ def _many(name: str, texts: str | Iterable[str]) -> Iterable[str]:
 
 def _require_many(name: str, values: Any) -> None:
     if isinstance(values, bytes) or not isinstance(values, Iterable):
-        raise TextError(f"{name} must be a list or what can be read like one, got {shown(values)}")
+        raise TextError(f"{name} must be a list or what can be read like one, got {quoted(values)}")
 
 
 def _listed(name: str, values: Iterable[Item]) -> list[Item]:
@@ -305,7 +305,7 @@ def _ids(what: str, tokens: Any) -> list[int]:
     try:
         return [whole("a token id", token, most=LONGEST_ID) for token in tokens]
     except (TypeError, UnsupportedError):
-        raise TextError(f"{what} must be a list of whole numbers, got {shown(tokens)}") from None
+        raise TextError(f"{what} must be a list of whole numbers, got {quoted(tokens)}") from None
 
 
 def _paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator[tuple[Text, Item]]:
@@ -338,7 +338,7 @@ def _grow(steps: Steps, tokenizer: Tokenizer) -> Iterator[str]:
 
 def _require_unknown(unknown: str) -> None:
     if not isinstance(unknown, str) or unknown not in ("error", "skip"):
-        raise UnsupportedError(f"unknown must be 'error' or 'skip', got {shown(unknown)}")
+        raise UnsupportedError(f"unknown must be 'error' or 'skip', got {quoted(unknown)}")
 
 
 def _require_batch_size(batch_size: int, batch_tokens: int | None = None) -> None:

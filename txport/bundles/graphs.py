@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txport.errors import BundleError, brief
+from txport.errors import BundleError, brief, quoted
 
 if TYPE_CHECKING:
     import onnx
@@ -27,6 +27,7 @@ MESSAGES: dict[str, dict[int, str]] = {
 }
 KEY, VALUE = 1, 2  # of an entry
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+LONGEST_NAME = 200  # characters
 DEEPEST = 100  # messages in messages: protobuf's own limit
 
 
@@ -169,7 +170,7 @@ def _take_in(tensor: Any, path: Path) -> None:
 def contained(name: str) -> str:
     """A name of a file under some folder, if it is one; `ValueError` for one that may lead elsewhere."""
     path = PurePosixPath(name)
-    odd = not name.isprintable() or any(each in name for each in '\\:*?"<>|')
+    odd = len(name) > LONGEST_NAME or not name.isprintable() or any(each in name for each in '\\:*?"<>|')
     if odd or not name or path.is_absolute() or path.as_posix() != name or ".." in path.parts:
-        raise ValueError(f"{name!r} is not the plain name of a file in the bundle")
+        raise ValueError(f"{quoted(name)} is not the plain name of a file in the bundle")
     return name

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import click
 
 from txport.cli import INTERRUPTED, interrupts
-from txport.errors import OutputError, TxportError, UnavailableError
+from txport.errors import OutputError, TxportError, UnavailableError, brief
 from txport.system.machine import is_out_of_memory
 from txport.system.packages import import_problem
 from txport.system.terminal import one_line, owns_stderr, printable
@@ -88,7 +88,9 @@ def _end_of(error: BaseException) -> tuple[int, str]:
         return UnavailableError.exit_code, _tell(problem)
     if isinstance(error, OSError):
         _give_up_stdout()
-        return OutputError.exit_code, _tell(f"{error.strerror or error}: {error.filename or 'standard output'}")
+        return OutputError.exit_code, _tell(
+            f"{error.strerror or brief(error)}: {brief(error.filename or 'standard output')}"
+        )
     raise error
 
 

@@ -13,9 +13,9 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.bundles.ports import compare_ports
-from txport.errors import BundleError, UnsupportedError
+from txport.errors import BundleError, UnsupportedError, quoted
 from txport.system.machine import cores
-from txport.system.numbers import shown, whole
+from txport.system.numbers import whole
 from txport.system.packages import needed
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def require(name: str, provider: str) -> None:
     if not isinstance(name, str) or name not in RUNTIMES:
         raise UnsupportedError(f"unknown runtime {name!r}; there are {', '.join(RUNTIMES)}")
     if not isinstance(provider, str):
-        raise UnsupportedError(f"provider must be a name, got {shown(provider)}")
+        raise UnsupportedError(f"provider must be a name, got {quoted(provider)}")
     _module(name).require(provider)
 
 
@@ -70,7 +70,7 @@ def require_threads(name: str, count: int | None) -> None:
     """Raise `UnsupportedError` for more threads or workers than can be of any use on this machine's cores."""
     most = max(LEAST_THREADS, THREADS_A_CORE * cores())
     if count is not None and whole(name, count, 1) > most:
-        raise UnsupportedError(f"{name} must not exceed {most} on {cores()} cores, got {shown(count)}")
+        raise UnsupportedError(f"{name} must not exceed {most} on {cores()} cores, got {quoted(count)}")
 
 
 def require_target(name: str, target: str) -> None:

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from txport.errors import UnsupportedError
+from txport.errors import UnsupportedError, quoted
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import Floats, Ints
-from txport.system.numbers import number, shown, switch, whole
+from txport.system.numbers import number, switch, whole
 
 EarlyStopping = bool | Literal["never"]
 Alignment = tuple[tuple[float, ...], ...] | tuple[int, ...]  # (T, S), or (T,)
@@ -162,7 +162,7 @@ def _many(name: str, values: Any) -> list[Any]:
     try:
         return [] if values is None else list(values)
     except TypeError:
-        raise UnsupportedError(f"{name} must be a sequence, got {shown(values)}") from None
+        raise UnsupportedError(f"{name} must be a sequence, got {quoted(values)}") from None
 
 
 def _given(token: int | None) -> tuple[int, ...]:
@@ -223,7 +223,7 @@ def _out_of_range(options: SearchOptions) -> Iterable[str]:
         yield f"min_new_tokens must lie in {limit}; got {options.min_new_tokens}"
     early_stopping: Any = options.early_stopping
     if not isinstance(early_stopping, bool) and not _is_one(early_stopping, "never"):
-        yield f"early_stopping must be True, False or 'never', got {shown(early_stopping)}"
+        yield f"early_stopping must be True, False or 'never', got {quoted(early_stopping)}"
     if options.patience > MOST_PATIENT:
         yield f"patience must not exceed {MOST_PATIENT}, got {options.patience}"
     for name in ("diversity_penalty", "coverage_penalty"):
@@ -233,10 +233,10 @@ def _out_of_range(options: SearchOptions) -> Iterable[str]:
         if getattr(options, name) > GREATEST:
             yield f"{name} must not exceed {GREATEST:g}, got {getattr(options, name)}"
     if options.alignment is not None and not _is_one(options.alignment, "soft", "hard"):
-        yield f"alignment must be 'soft' or 'hard', got {shown(options.alignment)}"
+        yield f"alignment must be 'soft' or 'hard', got {quoted(options.alignment)}"
     processor: Any = options.logits_processor
     if processor is not None and not callable(processor):
-        yield f"logits_processor must be a function of scores and tokens, got {shown(processor)}"
+        yield f"logits_processor must be a function of scores and tokens, got {quoted(processor)}"
     for name in ("patience", "temperature", "repetition_penalty"):
         if not 0 < getattr(options, name) < math.inf:
             yield f"{name} must be a positive number, got {getattr(options, name)}"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from txport.errors import UnsupportedError
-
-SHOWN = 40  # characters of what was given
+from txport.errors import UnsupportedError, quoted
 
 
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -17,12 +15,12 @@ def whole(name: str, value: Any, least: int | None = None, most: int | None = No
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise UnsupportedError(f"{name} must be a whole number, got {shown(value)}") from None
+        raise UnsupportedError(f"{name} must be a whole number, got {quoted(value)}") from None
     if least is not None and number < least:
         limit = "must not be negative" if least == 0 else f"must be at least {least}"
-        raise UnsupportedError(f"{name} {limit}, got {shown(value)}")
+        raise UnsupportedError(f"{name} {limit}, got {quoted(value)}")
     if most is not None and number > most:
-        raise UnsupportedError(f"{name} must not exceed {most}, got {shown(value)}")
+        raise UnsupportedError(f"{name} must not exceed {most}, got {quoted(value)}")
     return number
 
 
@@ -33,23 +31,14 @@ def number(name: str, value: Any) -> float:
             raise TypeError
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise UnsupportedError(f"{name} must be a number, got {shown(value)}") from None
+        raise UnsupportedError(f"{name} must be a number, got {quoted(value)}") from None
 
 
 def switch(name: str, value: Any) -> bool:
     """True or False; `UnsupportedError` for any other value."""
     if not _is_switch(value):
-        raise UnsupportedError(f"{name} must be True or False, got {shown(value)}")
+        raise UnsupportedError(f"{name} must be True or False, got {quoted(value)}")
     return bool(value)
-
-
-def shown(value: Any) -> str:
-    """A value as Python writes it, or the beginning of that."""
-    try:
-        text = " ".join(repr(value).split())
-    except ValueError:  # Python writes no number of thousands of digits
-        return "a number too long to write"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _is_switch(value: Any) -> bool:

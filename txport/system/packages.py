@@ -9,10 +9,8 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType, TracebackType
 
-from txport.errors import TxportError, UnavailableError
+from txport.errors import TxportError, UnavailableError, brief
 from txport.system.machine import is_out_of_memory
-
-LONGEST = 300  # characters of another package's message
 
 
 @contextlib.contextmanager
@@ -47,8 +45,7 @@ def reason(error: BaseException) -> str:
     """The message of the first error in a chain: later ones often only give advice."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    return brief(error) or type(error).__name__
 
 
 def mend(package: str) -> str:

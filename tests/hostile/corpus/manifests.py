@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -187,7 +188,9 @@ def _size(name: str, size: int) -> Callable[[Place], list[Command]]:
         if name == "encoder_layers":  # each has ports of its own
             _edit(bundle, ("config", name), size)
             return readers(bundle, place)
-        config = dataclasses.replace(manifest.config, **changes)
+        config = copy.copy(manifest.config)
+        for key, value in changes.items():
+            object.__setattr__(config, key, value)  # of which no config can be made
         write_json(bundle / MANIFEST, dataclasses.replace(manifest, config=config).to_dict())
         proofs = provers(bundle, place, (GOOD, FAILED, BAD)) if name == "max_length" else []
         return [*readers(bundle, place), *proofs]
