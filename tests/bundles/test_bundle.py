@@ -23,7 +23,9 @@ def tiny_manifest(**changes: Any) -> Manifest:
 
 def stand_in(role: str) -> bytes:
     """An ONNX file of a size that a graph may have."""
-    return onnx.ModelProto(doc_string=f"{role:20000}").SerializeToString()
+    return onnx.ModelProto(
+        doc_string=f"{role:20000}", opset_import=[onnx.helper.make_opsetid("", 18)]
+    ).SerializeToString()
 
 
 def seal_stand_ins(folder: Path, manifest: Manifest) -> Bundle:
@@ -109,7 +111,7 @@ def test_file_that_was_added_is_named(name: str, sealed: Bundle) -> None:
 def test_all_wrong_files_at_once(sealed: Bundle) -> None:
     (sealed.path / FILES[0]).unlink()
     (sealed.path / FILES[1]).write_bytes(b"")
-    with pytest.raises(BundleError, match=f"{FILES[1]} has 0 bytes, expected 20004; {FILES[0]} is missing; export it"):
+    with pytest.raises(BundleError, match=f"{FILES[1]} has 0 bytes, expected 20010; {FILES[0]} is missing; export it"):
         load_bundle(sealed.path)
 
 

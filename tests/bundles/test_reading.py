@@ -151,6 +151,14 @@ def test_a_graph_that_may_run_for_ever_is_refused(copied: Path) -> None:
         edit_graph(copied, ENCODER, loop)
 
 
+def test_a_graph_has_the_opset_of_its_manifest(copied: Path) -> None:
+    def newer(model: Any) -> None:
+        model.opset_import[0].version = 99
+
+    with pytest.raises(BundleError, match=r"encoder_model\.onnx has opset 99, the manifest says 18"):
+        edit_graph(copied, ENCODER, newer)
+
+
 def test_a_bundle_of_links_is_as_good(fused: Bundle, tmp_path: Path, checkpoint: Path) -> None:
     """As Hugging Face's cache holds it: each file is a link into a store of blobs, named by their hashes."""
     store, linked = tmp_path / "blobs", tmp_path / "snapshot"

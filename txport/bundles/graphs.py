@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Where ONNX's protobuf schema names files and operators: message -> number of a field -> what that is.
 # https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 MESSAGES: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 20: "training", 25: "function"},
+    "model": {7: "graph", 8: "opset", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
     "function": {7: "node", 11: "attribute"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
@@ -26,16 +26,21 @@ MESSAGES: dict[str, dict[int, str]] = {
     "tensor": {13: "entry"},
 }
 KEY, VALUE = 1, 2  # of an entry
+DOMAIN, VERSION = 1, 2  # of an opset
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
 LONGEST_NAME = 200  # characters
 DEEPEST = 100  # messages in messages: protobuf's own limit
 
 
 class Outline(NamedTuple):
-    """What a graph file names: the files from which it takes tensors, and the operators of its nodes."""
+    """What a graph file names: the files from which it takes tensors, the operators of its nodes, and their opsets.
+
+    An opset is a domain, "" for the standard's, and a version.
+    """
 
     files: frozenset[str]
     operators: frozenset[str]
+    opsets: frozenset[tuple[str, int]]
 
 
 def read_outline(path: Path) -> Outline:
@@ -47,16 +52,16 @@ def read_outline(path: Path) -> Outline:
     if path.stat().st_size == 0:
         raise BundleError(f"{path.name} is not an ONNX file: it is empty")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        found: dict[str, set[str]] = {"location": set(), "operator": set()}
+        found: dict[str, set[Any]] = {"location": set(), "operator": set(), "opset": set()}
         try:
             for kind, name in _names(content):
                 found[kind].add(name)
         except ValueError as error:
             raise BundleError(f"{path.name} is not an ONNX file: {error}") from error
-    return Outline(frozenset(found["location"]), frozenset(found["operator"]))
+    return Outline(*(frozenset(found[kind]) for kind in ("location", "operator", "opset")))
 
 
-def _names(content: mmap.mmap) -> Iterator[tuple[str, str]]:
+def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
     """The kind of each name and the name."""
     pending = [("model", 0, len(content), 0)]
     while pending:
@@ -67,8 +72,11 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, str]]:
             inner = MESSAGES[message].get(number)
             if inner == "operator":
                 yield inner, content[first:last].decode()
+            elif inner == "opset":
+                opset = dict(_values(content, first, last))
+                yield inner, (opset.get(DOMAIN, b"").decode(), opset.get(VERSION, 0))
             elif inner == "entry":
-                entry = {field: content[slice(*place)] for field, *place in _fields(content, first, last)}
+                entry = dict(_values(content, first, last))
                 if entry.get(KEY) == b"location":
                     yield "location", entry.get(VALUE, b"").decode()
             elif inner:
@@ -77,19 +85,31 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, str]]:
 
 def _fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
     """The number of each field of bytes in a message, and where its bytes lie."""
+    for number, kind, first, last in _parts(content, start, end):
+        if kind == BYTES:
+            yield number, first, last
+
+
+def _values(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, Any]]:
+    """The number and the value of each field in a message: bytes, or a whole number."""
+    for number, kind, first, last in _parts(content, start, end):
+        yield number, content[first:last] if kind == BYTES else _varint(content, first, last)[0]
+
+
+def _parts(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """The number and the wire type of each field in a message, and where its value lies."""
     while start < end:
         tag, start = _varint(content, start, end)
         kind, size = tag & 7, {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
         if kind == VARINT:
-            _, start = _varint(content, start, end)
+            size = _varint(content, start, end)[1] - start
         elif kind == BYTES:
             size, start = _varint(content, start, end)
         elif kind not in (FIXED64, FIXED32):
             raise ValueError(f"there is no field of kind {kind}")
         if start + size > end:
             raise ValueError("it is cut off, or its parts do not fit into one another")
-        if kind == BYTES:
-            yield tag >> 3, start, start + size
+        yield tag >> 3, kind, start, start + size
         start += size
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable
 
 from txport.system.terminal import one_line
 
-SPECIAL = re.compile(r"[\\`*_\[\]<>|#~]|&(?=[#\w])")
+SPECIAL = re.compile(r"[\\`*_\[\]|#~]")
 
 
 def plain(text: str) -> str:
     """Text that Markdown shows as it is, in one line."""
-    return SPECIAL.sub(lambda found: "\\" + found[0], one_line(text))
+    return html.escape(SPECIAL.sub(lambda found: "\\" + found[0], one_line(text)), quote=False)
 
 
 def code(text: str) -> str:

@@ -16,6 +16,7 @@ from txport.proof.measures import FORCED, FORMAT, WEIGHTS, Comparison, badness
 from txport.proof.quality import Quality
 from txport.proof.report import Part, Report
 from txport.proof.tokens import TokenComparison
+from txport.system.terminal import printable
 
 COLUMNS = ("case", "runtime", "largest difference", "of allowed", "where", "rows equal", "verdict")
 UNMEASURED = "not measured; --quality FILE, lines of a text, a tab and its target, measures it"
@@ -186,8 +187,8 @@ def _add_test(suite: ET.Element, test: Test) -> None:
 
 
 def _clean(text: str) -> str:
-    """Without what XML can't hold."""
-    return NOT_XML.sub("?", text)
+    """Without what XML can't hold, or a terminal would obey."""
+    return NOT_XML.sub("?", printable(text, keep="\n\t"))
 
 
 def _properties(report: Report) -> Iterator[tuple[str, str]]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from txport.runtimes.base import GraphRuntime, Runtime
 
 THREADS_A_CORE, LEAST_THREADS = 4, 16  # more wait for each other, and thousands are never done with starting
+NAMED = 3  # ports in an error
 ONNX_RUNTIME = re.compile(r"onnxruntime(-\w+)*")
 
 
@@ -98,7 +99,9 @@ def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | Non
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
     graphs = bundle.manifest.graphs.values()
     if problems := [problem for graph in graphs for problem in compare_ports(graph, *runtime.ports(graph.role))]:
-        raise BundleError(f"{bundle.path} does not hold the graphs of its manifest: {'; '.join(problems)}")
+        more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
+        which = "; ".join(problems[:NAMED]) + more
+        raise BundleError(f"{bundle.path} does not hold the graphs of its manifest: {which}")
     return runtime
 
 

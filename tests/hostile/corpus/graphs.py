@@ -56,7 +56,10 @@ def cases() -> Iterator[Case]:
     for kind in ENCODER:
         yield from (Case(f"graphs/{kind} {name}", _garbled(kind, change)) for name, change in GARBLED.items())
         yield Case(f"graphs/{kind} exchanged", _exchanged(kind))
-        yield from (Case(f"graphs/{kind} {name}", _edited(kind, edit)) for name, edit in FALSE.items())
+        yield from (
+            Case(f"graphs/{kind} {name}", _edited(kind, edit, *([ABSENT] if edit is _greedy else [])))  # no memory
+            for name, edit in FALSE.items()
+        )
     yield from (Case(f"graphs/strange {name}", _edited("portable", edit, any_=True)) for name, edit in STRANGE.items())
     yield from (Case(f"graphs/external {name}", _external(*what)) for name, what in EXTERNAL.items())
     yield from (Case(f"graphs/shared {name}", _shared(change)) for name, change in SHARED.items())
@@ -90,9 +93,9 @@ def _garbled(kind: str, change: Bytes) -> Callable[[Place], list[Command]]:
     return make
 
 
-def _wrong(bundle: Path, place: Place) -> list[Command]:
+def _wrong(bundle: Path, place: Place, *also: int) -> list[Command]:
     """It is a bundle, so `inspect` may show it; but it does not run, so nothing that runs it ends well."""
-    cheap = readers(bundle, place, inspect=(GOOD, *REFUSED), run=REFUSED, verify=(FAILED,))
+    cheap = readers(bundle, place, inspect=(GOOD, *REFUSED), run=REFUSED, verify=(FAILED, *also))
     benchmark = command("bench", bundle, "--runtime", "ort", "--rounds", 3, codes=REFUSED)
     return [*cheap, *provers(bundle, place, (FAILED, *REFUSED)), benchmark]
 
@@ -117,12 +120,12 @@ def edit_model(file: Path, edit: Edit) -> None:
     file.write_bytes(model.SerializeToString())
 
 
-def _edited(kind: str, edit: Edit, *, any_: bool = False) -> Callable[[Place], list[Command]]:
+def _edited(kind: str, edit: Edit, *also: int, any_: bool = False) -> Callable[[Place], list[Command]]:
     def make(place: Place) -> list[Command]:
         bundle = place.bundle(kind)
         edit_model(bundle / ENCODER[kind], edit)
         mend_hashes(bundle)
-        return readers(bundle, place) if any_ else _wrong(bundle, place)
+        return readers(bundle, place) if any_ else _wrong(bundle, place, *also)
 
     return make
 
