@@ -133,11 +133,13 @@ def external(location: str) -> Callable[[Any], None]:
     return edit
 
 
-@pytest.mark.parametrize("location", ["stray.bin", "../../stray.bin", "/etc/passwd", "*/_ORT_MEM_ADDR_/*"])
+@pytest.mark.parametrize(
+    "location", ["stray.bin", "../../stray.bin", "/etc/passwd", "*/_ORT_MEM_ADDR_/*", "decoder_model_merged.onnx"]
+)
 def test_a_graph_reads_only_files_that_have_a_hash(location: str, copied: Path) -> None:
     (copied / "onnx/stray.bin").write_bytes(bytes(1 << 16))
     (copied.parent / "stray.bin").write_bytes(bytes(1 << 16))
-    with pytest.raises(BundleError, match=r"onnx/decoder_model_merged\.onnx reads .*, for which the manifest has no"):
+    with pytest.raises(BundleError, match=r"onnx/decoder_model_merged\.onnx reads .*, which is no file of weights"):
         edit_graph(copied, DECODER, external(location))
     assert verify(copied).wrong.startswith("files: onnx/decoder_model_merged.onnx reads")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import txport
-from tests.cli.processes import assert_one_line, run
+from tests.cli.processes import assert_one_line, run, start
 from tests.tiny import SPECIAL, VOCABULARY, reseal, tiny_config, tiny_model
 from txport import cli
 from txport.bundles.bundle import Bundle
@@ -119,3 +119,12 @@ def test_people_are_told_in_one_place() -> None:
 def test_a_path_that_is_no_utf_8_is_shown(tmp_path: Path) -> None:
     done = run("inspect", os.fsdecode(os.fsencode(tmp_path) + b"/\xff\x9b"))
     assert_one_line(done, r"\udcff\udc9b", 2)
+
+
+def test_an_error_that_nobody_reads_keeps_its_code(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start("inspect", tmp_path / "missing", stderr=writing)
+    os.close(writing)
+    process.communicate(timeout=60)
+    assert process.returncode == 2

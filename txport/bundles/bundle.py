@@ -103,12 +103,13 @@ def _strange(bundle: Bundle, role: str) -> list[str]:
     except BundleError as error:
         return [str(error)]
     folder, files = PurePosixPath(file).parent, bundle.manifest.files
-    strange = sorted(name for name in outline.files if (folder / name).as_posix() not in files)
+    places = {name: (folder / name).as_posix() for name in outline.files}
+    strange = sorted(name for name, place in places.items() if place not in files or place == file)
     loops = sorted(LOOPS & outline.operators)
     opsets = sorted(version for domain, version in outline.opsets if domain in ("", "ai.onnx"))
     opset = bundle.manifest.opset
     return [
         *(f"{file} has opset {each}, the manifest says {opset}" for each in opsets if each != opset),
-        *(f"{file} reads {quoted(name)}, for which the manifest has no hash" for name in strange),
+        *(f"{file} reads {quoted(name)}, which is no file of weights that the manifest lists" for name in strange),
         *(f"{file} has the operator {name}, which may run for ever" for name in loops),
     ]

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Iterable
+from typing import TextIO
 
 import click
 
@@ -62,8 +63,11 @@ def _run(command: click.Command, arguments: list[str], interrupt: interrupts.Int
     else:
         return 0
     # Here the error is gone, and with it the memory that its frames held.
-    for line in text.splitlines():
-        echo(line, err=True)
+    try:
+        for line in text.splitlines():
+            echo(line, err=True)
+    except OSError:  # nobody reads it
+        _give_up(sys.stderr)
     return code
 
 
@@ -79,7 +83,7 @@ def _end_of(error: BaseException) -> tuple[int, str]:
         case TxportError():
             return error.exit_code, _tell(str(error))
         case BrokenPipeError():  # `txport run ... | head`
-            _give_up_stdout()
+            _give_up(sys.stdout)
             return 0, ""
     if is_out_of_memory(error):
         said = one_line(str(error))
@@ -87,10 +91,9 @@ def _end_of(error: BaseException) -> tuple[int, str]:
     if problem := import_problem(error):
         return UnavailableError.exit_code, _tell(problem)
     if isinstance(error, OSError):
-        _give_up_stdout()
-        return OutputError.exit_code, _tell(
-            f"{error.strerror or brief(error)}: {brief(error.filename or 'standard output')}"
-        )
+        _give_up(sys.stdout)
+        name = brief(error.filename or "standard output")
+        return OutputError.exit_code, _tell(f"{error.strerror or brief(error)}: {name}")
     raise error
 
 
@@ -105,9 +108,9 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
-def _give_up_stdout() -> None:
+def _give_up(stream: TextIO) -> None:
     """Send what can't be written nowhere, else Python tries again at its end and complains in its own way."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

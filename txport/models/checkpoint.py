@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from txport.errors import BundleError, CheckpointError, TextError, brief
+from txport.errors import BundleError, CheckpointError, TextError, brief, quoted
 from txport.models.config import PRESETS, TransformerConfig
 from txport.models.names import (
     COMPANIONS,
@@ -39,6 +39,7 @@ from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
 
+NAMED = 200  # tensors in an error
 COPIES = 2  # of the weights that loading holds at once
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 
@@ -156,7 +157,9 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) -> None:
     """Report everything at once: missing, unexpected, wrongly shaped, not a number."""
     problems = [f"missing {name} {_shape(tensor)}" for name, tensor in expected.items() if name not in given]
-    problems += [f"unexpected {name} {_shape(tensor)}" for name, tensor in given.items() if name not in expected]
+    problems += [
+        f"unexpected {quoted(name)[1:-1]} {_shape(tensor)}" for name, tensor in given.items() if name not in expected
+    ]
     for name in expected.keys() & given.keys():
         if expected[name].shape != given[name].shape:
             problems.append(f"{name} has shape {_shape(given[name])}, expected {_shape(expected[name])}")
@@ -165,7 +168,8 @@ def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) ->
         elif not torch.isfinite(given[name].float()).all():  # float8 has no isfinite of its own
             problems.append(f"{name} holds NaN or infinity")
     if problems:
-        raise CheckpointError(f"{path} does not fit its config: {'; '.join(sorted(problems))}")
+        more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
+        raise CheckpointError(f"{path} does not fit its config: {'; '.join([*sorted(problems)[:NAMED], *more])}")
 
 
 def _check_text(folder: Path, config: TransformerConfig) -> None:

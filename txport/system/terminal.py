@@ -41,7 +41,7 @@ def native_stderr_held() -> Iterator[None]:
 
     Does nothing unless this thread owns the process's stderr, as that of a command does.
     """
-    if not owns_stderr.get():
+    if not owns_stderr.get() or not hasattr(os, "set_blocking"):
         yield
         return
     try:
