@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -103,9 +104,9 @@ def _spare_source(name: str, out: Path) -> None:
     """Replacing the checkpoint, or a folder around it, would cost the user their weights."""
     if preset_name(name):
         return
-    source = find_folder(name).resolve()
+    source = Path(os.path.realpath(find_folder(name)))
     files = [source / file for file in (CONFIG, WEIGHTS, *COMPANIONS)]
-    around = {folder for file in files for path in (file, file.resolve()) for folder in path.parents}
+    around = {folder for file in files for path in (file, Path(os.path.realpath(file))) for folder in path.parents}
     with told(out, ELSEWHERE):
         if out.exists() and any(out.samefile(folder) for folder in around):
             raise OutputError(f"{out} holds the checkpoint itself; choose another place")

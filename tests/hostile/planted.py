@@ -44,7 +44,7 @@ DEFECTS: dict[str, Callable[[str], object]] = {
 }
 
 
-def main(arguments: Iterable[str]) -> None:
+def main(arguments: Iterable[str] | None = None) -> None:
     """In place of `txport.cli.main`."""
     _, name, out = arguments
     DEFECTS[name](out)

@@ -225,7 +225,8 @@ def _main(command: Command) -> int:
     from txport import cli
 
     try:
-        cli.main(list(command.arguments))
+        sys.argv = ["txport", *command.arguments]
+        cli.main()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

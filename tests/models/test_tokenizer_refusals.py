@@ -15,7 +15,14 @@ from tests.tiny import VOCABULARY, reseal, tiny_config
 from txport.bundles.bundle import Bundle
 from txport.errors import BundleError, TextError
 from txport.models.hugging_face import tokenizer_config
-from txport.models.tokenizer import FEW, LETTERS_PER_TOKEN, FileTokenizer, NumberTokenizer, load_tokenizer
+from txport.models.tokenizer import (
+    FEW,
+    LETTERS_PER_TOKEN,
+    FileTokenizer,
+    NumberTokenizer,
+    load_tokenizer,
+    spelling_tokenizer,
+)
 
 LETTERS = {"a": 0, "?": 1}
 EXPLODES = pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated")
@@ -134,3 +141,32 @@ def test_many_wrong_numbers_take_no_longer_than_many_right_ones() -> None:
     assert len(tokenizer.encode(" ".join(f"{number} 5" for number in range(100, 100_100)), "skip")) == 100_001
     assert time.perf_counter() - started < 5
     assert len(VOCABULARY) < 100
+
+
+def growing(*steps: tuple[str, str]) -> dict[str, Any]:
+    parts = [{"type": "Replace", "pattern": {"String": old}, "content": new} for old, new in steps]
+    return {"type": "Sequence", "normalizers": parts}
+
+
+def test_a_tokenizer_that_lets_a_text_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    values = json.loads(spelling_tokenizer(VOCABULARY))
+    file.write_text(json.dumps({**values, "normalizer": growing(("a", "a" * 100), ("a", "a" * 100))}))
+    with pytest.raises(BundleError, match=r"the normalizer of .* may let a text grow 10000 times, the most is 4096"):
+        FileTokenizer(file)
+    file.write_text(json.dumps({**values, "normalizer": growing(("a", "aa"), ("aa", "b"))}))
+    assert FileTokenizer(file).encode("ab")
+
+
+def test_a_tokenizer_of_a_vast_size_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 40)
+    with pytest.raises(BundleError, match="has 1099511627776 bytes, expected at most"):
+        FileTokenizer(file)
+
+
+def test_tokens_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
+    with pytest.raises(TextError, match="is not UTF-8 text"):
+        FileTokenizer(tmp_path / "tokenizer.json").ids("AA \udcff")

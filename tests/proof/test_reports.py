@@ -99,7 +99,7 @@ def test_junit_holds_every_failure_with_its_line(failed: Report) -> None:
     assert messages["quality"] == [
         "ort: 30.00 % of 100 texts wrong, PyTorch 20.00 % (10 broken, 0 mended, allowed +0.10 %)"
     ]
-    assert messages["baseline"] == ["a ? drift"]  # XML can't hold a NUL
+    assert messages["baseline"] == ["a \\x00 drift"]  # XML can't hold a NUL
 
 
 def test_markdown_says_the_verdict_the_worst_first(report: Report, failed: Report) -> None:

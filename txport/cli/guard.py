@@ -16,6 +16,7 @@ from txport.system.machine import is_out_of_memory
 from txport.system.packages import import_problem
 from txport.system.terminal import one_line, owns_stderr, printable
 
+LONGEST_WORD = 400  # characters; longer ones are no names
 MEMORY_MEND = "give it more memory, smaller batches or a smaller model"
 
 
@@ -98,7 +99,8 @@ def _end_of(error: BaseException) -> tuple[int, str]:
 
 
 def _tell(message: str) -> str:
-    return f"txport: {' '.join(message.split())}"
+    cut = (word if len(word) <= LONGEST_WORD else f"{word[:LONGEST_WORD]}..." for word in message.split())
+    return f"txport: {' '.join(cut)}"
 
 
 def _prepare_streams() -> None:

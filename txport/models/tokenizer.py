@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from txport.errors import BundleError, TextError, TokenError, TxportError, UnknownTextError
+from txport.errors import BundleError, TextError, TokenError, TxportError, UnknownTextError, brief
 from txport.models.config import TransformerConfig
 from txport.models.names import TARGET_TOKENIZER, TOKENIZER
+from txport.system.documents import require_size
 from txport.system.machine import is_out_of_memory
 from txport.system.packages import needed
 from txport.system.terminal import native_stderr_held
@@ -20,6 +22,8 @@ from txport.system.terminal import native_stderr_held
 Unknown = Literal["error", "skip"]
 # No text of so many characters a token fits; up to FEW nobody waits. Spaces do not count: tokenizers may drop them.
 LETTERS_PER_TOKEN, FEW = 64, 10_000
+LARGEST = 64 << 20  # bytes of a file; the largest of today have 35 MB
+MOST_GROWTH = 4096
 SHOWN = 10  # unknown characters that an error names
 NOT_UTF8 = re.compile("[\ud800-\udfff]")
 
@@ -60,7 +64,9 @@ class FileTokenizer:
             self._tokenizer.encode_special_tokens = True  # "</s>" in a user's text is four characters
             self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
             self._tokenizer.no_padding()
-            self._unknown = unknown_id(self._tokenizer.to_str())
+            content = self._tokenizer.to_str()
+            self._unknown = unknown_id(content)
+        _require_bounded(path, content)
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """See `Tokenizer.encode`; "skip" leaves unknown characters out."""
@@ -114,6 +120,8 @@ class FileTokenizer:
 
     def ids(self, tokens: str) -> list[int]:
         """See `Tokenizer.ids`."""
+        if NOT_UTF8.search(tokens):
+            raise TextError(f"{shorten(tokens)} is not UTF-8 text")
         found: list[int] = []
         for token in tokens.split():
             if (id_ := self._tokenizer.token_to_id(token)) is None:
@@ -126,7 +134,27 @@ def read_tokenizer(path: Path) -> Any:
     """A `tokenizer.json` as the `tokenizers` library reads it; `UnavailableError` where that does not import."""
     with needed("txport"):
         import tokenizers
+    require_size(path, LARGEST)
     return tokenizers.Tokenizer.from_file(str(path))
+
+
+def _require_bounded(path: Path, content: str) -> None:
+    """Raise `BundleError` for a tokenizer that lets a text grow by far more than any script needs."""
+    parts = json.loads(content)
+    for name in ("normalizer", "decoder"):
+        if (growth := _growth(parts[name])) > MOST_GROWTH:
+            raise BundleError(f"the {name} of {path} may let a text grow {growth:.0f} times, the most is {MOST_GROWTH}")
+
+
+def _growth(part: dict[str, Any] | None) -> float:
+    """How many times longer a text may get in a part of a tokenizer, which may be a sequence of others."""
+    if part is None:
+        return 1.0
+    inner = part.get("normalizers") or part.get("decoders") or []
+    added = max((len(part[key]) for key in ("content", "prepend") if isinstance(part.get(key), str)), default=0)
+    pattern = part.get("pattern")
+    taken = len(pattern["String"]) if isinstance(pattern, dict) and "String" in pattern else 1
+    return math.prod((max(1.0, added / max(1, taken)), *map(_growth, inner)))
 
 
 @contextlib.contextmanager
@@ -144,7 +172,7 @@ def refusals(kind: type[TxportError], what: str) -> Iterator[None]:
         is_panic = type(error).__name__ == "PanicException"
         if is_out_of_memory(error) or not (isinstance(error, Exception) or is_panic):
             raise
-        raise kind(f"{what}: {' '.join(str(error).split())}") from error
+        raise kind(f"{what}: {brief(error)}") from error
 
 
 def unknown_id(tokenizer: str) -> int | None:
