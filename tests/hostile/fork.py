@@ -7,7 +7,9 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Pipe
 from pathlib import Path
+from typing import Any
 
 GUARD = 6 << 30  # bytes of address space that a child may add; what it takes is judged by its peak, not by this
 LARGEST_FILE = 2 << 30
@@ -46,16 +48,22 @@ def fork(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def in_child(work: Callable[[], None]) -> None:
-    """Run `work` in a child and wait; its stdout goes nowhere. `RuntimeError` if it fails."""
+def in_child(work: Callable[[], Any]) -> Any:
+    """What `work` returns when a child runs it; its stdout goes nowhere. `RuntimeError` if it fails."""
+    ours, theirs = Pipe(duplex=False)
 
     def quiet() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        work()
+        theirs.send(work())
 
-    _, status = os.waitpid(fork(quiet), 0)
-    if status:
-        raise RuntimeError(f"a child ended with {describe_end(status)}")
+    pid = fork(quiet)
+    theirs.close()
+    try:
+        return ours.recv()
+    except EOFError as error:
+        raise RuntimeError("a child that makes sound files failed") from error
+    finally:
+        os.waitpid(pid, 0)
 
 
 def describe_end(status: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tests.hostile.fork import in_child
 
@@ -13,9 +14,10 @@ KINDS = {"portable": ("portable", "fp32"), "cpu": ("cpu", "fp32"), "int8": ("cpu
 
 @dataclass(frozen=True)
 class Sound:
-    """Where the sound files lie; attacks copy them."""
+    """Where the sound files lie, which attacks copy; and what `parity` found of the portable bundle."""
 
     folder: Path
+    report: Any = None
 
     @property
     def checkpoint(self) -> Path:
@@ -41,8 +43,7 @@ def make_sound(folder: Path) -> Sound:
     """Export and measure in child processes: this one must start no thread, since it forks."""
     sound = Sound(folder)
     in_child(lambda: _export(sound))
-    in_child(lambda: _report(sound))
-    return sound
+    return replace(sound, report=in_child(lambda: _report(sound)))
 
 
 def _export(sound: Sound) -> None:
@@ -60,12 +61,19 @@ def _export(sound: Sound) -> None:
         txport.export(sound.checkpoint, sound.bundle(kind), target=target, precision=precision)
 
 
-def _report(sound: Sound) -> None:
-    from txport import cli
+def _report(sound: Sound) -> Any:
+    import torch
 
-    bundle, checkpoint = str(sound.bundle("portable")), str(sound.checkpoint)
-    cli.main(["parity", bundle, "--checkpoint", checkpoint, "--runtime", "ort", "--report", str(sound.parity_report)])
-    cli.main(["bench", bundle, "--runtime", "ort", "--rounds", "3", "--report", str(sound.bench_report)])
+    from txport import api, cli
+    from txport.bundles.bundle import load_bundle
+    from txport.cli.textio import write_json
+
+    torch.set_num_threads(1)
+    bundle = sound.bundle("portable")
+    report = api.parity(load_bundle(bundle), sound.checkpoint, {"ort": "cpu"})
+    write_json(sound.parity_report, report.to_dict())
+    cli.main(["bench", str(bundle), "--runtime", "ort", "--rounds", "3", "--report", str(sound.bench_report)])
+    return report
 
 
 def copy_tree(source: Path, to: Path) -> Path:

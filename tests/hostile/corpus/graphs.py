@@ -182,6 +182,12 @@ def _negative(model: onnx.ModelProto) -> None:
     weight.dims[0] = -1
 
 
+def _left_out(model: onnx.ModelProto) -> None:
+    """An operator that takes any number of inputs, of which one has no name."""
+    takes_many = [node for kind in ("Max", "Concat", "Add") for node in model.graph.node if node.op_type == kind]
+    takes_many[0].input[1] = ""
+
+
 def _rename_made(model: onnx.ModelProto) -> str:
     """Call what makes the first output `small`; -> the name of that output, which is free now."""
     name: str = model.graph.output[0].name
@@ -236,6 +242,7 @@ FALSE: dict[str, Edit] = {
     "of a future opset": _next_opset,
     "in a circle": _cycle,
     "without nodes": _no_nodes,
+    "with an input that is left out": _left_out,
     "with a misshapen weight": _misshapen,
     "with a weight of 4 TiB": _vast,
     "with a weight of negative size": _negative,
