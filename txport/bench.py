@@ -272,7 +272,7 @@ def read_report(path: Path) -> dict[str, Any]:
         report = read_json(path)
         regressions(report, report, 0.0)  # reads all that is compared
     except DocumentError as error:
-        raise TextError(str(error)) from error
+        raise TextError(f"{error}; give a report of `txport bench --report`") from error
     except (AttributeError, ArithmeticError, StopIteration, ValueError, KeyError, TypeError) as error:
         raise TextError(f"{path} is not a report of `txport bench`") from error
     return report

@@ -161,6 +161,14 @@ def test_a_graph_has_the_opset_of_its_manifest(copied: Path) -> None:
         edit_graph(copied, ENCODER, newer)
 
 
+def test_a_node_has_all_its_inputs(copied: Path) -> None:
+    def leave_out(model: Any) -> None:
+        model.graph.node.add(op_type="Max", input=["", "input_ids"], output=["most"])
+
+    with pytest.raises(BundleError, match="leaves out an input of Max, which needs them all"):
+        edit_graph(copied, ENCODER, leave_out)
+
+
 def test_a_bundle_of_links_is_as_good(fused: Bundle, tmp_path: Path, checkpoint: Path) -> None:
     """As Hugging Face's cache holds it: each file is a link into a store of blobs, named by their hashes."""
     store, linked = tmp_path / "blobs", tmp_path / "snapshot"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -20,11 +21,12 @@ MESSAGES: dict[str, dict[int, str]] = {
     "training": {1: "graph", 2: "graph"},
     "function": {7: "node", 11: "attribute"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "node": {4: "operator", 5: "attribute"},
+    "node": {1: "input", 4: "operator", 5: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "entry"},
 }
+OPERATOR, INPUT = "operator", "input"
 KEY, VALUE = 1, 2  # of an entry
 DOMAIN, VERSION = 1, 2  # of an opset
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
@@ -41,6 +43,7 @@ class Outline(NamedTuple):
     files: frozenset[str]
     operators: frozenset[str]
     opsets: frozenset[tuple[str, int]]
+    gaps: frozenset[str]  # operators of nodes that leave an input out
 
 
 def read_outline(path: Path) -> Outline:
@@ -52,13 +55,13 @@ def read_outline(path: Path) -> Outline:
     if path.stat().st_size == 0:
         raise BundleError(f"{path.name} is not an ONNX file: it is empty")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        found: dict[str, set[Any]] = {"location": set(), "operator": set(), "opset": set()}
+        found: dict[str, set[Any]] = {kind: set() for kind in ("location", OPERATOR, "opset", "gap")}
         try:
             for kind, name in _names(content):
                 found[kind].add(name)
         except ValueError as error:
             raise BundleError(f"{path.name} is not an ONNX file: {error}") from error
-    return Outline(*(frozenset(found[kind]) for kind in ("location", "operator", "opset")))
+    return Outline(*(frozenset(found[kind]) for kind in ("location", OPERATOR, "opset", "gap")))
 
 
 def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
@@ -68,10 +71,11 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
         message, start, end, depth = pending.pop()
         if depth > DEEPEST:
             raise ValueError(f"its messages are more than {DEEPEST} deep")
+        given = {OPERATOR: "", INPUT: "whole"}
         for number, first, last in _fields(content, start, end):
             inner = MESSAGES[message].get(number)
-            if inner == "operator":
-                yield inner, content[first:last].decode()
+            if inner in (OPERATOR, INPUT):
+                given[inner] = content[first:last].decode() if inner == OPERATOR or first == last else given[inner]
             elif inner == "opset":
                 opset = dict(_values(content, first, last))
                 yield inner, (opset.get(DOMAIN, b"").decode(), opset.get(VERSION, 0))
@@ -81,6 +85,10 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
                     yield "location", entry.get(VALUE, b"").decode()
             elif inner:
                 pending.append((inner, first, last, depth + 1))
+        if message == "node":
+            yield OPERATOR, given[OPERATOR]
+            if not given[INPUT]:
+                yield "gap", given[OPERATOR]
 
 
 def _fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -153,6 +161,7 @@ def read_ir(path: Path) -> ir.Model:
     """
     import onnx_ir
 
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of what is found to be wrong anyway
     try:
         if any((path.parent / name).is_symlink() for name in read_outline(path).files):
             return onnx_ir.from_proto(read_model(path))

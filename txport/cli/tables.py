@@ -165,7 +165,7 @@ def _port(port: Port) -> tuple[str, str, str]:
 
 
 def _short(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _operators(bundle: Bundle, role: str) -> str:

@@ -41,7 +41,7 @@ def read_baseline(path: Path) -> Json:
         if known == FORMAT:
             drift(report, report)  # reads all that is compared
     except DocumentError as error:
-        raise TextError(str(error)) from error
+        raise TextError(f"{error}; give a report of `txport parity --report`") from error
     except (AttributeError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise TextError(f"{path} is not a report of `txport parity --report`") from error
     if known != FORMAT:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from txport.proof.markdown import line, plain
 from txport.proof.matrix import Cell, Matrix
+from txport.system.terminal import one_line
 
 COLUMNS = (
     "target",
@@ -110,9 +111,9 @@ def page(matrix: Matrix) -> str:
     )
     head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
     texts = {"title": title(matrix), "summary": summary(matrix), "about": about(matrix)}
-    return PAGE.format(head=head, body=body, **{name: html.escape(text) for name, text in texts.items()})
+    return PAGE.format(head=head, body=body, **{name: html.escape(one_line(text)) for name, text in texts.items()})
 
 
 def _cell(number: int, text: str, cell: Cell) -> str:
     kind = f' class="{cell.verdict.split()[0]}"' if number == VERDICT else ""
-    return f"<td{kind}>{html.escape(text)}</td>"
+    return f"<td{kind}>{html.escape(one_line(text))}</td>"

@@ -12,4 +12,6 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime as ort
 
+ort.set_default_logger_severity(4)  # what fails is raised; a log between our lines helps nobody
+
 __all__ = ["ort"]
