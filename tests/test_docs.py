@@ -36,10 +36,32 @@ def test_the_page_of_the_command_line_is_what_the_commands_print() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(), "run `python -m docs.cli`"
 
 
-@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8"))
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+
+
+def test_sizes_on_the_page_about_trust_are_those_of_the_code() -> None:
+    from txport.bundles import reading
+    from txport.models import config, names, tokenizer
+    from txport.system import arrays, documents
+
+    limits = {
+        "txport.json": reading.LARGEST,
+        "golden.npz": arrays.LARGEST,
+        "tokenizer.json": tokenizer.LARGEST,
+        "config.json": config.LARGEST_FILE,
+        "samples.txt": names.LARGEST_SAMPLES,
+        "reports": documents.LARGEST,
+    }
+    text = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
+    for name, limit in limits.items():
+        row = next(line for line in text.splitlines() if line.startswith((f"| `{name}`", f"| {name} ")))
+        assert row.endswith(f"| {limit >> 20} MB |"), name
 
 
 def test_the_workflow_on_the_page_about_parity_can_run() -> None:
