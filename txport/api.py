@@ -21,16 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import runtimes
+from txport.arguments import listed, many, paired, require_batch_size, require_many, require_unknown, token_ids
 from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
 from txport.release import Say, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
-from txport.search.batching import MOST, in_batches
+from txport.search.batching import in_batches
 from txport.search.continuous import Hall, Request
 from txport.search.generate import Ids, Steps, generate, require_fit, search
-from txport.search.options import LONGEST_ID, Alignment, Found, SearchOptions, require_length_penalty
+from txport.search.options import Alignment, Found, SearchOptions, require_length_penalty
 from txport.search.scoring import logits, score
 from txport.system.numbers import switch, whole
 
@@ -38,7 +39,6 @@ __all__ = ["Generated", "Hypothesis", "Model", "export", "load", "load_checkpoin
 
 BATCH_SIZE = 32
 UNFINISHED = "\ufffd"  # what a decoder shows of a character whose other bytes are still to come
-Text = TypeVar("Text")
 Item = TypeVar("Item")
 
 
@@ -106,9 +106,9 @@ class Model:
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """
-        _require_batch_size(batch_size, batch_tokens)
-        _require_unknown(unknown)
-        begin = [self._begin(prefix) for prefix in _listed("prefixes", _many("prefixes", prefixes))]
+        require_batch_size(batch_size, batch_tokens)
+        require_unknown(unknown)
+        begin = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
         chosen = self._options(options, begin)
         self._require_continuous(continuous, batch_tokens)
 
@@ -117,8 +117,8 @@ class Model:
             found = iter(self._find(requests, chosen, batch_size if continuous else None) if requests else ())
             return [self._result(text, next(found) if source else []) for text, source, _ in batch]
 
-        texts = _many("texts", texts)
-        pairs = zip(texts, repeat(begin[0])) if isinstance(prefixes, str) else _paired(texts, begin, "prefixes")
+        texts = many("texts", texts)
+        pairs = zip(texts, repeat(begin[0])) if isinstance(prefixes, str) else paired(texts, begin, "prefixes")
         encoded = ((text, self._encode_known(text, unknown), prefix) for text, prefix in pairs)
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
         return in_batches(encoded, work, batch_size, size, self.workers, batch_tokens, continuous)
@@ -128,7 +128,7 @@ class Model:
 
         In beam search that is what all beams begin with. Leaving the loop, or closing the iterator, ends the search.
         """
-        _require_unknown(unknown)
+        require_unknown(unknown)
         begin = self._begin(prefix)
         chosen = self._options(options, [begin])
         if chosen.nbest > 1:
@@ -152,9 +152,9 @@ class Model:
 
         Raises `TextError` for a source that is empty, too long, or has ids outside the vocabulary.
         """
-        _require_batch_size(batch_size, batch_tokens)
-        begin = None if prefixes is None else [_ids("a prefix", each) for each in _listed("prefixes", prefixes)]
-        _require_many("sources", sources)
+        require_batch_size(batch_size, batch_tokens)
+        begin = None if prefixes is None else [token_ids("a prefix", each) for each in listed("prefixes", prefixes)]
+        require_many("sources", sources)
         chosen = self._options(options, begin or [])
         self._require_continuous(continuous, batch_tokens)
 
@@ -162,7 +162,7 @@ class Model:
             return self._find(batch, chosen, batch_size if continuous else None)
 
         pairs: Iterable[Request]
-        pairs = zip(sources, repeat(())) if begin is None else _paired(sources, begin, "prefixes")
+        pairs = zip(sources, repeat(())) if begin is None else paired(sources, begin, "prefixes")
         checked: Iterable[Request] = ((self._checked(source), prefix) for source, prefix in pairs)
         size: Callable[[Request], int] = lambda pair: len(pair[0])  # noqa: E731
         return list(in_batches(checked, work, batch_size, size, self.workers, batch_tokens, continuous))
@@ -203,8 +203,8 @@ class Model:
         unknown: Unknown,
         how: Callable[..., list[Item]],
     ) -> Iterator[Item]:
-        _require_batch_size(batch_size)
-        _require_unknown(unknown)
+        require_batch_size(batch_size)
+        require_unknown(unknown)
 
         def work(batch: list[tuple[list[int], list[int]]]) -> list[Item]:
             sources, wanted = zip(*batch, strict=True)
@@ -212,7 +212,7 @@ class Model:
 
         encoded = (
             (self.encode(text, unknown), [*self._begin(target, "a target"), self.config.eos_id])
-            for text, target in _paired(_many("texts", texts), _many("targets", targets), "targets")
+            for text, target in paired(many("texts", texts), many("targets", targets), "targets")
         )
         return in_batches(encoded, work, batch_size, length=lambda pair: len(pair[1]), workers=self.workers)
 
@@ -265,7 +265,7 @@ class Model:
         return self.tokenizer.ids(text)
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
-        source, longest, size = _ids("a source", tokens), self.config.max_length, self.config.source_vocab_size
+        source, longest, size = token_ids("a source", tokens), self.config.max_length, self.config.source_vocab_size
         if not 1 <= len(source) <= longest:
             raise TextError(f"a source must have 1 to {longest} tokens, got {len(source)}")
         if not 0 <= min(source) <= max(source) < size:
@@ -282,44 +282,6 @@ class Model:
         return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
 
 
-def _many(name: str, texts: str | Iterable[str]) -> Iterable[str]:
-    """One text is no iterable of letters."""
-    if isinstance(texts, str):
-        return [texts]
-    _require_many(name, texts)
-    return texts
-
-
-def _require_many(name: str, values: Any) -> None:
-    if isinstance(values, bytes) or not isinstance(values, Iterable):
-        raise TextError(f"{name} must be a list or what can be read like one, got {quoted(values)}")
-
-
-def _listed(name: str, values: Iterable[Item]) -> list[Item]:
-    _require_many(name, values)
-    return list(values)
-
-
-def _ids(what: str, tokens: Any) -> list[int]:
-    """Token ids of any kind of sequence, as ints."""
-    try:
-        return [whole("a token id", token, most=LONGEST_ID) for token in tokens]
-    except (TypeError, UnsupportedError):
-        raise TextError(f"{what} must be a list of whole numbers, got {quoted(tokens)}") from None
-
-
-def _paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator[tuple[Text, Item]]:
-    following = iter(others)
-    for number, text in enumerate(texts, 1):
-        try:
-            other = next(following)
-        except StopIteration:
-            raise TextError(f"there are fewer {what} than texts: none for text {number}") from None
-        yield text, other
-    if next(following, None) is not None:
-        raise TextError(f"there are more {what} than texts")
-
-
 def _grow(steps: Steps, tokenizer: Tokenizer) -> Iterator[str]:
     output = ""
     with contextlib.closing(steps):
@@ -334,17 +296,6 @@ def _grow(steps: Steps, tokenizer: Tokenizer) -> Iterator[str]:
             if certain != output and certain.startswith(output):
                 output = certain
                 yield output
-
-
-def _require_unknown(unknown: str) -> None:
-    if not isinstance(unknown, str) or unknown not in ("error", "skip"):
-        raise UnsupportedError(f"unknown must be 'error' or 'skip', got {quoted(unknown)}")
-
-
-def _require_batch_size(batch_size: int, batch_tokens: int | None = None) -> None:
-    whole("batch_size", batch_size, 1, MOST)
-    if batch_tokens is not None:
-        whole("batch_tokens", batch_tokens, 1)
 
 
 def load(

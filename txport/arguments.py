@@ -1,0 +1,68 @@
+"""What callers of the Python API give, one by one or one a text, taken or refused in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from txport.errors import TextError, UnsupportedError, quoted
+from txport.search.batching import MOST
+from txport.search.options import LONGEST_ID
+from txport.system.numbers import whole
+
+Text = TypeVar("Text")
+Item = TypeVar("Item")
+
+
+def many(name: str, texts: str | Iterable[str]) -> Iterable[str]:
+    """One text is no iterable of letters."""
+    if isinstance(texts, str):
+        return [texts]
+    require_many(name, texts)
+    return texts
+
+
+def require_many(name: str, values: Any) -> None:
+    """Raise `TextError` for what can't be read one by one."""
+    if isinstance(values, bytes) or not isinstance(values, Iterable):
+        raise TextError(f"{name} must be a list or what can be read like one, got {quoted(values)}")
+
+
+def listed(name: str, values: Iterable[Item]) -> list[Item]:
+    """All of what can be read one by one."""
+    require_many(name, values)
+    return list(values)
+
+
+def token_ids(what: str, tokens: Any) -> list[int]:
+    """Token ids of any kind of sequence, as ints."""
+    try:
+        return [whole("a token id", token, most=LONGEST_ID) for token in tokens]
+    except (TypeError, UnsupportedError):
+        raise TextError(f"{what} must be a list of whole numbers, got {quoted(tokens)}") from None
+
+
+def paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator[tuple[Text, Item]]:
+    """Each text with its own; `TextError` if there are fewer or more of these."""
+    following = iter(others)
+    for number, text in enumerate(texts, 1):
+        try:
+            other = next(following)
+        except StopIteration:
+            raise TextError(f"there are fewer {what} than texts: none for text {number}") from None
+        yield text, other
+    if next(following, None) is not None:
+        raise TextError(f"there are more {what} than texts")
+
+
+def require_unknown(unknown: str) -> None:
+    """Raise `UnsupportedError` for a word that does not say what to do with unknown characters."""
+    if not isinstance(unknown, str) or unknown not in ("error", "skip"):
+        raise UnsupportedError(f"unknown must be 'error' or 'skip', got {quoted(unknown)}")
+
+
+def require_batch_size(batch_size: int, batch_tokens: int | None = None) -> None:
+    """Raise `UnsupportedError` for sizes that no batch can have."""
+    whole("batch_size", batch_size, 1, MOST)
+    if batch_tokens is not None:
+        whole("batch_tokens", batch_tokens, 1)
