@@ -174,6 +174,22 @@ def test_threads(bundle: Bundle) -> None:
         runtimes.load("reference", bundle, threads=2)
 
 
+def test_threads_give_way_to_other_processes(bundle: Bundle) -> None:
+    """One that stays awake from step to step is put to sleep in the middle of its work where the machine is busy."""
+    for session in sessions.start_sessions(bundle, "cpu", 2, spinning=DECODER).values():
+        options = session.get_session_options()
+        assert int(options.get_session_config_entry("session.intra_op.spin_duration_us")) <= 20
+
+
+def test_more_threads_than_are_of_use_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "cores", lambda: 8)
+    assert runtimes.load("ort", bundle, threads=32)
+    with pytest.raises(UnsupportedError, match="threads must not exceed 32 on 8 cores, got 33"):
+        runtimes.load("ort", bundle, threads=33)
+    with pytest.raises(UnsupportedError, match="threads must not exceed 32 on 8 cores, got 33"):
+        runtimes.load_torch(load_checkpoint("preset:tiny"), threads=33)
+
+
 def test_unknown_names(bundle: Bundle) -> None:
     with pytest.raises(UnsupportedError, match="unknown runtime 'tvm'; there are ort, reference, torch"):
         runtimes.load("tvm", bundle)

@@ -38,7 +38,8 @@ MASKED = -3e38  # MultiHeadAttention's own -10000 would let padding through wher
 def require_fusable(config: TransformerConfig) -> None:
     """Raise `UnsupportedError` for a model that the fused operators can't compute."""
     if config.head_size % HEAD_SIZE_STEP:
-        need = f"a head size that is a multiple of {HEAD_SIZE_STEP}, this model's is {config.head_size}"
+        sizes = f"this model's is {config.head_size} (d_model {config.d_model} / heads {config.heads})"
+        need = f"a head size that is a multiple of {HEAD_SIZE_STEP}, {sizes}"
         raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
 
 

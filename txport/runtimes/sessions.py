@@ -21,7 +21,9 @@ from txport.runtimes.onnx_runtime import ort
 from txport.runtimes.providers import CPU, full_name, provider_options
 from txport.system.machine import is_out_of_memory
 
-SPIN = "200"  # microseconds: longer than the search takes between two steps, far shorter than a run
+# Microseconds that a thread stays awake for more to do: from one operator to the next, but not from step to step. A
+# thread that keeps a core from another process is put to sleep in turn, in the middle of its work, and all wait for it.
+SPIN = "10"
 
 KINDS = {"float": "float32", "double": "float64"}  # ONNX's names of types that NumPy calls otherwise
 
