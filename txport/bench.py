@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import multiprocessing
 import platform
 import signal
@@ -299,4 +300,6 @@ def _cost(report: dict[str, Any], name: str, phase: str) -> float:
     figures = report["runtimes"]
     first = next(iter(figures))
     cost: float = figures[name][phase]["median"] / (figures[first][phase]["median"] if len(figures) > 1 else 1)
+    if not 0 < cost < math.inf:
+        raise ValueError(f"{phase} of {name} is {cost}, expected more than nothing")
     return 1 / cost if phase in MORE_IS_BETTER else cost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -60,7 +61,7 @@ def _choose(document: list[Any], rng: random.Random) -> tuple[Any, Any]:
 
 
 def _replace(holder: Any, key: Any, rng: random.Random) -> None:
-    holder[key] = rng.choice(WRONG)
+    holder[key] = copy.deepcopy(rng.choice(WRONG))
 
 
 def _nudge(holder: Any, key: Any, rng: random.Random) -> None:
@@ -83,9 +84,9 @@ def _remove(holder: Any, key: Any, rng: random.Random) -> None:
 
 def _double(holder: Any, key: Any, rng: random.Random) -> None:
     if isinstance(holder, list):
-        holder.insert(key, holder[key])
+        holder.insert(key, copy.deepcopy(holder[key]))
     else:
-        holder[f"{key}{rng.choice(('', ' ', '.', '_', '/..'))}2"] = holder[key]
+        holder[f"{key}{rng.choice(('', ' ', '.', '_', '/..'))}2"] = copy.deepcopy(holder[key])
 
 
 def _exchange(holder: Any, key: Any, rng: random.Random) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from txport.bundles.ports import CONTRACTS, Graph
-from txport.errors import UnsupportedError
+from txport.errors import UnsupportedError, quoted
 from txport.models.config import TransformerConfig
 
 FORMAT = 5
@@ -34,10 +34,10 @@ def percent(share: float) -> str:
 def require_offer(target: str, precision: str) -> None:
     """Raise `UnsupportedError` unless there are bundles of this target in this precision."""
     if target not in OFFERED:
-        raise UnsupportedError(f"unknown target {target!r}; there are {', '.join(OFFERED)}")
+        raise UnsupportedError(f"unknown target {quoted(target)}; there are {', '.join(OFFERED)}")
     if precision not in OFFERED[target]:
         offers = "; ".join(f"{name}: {', '.join(each)}" for name, each in OFFERED.items())
-        raise UnsupportedError(f"there are no {target} bundles in {precision!r}, but of {offers}")
+        raise UnsupportedError(f"there are no {target} bundles in {quoted(precision)}, but of {offers}")
 
 
 @dataclass(frozen=True, kw_only=True)
