@@ -31,6 +31,7 @@ from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.search.batching import in_batches
 from txport.search.continuous import Hall, Request
 from txport.search.generate import Ids, Steps, generate, require_fit, search
+from txport.search.numbers import numbers_only
 from txport.search.options import Alignment, Found, SearchOptions, require_length_penalty
 from txport.search.scoring import logits, score
 from txport.system.numbers import switch, whole
@@ -79,6 +80,7 @@ class Model:
 
     def __init__(self, runtime: Runtime, tokenizer: Tokenizer, config: TransformerConfig, workers: int = 1) -> None:
         self.runtime, self.tokenizer, self.config, self.workers = runtime, tokenizer, config, workers
+        self._numbers = numbers_only(runtime)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
         """Generate for one text or many; the options are those of `stream`. -> one result a text, in order."""
@@ -135,7 +137,7 @@ class Model:
             raise UnsupportedError(f"only one hypothesis can be followed, got nbest {chosen.nbest}")
         if not (source := self._encode_known(text, unknown)):
             return iter([""])
-        steps = search(self.runtime, [source], self.config, chosen, [begin])
+        steps = search(self._numbers, [source], self.config, chosen, [begin])
         return _grow(steps, self.tokenizer)
 
     def search(
@@ -208,7 +210,7 @@ class Model:
 
         def work(batch: list[tuple[list[int], list[int]]]) -> list[Item]:
             sources, wanted = zip(*batch, strict=True)
-            return how(self.runtime, sources, wanted, self.config)
+            return how(self._numbers, sources, wanted, self.config)
 
         encoded = (
             (self.encode(text, unknown), [*self._begin(target, "a target"), self.config.eos_id])
@@ -224,10 +226,10 @@ class Model:
 
     def _find(self, requests: Sequence[Request], options: SearchOptions, places: int | None) -> list[list[Found]]:
         """Search one batch, or, with so many places, one after the other as places get free."""
-        if places is not None and isinstance(self.runtime, ContinuousRuntime):
-            return Hall(self.runtime, requests, self.config, options, places).run()
+        if places is not None and isinstance(self._numbers, ContinuousRuntime):
+            return Hall(self._numbers, requests, self.config, options, places).run()
         sources, prefixes = zip(*requests, strict=True)
-        return generate(self.runtime, sources, self.config, options, prefixes)
+        return generate(self._numbers, sources, self.config, options, prefixes)
 
     def _options(self, options: dict[str, Any], prefixes: Ids) -> SearchOptions:
         longest = self.config.max_length - max(map(len, prefixes), default=0)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,7 +130,8 @@ def test_no_interrupt_is_swallowed(trap: str, tmp_path: Path) -> None:
     (tmp_path / "interrupts_itself.py").write_text(slow)
     code = SWALLOWED.format(trap=TRAPS[trap].format(folder=str(tmp_path)))
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    own: dict[str, Any] = {"env": ENVIRONMENT, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, **own)
     assert (done.returncode, done.stderr) == (130, INTERRUPTED)
     assert (tmp_path / "whole").exists() == (trap == "an import"), "a package is imported whole"
 

@@ -46,7 +46,7 @@ DEFECTS: dict[str, Callable[[str], object]] = {
 
 def main(arguments: Iterable[str] | None = None) -> None:
     """In place of `txport.cli.main`."""
-    _, name, out = arguments
+    _, name, out = sys.argv[1:] if arguments is None else arguments
     DEFECTS[name](out)
 
 

@@ -68,7 +68,7 @@ RUN = command("run", "bundle", codes=[2])
         (2, "", "txport: KeyError('a')\n", {"message"}),
         (2, "", "txport: 'a'\n", {"message"}),
         (2, "", "txport: something is wrong\n", {"message"}),
-        (2, "", f"txport: '{'a' * 600}' is no bundle\n", {"message"}),
+        (2, "", f"txport: '{'a' * 1000}' is no bundle\n", {"message"}),
         (2, "", "no bundle 'a'\n", {"message"}),
         (2, "", "txport: '\x1b[31m' is no bundle\n", {"control characters"}),
         (2, "", "txport: '\u202e' is no bundle\n", {"control characters"}),

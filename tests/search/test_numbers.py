@@ -14,6 +14,7 @@ from txport.errors import RunError
 from txport.runtimes.base import Floats
 from txport.search.continuous import Hall
 from txport.search.generate import generate
+from txport.search.numbers import ContinuousNumbers, numbers_only
 from txport.search.options import SearchOptions
 from txport.search.scoring import score
 
@@ -27,11 +28,11 @@ def table(source: Tokens, prefix: Tokens) -> Floats:
 
 
 def one(options: SearchOptions) -> Any:
-    return generate(TableRuntime(table), [[5, 6]], CONFIG, options)
+    return generate(numbers_only(TableRuntime(table)), [[5, 6]], CONFIG, options)
 
 
 def continuous(options: SearchOptions) -> Any:
-    return Hall(SeatedRuntime(table, options.beams), [([5, 6], ())], CONFIG, options, 1).run()
+    return Hall(ContinuousNumbers(SeatedRuntime(table, options.beams)), [([5, 6], ())], CONFIG, options, 1).run()
 
 
 @pytest.mark.parametrize("how", [one, continuous])
@@ -43,4 +44,4 @@ def test_a_search_among_nan_ends(how: Callable[[SearchOptions], Any], changes: d
 
 def test_a_target_is_not_scored_by_nan() -> None:
     with pytest.raises(RunError, match="the model's scores are NaN"):
-        score(TableRuntime(table), [[5, 6]], [[7, 8, 9, CONFIG.eos_id]], CONFIG)
+        score(numbers_only(TableRuntime(table)), [[5, 6]], [[7, 8, 9, CONFIG.eos_id]], CONFIG)

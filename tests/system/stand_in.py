@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from txport.cli import guard
 from txport.system import files
 
 Step = Callable[[Path], object]
@@ -114,7 +113,7 @@ def _run_child(world: Path, step: Step, meter: Meter, writing: int) -> None:
     write, code, error = os.write, 1, ""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, guard._interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         os.environ.update(TMPDIR=str(world / "tmp"), XDG_CACHE_HOME=str(world / "place" / "cache"))
         tempfile.tempdir = None
         os.chdir(world / "here")

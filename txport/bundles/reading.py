@@ -9,8 +9,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-import numpy as np
-
 from txport.bundles.graphs import contained
 from txport.bundles.manifest import FORMAT, MANIFEST, Manifest, is_quantised, require_offer
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
@@ -35,7 +33,7 @@ CHECKPOINT_VALUES = {"name": str, "sha256": str}
 MENDED_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "bytes_before": int}
 FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
-SHARED_TYPES = ("float32", "float16", "uint8", "int8", "int32", "int64")
+BYTES = {"float32": 4, "float16": 2, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}  # of a number, by NumPy's name
 FEWEST_BITS = 4  # of a weight
 
 
@@ -100,10 +98,9 @@ def _check_shared(name: str, entry: Any, files: Mapping[str, Any]) -> None:
     """A weight of several graphs must lie whole in a file that is listed, where its type can start."""
     _check_types(entry, SHARED_VALUES)
     dims, dtype, offset = entry["dims"], entry["dtype"], entry["offset"]
-    if dtype not in SHARED_TYPES or not all(type(dim) is int and dim >= 0 for dim in dims):
+    if dtype not in BYTES or not all(type(dim) is int and dim >= 0 for dim in dims):
         raise ValueError(f"{quoted(name)} can't be of type {quoted(dtype)} with dims {quoted(dims)}")
-    size = np.dtype(dtype).itemsize
-    if offset % size or offset + math.prod(dims) * size > files[entry["file"]]["bytes"]:
+    if offset % BYTES[dtype] or offset + math.prod(dims) * BYTES[dtype] > files[entry["file"]]["bytes"]:
         raise ValueError(f"{quoted(name)} does not lie in {quoted(entry['file'])} at {quoted(offset)}")
 
 
@@ -129,6 +126,6 @@ def _check_graphs(manifest: Manifest, graphs: Any) -> None:
 
 def least_bytes(manifest: Manifest) -> int:
     """How many bytes the files of a bundle have at least: those of all weights and tables of positions."""
-    config, width = manifest.config, np.dtype(manifest.dtype).itemsize
+    config, width = manifest.config, BYTES[manifest.dtype]
     bits = FEWEST_BITS if is_quantised(manifest.target, manifest.precision) else 8 * width
     return config.parameters * bits // 8 + (config.memory // 4 - config.parameters) * width // 2

@@ -25,6 +25,7 @@ from txport.bundles.ports import (
     past,
     present,
 )
+from txport.errors import RunError
 from txport.runtimes.base import GraphPorts, Ints, Scores, scores
 
 T = TypeVar("T")
@@ -101,11 +102,14 @@ class PortableRuntime(Generic[T]):
         fetched = self._becomes if state.length == 0 else self._grows
         inputs = {INPUT_IDS: self._engine.from_numpy(tokens[:, None]), **state.tensors}
         results = self._engine.run(DECODER, inputs, [LOGITS, *fetched, *([self._attention] if align else [])])
-        logits = self._engine.to_numpy(results[LOGITS])[:, -1].astype(np.float32, copy=False)  # (R, V)
+        wanted = (len(tokens), 1, self._manifest.config.target_vocab_size)
+        logits = self._fetch(LOGITS, results, wanted)[:, -1].astype(np.float32, copy=False)  # (R, V)
         tensors = {**state.tensors, **{name: results[output] for output, name in fetched.items()}}
         found = scores(logits, top, normalise)
         if align:
-            looks = self._engine.to_numpy(results[self._attention])[:, :, -1]  # (R, N, S)
+            source = state.tensors[ENCODER_ATTENTION_MASK]
+            dims = (len(tokens), self._manifest.config.heads, 1, self._engine.to_numpy(source).shape[1])
+            looks = self._fetch(self._attention, results, dims)[:, :, -1]  # (R, N, S)
             found = found._replace(attention=looks.mean(1, dtype=np.float32))
         return found, replace(state, tensors=tensors, length=state.length + 1)
 
@@ -129,6 +133,14 @@ class PortableRuntime(Generic[T]):
     def placement(self) -> dict[str, dict[str, int]]:
         """See `GraphRuntime.placement`."""
         return self._engine.placement()
+
+    def _fetch(self, name: str, results: dict[str, T], dims: tuple[int, ...]) -> NDArray[Any]:
+        """An output of the decoder; `RunError` where it has other dims than its port says."""
+        array = self._engine.to_numpy(results[name])
+        if array.shape != dims:
+            what = f"{name} of shape {array.shape}, expected {dims}"
+            raise RunError(f"the decoder graph gives {what}; the bundle is damaged, and `txport verify` says where")
+        return array
 
     def _fill_up(self, source: Ints) -> Ints:
         """Padded until nothing is left, so that no row is summed otherwise for the length of others."""

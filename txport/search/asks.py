@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
-import numpy as np
-
-from txport.errors import RunError
 from txport.runtimes.base import Ints, Scores
 from txport.search.options import Found
 
@@ -39,14 +36,6 @@ class Tell(NamedTuple):
     """Nothing is asked: this is how far it is."""
 
     certain: Certain
-
-
-def heard(found: Scores) -> Scores:
-    """The scores of a step; `RunError` where one is NaN: the weights of a model may have been damaged by training."""
-    if np.isnan(found.values).any():
-        mend = "look for NaN or infinity in its weights, and at the size of its activations in this precision"
-        raise RunError(f"the model's scores are NaN; {mend}")
-    return found
 
 
 Ask = Step | Select | Room | Tell

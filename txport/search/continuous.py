@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import ContinuousRuntime, Ints, Scores, State
 from txport.runtimes.slots import spread
-from txport.search.asks import Search, Select, Step, heard
+from txport.search.asks import Search, Select, Step
 from txport.search.generate import encode, longest_target, plan
 from txport.search.options import Found, SearchOptions
 
@@ -96,7 +96,7 @@ class Hall:
         top = max(tops) if tops else None  # all ask alike, but for how many
         found, self._state = self._runtime.step(tokens, self._state, top=top, normalise=one.normalise, align=one.align)
         for cohort, step in steps:
-            self._answer(cohort, heard(part(found, cohort.rows, step.top)))
+            self._answer(cohort, part(found, cohort.rows, step.top))
         self._cohorts = [cohort for cohort in self._cohorts if cohort.step is not None]
 
     def _answer(self, cohort: Cohort, found: Scores | None) -> None:

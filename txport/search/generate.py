@@ -13,7 +13,7 @@ from txport.errors import UnsupportedError
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import ContinuousRuntime, Ints, Runtime, State
 from txport.search.alignment import fit
-from txport.search.asks import Certain, Room, Search, Select, Step, Tell, heard
+from txport.search.asks import Certain, Room, Search, Select, Step, Tell
 from txport.search.beams import Beams
 from txport.search.constraints import Constraints
 from txport.search.groups import Groups
@@ -64,7 +64,6 @@ def carry_out(asks: Search, runtime: Runtime, sources: Ids, config: TransformerC
         found = None
         if isinstance(ask, Step):
             found, state = runtime.step(ask.tokens, state, top=ask.top, normalise=ask.normalise, align=ask.align)
-            found = heard(found)
         elif isinstance(ask, Select):
             state = runtime.select(state, ask.rows)
         elif isinstance(ask, Room):

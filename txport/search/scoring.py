@@ -12,7 +12,6 @@ import numpy as np
 from txport.errors import TextError
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import Floats, Ints, Runtime, log_softmax
-from txport.search.asks import heard
 from txport.search.generate import Ids, encode
 from txport.search.options import Found
 
@@ -57,7 +56,6 @@ def say(runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig)
         if place and len(kept := np.flatnonzero(lengths[rows] > place)) < len(rows):
             state, rows, last = runtime.select(state, kept), rows[kept], last[kept]
         scores, state = runtime.step(last, state)
-        heard(scores)
         last = wanted[rows, place]
         yield rows, last, scores.values
 

@@ -18,6 +18,7 @@ NO_MEMORY = (
     "failed to allocate",
     "can't start new thread",
     "not enough memory",
+    "could not determine the shape of object type 'torch.storage.untypedstorage'",  # a file that can't be mapped
 )
 
 

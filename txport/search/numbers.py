@@ -1,0 +1,55 @@
+"""A runtime whose scores are numbers: where a model says NaN, there is no best token, and no answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from txport.errors import RunError
+from txport.runtimes.base import ContinuousRuntime, Ints, Runtime, Scores, State
+
+MEND = "look for NaN or infinity in its weights, and at the size of its activations in this precision"
+
+
+def numbers_only(runtime: Runtime) -> Runtime:
+    """The same runtime, but `RunError` in a step that gives NaN; continuous if it is."""
+    return ContinuousNumbers(runtime) if isinstance(runtime, ContinuousRuntime) else Numbers(runtime)
+
+
+class Numbers:
+    """`Runtime` over a runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+        """See `Runtime.encode`."""
+        return self._runtime.encode(source, source_lengths, max_length=max_length)
+
+    def step(self, tokens: Ints, state: State, **how: Any) -> tuple[Scores, State]:
+        """See `Runtime.step`; what is said of a row that rests does not count."""
+        found, state = self._runtime.step(tokens, state, **how)
+        if np.isnan(found.values[tokens >= 0]).any():
+            raise RunError(f"the model's scores are NaN; {MEND}")
+        return found, state
+
+    def select(self, state: State, rows: Ints) -> State:
+        """See `Runtime.select`."""
+        return self._runtime.select(state, rows)
+
+
+class ContinuousNumbers(Numbers):
+    """`ContinuousRuntime` over a runtime that is one."""
+
+    def __init__(self, runtime: ContinuousRuntime) -> None:
+        super().__init__(runtime)
+        self._continuous = runtime
+
+    def admit(self, state: State, places: Ints, others: State, chosen: Ints) -> State:
+        """See `ContinuousRuntime.admit`."""
+        return self._continuous.admit(state, places, others, chosen)
+
+    def reserve(self, state: State, rows: int) -> State:
+        """See `ContinuousRuntime.reserve`."""
+        return self._continuous.reserve(state, rows)
