@@ -17,11 +17,11 @@ import txport
 from txport import api
 from txport.bundles.bundle import Bundle
 from txport.cli import cli
-from txport.errors import TextError, TxportError, UnsupportedError
+from txport.errors import TextError, TxportError, UnsupportedError, quoted
 from txport.search import batching
 from txport.search.options import SearchOptions
 from txport.system import machine
-from txport.system.numbers import number, shown, switch, whole
+from txport.system.numbers import number, switch, whole
 
 HUGE: list[Any] = [10**30, 10**5000]
 NO_NUMBER: list[Any] = ["1", b"1", [1], object(), 1 + 2j, np.array([1, 2]), True, np.True_]
@@ -73,7 +73,7 @@ BATCHES: dict[str, list[Any]] = {
 
 def cases(table: dict[str, list[Any]]) -> list[Any]:
     return [
-        pytest.param(name, value, id=f"{name}={shown(value)[:20]}")
+        pytest.param(name, value, id=f"{name}={quoted(value)[:20]}")
         for name, values in table.items()
         for value in values
     ]
@@ -117,12 +117,12 @@ def test_every_way_to_search_refuses_wrong_batches(name: str, value: Any, model:
         refuse(model.logits, "bad", "AA", **{name: value})
 
 
-@pytest.mark.parametrize("value", [*NO_REAL, 21], ids=lambda value: shown(value)[:20])
+@pytest.mark.parametrize("value", [*NO_REAL, 21], ids=lambda value: quoted(value)[:20])
 def test_scores_refuse_wrong_penalties(value: Any, model: txport.Model) -> None:
     refuse(model.score, "bad", "AA", length_penalty=value)
 
 
-@pytest.mark.parametrize("value", NO_TEXT, ids=shown)
+@pytest.mark.parametrize("value", NO_TEXT, ids=quoted)
 def test_what_is_no_text_is_refused(value: Any, model: txport.Model) -> None:
     for call in (model.generate, model.stream):
         refuse(call, value)
@@ -134,7 +134,7 @@ def test_what_is_no_text_is_refused(value: Any, model: txport.Model) -> None:
         refuse(call, "bad", value)
 
 
-@pytest.mark.parametrize("value", [3, "skipped", None, ["skip"], True], ids=shown)
+@pytest.mark.parametrize("value", [3, "skipped", None, ["skip"], True], ids=quoted)
 def test_unknown_characters_are_an_error_or_skipped(value: Any, model: txport.Model) -> None:
     for call in (model.generate, model.stream, model.follow):
         refuse(call, "bad", unknown=value)
@@ -142,7 +142,7 @@ def test_unknown_characters_are_an_error_or_skipped(value: Any, model: txport.Mo
         refuse(call, "bad", "AA", unknown=value)
 
 
-@pytest.mark.parametrize("value", [5, None, b"ab", "ab", [5], [None], *([each] for each in NO_TOKENS)], ids=shown)
+@pytest.mark.parametrize("value", [5, None, b"ab", "ab", [5], [None], *([each] for each in NO_TOKENS)], ids=quoted)
 def test_what_are_no_token_ids_is_refused(value: Any, model: txport.Model) -> None:
     refuse(model.search, value)
     if value is not None:

@@ -100,6 +100,7 @@ def record(
     more than `longest` tokens.
     """
     known = [tuple(source) for source in real][:REAL]
+    longest = min(longest, config.max_length)
     rng = np.random.default_rng(0)
     drawn = Draw(config, rng).sources(*(min(length, config.max_length) for length in DRAWN))
     sources = [*known, *map(tuple, drawn)]

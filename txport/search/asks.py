@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
 
 class Select(NamedTuple):
-    """Row i is to be the old row `rows[i]`; rows of one source stay side by side."""
+    """Row i is to be the old row `rows[i]`."""
 
     rows: Ints
 

@@ -171,7 +171,9 @@ def _given(token: int | None) -> tuple[int, ...]:
 
 def _problems(options: SearchOptions) -> Iterable[str]:
     """Why options make no sense, most basic first."""
-    yield from _out_of_range(options)
+    yield from _wrong_counts(options)
+    yield from _wrong_words(options)
+    yield from _wrong_numbers(options)
     defaults = {entry.name: entry.default for entry in SearchOptions.__dataclass_fields__.values()}
     changed = {name for name, default in defaults.items() if getattr(options, name) != default}
     if not options.do_sample:
@@ -208,7 +210,7 @@ def _single(sequences: Sequence[Sequence[int]]) -> list[int]:
     return [words[0] for words in sequences if len(words) == 1]
 
 
-def _out_of_range(options: SearchOptions) -> Iterable[str]:
+def _wrong_counts(options: SearchOptions) -> Iterable[str]:
     for name in ("max_new_tokens", "beams", "beam_groups", "nbest"):
         if getattr(options, name) < 1:
             yield f"{name} must be at least 1, got {getattr(options, name)}"
@@ -221,9 +223,24 @@ def _out_of_range(options: SearchOptions) -> Iterable[str]:
     if not 0 <= options.min_new_tokens <= options.max_new_tokens:
         limit = f"0 to max_new_tokens, {options.max_new_tokens}"
         yield f"min_new_tokens must lie in {limit}; got {options.min_new_tokens}"
+    if options.eos_token_id is not None and not tuple(options.eos_token_id):  # type: ignore[arg-type]
+        yield "eos_token_id must name at least one token"
+    if any(not len(words) for words in options.bad_words_ids):
+        yield "bad_words_ids must not hold an empty sequence"
+
+
+def _wrong_words(options: SearchOptions) -> Iterable[str]:
     early_stopping: Any = options.early_stopping
     if not isinstance(early_stopping, bool) and not _is_one(early_stopping, "never"):
         yield f"early_stopping must be True, False or 'never', got {quoted(early_stopping)}"
+    if options.alignment is not None and not _is_one(options.alignment, "soft", "hard"):
+        yield f"alignment must be 'soft' or 'hard', got {quoted(options.alignment)}"
+    processor: Any = options.logits_processor
+    if processor is not None and not callable(processor):
+        yield f"logits_processor must be a function of scores and tokens, got {quoted(processor)}"
+
+
+def _wrong_numbers(options: SearchOptions) -> Iterable[str]:
     if options.patience > MOST_PATIENT:
         yield f"patience must not exceed {MOST_PATIENT}, got {options.patience}"
     for name in ("diversity_penalty", "coverage_penalty"):
@@ -232,11 +249,6 @@ def _out_of_range(options: SearchOptions) -> Iterable[str]:
     for name in ("diversity_penalty", "coverage_penalty", "repetition_penalty"):
         if getattr(options, name) > GREATEST:
             yield f"{name} must not exceed {GREATEST:g}, got {getattr(options, name)}"
-    if options.alignment is not None and not _is_one(options.alignment, "soft", "hard"):
-        yield f"alignment must be 'soft' or 'hard', got {quoted(options.alignment)}"
-    processor: Any = options.logits_processor
-    if processor is not None and not callable(processor):
-        yield f"logits_processor must be a function of scores and tokens, got {quoted(processor)}"
     for name in ("patience", "temperature", "repetition_penalty"):
         if not 0 < getattr(options, name) < math.inf:
             yield f"{name} must be a positive number, got {getattr(options, name)}"
@@ -246,10 +258,6 @@ def _out_of_range(options: SearchOptions) -> Iterable[str]:
         yield f"top_p must lie above 0 and up to 1, got {options.top_p}"
     if not 0 <= options.min_p <= 1:
         yield f"min_p must lie in 0 to 1, got {options.min_p}"
-    if options.eos_token_id is not None and not tuple(options.eos_token_id):  # type: ignore[arg-type]
-        yield "eos_token_id must name at least one token"
-    if any(not len(words) for words in options.bad_words_ids):
-        yield "bad_words_ids must not hold an empty sequence"
 
 
 def _is_one(value: Any, *words: str) -> bool:
