@@ -85,7 +85,7 @@ def test_it_is_no_verdict_on_a_graph(bundle: Bundle, monkeypatch: pytest.MonkeyP
         raise RuntimeError("bad allocation")
 
     monkeypatch.setattr(ort, "InferenceSession", no_room)
-    with pytest.raises(MemoryError, match="does not fit: bad allocation"):
+    with pytest.raises(MemoryError, match=r"can't load .*: bad allocation"):
         runtimes.load("ort", bundle)
 
 

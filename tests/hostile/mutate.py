@@ -6,13 +6,26 @@ import copy
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command, mend_hashes, read_values, readers
+from tests.hostile.case import (
+    ABSENT,
+    BAD,
+    FAILED,
+    GOOD,
+    Case,
+    Command,
+    Place,
+    command,
+    mend_hashes,
+    read_values,
+    readers,
+)
 from tests.hostile.corpus import checkpoints, goldens, graphs, reports
 from tests.hostile.corpus.values import WRONG, spell
 from tests.hostile.sound import KINDS as BUNDLES
@@ -253,7 +266,7 @@ def _config(place: Place, rng: random.Random) -> list[Command]:
         _write(file, mutate_values(read_values(file), rng))
     else:
         file.write_bytes(mutate_bytes(file.read_bytes(), rng))
-    return _loaded(checkpoint, place)
+    return [replace(each, codes=each.codes | {ABSENT}) for each in _loaded(checkpoint, place)]
 
 
 def _loaded(checkpoint: Path, place: Place) -> list[Command]:

@@ -39,7 +39,7 @@ def continuous(options: SearchOptions) -> Any:
 @pytest.mark.parametrize("changes", [{}, {"beams": 3}, {"do_sample": True}, {"scores": False}], ids=str)
 def test_a_search_among_nan_ends(how: Callable[[SearchOptions], Any], changes: dict[str, Any]) -> None:
     with pytest.raises(RunError, match="the model's scores are NaN; look for NaN or infinity in its weights"):
-        how(SearchOptions(max_new_tokens=8, **changes))
+        how(SearchOptions(max_new_tokens=8, min_new_tokens=5, **changes))
 
 
 def test_a_target_is_not_scored_by_nan() -> None:

@@ -21,6 +21,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "tied": ("none", "target", "all"),
 }
 LARGEST = {"max_length": 1 << 20, "encoder_layers": 1024, "decoder_layers": 1024}
+LISTED = 10  # keys in an error
 MOST_MEMORY = 1 << 43  # bytes; no machine that runs one model has more
 LARGEST_FILE = 1 << 20  # bytes of a config.json
 
@@ -104,7 +105,9 @@ class TransformerConfig:
         required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
         missing = [f"key {name!r} is missing" for name in required if name not in values]
         if unknown or missing:
-            raise ConfigError("; ".join([*unknown, *missing]))
+            problems = [*missing, *unknown]
+            more = [f"and {len(problems) - LISTED} more"] if len(problems) > LISTED else []
+            raise ConfigError("; ".join([*problems[:LISTED], *more]))
         return cls(**values)
 
     @classmethod

@@ -234,6 +234,9 @@ def _unpack(arrays: Arrays, config: TransformerConfig) -> Golden:
             raise ValueError(f"{name} has {arrays[name].shape[1]} columns, expected {count}")
     if not 0 <= arrays["ids"].min() <= arrays["ids"].max() < config.target_vocab_size:
         raise ValueError("its likeliest tokens are not those of the model's vocabulary")
+    for name in ("largest", "rms", "noise"):
+        if not (0 <= arrays[name].min() <= arrays[name].max() <= np.finfo(np.float32).max):
+            raise ValueError(f"{name} holds what no logit can have")
     of_each: list[list[Any]] = [arrays[name].tolist() for name in ("largest", "rms", "noise", "steady")]
     scores = {search: arrays[f"{search}.scores"].tolist() for search in SEARCHES}
     if any(len(each) != len(sources) for each in (targets, *of_each, *tokens.values(), *scores.values())):
