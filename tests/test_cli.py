@@ -542,7 +542,7 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("bad --forced-bos-token CH --bad-words CH", "--bad-words must not forbid what --forced-bos-token says"),
         ("bad --bad-words ''", "txport: --bad-words must not hold an empty sequence"),
         ("bad --input {bundle}/config.json", "give TEXT or --input, not both"),
-        ("--input {tmp}/missing", "{tmp}/missing is missing or directory"),
+        ("--input {tmp}/missing", "{tmp}/missing can't be read: No such file or directory"),
         ("--input {tmp}", "{tmp} can't be read: Is a directory"),
         ("--input /dev/null", "/dev/null is empty; give at least one line of text"),
         ("--input {bundle}/onnx/encoder_model.onnx", "encoder_model.onnx, line "),
