@@ -82,7 +82,7 @@ def _from_cache(name: str, precision: str, say: Say) -> Bundle:
         try:
             return load_bundle(path)  # another process has made it meanwhile
         except BundleError:
-            say(f"exporting {name} to {path} (once; about half a minute)")
+            say(f"exporting {name} to {path} (once; some seconds)")
             clean(path.parent)
             remove(path)  # damaged, if it is there at all
         try:
@@ -110,7 +110,7 @@ def _alone(folder: Path, say: Say) -> Iterator[None]:
 def _key(name: str, precision: str) -> str:
     """A folder name that changes with the checkpoint and with the code that exports it."""
     code = hashlib.sha256()
-    for folder in (SHIPPED, SHIPPED.parent / "exporters", SHIPPED.parent / "proof"):
+    for folder in (SHIPPED, *(SHIPPED.parent / room for room in ("bundles", "exporters", "proof"))):
         for file in sorted(folder.glob("*.py")):
             code.update(file.read_bytes())
     return f"{name.replace(':', '-')}-portable-{precision}-{__version__}-{digest(name)[:8]}-{code.hexdigest()[:8]}"

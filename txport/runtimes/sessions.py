@@ -128,8 +128,13 @@ def _refused(file: Path, error: Exception) -> Exception:
 
 
 def session_ports(session: ort.InferenceSession) -> GraphPorts:
-    """The inputs and outputs of a session's graph."""
-    inputs, outputs = (tuple(map(_port, side)) for side in (session.get_inputs(), session.get_outputs()))
+    """The inputs and outputs of a session's graph; `BundleError` where a name is no text."""
+    try:
+        inputs, outputs = (tuple(map(_port, side)) for side in (session.get_inputs(), session.get_outputs()))
+    except UnicodeDecodeError as error:
+        raise BundleError(
+            f"a graph has an input or an output whose name is no text ({error}); export it again"
+        ) from error
     return inputs, outputs
 
 
