@@ -132,9 +132,7 @@ def session_ports(session: ort.InferenceSession) -> GraphPorts:
     try:
         inputs, outputs = (tuple(map(_port, side)) for side in (session.get_inputs(), session.get_outputs()))
     except UnicodeDecodeError as error:
-        raise BundleError(
-            f"a graph has an input or an output whose name is no text ({error}); export it again"
-        ) from error
+        raise BundleError(f"a graph has a port whose name is no text ({error}); export it again") from error
     return inputs, outputs
 
 
