@@ -261,3 +261,24 @@ def test_numbers_are_taken_as_they_are_or_refused(value: Any) -> None:
         else:
             with pytest.raises(UnsupportedError, match=r"^it must be [^\n]*$"):
                 take("it", value)
+
+
+@pytest.mark.parametrize("size", [np.int8(4), np.uint8(100), np.int64(2)], ids=repr)
+def test_numbers_of_numpy_are_numbers(size: Any, model: txport.Model) -> None:
+    texts = ["bad", "chief"] * 3
+    assert [each.input for each in model.generate(texts, batch_size=size)] == texts
+    kept = model.search([[5, 6, 2]], beams=2, early_stopping=np.True_)
+    assert kept == model.search([[5, 6, 2]], beams=2, early_stopping=True)
+
+
+@pytest.mark.parametrize("value", [np.array("bad"), np.array(3), 5])
+def test_what_can_not_be_read_one_by_one_is_refused(value: Any, model: txport.Model) -> None:
+    with pytest.raises(TextError, match="must be a list or what can be read like one"):
+        model.generate(value)
+
+
+def test_what_is_followed_can_be_closed(model: txport.Model) -> None:
+    for text in ("bad", "\u2603"):
+        steps = model.follow(text, unknown="skip")
+        next(steps)
+        steps.close()

@@ -13,7 +13,7 @@ import pytest
 
 from txport import bench
 from txport.bundles.bundle import Bundle
-from txport.errors import CheckpointError, UnavailableError, UnsupportedError
+from txport.errors import CheckpointError, UnsupportedError
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,7 +62,7 @@ def test_lengths_beyond_the_model_are_refused(bundle: Bundle) -> None:
 
 
 def test_a_runtime_that_fails_to_load_is_one_error(bundle: Bundle) -> None:
-    with pytest.raises(UnavailableError, match="runtime nonsense: UnsupportedError: unknown runtime 'nonsense'"):
+    with pytest.raises(UnsupportedError, match="runtime nonsense: unknown runtime 'nonsense'"):
         bench.run(bundle, None, ("nonsense",), bench.Protocol(source=4, tokens=4, rounds=3))
 
 
@@ -82,3 +82,19 @@ def test_the_gpu_record_needs_a_gpu() -> None:
     assert done.returncode == 3
     assert "CUDA" in done.stderr or "NVIDIA" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_errors_of_a_process_are_those_of_the_command(bundle: Bundle) -> None:
+    with pytest.raises(UnsupportedError, match="runtime reference: the reference runtime has one thread, got 2"):
+        bench.run(bundle, None, ["reference"], bench.Protocol(threads=2))
+    with pytest.raises(UnsupportedError, match="beams must not exceed the model's target vocabulary, 22; got 100"):
+        bench.run(bundle, None, ["ort"], bench.Protocol(beams=100))
+
+
+def test_what_was_not_measured_is_not_compared() -> None:
+    figures = {"median": 1.0, "q1": 1.0, "q3": 1.0}
+    phases = {phase: figures for phase in bench.UNITS if phase != "peak memory"}
+    report = {"protocol": {}, "runtimes": {"ort": phases}}
+    assert bench.regressions(report, report, 0.0) == []
+    measured = bench._figures([dict.fromkeys(bench.UNITS, 1.0)], {"load": 1.0, "peak memory": float("nan")})
+    assert "load" in measured

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import runtimes
-from txport.arguments import listed, many, paired, require_batch_size, require_many, require_unknown, token_ids
+from txport.arguments import listed, many, paired, require_many, require_unknown, sizes, token_ids
 from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
@@ -108,7 +108,7 @@ class Model:
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """
-        require_batch_size(batch_size, batch_tokens)
+        batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         require_unknown(unknown)
         begin = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
         chosen = self._options(options, begin)
@@ -125,7 +125,9 @@ class Model:
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
         return in_batches(encoded, work, batch_size, size, self.workers, batch_tokens, continuous)
 
-    def follow(self, text: str, *, prefix: str = "", unknown: Unknown = "error", **options: Any) -> Iterator[str]:
+    def follow(
+        self, text: str, *, prefix: str = "", unknown: Unknown = "error", **options: Any
+    ) -> Generator[str, None, None]:
         """One text, token by token: the output as far as it is certain, each time that it grows, and at last all of it.
 
         In beam search that is what all beams begin with. Leaving the loop, or closing the iterator, ends the search.
@@ -136,7 +138,7 @@ class Model:
         if chosen.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be followed, got nbest {chosen.nbest}")
         if not (source := self._encode_known(text, unknown)):
-            return iter([""])
+            return (each for each in [""])
         steps = search(self._numbers, [source], self.config, chosen, [begin])
         return _grow(steps, self.tokenizer)
 
@@ -154,7 +156,7 @@ class Model:
 
         Raises `TextError` for a source that is empty, too long, or has ids outside the vocabulary.
         """
-        require_batch_size(batch_size, batch_tokens)
+        batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         begin = None if prefixes is None else [token_ids("a prefix", each) for each in listed("prefixes", prefixes)]
         require_many("sources", sources)
         chosen = self._options(options, begin or [])
@@ -205,7 +207,7 @@ class Model:
         unknown: Unknown,
         how: Callable[..., list[Item]],
     ) -> Iterator[Item]:
-        require_batch_size(batch_size)
+        batch_size, _ = sizes(batch_size)
         require_unknown(unknown)
 
         def work(batch: list[tuple[list[int], list[int]]]) -> list[Item]:
@@ -284,7 +286,7 @@ class Model:
         return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
 
 
-def _grow(steps: Steps, tokenizer: Tokenizer) -> Iterator[str]:
+def _grow(steps: Steps, tokenizer: Tokenizer) -> Generator[str, None, None]:
     output = ""
     with contextlib.closing(steps):
         while True:
@@ -319,7 +321,8 @@ def load(
     The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship.
     """
     runtimes.require(runtime, provider)
-    runtimes.require_threads("workers", whole("workers", workers, 1))
+    workers = whole("workers", workers, 1)
+    runtimes.require_threads("workers", workers)
     runtimes.require_threads("threads", threads)
     threads = 1 if threads is None and workers > 1 else threads
     if checkpoint is not None and runtime != "torch":

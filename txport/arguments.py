@@ -24,8 +24,13 @@ def many(name: str, texts: str | Iterable[str]) -> Iterable[str]:
 
 def require_many(name: str, values: Any) -> None:
     """Raise `TextError` for what can't be read one by one."""
-    if isinstance(values, bytes) or not isinstance(values, Iterable):
-        raise TextError(f"{name} must be a list or what can be read like one, got {quoted(values)}")
+    try:
+        if isinstance(values, bytes):
+            raise TypeError
+        iter(values)
+    except TypeError:
+        what = "a list or what can be read like one"
+        raise TextError(f"{name} must be {what}, got {quoted(values)}") from None
 
 
 def listed(name: str, values: Iterable[Item]) -> list[Item]:
@@ -61,8 +66,8 @@ def require_unknown(unknown: str) -> None:
         raise UnsupportedError(f"unknown must be 'error' or 'skip', got {quoted(unknown)}")
 
 
-def require_batch_size(batch_size: int, batch_tokens: int | None = None) -> None:
-    """Raise `UnsupportedError` for sizes that no batch can have."""
-    whole("batch_size", batch_size, 1, MOST)
-    if batch_tokens is not None:
-        whole("batch_tokens", batch_tokens, 1)
+def sizes(batch_size: int, batch_tokens: int | None = None) -> tuple[int, int | None]:
+    """The sizes of a batch as ints; `UnsupportedError` for those that none can have."""
+    return whole("batch_size", batch_size, 1, MOST), None if batch_tokens is None else whole(
+        "batch_tokens", batch_tokens, 1
+    )

@@ -14,7 +14,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from txport import bandwidth, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.errors import TextError, UnavailableError, UnsupportedError
+from txport.errors import TextError, TxportError, UnavailableError, UnsupportedError, brief
 from txport.models.config import TransformerConfig
 from txport.models.names import digest, label
 from txport.release import Say, load_checkpoint, silent
@@ -71,6 +71,8 @@ def run(
     longest = bundle.manifest.config.max_length
     if max(protocol.source, protocol.tokens) > longest:
         raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {longest}")
+    if protocol.beams > (words := bundle.manifest.config.target_vocab_size):
+        raise UnsupportedError(f"beams must not exceed the model's target vocabulary, {words}; got {protocol.beams}")
     if checkpoint is not None:
         bundle.require_source(label(checkpoint), digest(checkpoint))
     arguments = (str(bundle.path), checkpoint, protocol)
@@ -132,7 +134,8 @@ class Worker:
         except (EOFError, BrokenPipeError) as error:
             raise UnavailableError(f"the process of {self._name} died; is there enough memory?") from error
         if "error" in answer:
-            raise UnavailableError(f"{self._name}: {answer['error']}")
+            kind, message = answer["error"]
+            raise kind(f"{self._name}: {message}")
         return answer
 
     def __exit__(self, *_: object) -> None:
@@ -187,8 +190,10 @@ def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protoc
     except (EOFError, BrokenPipeError):
         return
     except Exception as error:  # whatever it is, the user sees it in one line
+        is_ours = isinstance(error, TxportError)
+        told = (type(error), str(error)) if is_ours else (UnavailableError, f"{type(error).__name__}: {brief(error)}")
         with contextlib.suppress(BrokenPipeError):
-            pipe.send({"error": f"{type(error).__name__}: {error}"})
+            pipe.send({"error": told})
 
 
 def _read(pipe: Connection, size: int, threads: int | None) -> None:
@@ -255,7 +260,8 @@ def _round(runtime: Runtime, source: Ints, start: int, protocol: Protocol) -> tu
 
 def _figures(rounds: list[dict[str, float]], end: dict[str, float]) -> dict[str, dict[str, float]]:
     figures = {}
-    for phase in [phase for phase in {**UNITS, **BANDWIDTH} if phase in rounds[0] or phase in end]:
+    known = {phase for phase, value in end.items() if not isinstance(value, float) or not math.isnan(value)}
+    for phase in [phase for phase in {**UNITS, **BANDWIDTH} if phase in rounds[0] or phase in known]:
         values = [each[phase] for each in rounds] if phase in rounds[0] else [end[phase]]
         figures[phase] = quartiles(values)
     return figures
@@ -284,15 +290,20 @@ def regressions(old: dict[str, Any], new: dict[str, Any], allowed: float) -> lis
 
     With several runtimes, each is measured by its ratio to the first, which a busier machine changes little.
     """
-    if old["protocol"] != new["protocol"] or list(old["runtimes"]) != list(new["runtimes"]):
-        raise UnsupportedError("the older report has another protocol or other runtimes; measure both in the same way")
+    require_same(old, new["protocol"], new["runtimes"])
     lines = []
     for name in list(new["runtimes"])[1:] or list(new["runtimes"]):
-        for phase in UNITS:
+        for phase in (phase for phase in UNITS if phase in new["runtimes"][name]):
             before, after = _cost(old, name, phase), _cost(new, name, phase)
             if after > before * (1 + allowed / 100):
                 lines.append(f"{name}: {phase} is {100 * (after / before - 1):.0f} % worse, allowed are {allowed:g} %")
     return lines
+
+
+def require_same(old: dict[str, Any], protocol: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise `UnsupportedError` unless an older report was measured in the same way."""
+    if old["protocol"] != dict(protocol) or list(old["runtimes"]) != list(names):
+        raise UnsupportedError("the older report has another protocol or other runtimes; measure both in the same way")
 
 
 def _cost(report: dict[str, Any], name: str, phase: str) -> float:

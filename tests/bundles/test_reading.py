@@ -15,12 +15,13 @@ import pytest
 import txport
 import txport.api
 import txport.release
-from tests.tiny import edit_graph, reseal, tiny_config
+from tests.tiny import edit_graph, reseal, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import MANIFEST
 from txport.bundles.ports import DECODER, ENCODER
 from txport.bundles.reading import least_bytes, read_manifest
 from txport.errors import BundleError, ParityError, RunError
+from txport.models.checkpoint import save_checkpoint
 from txport.models.transformer import Transformer
 from txport.proof.verify import verify
 
@@ -94,7 +95,10 @@ def test_a_config_is_whole(copied: Path) -> None:
         load_bundle(copied)
 
 
-@pytest.mark.parametrize("sizes", [{"max_length": 200_000}, {"feed_forward": 10**6}, {"decoder_layers": 500}])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"max_length": 200_000}, {"target_vocab_size": 10**6, "source_vocab_size": 10**6}, {"d_model": 1 << 15}],
+)
 def test_files_that_are_too_small_for_the_config_are_refused(sizes: Json, copied: Path) -> None:
     manifest = read_manifest(copied)
     larger = replace(manifest, config=replace(manifest.config, **sizes)).to_dict()
@@ -167,6 +171,31 @@ def test_a_node_has_all_its_inputs(copied: Path) -> None:
 
     with pytest.raises(BundleError, match="leaves out an input of Max, which needs them all"):
         edit_graph(copied, ENCODER, leave_out)
+
+
+HIDDEN = {  # fields that ONNX Runtime's reader of protobuf takes for others than a plain reader does
+    "an opset whose domain is a number": b"\x42\x04\x08\x03\x10\x11",
+    "a field beyond all": b"\xba\x80\x80\x80\x10\x00",
+    "a field without a number": b"\x02\x00",
+    "a graph that is a number": b"\x38\x05",
+}
+
+
+@pytest.mark.parametrize("field", HIDDEN)
+def test_what_readers_take_for_different_things_is_refused(field: str, bundle: Bundle, copied: Path) -> None:
+    file = copied / bundle.manifest.graphs[ENCODER].file
+    file.write_bytes(file.read_bytes() + HIDDEN[field])
+    with pytest.raises(BundleError, match=r"encoder_model\.onnx is not an ONNX file: "):
+        reseal(copied)
+
+
+def test_layers_that_are_alike_are_held_once(tmp_path: Path) -> None:
+    model = tiny_model(tiny_config(encoder_layers=6))
+    for layer in model.encoder:
+        layer.load_state_dict(model.encoder[0].state_dict())
+    save_checkpoint(tmp_path / "alike", model)
+    made = txport.export(tmp_path / "alike", tmp_path / "out", target="cpu")
+    assert verify(made.path).passed
 
 
 def test_a_bundle_of_links_is_as_good(fused: Bundle, tmp_path: Path, checkpoint: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import txport
-from tests.cli.processes import assert_one_line, run, start
+from tests.cli.processes import ENVIRONMENT, assert_one_line, run, start
 from tests.tiny import SPECIAL, VOCABULARY, reseal, tiny_config, tiny_model
 from txport import cli
 from txport.bundles.bundle import Bundle
@@ -128,3 +129,13 @@ def test_an_error_that_nobody_reads_keeps_its_code(tmp_path: Path) -> None:
     os.close(writing)
     process.communicate(timeout=60)
     assert process.returncode == 2
+
+
+@pytest.mark.parametrize(("command", "code"), [("inspect", 0), ("verify", 0), ("verify", 1)])
+def test_a_reader_that_leaves_changes_no_verdict(command: str, code: int, copied: Path) -> None:
+    if code:
+        (copied / "samples.txt").write_text("other\n")
+    ours = f'"{sys.executable}" -c "from txport.cli import main; main()" {command} "{copied}"'
+    line = f'{ours} | true; exit "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", line], env=ENVIRONMENT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")

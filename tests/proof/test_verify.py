@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from txport import cli, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import FORMAT, MANIFEST
 from txport.bundles.ports import DECODER, ENCODER, STEP
-from txport.errors import BundleError
+from txport.errors import BundleError, UnavailableError
 from txport.models.names import GOLDEN
 from txport.models.tokenizer import FileTokenizer
 from txport.proof.exact import Exact
@@ -273,6 +274,14 @@ def test_a_bundle_whose_export_failed_is_refused(copied: Path) -> None:
 def test_a_tokenizer_that_splits_otherwise_is_found(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FileTokenizer, "encode", lambda self, text: [5, 2])
     assert verify(bundle.path).wrong.startswith("tokenizer: 'bad' is [5, 2], expected [")
+
+
+def test_a_package_that_is_missing_here_is_no_fault_of_the_bundle(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UnavailableError, match="needs tokenizers, which is not installed"):
+        verify(bundle.path)
 
 
 # ------------------------------------------------------------------------------------------------ what is refused

@@ -38,8 +38,12 @@ def test_a_limit_of_the_process_counts() -> None:
 def test_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "max").write_text("3000000\n")
     (tmp_path / "current").write_text("1000000\n")
-    monkeypatch.setattr(memory, "CGROUPS", ((str(tmp_path / "max"), str(tmp_path / "current")),))
+    names = ("active_file", "inactive_file")
+    files = tuple(str(tmp_path / name) for name in ("max", "current", "stat"))
+    monkeypatch.setattr(memory, "CGROUPS", ((*files, names),))
     assert memory.available() == 2_000_000
+    (tmp_path / "stat").write_text("anon 5\nactive_file 100000\ninactive_file 200000\n")
+    assert memory.available() == 2_300_000  # the cache of files gives way
     (tmp_path / "max").write_text("max\n")
     found = memory.available()
     assert found is None or found > 2_000_000

@@ -117,14 +117,14 @@ def test_a_reader_puts_back_the_old_folder_and_nothing_else(old: Path) -> None:
     assert not restore(old)
 
 
-def test_the_old_folder_is_removed_where_the_new_one_was_already_in_place(old: Path) -> None:
-    """Even if the user has moved the new one elsewhere since."""
+def test_the_old_folder_comes_back_where_nothing_stands_in_its_place_any_more(old: Path) -> None:
+    """Even if the new one was there, and the user has moved it elsewhere since: nobody knows that, and it is a copy."""
     leave(old, moved=True)
     old.with_name(".out.partial-0123456789abcdef").rename(old)
     old.rename(old.with_name("elsewhere"))
     assert not restore(old)
     recover(old)
-    assert names(old.parent) == ["elsewhere"]
+    assert names(old.parent) == ["elsewhere", "out"]
 
 
 @pytest.mark.parametrize("name", [".out.partial-notes", ".out.partial-0123456789abcdef.txt", "out.partial", ".out"])
@@ -139,3 +139,14 @@ def test_a_whole_folder_is_put_in_order(old: Path) -> None:
     (old.parent / ".other.partial-0123456789abcdef").write_text("half")
     clean(old.parent)
     assert names(old.parent) == ["out"]
+
+
+def test_what_was_moved_aside_comes_back_even_if_what_was_to_replace_it_is_gone(tmp_path: Path) -> None:
+    aside = tmp_path / ".out.old-0123456789abcdef"
+    aside.mkdir()
+    (aside / "file").write_text("the only copy")
+    said: list[str] = []
+    recover(tmp_path / "out", said.append)
+    assert (tmp_path / "out" / "file").read_text() == "the only copy"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert len(said) == 1

@@ -6,6 +6,7 @@ import logging
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.errors import BundleError, brief, quoted
@@ -26,9 +27,9 @@ MESSAGES: dict[str, dict[int, str]] = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "entry"},
 }
+OPSET, ENTRY = {1: "domain", 2: "version"}, {1: "key", 2: "value"}
 OPERATOR, INPUT = "operator", "input"
-KEY, VALUE = 1, 2  # of an entry
-DOMAIN, VERSION = 1, 2  # of an opset
+LARGEST_FIELD = (1 << 29) - 1
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
 LONGEST_NAME = 200  # characters
 DEEPEST = 100  # messages in messages: protobuf's own limit
@@ -72,18 +73,18 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
         if depth > DEEPEST:
             raise ValueError(f"its messages are more than {DEEPEST} deep")
         given = {OPERATOR: "", INPUT: "whole"}
-        for number, first, last in _fields(content, start, end):
-            inner = MESSAGES[message].get(number)
+        for inner, first, last in _known(content, start, end, MESSAGES[message]):
             if inner in (OPERATOR, INPUT):
                 given[inner] = content[first:last].decode() if inner == OPERATOR or first == last else given[inner]
             elif inner == "opset":
-                opset = dict(_values(content, first, last))
-                yield inner, (opset.get(DOMAIN, b"").decode(), opset.get(VERSION, 0))
+                fields = {name: place for name, *place in _known(content, first, last, OPSET, {2: VARINT})}
+                domain = content[slice(*fields["domain"])].decode() if "domain" in fields else ""
+                yield inner, (domain, _varint(content, *fields["version"])[0] if "version" in fields else 0)
             elif inner == "entry":
-                entry = dict(_values(content, first, last))
-                if entry.get(KEY) == b"location":
-                    yield "location", entry.get(VALUE, b"").decode()
-            elif inner:
+                entry = {name: content[a:b] for name, a, b in _known(content, first, last, ENTRY)}
+                if entry.get("key") == b"location":
+                    yield "location", entry.get("value", b"").decode()
+            else:
                 pending.append((inner, first, last, depth + 1))
         if message == "node":
             yield OPERATOR, given[OPERATOR]
@@ -91,24 +92,13 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
                 yield "gap", given[OPERATOR]
 
 
-def _fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The number of each field of bytes in a message, and where its bytes lie."""
-    for number, kind, first, last in _parts(content, start, end):
-        if kind == BYTES:
-            yield number, first, last
-
-
-def _values(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, Any]]:
-    """The number and the value of each field in a message: bytes, or a whole number."""
-    for number, kind, first, last in _parts(content, start, end):
-        yield number, content[first:last] if kind == BYTES else _varint(content, first, last)[0]
-
-
-def _parts(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def _fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """The number and the wire type of each field in a message, and where its value lies."""
     while start < end:
         tag, start = _varint(content, start, end)
         kind, size = tag & 7, {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
+        if not 0 < tag >> 3 <= LARGEST_FIELD:  # readers do not agree on what it is
+            raise ValueError(f"there is no field {tag >> 3}")
         if kind == VARINT:
             size = _varint(content, start, end)[1] - start
         elif kind == BYTES:
@@ -119,6 +109,20 @@ def _parts(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int,
             raise ValueError("it is cut off, or its parts do not fit into one another")
         yield tag >> 3, kind, start, start + size
         start += size
+
+
+def _known(
+    content: mmap.mmap, start: int, end: int, schema: Mapping[int, str], kinds: Mapping[int, int] = MappingProxyType({})
+) -> Iterator[tuple[str, int, int]]:
+    """What each field of a message is that the schema knows, and where its value lies: bytes, unless `kinds` says else.
+
+    `ValueError` for one of another wire type: readers do not agree on what it says.
+    """
+    for number, kind, first, last in _fields(content, start, end):
+        if number in schema:
+            if kind != kinds.get(number, BYTES):
+                raise ValueError(f"its field {schema[number]!r} is of another type")
+            yield schema[number], first, last
 
 
 def _varint(content: mmap.mmap, start: int, end: int) -> tuple[int, int]:

@@ -34,6 +34,7 @@ MENDED_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "by
 FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
 BYTES = {"float32": 4, "float16": 2, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}  # of a number, by NumPy's name
+MOST_DIMS = 8
 FEWEST_BITS = 4  # of a weight
 
 
@@ -98,7 +99,7 @@ def _check_shared(name: str, entry: Any, files: Mapping[str, Any]) -> None:
     """A weight of several graphs must lie whole in a file that is listed, where its type can start."""
     _check_types(entry, SHARED_VALUES)
     dims, dtype, offset = entry["dims"], entry["dtype"], entry["offset"]
-    if dtype not in BYTES or not all(type(dim) is int and dim >= 0 for dim in dims):
+    if dtype not in BYTES or len(dims) > MOST_DIMS or not all(type(dim) is int and 0 <= dim < 1 << 62 for dim in dims):
         raise ValueError(f"{quoted(name)} can't be of type {quoted(dtype)} with dims {quoted(dims)}")
     if offset % BYTES[dtype] or offset + math.prod(dims) * BYTES[dtype] > files[entry["file"]]["bytes"]:
         raise ValueError(f"{quoted(name)} does not lie in {quoted(entry['file'])} at {quoted(offset)}")
@@ -125,7 +126,10 @@ def _check_graphs(manifest: Manifest, graphs: Any) -> None:
 
 
 def least_bytes(manifest: Manifest) -> int:
-    """How many bytes the files of a bundle have at least: those of all weights and tables of positions."""
+    """How many bytes the files of a bundle have at least: a table of positions and one of tokens.
+
+    Layers may be equal, and are then held once.
+    """
     config, width = manifest.config, BYTES[manifest.dtype]
     bits = FEWEST_BITS if is_quantised(manifest.target, manifest.precision) else 8 * width
-    return config.parameters * bits // 8 + (config.memory // 4 - config.parameters) * width // 2
+    return config.d_model * (config.max_length * width + config.target_vocab_size * bits // 8)

@@ -210,7 +210,7 @@ def run(
             _follow(model, source, stream, options)
             return
         count = unknown = 0
-        for result in textio.with_progress(model.stream(source, **options), total):
+        for result in textio.with_progress(model.stream(source, **options), total, stream):
             for line in _lines(result, as_json, options["nbest"]):
                 textio.print_line(line, stream, flush=total is None)
             count += 1
@@ -299,8 +299,8 @@ def score(
     if pair and (inputs or len(pair) != 2):
         raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")
     model = api.load(bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, say=say)
-    lines = ["\t".join(pair)] if pair else textio.open_texts((), inputs)[0]
-    pairs, texts, targets = itertools.tee(textio.split_pairs(lines), 3)
+    given = [(pair[0], pair[1])] if pair else textio.split_pairs(textio.open_texts((), inputs)[0])
+    pairs, texts, targets = itertools.tee(given, 3)
     with _in_flags():
         scored = model.score((text for text, _ in texts), (target for _, target in targets), **options)
     for (text, target), found in zip(pairs, scored, strict=True):

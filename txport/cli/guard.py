@@ -22,7 +22,15 @@ MEMORY_MEND = "give it more memory, smaller batches or a smaller model"
 
 def echo(line: str = "", err: bool = False) -> None:
     """Print a line for people; names in it can't steer their terminal."""
-    click.echo(printable(line.replace("\n", " ")), err=err)
+    write(printable(line.replace("\n", " ")) + "\n", err=err)
+
+
+def write(text: str, err: bool = False) -> None:
+    """Print what is safe; where nobody reads any more, nothing, since a command still ends with its verdict."""
+    try:
+        click.echo(text, nl=False, err=err)
+    except BrokenPipeError:
+        _give_up(sys.stderr if err else sys.stdout)
 
 
 def say(message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,12 @@ def bench(
         raise UnsupportedError("--max-regression is for --compare; give an older report too")
     require_outputs({"--report": report})
     old = measure.read_report(compare) if compare else None
+    how = measure.Protocol(provider=provider, **protocol)
+    if old:
+        measure.require_same(old, asdict(how), dict.fromkeys(names))
     found = find_bundle(bundle, precision=precision, say=say)
     source = checkpoint or (checkpoint_of(found) if "torch" in names else None)
-    result = measure.run(found, source, names, measure.Protocol(provider=provider, **protocol), say)
+    result = measure.run(found, source, names, how, say)
     if report:
         textio.write_json(report, result)
     tables.show_bench(result)

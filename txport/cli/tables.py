@@ -11,7 +11,7 @@ from rich.text import Text
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import Port
-from txport.cli.guard import echo
+from txport.cli.guard import echo, write
 from txport.errors import UnavailableError
 from txport.system.packages import needed
 from txport.system.terminal import one_line
@@ -42,7 +42,9 @@ def show(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> Non
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
     echo(title)
-    console.print(table)
+    with console.capture() as drawn:  # rich ends the process where a pipe is closed, as if a check had failed
+        console.print(table)
+    write(drawn.get())
 
 
 def show_parity(report: Report) -> None:

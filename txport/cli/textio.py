@@ -43,7 +43,7 @@ def _read_file(path: Path, blank: bool) -> list[str]:
 def read_lines(stream: BinaryIO, name: str, blank: bool = False) -> Iterator[str]:
     """UTF-8 lines without their ends; `TextError` names one that is too long, no text, or empty, unless `blank`."""
     number = 0
-    for number, raw in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), 1):
+    for number, raw in enumerate(iter(lambda: _read_line(stream, name), b""), 1):
         if len(raw) > LONGEST_LINE:
             raise TextError(f"{name}, line {number}: longer than {LONGEST_LINE} bytes, expected one text a line")
         try:
@@ -57,6 +57,13 @@ def read_lines(stream: BinaryIO, name: str, blank: bool = False) -> Iterator[str
         yield line
     if number == 0:
         raise TextError(f"{name} is empty; give at least one line of text")
+
+
+def _read_line(stream: BinaryIO, name: str) -> bytes:
+    try:
+        return stream.readline(LONGEST_LINE + 1)
+    except OSError as error:
+        raise TextError(f"{name} can't be read: {error.strerror}") from error
 
 
 def split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -114,13 +121,14 @@ def write_text(path: Path, text: str) -> None:
         stream.write(text)
 
 
-def with_progress(items: Iterable[Item], total: int | None) -> Iterator[Item]:
+def with_progress(items: Iterable[Item], total: int | None, output: IO[str] | None = None) -> Iterator[Item]:
     """The items, with a progress bar on stderr if it is a terminal and there are many or nobody knows.
 
-    There is none while somebody types the items in: it would be drawn over them.
+    There is none where somebody types the items in, or reads the `output`, on a terminal: it would be drawn over them.
     """
     is_typed = total is None and sys.stdin is not None and sys.stdin.isatty()
-    if not sys.stderr.isatty() or is_typed or (total is not None and total < LONG):
+    is_read = output is not None and output.isatty()
+    if not sys.stderr.isatty() or is_typed or is_read or (total is not None and total < LONG):
         yield from items
         return
     from rich.console import Console

@@ -39,6 +39,11 @@ from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
 
+FLOATS = {
+    each
+    for name in dir(torch)
+    if isinstance(each := getattr(torch, name), torch.dtype) and each.is_floating_point and "float4" not in name
+}
 NAMED = 200  # tensors in an error
 COPIES = 2  # of the weights that loading holds at once
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
@@ -163,7 +168,7 @@ def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) ->
     for name in expected.keys() & given.keys():
         if expected[name].shape != given[name].shape:
             problems.append(f"{name} has shape {_shape(given[name])}, expected {_shape(expected[name])}")
-        elif not given[name].is_floating_point():
+        elif given[name].dtype not in FLOATS:
             problems.append(f"{name} has type {given[name].dtype}, expected a floating-point type")
         elif not torch.isfinite(given[name].float()).all():  # float8 has no isfinite of its own
             problems.append(f"{name} holds NaN or infinity")

@@ -101,7 +101,8 @@ class TransformerConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> TransformerConfig:
         """Build a config from JSON values; an unknown or a missing key raises `ConfigError`."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
-        unknown = [_describe_unknown(key, fields) for key in values if key not in fields]
+        strange = [key for key in values if key not in fields]
+        unknown = [_describe_unknown(key, fields) for key in strange[:LISTED]] + strange[LISTED:]
         required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
         missing = [f"key {name!r} is missing" for name in required if name not in values]
         if unknown or missing:

@@ -20,7 +20,7 @@ from txport import __version__, runtimes
 from txport.bundles.bundle import Bundle, damage
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
-from txport.errors import BundleError, TxportError, brief
+from txport.errors import BundleError, TxportError, UnavailableError, brief
 from txport.models.tokenizer import load_tokenizer
 from txport.proof.golden import (
     GREEDY,
@@ -145,6 +145,8 @@ def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
         if not texts:
             return Check(TOKENIZER, "not run", "the bundle has no samples of text")
         found = [tuple(tokenizer.encode(text)) for text in texts]
+    except UnavailableError:
+        raise
     except TxportError as error:
         return _check(TOKENIZER, [str(error)], "")
     problems = [

@@ -71,7 +71,8 @@ def require_threads(name: str, count: int | None) -> None:
     """Raise `UnsupportedError` for more threads or workers than can be of any use on this machine's cores."""
     most = max(LEAST_THREADS, THREADS_A_CORE * cores())
     if count is not None and whole(name, count, 1) > most:
-        raise UnsupportedError(f"{name} must not exceed {most} on {cores()} cores, got {quoted(count)}")
+        here = f"{cores()} core{'s' if cores() > 1 else ''}"
+        raise UnsupportedError(f"{name} must not exceed {most} on {here}, got {quoted(count)}")
 
 
 def require_target(name: str, target: str) -> None:

@@ -11,6 +11,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 READ_AHEAD = 64  # batches that are sorted together; bounds memory on endless input
+TURNS = 8  # continuous batches that a worker takes at a time
 MOST = 1 << 16  # items that are read ahead, however large the batches; so none is larger
 
 
@@ -38,6 +39,9 @@ def in_batches(
         lengths = [length(item) for item in window]
         order = sorted(range(len(window)), key=lengths.__getitem__)
         shares = [order[start::workers] for start in range(min(workers, len(order)))]
+        if workers > 1:  # an interrupt, or an error, waits for what the workers are at
+            turns = TURNS * batch_size
+            shares = [share[start : start + turns] for share in shares for start in range(0, len(share), turns)]
         batches = shares if continuous else list(_split(order, lengths, batch_size, batch_tokens))
         yield from _in_turn(_each(work, window, batches, workers))
         if problem:

@@ -12,7 +12,7 @@ import numpy as np
 from txport.errors import UnsupportedError, quoted
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import Floats, Ints
-from txport.system.numbers import number, switch, whole
+from txport.system.numbers import is_switch, number, switch, whole
 
 EarlyStopping = bool | Literal["never"]
 Alignment = tuple[tuple[float, ...], ...] | tuple[int, ...]  # (T, S), or (T,)
@@ -96,6 +96,8 @@ class SearchOptions:
             object.__setattr__(self, name, number(name, getattr(self, name)))
         for name in SWITCHES:
             object.__setattr__(self, name, switch(name, getattr(self, name)))
+        if is_switch(self.early_stopping):
+            object.__setattr__(self, "early_stopping", bool(self.early_stopping))
         object.__setattr__(self, "suppress_tokens", _tokens("suppress_tokens", self.suppress_tokens))
         words = _many("bad_words_ids", self.bad_words_ids)
         object.__setattr__(self, "bad_words_ids", tuple(_tokens("bad_words_ids", each) for each in words))

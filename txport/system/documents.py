@@ -7,6 +7,7 @@ minutes to read, and no NaN, which JSON does not have.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ def _refuse(name: str) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {quoted(next(key for key in keys if keys.count(key) > 1))} is there twice")
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"the key {quoted(counts.most_common(1)[0][0])} is there twice")
     return values
 
 

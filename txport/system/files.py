@@ -134,7 +134,7 @@ def _settle(stage: Path, mode: int) -> None:
     for path in stage.rglob("*"):
         if path.is_file():
             path.chmod(0o666 & mode)
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
 

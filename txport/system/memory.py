@@ -9,9 +9,16 @@ from pathlib import Path
 
 from txport.errors import UnavailableError
 
-CGROUPS = (  # limit and use, of version 2 and version 1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+V1 = "/sys/fs/cgroup/memory/memory."
+CGROUPS: tuple[tuple[str, str, str, tuple[str, str]], ...] = (
+    # of version 2 and version 1: limit, use, statistics, and what in these is the cache of files, which gives way
+    (
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory.current",
+        "/sys/fs/cgroup/memory.stat",
+        ("active_file", "inactive_file"),
+    ),
+    (f"{V1}limit_in_bytes", f"{V1}usage_in_bytes", f"{V1}stat", ("total_active_file", "total_inactive_file")),
 )
 
 
@@ -40,10 +47,10 @@ def readable(size: int) -> str:
 
 def _limits() -> Iterator[int]:
     yield from _free_in_machine()
-    for files in CGROUPS:
+    for *files, statistics, names in CGROUPS:
         most, used = (_number(Path(file)) for file in files)
         if most is not None and used is not None:
-            yield max(0, most - used)
+            yield max(0, most - max(0, used - _cached(Path(statistics), names)))
     if sys.platform != "win32":
         import resource
 
@@ -65,6 +72,15 @@ def _mapped() -> int:
     """Bytes of address space that this process has taken."""
     file = Path("/proc/self/statm")
     return int(file.read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE") if file.exists() else 0
+
+
+def _cached(statistics: Path, names: tuple[str, str]) -> int:
+    """Bytes of files that the system keeps as long as nobody needs the memory."""
+    try:
+        lines = (line.split() for line in statistics.read_text(encoding="ascii").splitlines())
+        return sum(int(value) for name, value in lines if name in names)
+    except (OSError, ValueError):
+        return 0
 
 
 def _number(file: Path) -> int | None:

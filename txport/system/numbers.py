@@ -11,7 +11,7 @@ from txport.errors import UnsupportedError, quoted
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """A whole number of any kind within bounds, as an int; `UnsupportedError` for any other value."""
     try:
-        if _is_switch(value):  # Python takes True for 1
+        if is_switch(value):  # Python takes True for 1
             raise TypeError
         number = operator.index(value)
     except TypeError:
@@ -27,7 +27,7 @@ def whole(name: str, value: Any, least: int | None = None, most: int | None = No
 def number(name: str, value: Any) -> float:
     """A number of any kind, NaN and infinity among them, as a float; `UnsupportedError` for any other value."""
     try:
-        if _is_switch(value) or isinstance(value, str | bytes | bytearray) or hasattr(value, "__len__"):
+        if is_switch(value) or isinstance(value, str | bytes | bytearray) or hasattr(value, "__len__"):
             raise TypeError
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -36,11 +36,11 @@ def number(name: str, value: Any) -> float:
 
 def switch(name: str, value: Any) -> bool:
     """True or False; `UnsupportedError` for any other value."""
-    if not _is_switch(value):
+    if not is_switch(value):
         raise UnsupportedError(f"{name} must be True or False, got {quoted(value)}")
     return bool(value)
 
 
-def _is_switch(value: Any) -> bool:
+def is_switch(value: Any) -> bool:
     """Whether it is Python's True or False, or NumPy's."""
     return type(value).__name__ in ("bool", "bool_")

@@ -59,7 +59,7 @@ def _is_planted(path: Path) -> bool:
 
 def is_mount(path: Path) -> bool:
     """Whether something is mounted at a path without links: such a file or folder can't be renamed."""
-    if path.is_mount():
+    if os.path.ismount(path):
         return True
     try:
         table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")

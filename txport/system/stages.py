@@ -19,6 +19,7 @@ from pathlib import Path
 
 from txport.errors import OutputError
 from txport.system.locks import locked
+from txport.system.machine import is_out_of_memory
 
 PARTIAL, OLD = "partial", "old"  # a stage, and what the one with the same number is about to replace
 Say = Callable[[str], None]
@@ -53,7 +54,10 @@ def recover(place: Path, say: Say = silent) -> None:
                 remove(path)
                 say(f"removed {path}, left by a command that was killed")
     for path in _beside(place, OLD):
-        if not partner(path).exists():
+        if not partner(path).exists() and not os.path.lexists(place):
+            path.rename(place)
+            say(f"put back {place}, which a command that was killed had moved aside")
+        elif not partner(path).exists():
             remove(path)
 
 
@@ -133,4 +137,6 @@ def told(path: Path, hint: str) -> Iterator[None]:
     except OutputError:
         raise
     except OSError as error:
+        if is_out_of_memory(error):
+            raise
         raise OutputError(f"{path} can't be written: {error.strerror or error}; {hint}") from error
