@@ -225,8 +225,8 @@ def test_no_more_is_read_ahead_than_fits_into_memory() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "BUNDLE", "bad", "--threads", "4000"], "--threads must not exceed {most} on {cores} cores, got 4000"),
-        (["run", "BUNDLE", "bad", "--workers", "4000"], "--workers must not exceed {most} on {cores} cores, got 4000"),
+        (["run", "BUNDLE", "bad", "--threads", "4000"], "--threads must not exceed {most} on {cores}, got 4000"),
+        (["run", "BUNDLE", "bad", "--workers", "4000"], "--workers must not exceed {most} on {cores}, got 4000"),
         (["score", "BUNDLE", "bad", "AA", "--threads", "4000"], "--threads must not exceed"),
         (["verify", "BUNDLE", "--threads", "4000"], "--threads must not exceed"),
         (["bench", "BUNDLE", "--threads", "4000"], "--threads must not exceed"),
@@ -237,7 +237,9 @@ def test_no_more_is_read_ahead_than_fits_into_memory() -> None:
 def test_the_command_line_says_so_in_one_line(arguments: list[str], said: str, bundle: Bundle) -> None:
     done = CliRunner().invoke(cli, [str(bundle.path) if each == "BUNDLE" else each for each in arguments])
     assert isinstance(done.exception, UnsupportedError)
-    assert str(done.exception).startswith(said.format(most=max(16, 4 * machine.cores()), cores=machine.cores()))
+    count = machine.cores()
+    wanted = said.format(most=max(16, 4 * count), cores="1 core" if count == 1 else f"{count} cores")
+    assert str(done.exception).startswith(wanted)
     assert done.exception.exit_code == 2
 
 
