@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import txport
+from tests.instruction_sets import SETS
 from txport.bundles.bundle import Bundle
 from txport.models.names import GOLDEN, shipped
 
@@ -50,7 +51,9 @@ class Environment:
 
     def run(self, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run code with arguments, isolated from the caller's environment."""
-        keep = {name: os.environ[name] for name in ("PATH", "OMP_NUM_THREADS", "SYSTEMROOT") if name in os.environ}
+        switches = [name for each in SETS.values() for name in each]  # the same kernels, for the same last digits
+        known = ("PATH", "OMP_NUM_THREADS", "SYSTEMROOT", *switches)
+        keep = {name: os.environ[name] for name in known if name in os.environ}
         environment = {**keep, "HOME": str(self.home), "XDG_CACHE_HOME": str(self.home / "cache")}
         command = [str(self.python), "-I", "-c", code, *arguments]
         return subprocess.run(command, cwd=self.home, env=environment, capture_output=True, text=True, check=False)
