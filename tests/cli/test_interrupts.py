@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import signal
@@ -92,6 +93,63 @@ def is_running(pid: str) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+AT_EACH_LINE = """
+import os, signal, sys
+from txport.cli import commands, completion, guard, interrupts, main
+
+FILES = {guard.__file__, interrupts.__file__}
+
+def end(moment):
+    def trace(frame, event, _):
+        nonlocal moment
+        if frame.f_code.co_filename not in FILES:
+            return None
+        moment -= event == "line"
+        if not moment:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGINT)
+        return trace
+
+    reader, writer = os.pipe()
+    if not os.fork():
+        os.dup2(writer, 1), os.dup2(writer, 2)
+        code = 0
+        sys.settrace(trace)
+        try:
+            main()
+        except SystemExit as error:
+            code = error.code
+        finally:
+            sys.stdout.flush()
+        os._exit(code + 100 * (moment <= 0))
+    os.close(writer)
+    with open(reader) as told:
+        text = told.read()
+    return os.waitstatus_to_exitcode(os.wait()[1]), text
+
+sys.argv = ["txport", *sys.argv[1:]]
+moment, code = 0, 100
+while code >= 100 or code < 0:
+    moment += 1
+    code, text = end(moment)
+    print((code, text), flush=True)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["run"]], ids=["good", "bad"])
+def test_an_interrupt_at_each_line_of_what_answers_it(arguments: list[str]) -> None:
+    """Before its end is decided, a command is interrupted; after it, it ends as it would have."""
+    command = [sys.executable, "-c", AT_EACH_LINE, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, check=True)
+    *ends, undisturbed = [ast.literal_eval(line) for line in done.stdout.splitlines()]
+    assert undisturbed[0] == (2 if arguments == ["run"] else 0)
+    assert len(ends) > 15
+    late = (100 + undisturbed[0], undisturbed[1])
+    first_line = (130, INTERRUPTED)  # where this process's own end is all there is to do
+    told = {(code, text.removeprefix(undisturbed[1]) if code == 230 else text) for code, text in ends}
+    assert told <= {(230, INTERRUPTED), first_line, late}
 
 
 SWALLOWED = """

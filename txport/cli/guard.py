@@ -10,7 +10,8 @@ from typing import TextIO
 
 import click
 
-from txport.cli import INTERRUPTED, interrupts
+from txport.cli import INTERRUPTED
+from txport.cli.interrupts import Interrupt
 from txport.errors import OutputError, TxportError, UnavailableError, brief
 from txport.system.machine import is_out_of_memory
 from txport.system.packages import import_problem
@@ -47,37 +48,46 @@ def run_guarded(command: click.Command, arguments: Iterable[str] | None = None) 
     _prepare_streams()
     is_own = arguments is None
     owner = owns_stderr.set(is_own)
+    interrupt = Interrupt()
     try:
-        with interrupts.heeded(to_the_end=is_own) as interrupt:
-            code = _run(command, list(sys.argv[1:] if arguments is None else arguments), interrupt)
+        code = _run(command, list(sys.argv[1:] if arguments is None else arguments), interrupt)
     finally:
+        interrupt.end(is_own)
         owns_stderr.reset(owner)
     if code:
         sys.exit(code)
 
 
-def _run(command: click.Command, arguments: list[str], interrupt: interrupts.Interrupt) -> int:
+def _run(command: click.Command, arguments: list[str], interrupt: Interrupt) -> int:
     try:
-        # Not command.main(): it answers Ctrl-C and a closed pipe in ways of its own.
-        with command.make_context(command.name, arguments) as context:
-            command.invoke(context)
-        sys.stdout.flush()
-    except (Exception, KeyboardInterrupt) as error:
-        # Whatever comes after an interrupt comes of it: libraries make errors of their own of it.
-        interrupted = interrupt.came or isinstance(error, KeyboardInterrupt | click.Abort)
-        if interrupted:
-            interrupts.ignore()
-            say("")  # ends the line on which the terminal wrote ^C
-        code, text = (130, INTERRUPTED) if interrupted else _end_of(error)
-    else:
-        return 0
+        code, text = _outcome(command, arguments, interrupt)
+        interrupt.is_over = True
+    except KeyboardInterrupt:
+        interrupt.is_over = True
+        code, text = 130, INTERRUPTED
     # Here the error is gone, and with it the memory that its frames held.
     try:
+        if code == 130:
+            say("")  # ends the line on which the terminal wrote ^C
         for line in text.splitlines():
             echo(line, err=True)
     except OSError:  # nobody reads it
         _give_up(sys.stderr)
     return code
+
+
+def _outcome(command: click.Command, arguments: list[str], interrupt: Interrupt) -> tuple[int, str]:
+    """Run the command; -> its exit code, and what to say of it."""
+    try:
+        interrupt.begin()
+        # Not command.main(): it answers Ctrl-C and a closed pipe in ways of its own.
+        with command.make_context(command.name, arguments) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except Exception as error:
+        # Whatever comes after an interrupt comes of it: libraries make errors of their own of it.
+        return (130, INTERRUPTED) if interrupt.came or isinstance(error, click.Abort) else _end_of(error)
+    return 0, ""
 
 
 def _end_of(error: BaseException) -> tuple[int, str]:

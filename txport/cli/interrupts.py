@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -15,41 +13,42 @@ SOON = 0.02  # seconds
 
 
 class Interrupt:
-    """What answers a signal, and whether one came."""
+    """What answers the signals of one command: whether one came, and whether the command's end is decided."""
 
     came = False
+    is_over = False  # set where the end is decided: a later interrupt would only break the line that tells it
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+        self._hook = sys.unraisablehook
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt, but after the import of a package: native code may abort the process at an error."""
+        if self.is_over:
+            return
         if _is_importing(frame):
             _send_soon(number)
         else:
             self.came = True
             raise KeyboardInterrupt
 
+    def begin(self) -> None:
+        """From here on an interrupt is a KeyboardInterrupt, also in the midst of this."""
+        for number in _answered():
+            self._before[number] = signal.getsignal(number)
+            signal.signal(number, self)
+        sys.unraisablehook = _again
 
-@contextlib.contextmanager
-def heeded(to_the_end: bool) -> Iterator[Interrupt]:
-    """In this block an interrupt is a KeyboardInterrupt; after it none counts, if the process is at its end."""
-    interrupt = Interrupt()
-    before = {number: signal.signal(number, interrupt) for number in _answered()}
-    hook = sys.unraisablehook
-    sys.unraisablehook = _again
-    try:
-        yield interrupt
-    finally:
-        if to_the_end:
-            ignore()
+    def end(self, is_own: bool) -> None:
+        """Give the handlers back; in a process that ends with its command, ignore interrupts until it is gone."""
+        self.is_over = True
+        if is_own:
+            for number in _answered():
+                signal.signal(number, signal.SIG_IGN)
         else:
-            sys.unraisablehook = hook
-            for number, handler in before.items():
+            sys.unraisablehook = self._hook
+            for number, handler in self._before.items():
                 signal.signal(number, handler)
-
-
-def ignore() -> None:
-    """What happens is decided: a second interrupt would only break the line that tells it."""
-    for number in _answered():
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _answered() -> list[signal.Signals]:
