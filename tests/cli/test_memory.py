@@ -67,6 +67,7 @@ def test_an_export_that_does_not_fit(checkpoint: Path, tmp_path: Path) -> None:
         (RuntimeError("Failed to allocate memory for requested buffer of size 99"), True),
         (RuntimeError("pthread_create failed, error code: 11"), False),
         (RuntimeError("can't start new thread"), True),
+        (SystemError("error return without exception set"), True),
         (OSError(12, "Cannot allocate memory"), True),
         (OSError(2, "out of memory.txt"), False),
         (ValueError("shapes differ"), False),

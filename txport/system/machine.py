@@ -11,6 +11,7 @@ from typing import Any
 
 # What native code says where memory, or room for a thread, is at its end: those errors have no type of their own.
 NO_MEMORY = (
+    "error return without exception set",  # a SystemError of Python: not even memory for a MemoryError
     "bad_alloc",
     "bad allocation",
     "allocate memory",
