@@ -1,36 +1,42 @@
 """The only place that names the inputs and outputs of a graph: exporters, checks, runtimes and tests read it.
 
-The portable contract is the one that Hugging Face Optimum and transformers.js load unmodified; the order
-of the ports is part of it. The cpu contract is made for speed: the source's keys and values are computed
-once, in the encoder; the target's lie in buffers of a fixed capacity, written in place by binding the
-`present` outputs to the memory of the `past` inputs; and lengths stand in place of masks.
+A contract of a target makes the graphs of a model from its facts. The portable ones are those that Hugging Face Optimum
+and transformers.js load unmodified; the order of the ports is part of them. Those of the cpu target are made for
+speed: the source's keys and values are computed once, in the encoder; the target's lie in buffers of a fixed capacity,
+written in place by binding the `present` outputs to the memory of the `past` inputs; and lengths stand in place of
+masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from txport.models.config import TransformerConfig
+from txport.models.facts import LENGTH, Facts, Owner, StateTensor, Task
 
 Dim = str | int
 
-LARGE_VOCABULARY = 4096  # from here on, a shortlist of the likeliest tokens takes less time than all logits in fp32
+LARGE_VOCABULARY = 4096  # from here on, screening finds the likeliest tokens in less time than all logits in fp32 take
 LIKELIEST = 8  # so many of them can be asked for
 
 ENCODER = "encoder"
 DECODER = "decoder"
 SELECT = "select"
 STEP = "step"
+PREFILL = "prefill"
+MODEL = "model"
 
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
+POSITION_IDS = "position_ids"
 LAST_HIDDEN_STATE = "last_hidden_state"
 ENCODER_HIDDEN_STATES = "encoder_hidden_states"
 ENCODER_ATTENTION_MASK = "encoder_attention_mask"
 SOURCE_LENGTHS = "source_lengths"
 PAST_LENGTHS = "past_lengths"
+PROMPT_LENGTHS = "prompt_lengths"
+PROMPT_SIZE = "prompt_size"
 CAPACITY = "cache_capacity"
 LOGITS = "logits"
 COUNT = "k"
@@ -41,16 +47,21 @@ ROWS = "rows"
 
 BATCH, SOURCE, TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
 PAST_TARGET, PAST_SOURCE = "past_decoder_sequence_length", "past_encoder_sequence_length"
+TOKENS, PAST = "sequence_length", "past_sequence_length"
 BEAMS, ALL_ROWS, ROOM = "beams", "rows", "capacity"  # rows = batch_size x beams, those of one source side by side
 
 
 @dataclass(frozen=True)
 class Port:
-    """One named input or output, its NumPy dtype, and its dims: a number or the name of a dynamic one."""
+    """One named input or output, its NumPy dtype, and its dims: a number or the name of a dynamic one.
+
+    `state` says which tensor of the model's state it holds, if it does.
+    """
 
     name: str
     dtype: str
     dims: tuple[Dim, ...]
+    state: StateTensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,30 @@ class Graph:
         """The input or output of that name; no two share one."""
         return next(port for port in (*self.inputs, *self.outputs) if port.name == name)
 
+    def past(self, owner: Owner | None = None) -> dict[StateTensor, str]:
+        """The inputs that bring the state, by its tensors, in order; those of one owner, if one is given."""
+        return _held(self.inputs, owner)
+
+    def present(self, owner: Owner | None = None) -> dict[StateTensor, str]:
+        """The outputs that hold the state as the graph leaves it."""
+        return _held(self.outputs, owner)
+
+    @property
+    def becomes(self) -> dict[str, str]:
+        """The outputs that are the state of the next run, and the inputs that they become."""
+        past = self.past()
+        return {name: past[each] for each, name in self.present().items() if each in past}
+
+    @property
+    def attention(self) -> str | None:
+        """The output of what tokens attend to in the source, if there is one."""
+        return next((port.name for port in self.outputs if port.name.startswith(CROSS_ATTENTION)), None)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it computes with weights of the checkpoint."""
+        return self.role != SELECT
+
     def to_dict(self) -> dict[str, Any]:
         """As the manifest records it."""
         ports = {
@@ -75,143 +110,147 @@ class Graph:
         return {"file": self.file, **ports}
 
 
-def cache_names(layers: int, prefix: str) -> Iterator[str]:
-    """Per layer: decoder.key, decoder.value, encoder.key, encoder.value, after `past_key_values` or `present`."""
-    for layer in range(layers):
-        for side in ("decoder", "encoder"):
-            for part in ("key", "value"):
-                yield f"{prefix}.{layer}.{side}.{part}"
+def _held(ports: tuple[Port, ...], owner: Owner | None) -> dict[StateTensor, str]:
+    states = {port.state: port.name for port in ports if port.state is not None}
+    return {each: name for each, name in states.items() if owner in (None, each.owner)}
 
 
-def past(config: TransformerConfig) -> tuple[str, ...]:
-    """The decoder's cache inputs, in order."""
-    return tuple(cache_names(config.decoder_layers, "past_key_values"))
-
-
-def present(config: TransformerConfig) -> tuple[str, ...]:
-    """The decoder's cache outputs, in the order of the inputs that they become."""
-    return tuple(cache_names(config.decoder_layers, "present"))
-
-
-def is_cross(name: str) -> bool:
-    """Whether a cache port holds the source's keys and values, which never change after the first call."""
-    return ".encoder." in name
-
-
-def alignment_layer(config: TransformerConfig) -> int:
-    """The decoder layer whose attention over the source says what a token was made of: the last."""
-    return config.decoder_layers - 1
-
-
-def cross_attention(config: TransformerConfig) -> str:
-    """The portable decoder's output of that layer's attention, named as Hugging Face names those of all layers."""
-    return f"{CROSS_ATTENTION}s.{alignment_layer(config)}"
-
-
-def is_attention(name: str) -> bool:
-    """Whether an output is what tokens look at in the source."""
-    return name.startswith(CROSS_ATTENTION)
-
-
-def portable(config: TransformerConfig, dtype: str) -> tuple[Graph, ...]:
-    """The graphs of the portable target: encoder, decoder, and the one that picks rows of a state."""
-    return _encoder(config, dtype), _decoder(config, dtype), _select(config, dtype)
-
-
-def cross_names(config: TransformerConfig) -> tuple[str, ...]:
-    """The source's keys and values, layer by layer: what the encoder of the cpu target computes."""
-    return tuple(f"cross.{layer}.{part}" for layer in range(config.decoder_layers) for part in ("key", "value"))
-
-
-def own_names(config: TransformerConfig, prefix: str) -> tuple[str, ...]:
-    """The target's own keys and values, layer by layer, after `past` or `present`."""
-    return tuple(f"{prefix}.{layer}.{part}" for layer in range(config.decoder_layers) for part in ("key", "value"))
-
-
-def cpu(config: TransformerConfig, dtype: str) -> tuple[Graph, ...]:
-    """The graphs of the cpu target: encoder, and one step of the decoder."""
-    return _cpu_encoder(config, dtype), _cpu_step(config, dtype)
-
-
-def shortens(config: TransformerConfig, precision: str) -> bool:
+def screens(facts: Facts, precision: str) -> bool:
     """Whether a step of the cpu target finds the likeliest tokens (k < 0) without computing all logits."""
-    return precision == "fp32" and config.target_vocab_size >= LARGE_VOCABULARY
+    is_large = facts.target is not None and facts.target.size >= LARGE_VOCABULARY
+    return precision == "fp32" and is_large and facts.has_plain_logits
 
 
-def _cpu_encoder(config: TransformerConfig, dtype: str) -> Graph:
+def _portable_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
+    """Encoder, decoder, and the graph that picks rows of a state."""
+    tokens, hidden = (BATCH, SOURCE), (BATCH, SOURCE, facts.width)
+    encoder = Graph(
+        ENCODER,
+        "onnx/encoder_model.onnx",
+        (Port(INPUT_IDS, "int64", tokens), Port(ATTENTION_MASK, "int64", tokens)),
+        (Port(LAST_HIDDEN_STATE, dtype, hidden),),
+    )
+    kept = (
+        Port(ENCODER_HIDDEN_STATES, dtype, hidden),
+        Port(ENCODER_ATTENTION_MASK, "int64", tokens),
+        *_caches(facts, dtype, _seq2seq_name("past_key_values"), BATCH, {"row": PAST_TARGET, "source": PAST_SOURCE}),
+    )
+    grown = {"row": f"{PAST_TARGET} + {TARGET}", "source": SOURCE}
+    outputs = [
+        Port(LOGITS, dtype, (BATCH, TARGET, facts.writes.size)),
+        *_caches(facts, dtype, _seq2seq_name("present"), BATCH, grown),
+    ]
+    if facts.attention is not None:  # named as Hugging Face names those of all layers
+        name = f"{CROSS_ATTENTION}s.{facts.attention.layer}"
+        outputs.append(Port(name, dtype, (BATCH, facts.attention.heads, TARGET, SOURCE)))
+    inputs = (Port(INPUT_IDS, "int64", (BATCH, TARGET)), *kept)
+    decoder = Graph(DECODER, "onnx/decoder_model_merged.onnx", inputs, tuple(outputs))
+    return encoder, decoder, _select(kept)
+
+
+def _portable_causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:
+    """One graph for prompts and for steps, and the one that picks rows of a state."""
+    mask = Port(ATTENTION_MASK, "int64", (BATCH, f"{PAST} + {TOKENS}"))
+    past = _caches(facts, dtype, _causal_name("past_key_values"), BATCH, {"row": PAST})
+    present = _caches(facts, dtype, _causal_name("present"), BATCH, {"row": f"{PAST} + {TOKENS}"})
+    inputs = (Port(INPUT_IDS, "int64", (BATCH, TOKENS)), mask, Port(POSITION_IDS, "int64", (BATCH, TOKENS)), *past)
+    logits = Port(LOGITS, dtype, (BATCH, TOKENS, facts.writes.size))
+    kept = (Port(ATTENTION_MASK, "int64", (BATCH, PAST)), *past)
+    return Graph(DECODER, "onnx/model.onnx", inputs, (logits, *present)), _select(kept)
+
+
+def _portable_encode(facts: Facts, dtype: str) -> tuple[Graph, ...]:
+    tokens = (BATCH, TOKENS)
+    inputs = (Port(INPUT_IDS, "int64", tokens), Port(ATTENTION_MASK, "int64", tokens))
+    return (Graph(MODEL, "onnx/model.onnx", inputs, _outputs(facts, dtype)),)
+
+
+def _cpu_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
+    """Encoder, and one step of the decoder."""
+    cross = _caches(facts, dtype, lambda each: f"cross.{each.layer}.{each.role}", BATCH, {"source": SOURCE})
     inputs = (Port(INPUT_IDS, "int64", (BATCH, SOURCE)), Port(SOURCE_LENGTHS, "int32", (BATCH,)))
-    return Graph(ENCODER, "onnx/encoder.onnx", inputs, _cross(config, dtype))
+    encoder = Graph(ENCODER, "onnx/encoder.onnx", inputs, cross)
+    return encoder, _cpu_step(facts, dtype, (Port(SOURCE_LENGTHS, "int32", (BATCH,)), *cross))
 
 
-def _cpu_step(config: TransformerConfig, dtype: str) -> Graph:
+def _cpu_causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:
+    """Prompts into the caches, and one step."""
     inputs = (
+        Port(INPUT_IDS, "int64", (BATCH, TOKENS)),
+        Port(PROMPT_LENGTHS, "int32", (BATCH,)),
+        Port(PROMPT_SIZE, "int32", (1,)),  # sequence_length
+        *_own(facts, dtype, "past", BATCH),
+    )
+    prefill = Graph(PREFILL, "onnx/prefill.onnx", inputs, _own(facts, dtype, "present", BATCH))
+    return prefill, _cpu_step(facts, dtype, ())
+
+
+def _cpu_encode(facts: Facts, dtype: str) -> tuple[Graph, ...]:
+    inputs = (Port(INPUT_IDS, "int64", (BATCH, TOKENS)), Port(SOURCE_LENGTHS, "int32", (BATCH,)))
+    return (Graph(MODEL, "onnx/model.onnx", inputs, _outputs(facts, dtype)),)
+
+
+def _cpu_step(facts: Facts, dtype: str, source: tuple[Port, ...]) -> Graph:
+    """One token of every row; `source` are the ports of what the rows of a source share."""
+    inputs = [
         Port(INPUT_IDS, "int64", (BATCH, BEAMS)),
         Port(PAST_LENGTHS, "int32", (ALL_ROWS,)),
         Port(CAPACITY, "int32", (1,)),
-        Port(SOURCE_LENGTHS, "int32", (BATCH,)),
-        *_cross(config, dtype),
-        *_own(config, dtype, "past"),
-        Port(ALIGN, "bool", (1,)),  # whether to give the attention over the source; without it, it has no rows
-        # k > 0: the k best tokens; k < 0: -k, up to 8, with logits in place of log_probs; 0: none. On x86 without VNNI,
-        # 8-bit sums may saturate: there, with a large vocabulary in fp32, k < 0 must not be used.
-        Port(COUNT, "int64", (1,)),
+        *source,
+        *_own(facts, dtype, "past", ALL_ROWS),
+    ]
+    outputs = [Port(LOGITS, dtype, (ALL_ROWS, facts.writes.size)), *_own(facts, dtype, "present", ALL_ROWS)]
+    if facts.attention is not None:
+        inputs.append(Port(ALIGN, "bool", (1,)))  # whether to give the attention over the source; else it has no rows
+        outputs.append(Port(CROSS_ATTENTION, dtype, (ALL_ROWS, SOURCE)))  # the mean over the heads of that layer
+    # k > 0: the k best tokens; k < 0: -k, up to 8, with logits in place of log_probs; 0: none. On x86 without VNNI,
+    # 8-bit sums may saturate: there, with a large vocabulary in fp32, k < 0 must not be used.
+    inputs.append(Port(COUNT, "int64", (1,)))
+    outputs += [Port(LOG_PROBS, dtype, (ALL_ROWS, COUNT)), Port(IDS, "int64", (ALL_ROWS, COUNT))]
+    return Graph(STEP, "onnx/step.onnx", tuple(inputs), tuple(outputs))
+
+
+def _own(facts: Facts, dtype: str, prefix: str, rows: str) -> tuple[Port, ...]:
+    return _caches(facts, dtype, lambda each: f"{prefix}.{each.layer}.{each.role}", rows, {"row": ROOM})
+
+
+def _caches(
+    facts: Facts, dtype: str, name: Callable[[StateTensor], str], rows: str, lengths: dict[Owner, Dim]
+) -> tuple[Port, ...]:
+    """The tensors of the state whose owners have a length here."""
+    return tuple(
+        Port(name(each), dtype, (rows, *(lengths[each.owner] if dim == LENGTH else dim for dim in each.dims)), each)
+        for each in facts.state
+        if each.owner in lengths
     )
-    best = (Port(LOG_PROBS, dtype, (ALL_ROWS, COUNT)), Port(IDS, "int64", (ALL_ROWS, COUNT)))
-    logits = Port(LOGITS, dtype, (ALL_ROWS, config.target_vocab_size))
-    looks = Port(CROSS_ATTENTION, dtype, (ALL_ROWS, SOURCE))  # the mean over the heads of the alignment layer
-    return Graph(STEP, "onnx/step.onnx", inputs, (logits, *_own(config, dtype, "present"), looks, *best))
 
 
-def _cross(config: TransformerConfig, dtype: str) -> tuple[Port, ...]:
-    dims = (BATCH, config.heads, SOURCE, config.head_size)
-    return tuple(Port(name, dtype, dims) for name in cross_names(config))
+def _seq2seq_name(prefix: str) -> Callable[[StateTensor], str]:
+    sides = {"row": "decoder", "source": "encoder"}
+    return lambda each: f"{prefix}.{each.layer}.{sides[each.owner]}.{each.role}"
 
 
-def _own(config: TransformerConfig, dtype: str, prefix: str) -> tuple[Port, ...]:
-    dims = (ALL_ROWS, config.heads, ROOM, config.head_size)
-    return tuple(Port(name, dtype, dims) for name in own_names(config, prefix))
+def _causal_name(prefix: str) -> Callable[[StateTensor], str]:
+    return lambda each: f"{prefix}.{each.layer}.{each.role}"
 
 
-def _encoder(config: TransformerConfig, dtype: str) -> Graph:
-    tokens = (BATCH, SOURCE)
-    inputs = (Port(INPUT_IDS, "int64", tokens), Port(ATTENTION_MASK, "int64", tokens))
-    outputs = (Port(LAST_HIDDEN_STATE, dtype, (*tokens, config.d_model)),)
-    return Graph(ENCODER, "onnx/encoder_model.onnx", inputs, outputs)
-
-
-def _decoder(config: TransformerConfig, dtype: str) -> Graph:
-    inputs = (
-        Port(INPUT_IDS, "int64", (BATCH, TARGET)),
-        Port(ENCODER_HIDDEN_STATES, dtype, (BATCH, SOURCE, config.d_model)),
-        Port(ENCODER_ATTENTION_MASK, "int64", (BATCH, SOURCE)),
-        *_cache(config, dtype, past(config), PAST_TARGET, PAST_SOURCE),
+def _outputs(facts: Facts, dtype: str) -> tuple[Port, ...]:
+    return tuple(
+        Port(each.name, dtype, (BATCH, *(TOKENS if dim == LENGTH else dim for dim in each.dims)))
+        for each in facts.outputs
     )
-    outputs = (
-        Port(LOGITS, dtype, (BATCH, TARGET, config.target_vocab_size)),
-        *_cache(config, dtype, present(config), f"{PAST_TARGET} + {TARGET}", SOURCE),
-        Port(cross_attention(config), dtype, (BATCH, config.heads, TARGET, SOURCE)),
-    )
-    return Graph(DECODER, "onnx/decoder_model_merged.onnx", inputs, outputs)
 
 
-def _select(config: TransformerConfig, dtype: str) -> Graph:
-    kept = (
-        Port(ENCODER_HIDDEN_STATES, dtype, (BATCH, SOURCE, config.d_model)),
-        Port(ENCODER_ATTENTION_MASK, "int64", (BATCH, SOURCE)),
-        *_cache(config, dtype, past(config), PAST_TARGET, PAST_SOURCE),
-    )
+def _select(kept: tuple[Port, ...]) -> Graph:
     picked = tuple(Port(f"selected.{port.name}", port.dtype, ("selected_rows", *port.dims[1:])) for port in kept)
     return Graph(SELECT, "onnx/select_rows.onnx", (*kept, Port(ROWS, "int64", ("selected_rows",))), picked)
 
 
-def _cache(config: TransformerConfig, dtype: str, names: tuple[str, ...], target: Dim, source: Dim) -> tuple[Port, ...]:
-    return tuple(
-        Port(name, dtype, (BATCH, config.heads, source if is_cross(name) else target, config.head_size))
-        for name in names
-    )
-
-
-CONTRACTS = {"portable": portable, "cpu": cpu}
+Contract = Callable[[Facts, str], tuple[Graph, ...]]
+CONTRACTS: dict[str, dict[Task, Contract]] = {
+    "portable": {"seq2seq": _portable_seq2seq, "causal": _portable_causal, "encode": _portable_encode},
+    "cpu": {"seq2seq": _cpu_seq2seq, "causal": _cpu_causal, "encode": _cpu_encode},
+}
 
 
 def compare_ports(graph: Graph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> Iterator[str]:

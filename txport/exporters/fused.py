@@ -1,194 +1,444 @@
-"""Modules of the cpu target: the reference model's parts around ONNX Runtime's fused attention operators.
+"""The cpu target's ops: parts become ONNX Runtime's fused operators where there is one, plain nodes where there is none.
 
-Activations are (rows, D) between the operators, so that every linear map becomes one Gemm. In PyTorch itself
-the attention functions compute what the operators do, which makes these modules their own reference.
+Activations are (rows, D) between the operators, so that every linear map becomes one Gemm. In PyTorch itself the
+attention functions compute what the operators do, by the same parts: so these modules are their own reference.
+Letters: B sources, K beams, R = B x K rows, S source or prompt length, N heads, G key/value heads, H head size,
+M capacity of the caches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import cast
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
-from txport.bundles.ports import ENCODER, STEP, alignment_layer
+from txport.bundles.ports import ENCODER, MODEL, PREFILL, STEP
 from txport.errors import UnsupportedError
-from txport.exporters.operators import FORMS
+from txport.exporters.forms import FORMS
 from txport.exporters.symbols import Form, Symbol, Tracer
-from txport.models.config import TransformerConfig
-from txport.models.transformer import (
-    Attention,
-    DecoderLayer,
-    EncoderLayer,
-    Transformer,
-    additive,
-    attend,
-    padding_mask,
-    weigh,
-)
+from txport.models.model import Model
+from txport.models.ops import State, additive, padding_mask
+from txport.models.parts import Attention, Linear
 
 MICROSOFT = "com.microsoft"
 HEAD_SIZE_STEP = 8  # GroupQueryAttention takes head sizes that are multiples of it
 MASKED = -3e38  # MultiHeadAttention's own -10000 would let padding through where scores are large
+MULTI_HEAD, GROUPED, PLAIN = "MultiHeadAttention", "GroupQueryAttention", "plain attention"
+PACKED = "packed linear maps"
 
 
-def require_fusable(config: TransformerConfig) -> None:
+def require_fusable(model: Model) -> None:
     """Raise `UnsupportedError` for a model that the fused operators can't compute."""
-    if config.head_size % HEAD_SIZE_STEP:
-        sizes = f"this model's is {config.head_size} (d_model {config.d_model} / heads {config.heads})"
-        need = f"a head size that is a multiple of {HEAD_SIZE_STEP}, {sizes}"
-        raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
+    for part in (each for each in model.modules() if isinstance(each, Attention)):
+        if part.core.has_operator and part.head_size % HEAD_SIZE_STEP:
+            need = f"a head size that is a multiple of {HEAD_SIZE_STEP}, this model's is {part.head_size}"
+            raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
+
+
+class FusedOps:
+    """What all runs of the cpu target have in common: activations (B x T, D), and a count of what parts became."""
+
+    def __init__(self, batch: int, length: int) -> None:
+        self.batch, self.length = batch, length
+        self.became: Counter[str] = Counter()
+
+    def lay_out(self, ids: Tensor) -> Tensor:
+        """See `Ops`."""
+        return ids.flatten()
+
+    def whole(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x.view(self.batch, self.length, -1)
+
+    def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
+        """See `Ops`."""
+        places = torch.arange(self.length)
+        rows = F.embedding(places + offset if offset else places, table)
+        return (self.whole(x) + rows).flatten(0, 1)
+
+    def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
+        """See `Ops`; one product gives them all."""
+        packed = torch.cat([each(x) for each in maps], 1)
+        self.became[PACKED] += len(maps) - 1
+        return packed.split([each.out_features for each in maps], 1)
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        raise NotImplementedError
+
+    def plain(
+        self, part: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Heads attended to by plain nodes -> activations (B x T, N x H), and the weights."""
+        self.became[PLAIN] += 1
+        mixed, weights = part.core(query, key, value, mask, distances)
+        return mixed.transpose(1, 2).flatten(2).flatten(0, 1), weights
+
+
+class EncoderOps(FusedOps):
+    """All tokens of sources at once, each of which sees the whole of its source."""
+
+    def __init__(self, input_ids: Tensor, lengths: Tensor) -> None:
+        super().__init__(input_ids.shape[0], input_ids.shape[1])
+        self.lengths = lengths
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        query, key, value = (self.whole(each(x)) for each in (part.query, part.key, part.value))
+        places = torch.arange(self.length)
+        distances = places[None, :] - places[:, None] if part.uses_distances else None
+        if part.core.has_operator and part.rotary is None and part.query_norm is None:
+            self.became[MULTI_HEAD] += 1
+            return multi_head_attention(part, query, key, value, self.lengths, distances).flatten(0, 1)
+        heads = part.queries(query, places), part.keys(key, places), part.split(value)
+        return self.plain(part, *heads, source_mask(self.lengths, self.length, x.dtype), distances)[0]
+
+
+class PromptOps(FusedOps):
+    """All tokens of prompts at once, over empty caches, which the run fills in place."""
+
+    def __init__(self, input_ids: Tensor, lengths: Tensor, total: Tensor, state: State) -> None:
+        super().__init__(input_ids.shape[0], input_ids.shape[1])
+        self.lengths, self.total, self.state = lengths, total, state
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        caches = own_caches(self.state, layer)
+        key, value = (self.state[each] for each in caches)
+        start = self.lengths * 0
+        if part.core.has_operator:
+            self.became[GROUPED] += 1
+            packed = self.whole(torch.cat(self.projected(part, x), 1))
+            places = torch.arange(self.length)
+            distances = (places[None, :] - places[:, None])[None] if part.uses_distances else None
+            mixed, key, value = grouped_query_attention(
+                part, packed, key, value, start, self.lengths - 1, self.total, distances
+            )
+            mixed = mixed.flatten(0, 1)
+        else:
+            raise UnsupportedError("the cpu target has no form of prompts for this attention; export --target portable")
+        self.state.update(zip(caches, (key, value), strict=True))
+        return mixed
+
+    def projected(self, part: Attention, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values, to be joined into one product."""
+        self.became[PACKED] += 2
+        return [part.query(x), part.key(x), part.value(x)]
+
+
+class StepOps(FusedOps):
+    """One token of every row: its place is the number of tokens before it, its caches are written in place."""
+
+    def __init__(
+        self,
+        input_ids: Tensor,
+        past_lengths: Tensor,
+        capacity: Tensor,
+        state: State,
+        source_lengths: Tensor | None = None,
+        aligned: int | None = None,
+    ) -> None:
+        super().__init__(input_ids.shape[0], input_ids.shape[1])
+        self.past_lengths, self.capacity, self.state = past_lengths, capacity, state
+        self.source_lengths, self.aligned = source_lengths, aligned
+        self.attention: Tensor | None = None
+
+    def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
+        """See `Ops`."""
+        return x + F.embedding(self.past_lengths + offset if offset else self.past_lengths, table)
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        return self.over_source(part, x, layer) if part.over == "source" else self.over_own(part, x, layer)
+
+    def over_own(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """The row's own tokens, this one the last: (R, D) -> (R, N x H)."""
+        caches = own_caches(self.state, layer)
+        key, value = (self.state[each] for each in caches)
+        distances = None
+        if part.uses_distances:
+            places = torch.arange(key.shape[2])[None, None, :]
+            distances = places - self.past_lengths.long()[:, None, None]  # (R, 1, M)
+        if part.core.has_operator:
+            self.became[GROUPED] += 1
+            self.became[PACKED] += 2
+            packed = torch.cat([part.query(x), part.key(x), part.value(x)], 1)[:, None]  # (R, 1, (N + 2 G) x H)
+            past = self.past_lengths
+            mixed, key, value = grouped_query_attention(part, packed, key, value, past, past, self.capacity, distances)
+            mixed = mixed.flatten(0, 1)
+        else:
+            places = self.past_lengths[:, None]
+            key = write_at(key, part.keys(part.key(x)[:, None], places), self.past_lengths)
+            value = write_at(value, part.split(part.value(x)[:, None]), self.past_lengths)
+            query = part.queries(part.query(x)[:, None], places)
+            mask = source_mask(self.past_lengths + 1, key.shape[2], x.dtype)
+            mixed, _ = self.plain(part, query, key, value, mask, distances)
+        self.state.update(zip(caches, (key, value), strict=True))
+        return mixed
+
+    def over_source(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """The source, whose keys and values are held once for all of its beams: (R, D) -> (R, N x H)."""
+        assert self.source_lengths is not None
+        key, value = (self.state[each] for each in self.state if (each.layer, each.owner) == (layer, "source"))
+        query = self.whole(part.query(x))  # (B, K, N x H)
+        mask, heads = source_mask(self.source_lengths, key.shape[2], x.dtype), part.queries(query, None)
+        if part.core.has_operator and part.query_norm is None:
+            if layer == self.aligned:
+                _, weights = part.core(heads, key, value, mask)
+            self.became[MULTI_HEAD] += 1
+            mixed = multi_head_attention(part, query, key, value, self.source_lengths, None).flatten(0, 1)
+        else:
+            mixed, weights = self.plain(part, heads, key, value, mask, None)
+        if layer == self.aligned:
+            self.attention = weights.mean(1).flatten(0, 1)  # (R, S)
+        return mixed
+
+
+def own_caches(state: State, layer: int) -> list[Any]:
+    """The row's own keys and values of a layer."""
+    return [each for each in state if (each.layer, each.owner) == (layer, "row")]
+
+
+def source_mask(lengths: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of places within and beyond lengths (B,): (B, 1, 1, size)."""
+    return additive(padding_mask(lengths, size), dtype)[:, None, None, :]
 
 
 class CpuEncoder(nn.Module):
     """input_ids, source_lengths -> the keys and values of the source for each decoder layer."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) int64, (B,) int32 -> two of (B, N, S, H) a layer."""
-        model, batch, size = self.model, input_ids.shape[0], input_ids.shape[1]
-        embedding = model.source_embedding
-        x = embedding.tokens(input_ids.flatten()) * embedding.scale  # -> (B * S, D)
-        x = (x.view(batch, size, -1) + F.embedding(torch.arange(size), embedding.positions)).flatten(0, 1)
-        for layer in cast(Iterable[EncoderLayer], model.encoder):
-            h = layer.attention_residual.enter(x)
-            own = layer.attention
-            query, key, value = (part(h).view(batch, size, -1) for part in (own.query, own.key, own.value))
-            mixed = multi_head_attention(query, key, value, source_lengths, own.heads)  # -> (B, S, D)
-            x = layer.attention_residual.leave(x, own.output(mixed.flatten(0, 1)))
-            h = layer.feed_forward_residual.enter(x)
-            x = layer.feed_forward_residual.leave(x, layer.feed_forward(h))
-        memory = model.encoder_norm(x)  # (B * S, D)
-        looks = [layer.cross_attention for layer in cast(Iterable[DecoderLayer], model.decoder)]
-        maps = (part for look in looks for part in (look.key, look.value))
-        return tuple(split_heads(part(memory).view(batch, size, -1), model.config.heads) for part in maps)
+        """(B, S) int64, (B,) int32 -> two of (B, G, S, H) a layer."""
+        self.ops = ops = EncoderOps(input_ids, source_lengths)
+        states = self.model.encoder_states(input_ids, ops)  # (B * S, D)
+        found = []
+        for each in self.model.facts.owned("source"):
+            part = self.model.cross_attention(each.layer)
+            heads = part.keys(ops.whole(part.key(states)), None) if each.role == "key" else None
+            found.append(part.split(ops.whole(part.value(states))) if heads is None else heads)
+        return tuple(found)
+
+
+class CpuModel(nn.Module):
+    """input_ids, source_lengths -> the outputs of an encoder-only model."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
+        """(B, S) int64, (B,) int32 -> one tensor an output."""
+        self.ops = ops = EncoderOps(input_ids, source_lengths)
+        return self.model.outputs(self.model.encoder_states(input_ids, ops), ops)
+
+
+class CpuPrefill(nn.Module):
+    """Prompts of a causal model, padded at the right, into caches that are empty: the caches."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, prompt_lengths: Tensor, total: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        """(B, S), (B,), (1,) that is S, then (B, G, M, H) twice a layer -> the caches."""
+        state = dict(zip(self.model.facts.state, caches, strict=True))
+        self.ops = ops = PromptOps(input_ids, prompt_lengths, total, state)
+        self.model.decoder_states(input_ids, ops)
+        return tuple(ops.state.values())
 
 
 class CpuStep(nn.Module):
     """One token of every row: ids, lengths, the source's keys and values, and the rows' own -> logits.
 
     The rows' own keys and values lie in buffers of a fixed capacity M; the outputs are the same buffers
-    with the new token's written at its place. Last comes the attention over the source, as plain operators.
+    with the new token's written at its place. Last comes the attention over the source, if there is one.
     """
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
     def forward(
-        self, input_ids: Tensor, past_lengths: Tensor, cache_capacity: Tensor, source_lengths: Tensor, *caches: Tensor
+        self, input_ids: Tensor, past_lengths: Tensor, cache_capacity: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        """(B, K), (B * K,), (1,), (B,), (B, N, S, H) twice a layer, then (B * K, N, M, H) twice a layer.
+        """(B, K), (R,), (1,), of a seq2seq model (B,) and (B, G, S, H) twice a layer, then (R, G, M, H) twice a layer.
 
-        -> logits (B * K, V), the caches, and the mean attention of the heads of the alignment layer (B * K, S).
+        -> logits (R, V), the caches, and the mean attention of the heads of the alignment layer (R, S).
         """
-        model, layers = self.model, len(self.model.decoder)
-        cross, own = caches[: 2 * layers], caches[2 * layers :]
-        embedding = model.target_embedding
-        x = embedding.tokens(input_ids.flatten()) * embedding.scale  # -> (B * K, D)
-        x = x + F.embedding(past_lengths, embedding.positions)
-        grown: list[Tensor] = []
-        for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
-            h = layer.attention_residual.enter(x)
-            key, value = own[2 * number : 2 * number + 2]
-            h, key, value = self_attention(layer.attention, h, key, value, past_lengths, cache_capacity)
-            grown += [key, value]
-            x = layer.attention_residual.leave(x, layer.attention.output(h))
-            key, value = cross[2 * number : 2 * number + 2]
-            query = self._query(layer, x, input_ids)
-            if number == alignment_layer(model.config):
-                looks = look(query, key, source_lengths)
-            mixed = multi_head_attention(query, key, value, source_lengths, layer.cross_attention.heads)  # -> (B, K, D)
-            x = layer.cross_attention_residual.leave(x, layer.cross_attention.output(mixed.flatten(0, 1)))
-            h = layer.feed_forward_residual.enter(x)
-            x = layer.feed_forward_residual.leave(x, layer.feed_forward(h))
-        return (model.projection(model.decoder_norm(x)), *grown, looks)
-
-    @staticmethod
-    def _query(layer: DecoderLayer, x: Tensor, input_ids: Tensor) -> Tensor:
-        """(B * K, D) -> (B, K, D): the beams of one source are queries over its keys, held once for all of them."""
-        h = layer.cross_attention.query(layer.cross_attention_residual.enter(x))
-        return h.view(*input_ids.shape, -1)
+        facts = self.model.facts
+        has_source = facts.task == "seq2seq"
+        source_lengths, caches = (rest[0], rest[1:]) if has_source else (None, rest)
+        state = dict(zip((*facts.owned("source"), *facts.owned("row")), caches, strict=True))
+        aligned = facts.attention.layer if facts.attention else None
+        self.ops = ops = StepOps(input_ids, past_lengths, cache_capacity, state, source_lengths, aligned)
+        logits = self.model.logits(self.model.decoder_states(input_ids, ops))
+        grown = [ops.state[each] for each in facts.owned("row")]
+        return (logits, *grown) if ops.attention is None else (logits, *grown, ops.attention)
 
 
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, S, D) -> (B, N, S, H)."""
-    return x.unflatten(2, (heads, -1)).transpose(1, 2)
+def multi_head_attention(
+    part: Attention, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, distances: Tensor | None
+) -> Tensor:
+    """Queries (B, T, N x H) over keys and values (B, S, N x H) or (B, N, S, H), `lengths` of them real -> as queries.
 
-
-def look(query: Tensor, key: Tensor, lengths: Tensor) -> Tensor:
-    """Queries (B, K, D), keys (B, N, S, H), their lengths (B,) -> what the heads look at in the mean (B * K, S)."""
-    bias = additive(padding_mask(lengths, key.shape[2]), query.dtype)[:, None, None, :]  # -> (B, 1, 1, S)
-    return weigh(split_heads(query, key.shape[1]), key, bias).mean(1).flatten(0, 1)
-
-
-def multi_head_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, heads: int) -> Tensor:
-    """Queries (B, T, D) over keys and values (B, S, D) or (B, N, S, H), of which `lengths` are real -> (B, T, D)."""
+    `distances` (T, S) are wanted where positions add to the scores.
+    """
     if has_torch_function((query,)):
-        mixed: Tensor = handle_torch_function(multi_head_attention, (query,), query, key, value, lengths, heads)
+        bias = None if distances is None else part.core.bias(distances)  # type: ignore[union-attr,misc]
+        arguments = (part, query, key, value, lengths, bias)
+        mixed: Tensor = handle_torch_function(multi_head_attention, (query,), *arguments)
         return mixed
-    key, value = (x if x.dim() == 4 else split_heads(x, heads) for x in (key, value))
-    bias = additive(padding_mask(lengths, key.shape[2]), query.dtype)[:, None, None, :]  # -> (B, 1, 1, S)
-    return attend(split_heads(query, heads), key, value, bias).transpose(1, 2).flatten(2)
-
-
-def self_attention(
-    attention: Attention, h: Tensor, key: Tensor, value: Tensor, past_lengths: Tensor, capacity: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One token (R, D) over the `past_lengths` before it and itself -> (R, D) and the two buffers (R, N, M, H)."""
-    packed = torch.cat([attention.query(h), attention.key(h), attention.value(h)], 1)  # -> (R, 3 D)
-    return grouped_query_attention(packed, key, value, past_lengths, capacity, attention.heads)
+    key, value = (x if x.dim() == 4 else part.split(x) for x in (key, value))
+    mask = source_mask(lengths, key.shape[2], query.dtype)
+    attended: Tensor = part.core(part.split(query), key, value, mask, distances)[0]
+    return attended.transpose(1, 2).flatten(2)
 
 
 def grouped_query_attention(
-    packed: Tensor, key: Tensor, value: Tensor, past_lengths: Tensor, capacity: Tensor, heads: int
+    part: Attention,
+    packed: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past: Tensor,
+    last: Tensor,
+    total: Tensor,
+    distances: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of one token (R, 3 D) and buffers (R, N, M, H) -> (R, D), the buffers with the token's."""
+    """Query, key and value of new tokens (R, T, (N + 2 G) x H) over buffers (R, G, M, H), written at their places.
+
+    `past` (R,) tokens lie in the buffers, `last` (R,) is the place of each row's last real token. -> (R, T, N x H), and
+    the buffers. `distances` (R or 1, T, M or T) are wanted where positions add to the scores.
+    """
     if has_torch_function((packed,)):
-        arguments = (packed, key, value, past_lengths, capacity, heads)
+        bias = None if distances is None else part.core.bias(distances)  # type: ignore[union-attr,misc]
+        arguments = (part, packed, key, value, past, last, total, bias)
         found: tuple[Tensor, Tensor, Tensor] = handle_torch_function(grouped_query_attention, (packed,), *arguments)
         return found
-    new_query, new_key, new_value = (x.unflatten(1, (heads, -1)) for x in packed.chunk(3, 1))  # (R, N, H)
-    rows, places = torch.arange(len(packed)), past_lengths.long()
-    key, value = key.clone(), value.clone()
-    key[rows, :, places], value[rows, :, places] = new_key, new_value
-    bias = additive(padding_mask(past_lengths + 1, key.shape[2]), packed.dtype)[:, None, None, :]  # -> (R, 1, 1, M)
-    return attend(new_query[:, :, None], key, value, bias).flatten(1), key, value
+    sizes = [part.query.out_features, part.key.out_features, part.value.out_features]
+    query, new_key, new_value = packed.split(sizes, 2)
+    places = past.long()[:, None] + torch.arange(packed.shape[1])  # (R, T)
+    key = written(key, part.keys(new_key, places), places)
+    value = written(value, part.split(new_value), places)
+    slots = torch.arange(key.shape[2])
+    mask = additive(slots <= places[:, None, :, None], packed.dtype)  # (R, 1, T, M)
+    far = slots - places[:, :, None] if part.uses_distances else None
+    mixed: Tensor = part.core(part.queries(query, places), key, value, mask, far)[0]
+    return mixed.transpose(1, 2).flatten(2), key, value
+
+
+def written(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
+    """A buffer (R, G, M, H) with heads (R, G, T, H) at places (R, T)."""
+    cache = cache.clone()
+    cache[torch.arange(len(places))[:, None], :, places] = new.transpose(1, 2)
+    return cache
+
+
+def write_at(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
+    """A buffer (R, G, M, H) with heads (R, G, 1, H) of one token a row at places (R,)."""
+    if has_torch_function((cache,)):
+        found: Tensor = handle_torch_function(write_at, (cache,), cache, new, places)
+        return found
+    return written(cache, new, places.long()[:, None])
 
 
 def _multi_head_attention(
-    tracer: Tracer, query: Symbol, key: Symbol, value: Symbol, lengths: Symbol, heads: int
+    tracer: Tracer,
+    part: Attention,
+    query: Symbol,
+    key: Symbol,
+    value: Symbol,
+    lengths: Symbol,
+    bias: Symbol | None,
 ) -> Symbol:
     """As ONNX Runtime's operator; `MASKED` is where its own value would let padding through."""
     inputs = [query.value, key.value, value.value, None, lengths.value]
-    how = {"num_heads": heads, "mask_filter_value": MASKED}
-    mixed = tracer.op("multi_head_attention", "MultiHeadAttention", inputs, MICROSOFT, **how)
+    if bias is not None:
+        inputs.append(FORMS["unsqueeze"](tracer, bias, 0).value)
+    how: dict[str, Any] = {"num_heads": part.core.heads, "mask_filter_value": MASKED, **_scale(part)}
+    mixed = tracer.op("multi_head_attention", MULTI_HEAD, inputs, MICROSOFT, **how)
     return tracer.given(mixed, query.examples)
 
 
 def _grouped_query_attention(
-    tracer: Tracer, packed: Symbol, key: Symbol, value: Symbol, lengths: Symbol, capacity: Symbol, heads: int
+    tracer: Tracer,
+    part: Attention,
+    packed: Symbol,
+    key: Symbol,
+    value: Symbol,
+    past: Symbol,
+    last: Symbol,
+    total: Symbol,
+    bias: Symbol | None,
 ) -> tuple[Symbol, Symbol, Symbol]:
-    """As ONNX Runtime's operator, which takes (R, 1, 3 D) and writes into the buffers."""
-    token = FORMS["unsqueeze"](tracer, packed, 1)
-    inputs = [token.value, None, None, key.value, value.value, lengths.value, capacity.value]
-    how = {"num_heads": heads, "kv_num_heads": heads}
-    mixed, *grown = tracer.ops("grouped_query_attention", "GroupQueryAttention", inputs, 3, MICROSOFT, **how)
-    size = packed.shape[1] // 3
-    rows = [example.new_empty(len(example), 1, size) for example in packed.examples]
-    attended = FORMS["view"](tracer, tracer.given(mixed, (rows[0], rows[1])), -1, size)  # -> (R, D)
-    return attended, *(tracer.given(each, x.examples) for each, x in zip(grown, (key, value), strict=True))
+    """As ONNX Runtime's operator, which writes into the buffers."""
+    inputs = [packed.value, None, None, key.value, value.value, last.value, total.value]
+    how: dict[str, Any] = {"num_heads": part.core.heads, "kv_num_heads": part.core.key_heads, **_scale(part)}
+    if part.rotary is not None:
+        inputs += [tracer.tensor(part.rotary.cos), tracer.tensor(part.rotary.sin)]
+        how |= {"do_rotary": 1, "rotary_interleaved": int(part.rotary.pairing == "interleaved")}
+    if bias is not None:
+        inputs += [None] * (10 - len(inputs)) + [bias.value]
+    mixed, *grown = tracer.ops("grouped_query_attention", GROUPED, inputs, 3, MICROSOFT, **how)
+    size = part.query.out_features
+    attended = tuple(example.new_empty(*example.shape[:2], size) for example in packed.examples)
+    found = tracer.given(mixed, (attended[0], attended[1]))
+    return found, *(tracer.given(each, x.examples) for each, x in zip(grown, (key, value), strict=True))
+
+
+def _scale(part: Attention) -> dict[str, float]:
+    """The factor of the scores, unless it is the operators' own, 1 / sqrt(H)."""
+    scale = float(getattr(part.core, "scale", 0.0))
+    return {} if scale == part.head_size**-0.5 else {"scale": scale}
+
+
+def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Symbol:
+    """One ScatterND, which leaves all else of a buffer in place where output and input are bound to one memory."""
+    import numpy as np
+
+    heads = int(cache.examples[0].shape[1])
+    rows = tracer.op("write/rows", "Range", [tracer.scalar(each) for each in (0, cache.shape[0], 1)])
+    place = tracer.op("write/places", "Cast", [places.value], to=7)
+    axes = tracer.constant(np.array([1, 2]))
+    table = tracer.constant(np.zeros((1, heads, 1), np.int64))
+    parts = [tracer.op("write/add", "Add", [tracer.op("write/row", "Unsqueeze", [each, axes]), table])
+             for each in (rows, place)]  # fmt: skip
+    own = tracer.constant(np.arange(heads)[None, :, None])
+    zero = tracer.op("write/zero", "Mul", [parts[0], tracer.constant(np.array(0))])
+    index = tracer.op("write/index", "Concat", [parts[0], tracer.op("write/head", "Add", [zero, own]), parts[1]], axis=2)
+    update = tracer.op("write/new", "Squeeze", [new.value, tracer.constant(np.array([2]))])  # (R, G, H)
+    value = tracer.op("write", "ScatterND", [cache.value, index, update])
+    return tracer.given(value, cache.examples)
 
 
 FUSED_FORMS: dict[str, Form] = {
     **FORMS,
     "multi_head_attention": _multi_head_attention,
     "grouped_query_attention": _grouped_query_attention,
+    "write_at": _write_at,
 }
-FUSED: dict[str, Callable[[Transformer], nn.Module]] = {ENCODER: CpuEncoder, STEP: CpuStep}
+FUSED: dict[str, Callable[[Model], nn.Module]] = {
+    ENCODER: CpuEncoder,
+    MODEL: CpuModel,
+    PREFILL: CpuPrefill,
+    STEP: CpuStep,
+}
+
+
+def became(module: Any) -> Counter[str]:
+    """What the parts of a module became in its last run."""
+    found: Counter[str] = module.ops.became
+    return found
+
+
+def names_of(counts: Counter[str]) -> Sequence[str]:
+    """Those that are operators."""
+    return [name for name in counts if name not in (PLAIN, PACKED)]

@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from txport.bundles.ports import DECODER, ENCODER, alignment_layer
-from txport.models.transformer import LayerCache, Memory, Transformer
+from txport.bundles.ports import DECODER, ENCODER, MODEL
+from txport.models.facts import Task
+from txport.models.model import Memory, Model
 
 
 class EncoderGraph(nn.Module):
     """input_ids, attention_mask -> last_hidden_state."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
@@ -23,24 +24,56 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """input_ids, the encoder's output and mask, four cache tensors a layer -> logits, grown caches, and attention.
+    """input_ids, the encoder's output and mask, the state -> logits, the grown state, and attention over the source.
 
     The same graph serves the first step, with caches of length 0, and every later one.
     """
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
     def forward(
         self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor, *past: Tensor
     ) -> tuple[Tensor, ...]:
-        """(B, T), (B, S, D), (B, S), then (B, N, past, H) each -> logits (B, T, V), the caches, and (B, N, T, S)."""
+        """(B, T), (B, S, D), (B, S), then (B, G, past, H) each -> logits (B, T, V), the caches, and (B, N, T, S)."""
+        facts = self.model.facts
         memory = Memory(encoder_hidden_states, encoder_attention_mask.bool())
-        cache = tuple(LayerCache(*past[start : start + 4]) for start in range(0, len(past), 4))
-        logits, grown, attentions = self.model.decode(input_ids, memory, cache)
-        looks = attentions[alignment_layer(self.model.config)]
-        return (logits, *(tensor for layer in grown for tensor in layer), looks)
+        logits, state, attention = self.model.decode(input_ids, memory, dict(zip(facts.state, past, strict=True)))
+        shown = () if facts.attention is None else (attention[facts.attention.layer],)
+        return (logits, *(state[each] for each in facts.state), *shown)
 
 
-PORTABLE: dict[str, Callable[[Transformer], nn.Module]] = {ENCODER: EncoderGraph, DECODER: DecoderGraph}
+class CausalGraph(nn.Module):
+    """input_ids, attention_mask, position_ids, the state -> logits, and the grown state; rows are padded at the left."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        """(B, T), (B, P + T), (B, T), then (B, G, P, H) each -> logits (B, T, V), and the caches."""
+        state = dict(zip(self.model.facts.state, past, strict=True))
+        found = self.model.extend(input_ids, attention_mask.bool(), position_ids, state)
+        return (found.logits, *found.state.values())
+
+
+class EncodeGraph(nn.Module):
+    """input_ids, attention_mask -> the outputs of an encoder-only model."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        """(B, S) int64 twice -> one tensor an output."""
+        return self.model.infer(input_ids, attention_mask.bool())
+
+
+PORTABLE: dict[Task, dict[str, Callable[[Model], nn.Module]]] = {
+    "seq2seq": {ENCODER: EncoderGraph, DECODER: DecoderGraph},
+    "causal": {DECODER: CausalGraph},
+    "encode": {MODEL: EncodeGraph},
+}

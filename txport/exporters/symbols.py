@@ -117,7 +117,7 @@ class Tracer(TorchFunctionMode):
         """One function of PyTorch, or of ours, as nodes; `UnsupportedError` for one that has no form."""
         name = str(getattr(function, "__name__", function)).strip("_")
         if name not in self._forms:
-            raise UnsupportedError(f"the exporter has no ONNX form of PyTorch's {name}: see exporters/operators.py")
+            raise UnsupportedError(f"the exporter has no ONNX form of PyTorch's {name}: see exporters/forms")
         with torch._C.DisableTorchFunction():
             return self._forms[name](self, *args, **options)
 

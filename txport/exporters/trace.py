@@ -28,7 +28,7 @@ from txport.bundles.ports import (
     Graph,
     Port,
 )
-from txport.exporters.operators import FORMS
+from txport.exporters.forms import FORMS
 from txport.exporters.symbols import Form, Symbol, Tracer
 
 # Two lengths for each dynamic dim: what differs between the two is dynamic. They are chosen so that no dim, no sum and

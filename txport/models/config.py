@@ -1,129 +1,95 @@
-"""What a Transformer is made of: one frozen record, every check in one place, presets as data."""
+"""What every config of an architecture has in common: frozen, every check in one place, JSON values in and out."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, Self, get_args, get_type_hints
 
 from txport.errors import ConfigError, quoted
 from txport.system.documents import DocumentError, read_json
-from txport.system.memory import readable
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "family": ("encoder-decoder",),
-    "norm": ("pre", "post"),
-    "positions": ("sinusoidal", "learned"),
-    "activation": ("relu", "gelu", "silu"),
-    "tied": ("none", "target", "all"),
-}
-LARGEST = {"max_length": 1 << 20, "encoder_layers": 1024, "decoder_layers": 1024}
+LARGEST = 1 << 24  # of any size, so that no product of two overflows
 LISTED = 10  # keys in an error
-MOST_MEMORY = 1 << 43  # bytes; no machine that runs one model has more
 LARGEST_FILE = 1 << 20  # bytes of a config.json
+MOST_LAYERS, LONGEST = 1 << 10, 1 << 20
+
+
+def choice(default: str, *others: str) -> Any:
+    """A field that is one of several words, by default the first."""
+    return field(default=default, metadata={"choices": (default, *others)})
+
+
+def size(default: Any = dataclasses.MISSING, *, least: int = 1, most: int = LARGEST) -> Any:
+    """A field that is a whole number within bounds; without a default, every config says it."""
+    return field(default=default, metadata={"least": least, "most": most})
+
+
+def layers(default: int) -> Any:
+    """A field that counts layers."""
+    return size(default, most=MOST_LAYERS)
+
+
+def real(default: Any = dataclasses.MISSING, *, above: float | None = None, below: float | None = None) -> Any:
+    """A field that is a number between two others, which it must not reach, but for a lower bound of 0."""
+    return field(default=default, metadata={"above": above, "below": below})
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
-    """The sizes and choices of one encoder-decoder Transformer (Vaswani et al. 2017).
-
-    `norm` places the layer norm before each sublayer ("pre", with one more norm at the end of each
-    stack) or after its residual ("post"). `tied` shares the output projection with the target
-    embedding ("target"), with both embeddings ("all") or with neither ("none"). `max_length` is the
-    longest source and the longest target, in tokens, special tokens included. `add_source_bos` and
-    `add_source_eos` say whether the sources of its training began with the start token and ended with
-    the end token; targets always did.
-    """
-
-    source_vocab_size: int
-    target_vocab_size: int
-    family: str = "encoder-decoder"
-    d_model: int = 512
-    heads: int = 8
-    feed_forward: int = 2048
-    encoder_layers: int = 6
-    decoder_layers: int = 6
-    max_length: int = 512
-    norm: str = "post"
-    norm_epsilon: float = 1e-5
-    positions: str = "sinusoidal"
-    activation: str = "relu"
-    tied: str = "all"
-    scale_embedding: bool = True
-    dropout: float = 0.1
-    pad_id: int = 0
-    bos_id: int = 1
-    eos_id: int = 2
-    add_source_bos: bool = False
-    add_source_eos: bool = True
+class Config:
+    """The sizes and choices of one model. An architecture's config says in `problems` what does not go together."""
 
     def __post_init__(self) -> None:
         problems = [*_wrong_types(self), *_wrong_choices(self)]
-        problems = problems or [*_wrong_sizes(self), *_wrong_relations(self)] or _too_large(self)
+        problems = problems or [*_wrong_sizes(self), *self.problems()]
         if problems:
             raise ConfigError("; ".join(problems))
 
-    @property
-    def head_size(self) -> int:
-        """H = D / N, the width of one attention head."""
-        return self.d_model // self.heads
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers a checkpoint of this model holds, tied ones once."""
-        width, inner = self.d_model, self.feed_forward
-        attention, norm = 4 * (width * width + width), 2 * width
-        feed_forward = 2 * width * inner + inner + width
-        encoder = self.encoder_layers * (attention + feed_forward + 2 * norm)
-        decoder = self.decoder_layers * (2 * attention + feed_forward + 3 * norm)
-        ends = 2 * norm if self.norm == "pre" else 0
-        targets = self.target_vocab_size * (1 if self.tied != "none" else 2)
-        sources = self.source_vocab_size if self.tied != "all" else 0
-        positions = 2 * self.max_length if self.positions == "learned" else 0
-        return encoder + decoder + ends + width * (targets + sources + positions)
-
-    @property
-    def memory(self) -> int:
-        """Bytes that the model takes in fp32, its tables of positions included."""
-        positions = 2 * self.max_length * self.d_model if self.positions == "sinusoidal" else 0
-        return 4 * (self.parameters + positions)
-
-    def add_special_tokens(self, source: Sequence[int]) -> list[int]:
-        """A source with the start and the end token that the model expects around it."""
-        start = [self.bos_id] if self.add_source_bos else []
-        end = [self.eos_id] if self.add_source_eos else []
-        return [*start, *source, *end]
+    def problems(self) -> Iterator[str]:
+        """What does not go together, one sentence each; types, choices and bounds are right already."""
+        return iter(())
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TransformerConfig:
+    def choices(cls) -> dict[str, tuple[str, ...]]:
+        """What each field that is a word may be."""
+        return {each.name: each.metadata["choices"] for each in dataclasses.fields(cls) if "choices" in each.metadata}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Build a config from JSON values; an unknown or a missing key raises `ConfigError`."""
-        fields = {field.name: field for field in dataclasses.fields(cls)}
+        fields = {each.name: each for each in dataclasses.fields(cls)}
         strange = [key for key in values if key not in fields]
         unknown = [_describe_unknown(key, fields) for key in strange[:LISTED]] + strange[LISTED:]
-        required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+        required = [name for name, each in fields.items() if each.default is dataclasses.MISSING]
         missing = [f"key {name!r} is missing" for name in required if name not in values]
         if unknown or missing:
             problems = [*missing, *unknown]
             more = [f"and {len(problems) - LISTED} more"] if len(problems) > LISTED else []
             raise ConfigError("; ".join([*problems[:LISTED], *more]))
-        return cls(**values)
-
-    @classmethod
-    def from_file(cls, path: Path) -> TransformerConfig:
-        """Read a `config.json`; anything but an object of known keys raises `ConfigError`."""
-        try:
-            return cls.from_dict(read_json(path, LARGEST_FILE))
-        except DocumentError as error:
-            raise ConfigError(str(error)) from error
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+        tuples = {name for name, hint in get_type_hints(cls).items() if str(hint).startswith("tuple")}
+        return cls(**{k: tuple(v) if k in tuples and isinstance(v, list) else v for k, v in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """The config as JSON values, in declaration order."""
-        return dataclasses.asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The values of a `config.json`; anything but an object raises `ConfigError`."""
+    try:
+        return read_json(path, LARGEST_FILE)
+    except DocumentError as error:
+        raise ConfigError(str(error)) from error
+
+
+def require_token(name: str, value: int, side: str, vocabulary: int) -> Iterator[str]:
+    """What is wrong with a token that must lie in a vocabulary."""
+    if not 0 <= value < vocabulary:
+        yield f"{name} must lie in the {side} vocabulary of {vocabulary}, got {quoted(value)}"
 
 
 def _describe_unknown(key: str, known: Mapping[str, object]) -> str:
@@ -131,89 +97,42 @@ def _describe_unknown(key: str, known: Mapping[str, object]) -> str:
     return f"unknown key {quoted(key)}" + (f" (did you mean {close[0]!r}?)" if close else "")
 
 
-def _wrong_types(config: TransformerConfig) -> list[str]:
-    problems = []
-    for name, kind in get_type_hints(TransformerConfig).items():
-        value = getattr(config, name)
+def _wrong_types(config: Config) -> Iterator[str]:
+    for name, hint in get_type_hints(type(config)).items():
+        value, optional = getattr(config, name), NoneType in get_args(hint)
+        kind = next((each for each in get_args(hint) if each is not NoneType), hint) if optional else hint
+        if str(kind).startswith("tuple"):
+            inner = get_args(kind)[0]
+            if not isinstance(value, tuple) or not all(type(each) is inner for each in value):
+                yield f"{name} must be a list of {inner.__name__}, got {quoted(value)}"
+            continue
         accepted = (int, float) if kind is float else kind
+        if value is None and optional:
+            continue
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            problems.append(f"{name} must be {kind.__name__}, got {quoted(value)}")
-    return problems
+            yield f"{name} must be {kind.__name__}, got {quoted(value)}"
 
 
-def _wrong_choices(config: TransformerConfig) -> list[str]:
-    return [
-        f"{name} must be one of {', '.join(allowed)}; got {quoted(getattr(config, name))}"
-        for name, allowed in CHOICES.items()
-        if getattr(config, name) not in allowed
-    ]
+def _wrong_choices(config: Config) -> Iterator[str]:
+    for name, allowed in config.choices().items():
+        if getattr(config, name) not in allowed:
+            yield f"{name} must be one of {', '.join(allowed)}; got {quoted(getattr(config, name))}"
 
 
-def _wrong_sizes(config: TransformerConfig) -> list[str]:
-    sizes = [
-        name for name, kind in get_type_hints(TransformerConfig).items() if kind is int and not name.endswith("_id")
-    ]
-    problems = [
-        f"{name} must be at least 1, got {quoted(getattr(config, name))}" for name in sizes if getattr(config, name) < 1
-    ]
-    if not 0 <= config.dropout < 1:
-        problems.append(f"dropout must be in [0, 1), got {quoted(config.dropout)}")
-    if not 0 < config.norm_epsilon < 1:
-        problems.append(f"norm_epsilon must be in (0, 1), got {quoted(config.norm_epsilon)}")
-    return problems
+def _wrong_sizes(config: Config) -> Iterator[str]:
+    for each in dataclasses.fields(config):
+        value, bounds = getattr(config, each.name), each.metadata
+        if value is None:
+            continue
+        if "least" in bounds and value < bounds["least"]:
+            yield f"{each.name} must be at least {bounds['least']}, got {quoted(value)}"
+        elif "most" in bounds and value > bounds["most"]:
+            yield f"{each.name} must be at most {bounds['most']}, got {quoted(value)}"
+        elif "above" in bounds and not _is_between(value, bounds["above"], bounds["below"]):
+            lower, upper = bounds["above"], bounds["below"]
+            yield f"{each.name} must be in {'[' if lower == 0 else '('}{lower}, {upper}), got {quoted(value)}"
 
 
-def _too_large(config: TransformerConfig) -> list[str]:
-    """What no machine can hold, so that nobody tries."""
-    problems = [
-        f"{name} must be at most {largest}, got {quoted(getattr(config, name))}"
-        for name, largest in LARGEST.items()
-        if getattr(config, name) > largest
-    ]
-    if not problems and config.memory > MOST_MEMORY:
-        sizes = f"{readable(config.memory)} in fp32, the most that is taken is {readable(MOST_MEMORY)}"
-        problems.append(f"a model of these sizes needs {sizes}; check d_model, feed_forward and the vocabularies")
-    return problems
-
-
-def _wrong_relations(config: TransformerConfig) -> list[str]:
-    problems = []
-    if config.heads > 0 and config.d_model % config.heads:
-        problems.append(f"heads must divide d_model, got {quoted(config.heads)} for {quoted(config.d_model)}")
-    if config.positions == "sinusoidal" and config.d_model % 2:
-        problems.append(f"sinusoidal positions need an even d_model, got {config.d_model}")
-    if config.tied == "all" and config.source_vocab_size != config.target_vocab_size:
-        sizes = f"{config.source_vocab_size} and {config.target_vocab_size}"
-        problems.append(f"tied 'all' needs one vocabulary for source and target, got sizes {sizes}")
-    in_sources = {"pad_id": True, "bos_id": config.add_source_bos, "eos_id": config.add_source_eos}
-    for name, is_in_sources in in_sources.items():
-        value = getattr(config, name)
-        if not 0 <= value < config.target_vocab_size:
-            problems.append(
-                f"{name} must lie in the target vocabulary of {config.target_vocab_size}, got {quoted(value)}"
-            )
-        elif is_in_sources and value >= config.source_vocab_size:
-            problems.append(
-                f"{name} must lie in the source vocabulary of {config.source_vocab_size}, got {quoted(value)}"
-            )
-    return problems
-
-
-# Sizes of table 3 of Vaswani et al. 2017, with the shared 32,000-token vocabulary of its English-French
-# model; `tiny` is for tests and first tries.
-PRESETS: dict[str, TransformerConfig] = {
-    "tiny": TransformerConfig(
-        source_vocab_size=64,
-        target_vocab_size=64,
-        d_model=32,
-        heads=4,
-        feed_forward=64,
-        encoder_layers=2,
-        decoder_layers=2,
-        max_length=64,
-    ),
-    "base": TransformerConfig(source_vocab_size=32000, target_vocab_size=32000),
-    "big": TransformerConfig(
-        source_vocab_size=32000, target_vocab_size=32000, d_model=1024, heads=16, feed_forward=4096, dropout=0.3
-    ),
-}
+def _is_between(value: float, lower: float | None, upper: float | None) -> bool:
+    above = lower is None or (value >= 0 if lower == 0 else value > lower)
+    return above and (upper is None or value < upper)

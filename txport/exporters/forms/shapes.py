@@ -1,0 +1,138 @@
+"""Lengths, slices, and other views of the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from txport.exporters.forms.common import FORMS, form, require
+from txport.exporters.symbols import Form, Size, Symbol, Tracer
+
+REST = np.iinfo(np.int64).max  # a slice to the end
+
+@form("arange")
+def arange(tracer: Tracer, start: int, end: int | None = None, *, device: object = None) -> Symbol:
+    """Whole numbers, int64."""
+    start, end = (0, start) if end is None else (start, end)
+    value = tracer.op("arange", "Range", [tracer.scalar(each) for each in (start, end, 1)])
+    return tracer.symbol(value, torch.arange, start, end)
+
+
+@form("cat")
+def cat(tracer: Tracer, tensors: Sequence[Symbol], dim: int = 0) -> Symbol:
+    """Along one dim."""
+    value = tracer.op("cat", "Concat", [each.value for each in tensors], axis=dim)
+    return tracer.symbol(value, torch.cat, list(tensors), dim)
+
+
+@form("transpose")
+def transpose(tracer: Tracer, x: Symbol, first: int, second: int) -> Symbol:
+    """Two dims exchanged."""
+    order = list(range(x.dim()))
+    order[first], order[second] = order[second], order[first]
+    return tracer.symbol(tracer.op("transpose", "Transpose", [x.value], perm=order), torch.transpose, x, first, second)
+
+
+@form("movedim")
+def movedim(tracer: Tracer, x: Symbol, source: int, destination: int) -> Symbol:
+    """One dim moved, the others in their order."""
+    order = list(range(x.dim()))
+    order.insert(destination % x.dim(), order.pop(source % x.dim()))
+    value = tracer.op("movedim", "Transpose", [x.value], perm=order)
+    return tracer.symbol(value, torch.movedim, x, source, destination)
+
+
+@form("split")
+def split(tracer: Tracer, x: Symbol, sizes: Sequence[int], dim: int) -> tuple[Symbol, ...]:
+    """Parts of known sizes along one dim."""
+    lengths = tracer.constant(np.array(sizes))
+    values = tracer.ops("split", "Split", [x.value, lengths], len(sizes), axis=dim)
+    return _parts(tracer, values, [example.split(list(sizes), dim) for example in x.examples])
+
+
+@form("chunk")
+def chunk(tracer: Tracer, x: Symbol, count: int, dim: int) -> tuple[Symbol, ...]:
+    """So many equal parts along one dim."""
+    size = x.shape[dim]
+    require(not isinstance(size, Size) and size % count == 0, "chunks of a dim that a run decides, or unequal ones")
+    return tuple(split(tracer, x, [size // count] * count, dim))
+
+
+def _parts(tracer: Tracer, values: Sequence[ir.Value], examples: Sequence[Sequence[Tensor]]) -> tuple[Symbol, ...]:
+    one, other = examples
+    return tuple(tracer.given(value, pair) for value, *pair in zip(values, one, other, strict=True))  # type: ignore[arg-type]
+
+
+@form("unsqueeze")
+def unsqueeze(tracer: Tracer, x: Symbol, dim: int) -> Symbol:
+    """A dim of 1 more."""
+    axes = tracer.constant(np.array([dim]))
+    return tracer.symbol(tracer.op("unsqueeze", "Unsqueeze", [x.value, axes]), torch.unsqueeze, x, dim)
+
+
+def _reshaped(function: Callable[..., Any]) -> Form:
+    """The same numbers in other dims."""
+
+    def make(tracer: Tracer, x: Symbol, *args: Any) -> Symbol:
+        shape = tracer.symbol(ir.Value(), function, x, *args)
+        value = tracer.op("view", "Reshape", [x.value, _dims(tracer, x, shape)])
+        return tracer.given(value, shape.examples)
+
+    return make
+
+
+def _dims(tracer: Tracer, x: Symbol, result: Symbol) -> ir.Value:
+    """The dims of a result: -1 for the only dynamic one, 0 for those that stay in their place, else their lengths.
+
+    -1 would have no meaning where another dim is 0, which past lengths can be, so those are written by 0.
+    """
+    wanted, given = (list(zip(*(each.shape for each in one.examples), strict=True)) for one in (result, x))
+    dims = [one if one == other else 0 if at < len(given) and given[at] == (one, other) else None
+            for at, (one, other) in enumerate(wanted)]  # fmt: skip
+    if dims.count(None) <= 1:
+        return tracer.constant(np.array([-1 if dim is None else dim for dim in dims]))
+    known = [tracer.length(result, at) if dim is None else dim for at, dim in enumerate(dims)]
+    one = tracer.constant(np.array([-1]))
+    parts = [
+        tracer.op("dims", "Reshape", [dim.value, one]) if isinstance(dim, Size) else tracer.constant(np.array([dim]))
+        for dim in known
+    ]
+    return tracer.op("dims", "Concat", parts, axis=0)
+
+
+FORMS |= {"view": _reshaped(Tensor.reshape), "flatten": _reshaped(torch.flatten)}
+FORMS |= {"unflatten": _reshaped(torch.unflatten)}
+
+
+@form("getitem")
+def getitem(tracer: Tracer, x: Symbol, index: Any) -> Symbol:
+    """Slices from somewhere to the end, new dims of 1, and single places."""
+    parts = index if isinstance(index, tuple) else (index,)
+    result, axis, new = x.value, 0, []
+    for place, part in enumerate(parts):
+        if part is None:
+            new.append(place)
+            continue
+        plain = isinstance(part, slice) and part.stop is None and part.step is None
+        require(plain, f"the index {part!r}: slices go to the end")
+        if part.start is not None:
+            one, rest = (tracer.constant(np.array([number])) for number in (axis, REST))
+            start = tracer.op("slice/start", "Reshape", [tracer.scalar(part.start), tracer.constant(np.array([-1]))])
+            result = tracer.op("slice", "Slice", [result, start, rest, one])
+        axis += 1
+    if new:
+        result = tracer.op("unsqueeze", "Unsqueeze", [result, tracer.constant(np.array(new))])
+    examples = [_taken(example, parts, at) for at, example in enumerate(x.examples)]
+    return tracer.given(result, (examples[0], examples[1]))
+
+
+def _taken(example: Tensor, parts: Sequence[Any], at: int) -> Tensor:
+    starts = [part.start if isinstance(part, slice) else None for part in parts]
+    lengths = [start.pair[at] if isinstance(start, Size) else start for start in starts]
+    taken: Tensor = example[tuple(part if part is None else slice(n, None) for part, n in zip(parts, lengths))]  # noqa: B905
+    return taken

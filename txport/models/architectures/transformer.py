@@ -1,0 +1,268 @@
+"""The encoder-decoder Transformer of Vaswani et al. 2017, "Attention is all you need", and its common variants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txport.models.architecture import Architecture
+from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
+from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
+from txport.models.model import Model
+from txport.models.ops import Ops
+from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Layer, Linear, Residual
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(Config):
+    """The sizes and choices of one encoder-decoder Transformer (Vaswani et al. 2017).
+
+    `norm` places the layer norm before each sublayer ("pre", with one more norm at the end of each
+    stack) or after its residual ("post"). `tied` shares the output projection with the target
+    embedding ("target"), with both embeddings ("all") or with neither ("none"). `max_length` is the
+    longest source and the longest target, in tokens, special tokens included. A table of learned positions begins
+    with `position_offset` rows that no token has. `head_size` is D / N unless it is given. `output` is what the model
+    gives: logits, or their log-softmax. `add_source_bos` and `add_source_eos` say whether the sources of its training
+    began with the start token and ended with the end token; targets always did.
+    """
+
+    source_vocab_size: int = size()
+    target_vocab_size: int = size()
+    d_model: int = size(512)
+    heads: int = size(8)
+    head_size: int = size(0, least=0)
+    feed_forward: int = size(2048)
+    encoder_layers: int = layers(6)
+    decoder_layers: int = layers(6)
+    max_length: int = size(512, most=LONGEST)
+    norm: str = choice("post", "pre")
+    norm_epsilon: float = real(1e-5, above=0, below=1)
+    embedding_norm: bool = False
+    positions: str = choice("sinusoidal", "learned")
+    sinusoids: str = choice("interleaved", "halves")
+    position_offset: int = size(0, least=0)
+    activation: str = choice("relu", "gelu", "silu")
+    bias: bool = True
+    output_bias: bool = False
+    output: str = choice("logits", "log_probs")
+    tied: str = choice("all", "none", "target")
+    scale_embedding: bool = True
+    dropout: float = real(0.1, above=0, below=1)
+    pad_id: int = 0
+    bos_id: int = 1
+    eos_id: int = 2
+    add_source_bos: bool = False
+    add_source_eos: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.head_size:
+            object.__setattr__(self, "head_size", self.d_model // self.heads)
+
+    def problems(self) -> Iterator[str]:
+        """See `Config.problems`."""
+        if not self.head_size and self.d_model % self.heads:
+            yield f"heads must divide d_model, got {self.heads} for {self.d_model}; or give a head_size"
+        if self.norm_epsilon == 0:
+            yield "norm_epsilon must be in (0, 1), got 0.0"
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            yield f"sinusoidal positions need an even d_model, got {self.d_model}"
+        if self.positions == "sinusoidal" and self.position_offset:
+            yield f"position_offset is for learned positions, got {self.position_offset} for sinusoidal ones"
+        if self.positions == "learned" and self.sinusoids != "interleaved":
+            yield f"sinusoids is for sinusoidal positions, got {self.sinusoids!r} for learned ones"
+        if self.tied == "all" and self.source_vocab_size != self.target_vocab_size:
+            sizes = f"{self.source_vocab_size} and {self.target_vocab_size}"
+            yield f"tied 'all' needs one vocabulary for source and target, got sizes {sizes}"
+        in_sources = {"pad_id": True, "bos_id": self.add_source_bos, "eos_id": self.add_source_eos}
+        for name, is_in_sources in in_sources.items():
+            found = list(require_token(name, getattr(self, name), "target", self.target_vocab_size))
+            if not found and is_in_sources:
+                found = list(require_token(name, getattr(self, name), "source", self.source_vocab_size))
+            yield from found
+
+
+def facts(config: TransformerConfig) -> Facts:
+    """What is true of a model of this config."""
+    longest, heads, head_size = config.max_length, config.heads, config.head_size
+    return Facts(
+        task="seq2seq",
+        width=config.d_model,
+        source=Tokens(
+            size=config.source_vocab_size,
+            longest=longest,
+            pad=config.pad_id,
+            before=(config.bos_id,) if config.add_source_bos else (),
+            after=(config.eos_id,) if config.add_source_eos else (),
+        ),
+        target=Tokens(
+            size=config.target_vocab_size,
+            longest=longest,
+            pad=config.pad_id,
+            start=config.bos_id,
+            ends=(config.eos_id,),
+        ),
+        state=by_layer(
+            key_values(config.decoder_layers, "row", heads, head_size),
+            key_values(config.decoder_layers, "source", heads, head_size),
+        ),
+        attention=CrossAttention(config.decoder_layers - 1, heads),
+        has_plain_logits=not config.output_bias and config.output == "logits",
+    )
+
+
+class Transformer(Model):
+    """The whole model; `encode` once per source, `decode` once or token by token."""
+
+    config: TransformerConfig
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config, facts(config))
+        self.source_embedding = self._embedding(config.source_vocab_size)
+        self.encoder = nn.ModuleList(self._layer() for _ in range(config.encoder_layers))
+        self.encoder_norm = self._final_norm()
+        self.target_embedding = self._embedding(config.target_vocab_size)
+        self.decoder = nn.ModuleList(self._layer(cross=True) for _ in range(config.decoder_layers))
+        self.decoder_norm = self._final_norm()
+        self.projection = Linear(config.d_model, config.target_vocab_size, config.output_bias, tag="projection")
+        self._tie()
+        self.initialise()
+
+    def encoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+        """See `Model.encoder_states`."""
+        x = self.source_embedding(ids, ops)
+        for number, layer in enumerate(self.encoder):
+            x = layer(x, ops, number)
+        return cast(Tensor, self.encoder_norm(x))
+
+    def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+        """See `Model.decoder_states`."""
+        x = self.target_embedding(ids, ops)
+        for number, layer in enumerate(self.decoder):
+            x = layer(x, ops, number)
+        return cast(Tensor, self.decoder_norm(x))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See `Model.logits`."""
+        logits: Tensor = self.projection(states)
+        return logits if self.config.output == "logits" else F.log_softmax(logits, -1)
+
+    def cross_attention(self, layer: int) -> Attention:
+        """See `Model.cross_attention`."""
+        return cast(Attention, cast(Layer, self.decoder[layer]).cross_attention)
+
+    def _embedding(self, vocabulary: int) -> Embedding:
+        config = self.config
+        return Embedding(
+            vocabulary,
+            config.d_model,
+            scale=math.sqrt(config.d_model) if config.scale_embedding else 1.0,
+            positions=config.positions,
+            longest=config.max_length,
+            offset=config.position_offset,
+            layout=cast(Any, config.sinusoids),
+            norm=self._norm() if config.embedding_norm else None,
+            dropout=config.dropout,
+        )
+
+    def _layer(self, *, cross: bool = False) -> Layer:
+        config = self.config
+        feed_forward = FeedForward(config.d_model, config.feed_forward, config.activation, bias=config.bias)
+        return Layer(self._attention("row"), feed_forward, self._residual, self._attention("source") if cross else None)
+
+    def _attention(self, over: Any) -> Attention:
+        config = self.config
+        core = DotProduct(config.heads, config.heads, config.head_size**-0.5)
+        return Attention(config.d_model, core, config.head_size, over=over, bias=config.bias)
+
+    def _residual(self) -> Residual:
+        return Residual(self._norm(), first=self.config.norm == "pre", dropout=self.config.dropout)
+
+    def _norm(self) -> nn.Module:
+        kind = "layer" if self.config.bias else "layer without bias"
+        return NORMS[kind](self.config.d_model, self.config.norm_epsilon)
+
+    def _final_norm(self) -> nn.Module:
+        """Pre-norm leaves a stack's output unnormalised, so one more norm ends it; post-norm needs none."""
+        return self._norm() if self.config.norm == "pre" else nn.Identity()
+
+    def _tie(self) -> None:
+        """Let the projection and the embeddings be one tensor, as the config says."""
+        if self.config.tied != "none":
+            self.projection.weight = self.target_embedding.tokens.weight
+        if self.config.tied == "all":
+            self.source_embedding.tokens.weight = self.target_embedding.tokens.weight
+
+
+def hugging_face(config: TransformerConfig) -> dict[str, Any]:
+    """As a Marian model, which Optimum and transformers.js know."""
+    return {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        "is_encoder_decoder": True,
+        "vocab_size": config.target_vocab_size,
+        "decoder_vocab_size": config.target_vocab_size,
+        "d_model": config.d_model,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "num_hidden_layers": config.encoder_layers,
+        "encoder_attention_heads": config.heads,
+        "decoder_attention_heads": config.heads,
+        "encoder_ffn_dim": config.feed_forward,
+        "decoder_ffn_dim": config.feed_forward,
+        "activation_function": config.activation,
+        "scale_embedding": config.scale_embedding,
+        "max_position_embeddings": config.max_length,
+    }
+
+
+def draw(rng: np.random.Generator) -> TransformerConfig:
+    """A small config of any variant."""
+    values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in TransformerConfig.choices().items()}
+    for name in ("bias", "output_bias", "embedding_norm", "scale_embedding", "add_source_bos", "add_source_eos"):
+        values[name] = bool(rng.integers(2))
+    heads, head_size = int(rng.choice([1, 2, 4])), int(rng.choice([8, 16]))
+    if values["positions"] == "learned":
+        values["sinusoids"], values["position_offset"] = "interleaved", int(rng.integers(3))
+    source, target = (int(each) for each in rng.integers(8, 60, 2))
+    return TransformerConfig(
+        **values,
+        source_vocab_size=target if values["tied"] == "all" else source,
+        target_vocab_size=target,
+        d_model=int(rng.choice([heads * head_size, 16, 24])),
+        heads=heads,
+        head_size=head_size,
+        feed_forward=int(rng.integers(8, 40)),
+        encoder_layers=int(rng.integers(1, 3)),
+        decoder_layers=int(rng.integers(1, 4)),
+        max_length=int(rng.integers(4, 40)),
+    )
+
+
+# Sizes of table 3 of Vaswani et al. 2017, with the shared 32,000-token vocabulary of its English-French
+# model; `tiny` is for tests and first tries.
+PRESETS = {
+    "tiny": TransformerConfig(
+        source_vocab_size=64,
+        target_vocab_size=64,
+        d_model=32,
+        heads=4,
+        feed_forward=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        max_length=64,
+    ),
+    "base": TransformerConfig(source_vocab_size=32000, target_vocab_size=32000),
+    "big": TransformerConfig(
+        source_vocab_size=32000, target_vocab_size=32000, d_model=1024, heads=16, feed_forward=4096, dropout=0.3
+    ),
+}
+ARCHITECTURE = Architecture(
+    config=TransformerConfig, build=Transformer, presets=PRESETS, hugging_face=hugging_face, draw=draw
+)

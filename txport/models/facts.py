@@ -1,0 +1,285 @@
+"""What ports, runtimes, search, tokenizers and proof must know of a model: no more, and without PyTorch.
+
+An architecture derives the facts from its config; a bundle's manifest holds them, so that nothing that runs a bundle
+knows an architecture.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from txport.errors import quoted
+
+Task = Literal["seq2seq", "causal", "encode"]
+Owner = Literal["row", "source"]
+Role = Literal["key", "value"]
+Pooling = Literal["mean", "first", "none"]
+
+LENGTH = "length"  # the dim of a tensor that counts tokens
+LARGEST = 1 << 31  # of a size or a token
+MOST_STATE = 1 << 14  # tensors
+MOST_TOKENS = 1 << 10  # that are special in one way
+MOST_OUTPUTS = 16
+MOST_LABELS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """A vocabulary, and what the model expects of sequences over it.
+
+    `start` is the token that generation starts from, None where a prompt does. `before` and `after` are the special
+    tokens that stood around each sequence in training, as far as no `tokenizer.json` adds them.
+    """
+
+    size: int
+    longest: int
+    pad: int
+    start: int | None = None
+    ends: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+    def with_special(self, ids: Sequence[int]) -> list[int]:
+        """A sequence with the special tokens that the model expects around it."""
+        return [*self.before, *ids, *self.after]
+
+    @property
+    def special(self) -> tuple[int, ...]:
+        """The tokens that are no text."""
+        start = () if self.start is None else (self.start,)
+        return tuple(dict.fromkeys((self.pad, *start, *self.ends, *self.before, *self.after)))
+
+    @property
+    def end(self) -> int:
+        """The token that is written where a sequence ends."""
+        return self.ends[0]
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor that a runtime keeps between steps, of one decoder layer: its dims without the rows'.
+
+    `owner` says what it belongs to: each row has its own, or all rows of a source share it.
+    """
+
+    layer: int
+    role: Role
+    owner: Owner
+    dims: tuple[int | str, ...]  # LENGTH in place of the number of tokens
+
+    @property
+    def grows(self) -> bool:
+        """Whether each step adds a token to it."""
+        return self.owner == "row"
+
+    def shape(self, rows: int, length: int) -> tuple[int, ...]:
+        """Of so many rows, or sources, with so many tokens each."""
+        return rows, *(length if isinstance(dim, str) else dim for dim in self.dims)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of an encoder-only model: its name, and its dims without the rows'."""
+
+    name: str
+    dims: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """The attention over the source that tells what a token was made of: of which decoder layer, and its heads."""
+
+    layer: int
+    heads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is true of a model, whatever its architecture.
+
+    `width` is the size of a hidden state. `source` is what an encoder reads, `target` what a decoder writes; a causal
+    model has only a target, which its prompts are the beginning of. `has_plain_logits` says that logits are one
+    product with a matrix and nothing else.
+    """
+
+    task: Task
+    width: int
+    source: Tokens | None = None
+    target: Tokens | None = None
+    state: tuple[StateTensor, ...] = ()
+    attention: CrossAttention | None = None
+    outputs: tuple[Output, ...] = ()
+    labels: tuple[str, ...] = ()
+    has_plain_logits: bool = False
+
+    @property
+    def reads(self) -> Tokens:
+        """What goes in: the source's tokens, or those of prompts."""
+        found = self.target if self.source is None else self.source
+        assert found is not None
+        return found
+
+    @property
+    def writes(self) -> Tokens:
+        """What comes out: the target's tokens; of an encoder-only model, the source's."""
+        found = self.source if self.target is None else self.target
+        assert found is not None
+        return found
+
+    def owned(self, owner: Owner) -> tuple[StateTensor, ...]:
+        """The tensors of the state that belong to each row, or to each source, in order."""
+        return tuple(each for each in self.state if each.owner == owner)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        values: dict[str, Any] = _listed(dataclasses.asdict(self))
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Facts:
+        """The facts of JSON values; `KeyError`, `TypeError` or `ValueError` for values that can't be facts."""
+        _require_keys("facts", values, cls)
+        source, target = (None if values[side] is None else _tokens(side, values[side]) for side in ("source", "target"))
+        attention = values["attention"]
+        facts = cls(
+            task=values["task"],
+            width=_whole("width", values["width"], 1),
+            source=source,
+            target=target,
+            state=tuple(map(_state_tensor, _several("state", values["state"], MOST_STATE))),
+            attention=None if attention is None else _cross_attention(attention),
+            outputs=tuple(map(_output, _several("outputs", values["outputs"], MOST_OUTPUTS))),
+            labels=tuple(_text("a label", each) for each in _several("labels", values["labels"], MOST_LABELS)),
+            has_plain_logits=_switch("has_plain_logits", values["has_plain_logits"]),
+        )
+        for problem in _problems(facts):
+            raise ValueError(problem)
+        return facts
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as the lists that JSON has."""
+    if isinstance(value, dict):
+        return {name: _listed(each) for name, each in value.items()}
+    return [_listed(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def _problems(facts: Facts) -> Iterator[str]:
+    """What does not go together."""
+    if facts.task not in get_args(Task):
+        yield f"task must be one of {', '.join(get_args(Task))}, got {quoted(facts.task)}"
+        return
+    sides = {"seq2seq": (True, True), "causal": (False, True), "encode": (True, False)}[facts.task]
+    if (facts.source is not None, facts.target is not None) != sides:
+        yield f"a model of the task {facts.task} has other sides than source and target as given"
+    owners = {"seq2seq": {"row", "source"}, "causal": {"row"}, "encode": set[str]()}[facts.task]
+    if {each.owner for each in facts.state} != owners or len(set(facts.state)) != len(facts.state):
+        yield f"the state is none of a model of the task {facts.task}"
+    if facts.task == "seq2seq" and facts.target is not None and facts.target.start is None:
+        yield "a target needs a start token"
+    if bool(facts.outputs) != (facts.task == "encode"):
+        yield f"a model of the task {facts.task} has other outputs"
+    if facts.attention is not None and facts.task != "seq2seq":
+        yield f"a model of the task {facts.task} has no attention over a source"
+
+
+def _tokens(side: str, values: Any) -> Tokens:
+    _require_keys(side, values, Tokens)
+    size = _whole(f"{side}.size", values["size"], 1)
+    ids = {
+        name: tuple(_id(f"{side}.{name}", each, size) for each in _several(name, values[name], MOST_TOKENS))
+        for name in ("ends", "before", "after")
+    }
+    start = values["start"]
+    return Tokens(
+        size=size,
+        longest=_whole(f"{side}.longest", values["longest"], 1),
+        pad=_id(f"{side}.pad", values["pad"], size),
+        start=None if start is None else _id(f"{side}.start", start, size),
+        **ids,
+    )
+
+
+def _state_tensor(values: Any) -> StateTensor:
+    _require_keys("a tensor of the state", values, StateTensor)
+    if values["role"] not in get_args(Role) or values["owner"] not in get_args(Owner):
+        raise ValueError(f"a tensor of the state can't be {quoted(values['role'])} of {quoted(values['owner'])}")
+    dims = _dims(values["dims"])
+    if len(dims) != 3 or dims[1] != LENGTH or dims.count(LENGTH) != 1:
+        raise ValueError(f"a tensor of the state has heads, {LENGTH} and a size, got {quoted(values['dims'])}")
+    return StateTensor(_whole("layer", values["layer"], 0), values["role"], values["owner"], dims)
+
+
+def _cross_attention(values: Any) -> CrossAttention:
+    _require_keys("attention", values, CrossAttention)
+    return CrossAttention(_whole("layer", values["layer"], 0), _whole("heads", values["heads"], 1))
+
+
+def _output(values: Any) -> Output:
+    _require_keys("an output", values, Output)
+    return Output(_text("an output", values["name"]), _dims(values["dims"]))
+
+
+def _dims(values: Any) -> tuple[int | str, ...]:
+    dims = _several("dims", values, 4)
+    return tuple(dim if dim == LENGTH else _whole("a dim", dim, 1) for dim in dims)
+
+
+def _require_keys(what: str, values: Any, kind: type) -> None:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{what} must be an object, got {quoted(values)}")
+    wanted = {field.name for field in dataclasses.fields(kind)}
+    if missing := sorted(wanted - values.keys()):
+        raise KeyError(f"{what}.{missing[0]}")
+    if strange := sorted(map(str, values.keys() - wanted)):
+        raise ValueError(f"{what} has no {quoted(strange[0])}")
+
+
+def _several(what: str, values: Any, most: int) -> Sequence[Any]:
+    if not isinstance(values, list | tuple) or len(values) > most:
+        raise TypeError(f"{what} must be a list of at most {most}, got {quoted(values)}")
+    return values
+
+
+def _whole(what: str, value: Any, least: int) -> int:
+    if type(value) is not int or not least <= value < LARGEST:
+        raise ValueError(f"{what} must be a whole number from {least} on, got {quoted(value)}")
+    return value
+
+
+def _id(what: str, value: Any, size: int) -> int:
+    if _whole(what, value, 0) >= size:
+        raise ValueError(f"{what} must lie in the vocabulary of {size}, got {quoted(value)}")
+    return int(value)
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a text, got {quoted(value)}")
+    return value
+
+
+def _switch(what: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError(f"{what} must be true or false, got {quoted(value)}")
+    return value
+
+
+def key_values(layers: int, owner: Owner, heads: int, head_size: int) -> tuple[StateTensor, ...]:
+    """Keys and values of each decoder layer, (rows, G, length, H) each."""
+    roles: tuple[Role, ...] = get_args(Role)
+    return tuple(StateTensor(layer, role, owner, (heads, LENGTH, head_size)) for layer in range(layers) for role in roles)
+
+
+def by_layer(*groups: Sequence[StateTensor]) -> tuple[StateTensor, ...]:
+    """Several tensors a layer, in the order of layers; of one layer, in that of the groups."""
+    return tuple(sorted((each for group in groups for each in group), key=lambda each: each.layer))
+
+
+def numbers_of(tensor: StateTensor, length: int) -> int:
+    """How many numbers one row of a tensor of the state has."""
+    return math.prod(tensor.shape(1, length))

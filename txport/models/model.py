@@ -1,0 +1,126 @@
+"""A model of each task in PyTorch: what an architecture defines, and the runs of it that are the reference.
+
+An architecture's module says how hidden states come of tokens (`encoder_states`, `decoder_states`) and what comes of
+those (`logits`, `outputs`), in terms of `Ops`, so that the same code is PyTorch's reference and every target's graph.
+Letters: B batch, S source length, T new target tokens, P past target tokens, D model size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from txport.models.config import Config
+from txport.models.facts import Facts, StateTensor
+from txport.models.ops import Ops, PlainOps, State, additive, causal_mask, padding_mask
+from txport.models.parts import Attention
+
+
+class Memory(NamedTuple):
+    """What the decoder sees of the source: the encoder's output and which positions are real."""
+
+    states: Tensor  # (B, S, D)
+    mask: Tensor  # (B, S) bool, False on padding
+
+
+class Decoded(NamedTuple):
+    """What a run of the decoder gives."""
+
+    logits: Tensor  # (B, T, V)
+    state: State
+    attention: Mapping[int, Tensor]  # over the source, by layer: (B, N, T, S)
+
+
+class Model(nn.Module):
+    """A model of an architecture."""
+
+    def __init__(self, config: Config, facts: Facts) -> None:
+        super().__init__()
+        self.config, self.facts = config, facts
+
+    def encoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+        """What an encoder makes of tokens (B, S): (..., D)."""
+        raise NotImplementedError
+
+    def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+        """What a decoder makes of tokens (B, T): (..., D), from which logits follow."""
+        raise NotImplementedError
+
+    def logits(self, states: Tensor) -> Tensor:
+        """What a decoder's states say of the next token: (..., D) -> (..., V)."""
+        raise NotImplementedError
+
+    def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
+        """What an encoder-only model gives, in the order of `facts.outputs`."""
+        raise NotImplementedError
+
+    def cross_attention(self, layer: int) -> Attention:
+        """The attention over the source of one decoder layer."""
+        raise NotImplementedError
+
+    def empty_state(self, rows: int) -> State:
+        """The state before the first token: every length is 0."""
+        like = next(self.parameters())
+        return {each: like.new_zeros(each.shape(rows, 0)) for each in self.facts.state}
+
+    def encode(self, source: Tensor, lengths: Tensor) -> Memory:
+        """Source tokens (B, S), right-padded, and their lengths (B,) -> memory."""
+        return self.encode_masked(source, padding_mask(lengths, source.shape[1]))
+
+    def encode_masked(self, source: Tensor, mask: Tensor) -> Memory:
+        """As `encode`, from a mask (B, S) that is True on real tokens."""
+        return Memory(self.encoder_states(source, self.encoder_ops(source, mask)), mask)
+
+    def encoder_ops(self, source: Tensor, mask: Tensor) -> PlainOps:
+        """A run over all tokens of sources at once."""
+        places = torch.arange(source.shape[1], device=source.device)
+        return PlainOps(places, additive(mask, next(self.parameters()).dtype)[:, None, None, :])
+
+    def infer(self, source: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """Tokens (B, S) and a mask (B, S) -> the outputs of an encoder-only model."""
+        ops = self.encoder_ops(source, mask)
+        return self.outputs(self.encoder_states(source, ops), ops)
+
+    def decode(self, tokens: Tensor, memory: Memory, state: Mapping[StateTensor, Tensor]) -> Decoded:
+        """The next T tokens (B, T) after the P in the state -> logits (B, T, V), and the state of P + T."""
+        dtype = memory.states.dtype
+        past = _past(state)
+        places = torch.arange(past, past + tokens.shape[1], device=tokens.device)
+        mask = additive(causal_mask(tokens.shape[1], past, tokens.device), dtype)
+        ops = PlainOps(places, mask, state, memory.states, additive(memory.mask, dtype)[:, None, None, :])
+        logits = self.logits(self.decoder_states(tokens, ops))
+        return Decoded(logits, ops.state, ops.weights)
+
+    def extend(self, tokens: Tensor, mask: Tensor, places: Tensor, state: Mapping[StateTensor, Tensor]) -> Decoded:
+        """The next tokens (B, T) of a causal model, padded at the left, at positions (B, T), after the state's.
+
+        `mask` (B, P + T) is True on real tokens. -> logits (B, T, V), and the state of P + T.
+        """
+        past = _past(state)
+        seen = mask[:, None, None, :] & causal_mask(tokens.shape[1], past, tokens.device)  # (B, 1, T, P + T)
+        ops = PlainOps(places, additive(seen, next(self.parameters()).dtype), state)
+        return Decoded(self.logits(self.decoder_states(tokens, ops)), ops.state, {})
+
+    def forward(self, source: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
+        """Teacher forcing, for training a seq2seq model: (B, S), (B,), (B, T) -> logits (B, T, V)."""
+        memory = self.encode(source, lengths)
+        return self.decode(tokens, memory, self.empty_state(tokens.shape[0])).logits
+
+    def initialise(self) -> None:
+        """Xavier uniform for matrices (Glorot and Bengio 2010), zero biases, embeddings of deviation 1/sqrt(D)."""
+        tables = {id(each.weight) for each in self.modules() if isinstance(each, nn.Embedding)}
+        for name, parameter in self.named_parameters():
+            if id(parameter) in tables or name.endswith("positions"):
+                nn.init.normal_(parameter, std=self.facts.width**-0.5)
+            elif parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+
+def _past(state: Mapping[StateTensor, Tensor]) -> int:
+    """How many tokens of each row the state holds."""
+    return next(tensor.shape[2] for each, tensor in state.items() if each.owner == "row")

@@ -1,0 +1,140 @@
+"""What parts ask of whoever runs them: how tokens lie in memory, what they see, and what is kept of them.
+
+`PlainOps` is PyTorch, and the portable graphs. Other targets have their own beside their exporters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from txport.models.facts import StateTensor
+from txport.models.parts import Attention, Linear
+
+State = dict[StateTensor, Tensor]
+
+
+class Ops(Protocol):
+    """One run over some tokens of each row. Activations (..., D) are what `lay_out` makes of ids (B, T), and D."""
+
+    def lay_out(self, ids: Tensor) -> Tensor:
+        """Token ids (B, T) as the activations lie: (B, T) or (B x T,)."""
+        ...
+
+    def whole(self, x: Tensor) -> Tensor:
+        """Activations (..., D) -> (B, T, D)."""
+        ...
+
+    def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
+        """Activations plus the row of a table (longest, D) for each token's position."""
+        ...
+
+    def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
+        """What several linear maps make of the same activations."""
+        ...
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """What an attention of a layer mixes for the activations: (..., D) -> (..., N x H)."""
+        ...
+
+
+class PlainOps:
+    """Activations (B, T, D), and caches that grow by concatenation.
+
+    `places` (T,) or (B, T) are the positions of the tokens; `mask` (..., T, P + T) is added to the scores of their own
+    attention, `source_mask` (B, 1, 1, S) to those over the source, whose states are `source` (B, S, D). `state` holds
+    the caches before the run, and after it those that have grown; keys and values of the source are computed as far
+    as they are not cached. `weights` are those of the attention over the source, by layer: (B, N, T, S).
+    """
+
+    def __init__(
+        self,
+        places: Tensor,
+        mask: Tensor,
+        state: Mapping[StateTensor, Tensor] | None = None,
+        source: Tensor | None = None,
+        source_mask: Tensor | None = None,
+    ) -> None:
+        self.places, self.mask = places, mask
+        self.state: State = dict(state or {})
+        self.source, self.source_mask = source, source_mask
+        self.weights: dict[int, Tensor] = {}
+        self._caches = {(each.layer, each.owner, each.role): each for each in self.state}
+
+    def lay_out(self, ids: Tensor) -> Tensor:
+        """See `Ops`."""
+        return ids
+
+    def whole(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x
+
+    def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
+        """See `Ops`."""
+        return x + F.embedding(self.places + offset if offset else self.places, table)
+
+    def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
+        """See `Ops`."""
+        return tuple(each(x) for each in maps)
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        if part.over == "source":
+            mixed = self._over_source(part, x, layer)
+        else:
+            query, key = part.queries(part.query(x), self.places), part.keys(part.key(x), self.places)
+            key, value = self._kept(layer, key, part.split(part.value(x)))
+            mixed, _ = part.core(query, key, value, self.mask, self._distances(part, key))
+        return mixed.transpose(1, 2).flatten(2)
+
+    def _kept(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """New keys and values behind those in the cache, which grows, where there is one."""
+        if (layer, "row", "key") not in self._caches:
+            return key, value
+        return self._grow(layer, "key", key), self._grow(layer, "value", value)
+
+    def _grow(self, layer: int, role: str, new: Tensor) -> Tensor:
+        cache = self._caches[layer, "row", role]
+        self.state[cache] = torch.cat([self.state[cache], new], 2)
+        return self.state[cache]
+
+    def _over_source(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        assert self.source is not None
+        assert self.source_mask is not None
+        caches = [self._caches[layer, "source", role] for role in ("key", "value")]
+        rest = self.source[:, self.state[caches[0]].shape[2] :]  # all of it in the first run, nothing later
+        new = part.keys(part.key(rest), None), part.split(part.value(rest))
+        for cache, each in zip(caches, new, strict=True):
+            self.state[cache] = torch.cat([self.state[cache], each], 2)
+        key, value = (self.state[cache] for cache in caches)
+        mixed, self.weights[layer] = part.core(part.queries(part.query(x), None), key, value, self.source_mask)
+        mixed_heads: Tensor = mixed
+        return mixed_heads
+
+    def _distances(self, part: Attention, key: Tensor) -> Tensor | None:
+        """How far each key lies behind each query: (T, S); the queries are the last of them."""
+        if not part.uses_distances:
+            return None
+        size, new = key.shape[2], self.mask.shape[-2]
+        places = torch.arange(size, device=key.device)
+        return places[None, :] - places[size - new :][:, None]
+
+
+def padding_mask(lengths: Tensor, size: int) -> Tensor:
+    """True where a position lies within its row's length: (B,) -> (B, size)."""
+    return torch.arange(size, device=lengths.device)[None, :] < lengths[:, None]
+
+
+def causal_mask(length: int, past: int, device: torch.device) -> Tensor:
+    """True where new token t may see position s, its own and all before: -> (length, past + length)."""
+    new = torch.arange(past, past + length, device=device)
+    return torch.arange(past + length, device=device)[None, :] <= new[:, None]
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where the mask is True, a large negative *finite* number elsewhere, to be added to scores."""
+    return (~mask).to(dtype) * (torch.finfo(dtype).min / 2)
