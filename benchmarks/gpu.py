@@ -21,7 +21,7 @@ import click
 from txport import api, bench, runtimes
 from txport.bundles.bundle import Bundle
 from txport.cli.guard import run_guarded
-from txport.proof import reports
+from txport.proof.reports import render
 from txport.system import machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -57,7 +57,7 @@ def prove(bundle: Bundle) -> dict[str, Any]:
     say(f"parity {bundle.path.name}")
     report = api.parity(bundle, bundle.manifest.checkpoint["name"], {"ort": "cuda"})
     summary = {"checkpoint": bundle.manifest.checkpoint["name"], "precision": bundle.manifest.precision}
-    return {**summary, **report.summary(), "worst": report.describe_worst(), "table": reports.rows(report)}
+    return {**summary, **report.summary(), "worst": report.describe_worst(), "table": render.rows(report)}
 
 
 def measure(bundles: dict[tuple[str, str], Bundle]) -> list[dict[str, Any]]:

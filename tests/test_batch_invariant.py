@@ -21,9 +21,9 @@ from txport.exporters.check import operators
 from txport.exporters.export import export_graphs
 from txport.exporters.quantize import INVARIANT, PLAIN
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.proof.bisect import bisect
-from txport.proof.parity import check
-from txport.proof.verify import BATCH, Check, verify
+from txport.proof.bisect.culprit import bisect
+from txport.proof.parity.check import check
+from txport.proof.verify.check import BATCH, Check, verify
 from txport.runtimes import fused, portable
 from txport.runtimes.base import ContinuousRuntime, GraphRuntime, Ints
 from txport.runtimes.slots import Seating, seat

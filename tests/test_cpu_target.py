@@ -38,10 +38,10 @@ from txport.exporters.check import operators
 from txport.exporters.quantize import DYNAMIC, INVARIANT, ROWS, dequantize, quantize, steps
 from txport.exporters.shortlist import BLOCK, shorten
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.proof.cases import Case
-from txport.proof.exact import Exact
-from txport.proof.parity import check
-from txport.proof.walks import Reference
+from txport.proof.parity.cases import Case
+from txport.proof.parity.check import check
+from txport.proof.parity.exact import Exact
+from txport.proof.parity.replay import Reference
 from txport.runtimes import fused, providers, sessions
 from txport.runtimes.fused import Rows, move
 from txport.runtimes.pool import Hold
@@ -148,7 +148,8 @@ def test_a_shortlist_finds_what_all_logits_find(large: tuple[Checkpoint, Bundle]
     """Over random rows; the logits of those found are PyTorch's."""
     checkpoint, bundle = large
     runtime = runtimes.load("ort", bundle)
-    for call in list(Reference(Exact.of(checkpoint.model), bundle.manifest).walk(Case("", SOURCES, (1,) * 12), 0))[1:]:
+    reference = Reference(Exact.of(checkpoint.model), bundle.manifest)
+    for call in list(reference.replay(Case("", SOURCES, (1,) * 12), 0))[1:]:
         every = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([0])})[LOGITS]
         for count in (1, 2, 5):
             found = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([-count])})
@@ -177,7 +178,7 @@ def test_where_a_shortlist_cannot_be_short_all_logits_decide(kind: str, tmp_path
     save_checkpoint(tmp_path / "toy", model)
     bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
     runtime = runtimes.load("ort", bundle)
-    for call in list(Reference(Exact.of(model), bundle.manifest).walk(Case("", SOURCES[:1], (1, 1, 1)), 0))[1:]:
+    for call in list(Reference(Exact.of(model), bundle.manifest).replay(Case("", SOURCES[:1], (1, 1, 1)), 0))[1:]:
         every = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([0])})[LOGITS]
         found = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([-2])})
         assert (found[LOGITS].size > 0) == (kind == "equal")
@@ -236,7 +237,7 @@ def test_where_sums_may_saturate_parity_and_bandwidth_leave_the_shortlist_out_to
     seen = []
     for saturates in (False, True):
         monkeypatch.setattr(sessions, "may_saturate", lambda saturates=saturates: saturates)
-        calls = list(Reference(Exact.of(checkpoint.model), bundle.manifest).walk(Case("", SOURCES, (1,)), 0))[1:]
+        calls = list(Reference(Exact.of(checkpoint.model), bundle.manifest).replay(Case("", SOURCES, (1,)), 0))[1:]
         seen.append(([int(call.inputs[COUNT][0]) for call in calls], bandwidth.step_bytes(bundle)))
     assert [counts for counts, _ in seen] == [[5, -2], [5]]
     assert (seen[0][1] or 0) < (seen[1][1] or 0)
@@ -245,7 +246,7 @@ def test_where_sums_may_saturate_parity_and_bandwidth_leave_the_shortlist_out_to
 def test_a_row_with_nan_takes_no_tokens_of_others(large: tuple[Checkpoint, Bundle]) -> None:
     checkpoint, bundle = large
     runtime = runtimes.load("ort", bundle)
-    call = list(Reference(Exact.of(checkpoint.model), bundle.manifest).walk(Case("", SOURCES, (2,)), 0))[1]
+    call = list(Reference(Exact.of(checkpoint.model), bundle.manifest).replay(Case("", SOURCES, (2,)), 0))[1]
     inputs = {**call.inputs, COUNT: np.array([-1])}
     name = own_names(bundle.manifest.config, "past")[1]
     inputs[name] = inputs[name].copy()

@@ -20,9 +20,9 @@ from txport.system.stages import told
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
-    from txport.proof.bisect import Culprit
+    from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix
-    from txport.proof.report import Report
+    from txport.proof.reports.report import Report
 
 EXPORT = "txport[export]"
 Say = Callable[[str], None]
@@ -60,14 +60,14 @@ def export(
     `target` is "portable" or "cpu". What is found for a text does not depend on what else is in its batch, unless
     `rows` says how many rows a step of a quantised cpu bundle usually has (batch x beams): then its kernels are the
     fastest for them. If a quantised bundle differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it
-    does not; the manifest says which (`mended`), and what it cost. At most the share `auto_limit` of the weights that
-    the precision quantises stays in fp32 (default: `AUTO_LIMIT`); where that is not enough, the export fails.
+    does not; the manifest says which (`kept_in_fp32`), and what it cost. At most the share `auto_limit` of the weights
+    that the precision quantises stays in fp32 (default: `AUTO_LIMIT`); where that is not enough, the export fails.
 
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
     """
     with needed(EXPORT):
-        from txport.proof.mend import mend
+        from txport.proof.fallback import fall_back_to_fp32
         from txport.proof.proven import prove, write
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
     rows = None if rows is None else whole("rows", rows, 1, GREATEST)
@@ -83,7 +83,7 @@ def export(
         say("comparing with PyTorch")
         bundle, report = prove(bundle, checkpoint)
         if auto and not report.passed:
-            bundle, report = mend(bundle, report, checkpoint, say, limit=limit, **how)
+            bundle, report = fall_back_to_fp32(bundle, report, checkpoint, say, limit=limit, **how)
         if not report.passed:
             raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
     return replace(bundle, path=Path(out))
@@ -129,7 +129,7 @@ def parity(
     right outputs of each measure the error rate beside PyTorch's.
     """
     with needed(EXPORT):
-        from txport.proof.parity import check
+        from txport.proof.parity.check import check
     seed, cases = whole("seed", seed, 0, MOST_SEED), whole("cases", cases, 0, MOST_CASES)
     for name, value in {"atol": atol, "rtol": rtol}.items():
         if value is not None:
@@ -166,5 +166,5 @@ def bisect(bundle: Bundle, checkpoint: str | Path, *, seed: int = 0, cases: int 
     It is looked for in the same cases as by `parity`.
     """
     with needed(EXPORT):
-        from txport.proof import bisect as proof
-    return proof.bisect(bundle, load_checkpoint(checkpoint), seed=seed, more=cases)
+        from txport.proof.bisect import culprit
+    return culprit.bisect(bundle, load_checkpoint(checkpoint), seed=seed, more=cases)

@@ -28,7 +28,7 @@ from txport.exporters.export import export_graphs
 from txport.exporters.passes import PASSES
 from txport.exporters.weights import graph_weights
 from txport.models.checkpoint import Checkpoint, expected_tensors, load_checkpoint, save_checkpoint
-from txport.proof.parity import check
+from txport.proof.parity.check import check
 
 ROLES = [ENCODER, DECODER, SELECT]
 

@@ -17,8 +17,8 @@ from tests.tiny import SAMPLES
 from txport.bundles.bundle import Bundle
 from txport.errors import TextError, TxportError
 from txport.models.checkpoint import load_checkpoint
-from txport.proof.exact import Exact
-from txport.proof.tokens import score_of
+from txport.proof.parity.exact import Exact
+from txport.proof.parity.tokens import score_of
 from txport.search.scoring import score
 
 SIZE = 7

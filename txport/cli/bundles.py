@@ -54,11 +54,11 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
     if as_json:
         textio.print_json(bundle.manifest.to_dict())
     else:
-        mended, said = bundle.manifest.mended, f"{target} {bundle.manifest.described_precision}"
+        kept, said = bundle.manifest.kept_in_fp32, f"{target} {bundle.manifest.described_precision}"
         echo(f"{out}  {said}, {_size(bundle.size)}, {_verdict(bundle)}")
-        if mended:
-            cost = f"{_size(mended['bytes'] - mended['bytes_before'])}, the limit being {percent(mended['limit'])}"
-            echo(f"kept in fp32, for {cost}: {', '.join(mended['kept'])}")
+        if kept:
+            cost = f"{_size(kept['bytes'] - kept['bytes_before'])}, the limit being {percent(kept['limit'])}"
+            echo(f"kept in fp32, for {cost}: {', '.join(kept['kept'])}")
 
 
 def _verdict(bundle: Any) -> str:
@@ -103,7 +103,7 @@ def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_jso
     from txport import runtimes
     from txport.cli import tables
     from txport.locate import find_path
-    from txport.proof.verify import verify as check
+    from txport.proof.verify.check import verify as check
 
     runtimes.require(runtime, provider)
     result = check(find_path(bundle, say=say), runtime=runtime, provider=provider, threads=threads)

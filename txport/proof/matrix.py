@@ -24,8 +24,8 @@ from txport.bundles.manifest import OFFERED, require_offer
 from txport.bundles.ports import LOGITS
 from txport.errors import ParityError, TxportError, UnavailableError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
-from txport.proof.measures import finite
-from txport.proof.parity import Report, check
+from txport.proof.parity.check import Report, check
+from txport.proof.parity.measures import finite
 from txport.proof.proven import prove, write
 from txport.system.files import staged_folder, temporary_folder
 
