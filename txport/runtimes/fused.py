@@ -101,7 +101,7 @@ class Binding:
         self.hold = Hold()
         self.tokens = np.empty((len(state.source.lengths), state.beams), np.int64)
         self.flat = self.tokens.ravel()
-        self.looks = (size, state.source.caches.shape[3])
+        self.attention = (size, state.source.caches.shape[3])
         self.logits = runtime.pool.take(self.hold, (size, vocabulary))
         self._session = runtime.sessions[STEP]
         self._seeking: dict[tuple[int, bool], tuple[Any, Scores]] = {}
@@ -139,7 +139,7 @@ class Binding:
             outputs[LOG_PROBS] = ort.OrtValue.ortvalue_from_numpy(scores.values)
             outputs[IDS] = ort.OrtValue.ortvalue_from_numpy(scores.ids)
         if align:
-            scores = scores._replace(attention=np.empty(self.looks, np.float32))
+            scores = scores._replace(attention=np.empty(self.attention, np.float32))
             outputs[CROSS_ATTENTION] = ort.OrtValue.ortvalue_from_numpy(scores.attention)
         self._values += [*inputs.values(), *outputs.values()]
         io = self._session.io_binding()

@@ -109,8 +109,8 @@ class PortableRuntime(Generic[T]):
         if align:
             source = state.tensors[ENCODER_ATTENTION_MASK]
             dims = (len(tokens), self._manifest.config.heads, 1, self._engine.to_numpy(source).shape[1])
-            looks = self._fetch(self._attention, results, dims)[:, :, -1]  # (R, N, S)
-            found = found._replace(attention=looks.mean(1, dtype=np.float32))
+            attention = self._fetch(self._attention, results, dims)[:, :, -1]  # (R, N, S)
+            found = found._replace(attention=attention.mean(1, dtype=np.float32))
         return found, replace(state, tensors=tensors, length=state.length + 1)
 
     def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:

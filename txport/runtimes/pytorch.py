@@ -43,8 +43,8 @@ class TorchRuntime:
         last = logits[:, -1].cpu()
         found = scores((last if last.dtype == torch.float64 else last.float()).numpy(), top, normalise)
         if align:
-            looks = attentions[alignment_layer(self._model.config)][:, :, -1].mean(1)  # -> (R, S)
-            found = found._replace(attention=looks.float().cpu().numpy())
+            attention = attentions[alignment_layer(self._model.config)][:, :, -1].mean(1)  # -> (R, S)
+            found = found._replace(attention=attention.float().cpu().numpy())
         return found, TorchState(state.memory, cache)
 
     @torch.inference_mode()
