@@ -29,7 +29,7 @@ from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
 from txport.release import Say, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.search.batching import in_batches
-from txport.search.continuous import Hall, Request
+from txport.search.continuous import GenerationRequest, Scheduler
 from txport.search.generate import Ids, Steps, generate, require_fit, search
 from txport.search.numbers import numbers_only
 from txport.search.options import Alignment, Found, SearchOptions, require_length_penalty
@@ -45,10 +45,10 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One answer: its text, its score (log-probability over a power of its length), its token ids and their shares.
+    """One answer: its text, its score (log-probability over a power of its length), its token ids and their log-probs.
 
-    `alignment`, if it was asked for, says what each token looked at: for each token of the source how much, or the
-    token where it looked most.
+    `alignment`, if it was asked for, says the attention of each token: to each token of the source how much, or the
+    token to which it is largest.
     """
 
     output: str
@@ -162,13 +162,13 @@ class Model:
         chosen = self._options(options, begin or [])
         self._require_continuous(continuous, batch_tokens)
 
-        def work(batch: list[Request]) -> list[list[Found]]:
+        def work(batch: list[GenerationRequest]) -> list[list[Found]]:
             return self._find(batch, chosen, batch_size if continuous else None)
 
-        pairs: Iterable[Request]
+        pairs: Iterable[GenerationRequest]
         pairs = zip(sources, repeat(())) if begin is None else paired(sources, begin, "prefixes")
-        checked: Iterable[Request] = ((self._checked(source), prefix) for source, prefix in pairs)
-        size: Callable[[Request], int] = lambda pair: len(pair[0])  # noqa: E731
+        checked: Iterable[GenerationRequest] = ((self._checked(source), prefix) for source, prefix in pairs)
+        size: Callable[[GenerationRequest], int] = lambda pair: len(pair[0])  # noqa: E731
         return list(in_batches(checked, work, batch_size, size, self.workers, batch_tokens, continuous))
 
     def score(
@@ -226,10 +226,12 @@ class Model:
         if continuous and batch_tokens is not None:
             raise UnsupportedError("batch_tokens are for fixed batches; a continuous one has up to batch_size texts")
 
-    def _find(self, requests: Sequence[Request], options: SearchOptions, places: int | None) -> list[list[Found]]:
-        """Search one batch, or, with so many places, one after the other as places get free."""
-        if places is not None and isinstance(self._numbers, ContinuousRuntime):
-            return Hall(self._numbers, requests, self.config, options, places).run()
+    def _find(
+        self, requests: Sequence[GenerationRequest], options: SearchOptions, slots: int | None
+    ) -> list[list[Found]]:
+        """Search one batch, or, with so many slots, one after the other as slots get free."""
+        if slots is not None and isinstance(self._numbers, ContinuousRuntime):
+            return Scheduler(self._numbers, requests, self.config, options, slots).run()
         sources, prefixes = zip(*requests, strict=True)
         return generate(self._numbers, sources, self.config, options, prefixes)
 

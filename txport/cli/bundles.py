@@ -54,8 +54,8 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
     if as_json:
         textio.print_json(bundle.manifest.to_dict())
     else:
-        mended, said = bundle.manifest.mended, f"{target} {bundle.manifest.described_precision}"
-        echo(f"{out}  {said}, {_size(bundle.size)}, {_verdict(bundle)}")
+        mended, kind = bundle.manifest.mended, f"{target} {bundle.manifest.described_precision}"
+        echo(f"{out}  {kind}, {_size(bundle.size)}, {_verdict(bundle)}")
         if mended:
             cost = f"{_size(mended['bytes'] - mended['bytes_before'])}, the limit being {percent(mended['limit'])}"
             echo(f"kept in fp32, for {cost}: {', '.join(mended['kept'])}")

@@ -82,7 +82,7 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "--repetition-penalty",
-        {"type": float, "default": 1.0, "help": "Above 1, tokens that were said get less likely."},
+        {"type": float, "default": 1.0, "help": "Above 1, tokens that the target has get less likely."},
     ),
     (
         "--no-repeat-ngram-size",
@@ -109,7 +109,7 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
         "--alignment",
         {
             "type": click.Choice(["soft", "hard"]),
-            "help": "With --json: each token's attention over the input (soft), or where it looked most (hard).",
+            "help": "With --json: each token's attention over the input (soft), or where it is largest (hard).",
         },
     ),
 ]
@@ -236,7 +236,7 @@ def _follow(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str
     for text in texts:
         shown = ""
         for output in model.follow(text, **options):
-            if output.startswith(shown):  # what was said may be written in another way once more is known
+            if output.startswith(shown):  # the same tokens may be written in another way once more is known
                 textio.print_line(output[len(shown) :], stream, end="")
                 shown = output
         textio.print_line("" if output == shown else f"\n{output}", stream)
@@ -278,7 +278,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @unknown_option
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line, with the tokens' shares.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line, with the log-probs of the tokens.")
 def score(
     bundle: str,
     pair: tuple[str, ...],

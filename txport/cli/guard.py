@@ -105,8 +105,8 @@ def _end_of(error: BaseException) -> tuple[int, str]:
             _give_up(sys.stdout)
             return 0, ""
     if is_out_of_memory(error):
-        said = one_line(str(error))
-        return UnavailableError.exit_code, _tell(f"not enough memory here{said and f' ({said})'}; {MEMORY_MEND}")
+        detail = one_line(str(error))
+        return UnavailableError.exit_code, _tell(f"not enough memory here{detail and f' ({detail})'}; {MEMORY_MEND}")
     if problem := import_problem(error):
         return UnavailableError.exit_code, _tell(problem)
     if isinstance(error, OSError):

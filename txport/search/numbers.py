@@ -9,7 +9,7 @@ import numpy as np
 from txport.errors import RunError
 from txport.runtimes.base import ContinuousRuntime, Ints, Runtime, Scores, State
 
-MEND = "look for NaN or infinity in its weights, and at the size of its activations in this precision"
+FIX = "look for NaN or infinity in its weights, and at the size of its activations in this precision"
 
 
 def numbers_only(runtime: Runtime) -> Runtime:
@@ -28,10 +28,10 @@ class Numbers:
         return self._runtime.encode(source, source_lengths, max_length=max_length)
 
     def step(self, tokens: Ints, state: State, **how: Any) -> tuple[Scores, State]:
-        """See `Runtime.step`; what is said of a row that rests does not count."""
+        """See `Runtime.step`; the scores of a row that rests do not count."""
         found, state = self._runtime.step(tokens, state, **how)
         if np.isnan(found.values[tokens >= 0]).any():
-            raise RunError(f"the model's scores are NaN; {MEND}")
+            raise RunError(f"the model's scores are NaN; {FIX}")
         return found, state
 
     def select(self, state: State, rows: Ints) -> State:
