@@ -131,7 +131,7 @@ def test_any_texts_in_any_order_change_nothing(bundle: Bundle, options: dict[str
 
 
 @pytest.mark.parametrize("bundle", CONTINUOUS, ids=" ".join, indirect=True)
-def test_a_text_that_is_followed_ends_as_it_does_in_a_batch(bundle: Bundle) -> None:
+def test_a_text_that_is_streamed_ends_as_it_does_in_a_batch(bundle: Bundle) -> None:
     texts, runtime, config = sources(bundle, 6), opened(bundle), bundle.manifest.config
     for options in SEARCHES:
         chosen, together = SearchOptions(**{**LENGTHS, **options}), found(bundle, runtime, texts, **options)
@@ -141,7 +141,7 @@ def test_a_text_that_is_followed_ends_as_it_does_in_a_batch(bundle: Bundle) -> N
 
 
 def ended(steps: Steps) -> list[list[Found]]:
-    """What a search gives once it was followed to its end."""
+    """What a search gives once it was run to its end."""
     while True:
         try:
             next(steps)

@@ -537,7 +537,7 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("bad --coverage-penalty 1", "--coverage-penalty is for beam search; give --beams too"),
         ("bad --stream --batch-size 4 --batch-tokens 5", "it does not go with --batch-size, --batch-tokens"),
         ("bad --early-stopping true", "--early-stopping is for beam search; give --beams too"),
-        ("bad --stream --beams 2 --nbest 2", "only one hypothesis can be followed, got --nbest 2"),
+        ("bad --stream --beams 2 --nbest 2", "only one hypothesis can be streamed, got --nbest 2"),
         ("bad --length-penalty 1e9 --json", "--length-penalty must lie in"),
         ("bad --forced-bos-token CH --bad-words CH", "--bad-words must not forbid what --forced-bos-token says"),
         ("bad --bad-words ''", "txport: --bad-words must not hold an empty sequence"),

@@ -83,10 +83,10 @@ class Model:
         self._numbers = numbers_only(runtime)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
-        """Generate for one text or many; the options are those of `stream`. -> one result a text, in order."""
-        return list(self.stream(texts, **options))
+        """Generate for one text or many; the options are those of `generate_iter`. -> one result a text, in order."""
+        return list(self.generate_iter(texts, **options))
 
-    def stream(
+    def generate_iter(
         self,
         texts: str | Iterable[str],
         *,
@@ -125,7 +125,7 @@ class Model:
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
         return in_batches(encoded, work, batch_size, size, self.workers, batch_tokens, continuous)
 
-    def follow(
+    def stream(
         self, text: str, *, prefix: str = "", unknown: Unknown = "error", **options: Any
     ) -> Generator[str, None, None]:
         """One text, token by token: the output as far as it is certain, each time that it grows, and at last all of it.
@@ -136,7 +136,7 @@ class Model:
         begin = self._begin(prefix)
         chosen = self._options(options, [begin])
         if chosen.nbest > 1:
-            raise UnsupportedError(f"only one hypothesis can be followed, got nbest {chosen.nbest}")
+            raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {chosen.nbest}")
         if not (source := self._encode_known(text, unknown)):
             return (each for each in [""])
         steps = search(self._numbers, [source], self.config, chosen, [begin])

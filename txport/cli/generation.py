@@ -207,10 +207,10 @@ def run(
     source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
     with textio.open_output(output) as stream, _in_flags():
         if as_stream:
-            _follow(model, source, stream, options)
+            _stream(model, source, stream, options)
             return
         count = unknown = 0
-        for result in textio.with_progress(model.stream(source, **options), total, stream):
+        for result in textio.with_progress(model.generate_iter(source, **options), total, stream):
             for line in _lines(result, as_json, options["nbest"]):
                 textio.print_line(line, stream, flush=total is None)
             count += 1
@@ -229,13 +229,13 @@ def _in_flags() -> Iterator[None]:
         raise UnsupportedError(names.sub(lambda found: FLAGS[found[1]], str(error))) from error
 
 
-def _follow(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
+def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
     """Print what is certain of each text as soon as it is."""
     del options["batch_size"], options["batch_tokens"], options["continuous"]
     options["prefix"] = options.pop("prefixes")
     for text in texts:
         shown = ""
-        for output in model.follow(text, **options):
+        for output in model.stream(text, **options):
             if output.startswith(shown):  # the same tokens may be written in another way once more is known
                 textio.print_line(output[len(shown) :], stream, end="")
                 shown = output
