@@ -38,7 +38,7 @@ class TableRuntime:
         self.wanted: list[int | None] = []
         self.selected: list[list[int]] = []
 
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TableState:
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TableState:
         assert source.dtype == source_lengths.dtype == np.int64
         assert source.shape == (len(source_lengths), source_lengths.max())
         rows = zip(source.tolist(), source_lengths.tolist(), strict=True)

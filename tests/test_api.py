@@ -308,14 +308,14 @@ def test_a_name_is_exported_once_and_again_when_it_is_damaged(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said: list[str] = []
-    first = txport.load("preset:tiny", say=said.append)
+    first = txport.load("preset:tiny", progress=said.append)
     assert exports == ["preset:tiny"]
     assert any("once" in message for message in said)
     folder = next((tmp_path / "txport" / "bundles").iterdir())
     assert folder.name.startswith("preset-tiny-portable-fp32-")
     assert load_bundle(folder).manifest.parity["verdict"] == "pass"
     said.clear()
-    second = txport.load("preset:tiny", say=said.append)
+    second = txport.load("preset:tiny", progress=said.append)
     assert (exports, said) == (["preset:tiny"], [])
     assert isinstance(first.tokenizer, NumberTokenizer)
     assert first.generate("5 6 7", beams=2) == second.generate("5 6 7", beams=2)

@@ -273,7 +273,7 @@ def test_select_is_the_same_rows_as_in_pytorch(plain: tuple[Checkpoint, Bundle],
     checkpoint, bundle = plain
     both = [runtimes.load("ort", bundle), runtimes.load_torch(checkpoint)]
     ids = np.array([[5, 9, 2], [6, 2, 0], [4, 8, 2]])
-    states = [runtime.encode(ids, np.array([3, 2, 3]), max_length=20) for runtime in both]
+    states = [runtime.start(ids, np.array([3, 2, 3]), max_length=20) for runtime in both]
     rows = 3
     for _ in range(data.draw(st.integers(1, 4))):
         for _ in range(data.draw(st.integers(1, 2))):

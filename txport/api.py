@@ -26,7 +26,7 @@ from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
-from txport.release import Say, export, load_checkpoint, parity, silent
+from txport.release import Progress, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.search.batching import in_batches
 from txport.search.continuous import GenerationRequest, Scheduler
@@ -312,7 +312,7 @@ def load(
     threads: int | None = None,
     workers: int = 1,
     checkpoint: str | Path | None = None,
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> Model:
     """Load a bundle: a folder that `export` wrote, or the name of a checkpoint that ships.
 
@@ -329,7 +329,7 @@ def load(
     threads = 1 if threads is None and workers > 1 else threads
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
-    bundle = find_bundle(str(name), say=say)
+    bundle = find_bundle(str(name), progress=progress)
     if runtime == "torch":
         source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint)
         bundle.require_source(source.name, source.sha256)

@@ -20,7 +20,7 @@ from txport.models.config import TransformerConfig
 from txport.runtimes.base import Floats, Ints, Scores, scores
 from txport.search.beams import settle
 from txport.search.constraints import Constraints
-from txport.search.generate import Steps, by_beams, by_rows, carry_out, encode, generate
+from txport.search.generate import Steps, by_beams, by_rows, carry_out, generate, start
 from txport.search.options import Found, SearchOptions
 
 BOS, EOS = 0, 1
@@ -433,13 +433,13 @@ def test_one_new_token(beams: int, early_stopping: Any) -> None:
 
 def test_sources_are_padded_at_the_right_and_the_cache_is_as_long_as_the_target() -> None:
     class Recorder(TableRuntime):
-        def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TableState:
+        def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TableState:
             seen.extend([source.tolist(), source_lengths.tolist(), max_length])
-            return super().encode(source, source_lengths, max_length=max_length)
+            return super().start(source, source_lengths, max_length=max_length)
 
     seen: list[Any] = []
     config = dataclasses.replace(config_of(6), pad_id=5)
-    encode(Recorder(random_table(6, seed=0)), [[3], [2, 4, 1]], config, 7)
+    start(Recorder(random_table(6, seed=0)), [[3], [2, 4, 1]], config, 7)
     assert seen == [[[3, 5, 5], [2, 4, 1]], [1, 3], 7]
 
 

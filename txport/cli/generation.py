@@ -13,7 +13,7 @@ from typing import IO, Any
 import click
 
 from txport.cli import completion, textio
-from txport.cli.guard import echo, say
+from txport.cli.guard import echo, progress
 from txport.cli.options import F, fit_threads, is_given, provider_option, threads_option, unknown_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
@@ -202,7 +202,7 @@ def run(
             raise UnsupportedError("--length-penalty only changes scores here, which are shown with --json")
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
-    model = api.load(bundle, **where, checkpoint=checkpoint, say=say)
+    model = api.load(bundle, **where, checkpoint=checkpoint, progress=progress)
     options.update(_token_ids(model.tokenizer, options))
     source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
     with textio.open_output(output) as stream, _in_flags():
@@ -298,7 +298,9 @@ def score(
 
     if pair and (inputs or len(pair) != 2):
         raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")
-    model = api.load(bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, say=say)
+    model = api.load(
+        bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, progress=progress
+    )
     given = [(pair[0], pair[1])] if pair else textio.split_pairs(textio.open_texts((), inputs)[0])
     pairs, texts, targets = itertools.tee(given, 3)
     with _in_flags():

@@ -159,8 +159,8 @@ class FusedRuntime:
         # its bound holds for exact sums, and the session option for these does not reach into branches of a graph
         self._shortens = shortens(self.config, bundle.manifest.precision) and not may_saturate()
 
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> FusedState:
-        """See `Runtime.encode`."""
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> FusedState:
+        """See `Runtime.start`."""
         config, hold, (batch, size) = self.config, Hold(), source.shape
         shape = (2 * config.decoder_layers, batch, config.heads, size, config.head_size)
         held = Source(hold, self.pool.take(hold, shape), source_lengths.astype(np.int32))

@@ -77,8 +77,8 @@ class PortableRuntime(Generic[T]):
         self._attention = cross_attention(manifest.config)
         self._grows = {output: name for output, name in self._becomes.items() if not is_cross(name)}
 
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
-        """See `Runtime.encode`."""
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
+        """See `Runtime.start`."""
         source = self._fill_up(source)
         mask = (np.arange(source.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
         engine_mask = self._engine.from_numpy(mask)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import ContinuousRuntime, Ints, Scores, State
 from txport.runtimes.slots import spread
-from txport.search.generate import encode, longest_target, plan
+from txport.search.generate import longest_target, plan, start
 from txport.search.options import Found, SearchOptions
 from txport.search.requests import Search, Select, Step
 
@@ -76,10 +76,10 @@ class Scheduler:
 
     def _encode(self) -> Iterator[Encoded]:
         """States of as many requests at a time as there are slots: more at once are encoded faster."""
-        for start in range(0, len(self._requests), self._slots):
-            numbers = range(start, min(start + self._slots, len(self._requests)))
+        for first in range(0, len(self._requests), self._slots):
+            numbers = range(first, min(first + self._slots, len(self._requests)))
             sources = [self._requests[number][0] for number in numbers]
-            yield Encoded(encode(self._runtime, sources, self._config, self._longest), start, numbers)
+            yield Encoded(start(self._runtime, sources, self._config, self._longest), first, numbers)
 
     def _assign(self, numbers: range, slots: Ints) -> None:
         """A new group at free slots; at each, the first row is used until the search wants more."""

@@ -55,7 +55,7 @@ def search(
 
 def carry_out(requests: Search, runtime: Runtime, sources: Ids, config: TransformerConfig, longest: int) -> Steps:
     """Do what a search asks for, in a state of its own."""
-    state, found = encode(runtime, sources, config, longest), None
+    state, found = start(runtime, sources, config, longest), None
     while True:
         try:
             request = requests.send(found)
@@ -110,13 +110,13 @@ def require_fit(prefixes: Ids, config: TransformerConfig, options: SearchOptions
             raise UnsupportedError(f"a prefix must not hold an end token; got {token}")
 
 
-def encode(runtime: Runtime, sources: Ids, config: TransformerConfig, max_length: int) -> State:
+def start(runtime: Runtime, sources: Ids, config: TransformerConfig, max_length: int) -> State:
     """Pad the sources at the right and encode them."""
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
     padded = np.full((len(sources), lengths.max()), config.pad_id, dtype=np.int64)  # (B, S)
     for row, source in zip(padded, sources, strict=True):
         row[: len(source)] = source
-    return runtime.encode(padded, lengths, max_length=max_length)
+    return runtime.start(padded, lengths, max_length=max_length)
 
 
 def by_rows(

@@ -23,9 +23,9 @@ class Numbers:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
-        """See `Runtime.encode`."""
-        return self._runtime.encode(source, source_lengths, max_length=max_length)
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+        """See `Runtime.start`."""
+        return self._runtime.start(source, source_lengths, max_length=max_length)
 
     def step(self, tokens: Ints, state: State, **how: Any) -> tuple[Scores, State]:
         """See `Runtime.step`; the scores of a row that rests do not count."""

@@ -12,7 +12,7 @@ import numpy as np
 from txport.errors import TextError
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import Floats, Ints, Runtime, log_softmax
-from txport.search.generate import Ids, encode
+from txport.search.generate import Ids, start
 from txport.search.options import Found
 
 
@@ -52,7 +52,7 @@ def teacher_forced_logits(
     wanted = np.zeros((len(targets), lengths.max()), np.int64)
     for number, target in enumerate(targets):
         wanted[number, : len(target)] = target
-    state = encode(runtime, sources, config, int(lengths.max()))
+    state = start(runtime, sources, config, int(lengths.max()))
     rows, last = np.arange(len(targets)), np.full(len(targets), config.bos_id)
     for place in range(int(lengths.max())):
         if place and len(kept := np.flatnonzero(lengths[rows] > place)) < len(rows):
