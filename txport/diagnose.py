@@ -9,9 +9,10 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from txport import __version__, runtimes
+from txport import runtimes
 from txport.errors import UnavailableError
 from txport.system.packages import needed
+from txport.version import __version__
 
 BASE = ("numpy", "click", "tokenizers")
 PACKAGES = (*BASE, "torch", "onnx", "onnxscript", "safetensors")

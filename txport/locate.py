@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from txport import __version__
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import MANIFEST
 from txport.errors import BundleError, OutputError, UnsupportedError
@@ -16,6 +15,7 @@ from txport.release import Progress, export, silent
 from txport.system.locks import locked
 from txport.system.places import resolve
 from txport.system.stages import clean, remove, restore, told
+from txport.version import __version__
 
 
 def find_bundle(name: str, *, precision: str | None = None, progress: Progress = silent) -> Bundle:

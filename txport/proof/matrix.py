@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from txport import __version__, runtimes
+from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import OFFERED, require_offer
 from txport.bundles.ports import LOGITS
@@ -28,6 +28,7 @@ from txport.proof.measures import finite
 from txport.proof.parity import Report, check
 from txport.proof.proven import prove, write
 from txport.system.files import staged_folder, temporary_folder
+from txport.version import __version__
 
 PASS, NEAR_TIE, FAIL, NOT_AVAILABLE = "pass", "near-tie", "fail", "not available"
 VERDICTS = (PASS, NEAR_TIE, FAIL, NOT_AVAILABLE)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txport import __version__, runtimes
+from txport import runtimes
 from txport.bundles.bundle import Bundle, damage
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
@@ -40,6 +40,7 @@ from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits, score
 from txport.system.machine import is_out_of_memory
+from txport.version import __version__
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
 NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES, BATCH)
