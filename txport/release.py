@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from txport.proof.reports.report import Report
 
 EXPORT = "txport[export]"
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 MOST_CASES = 10_000  # which take hours
 GREATEST = 1 << 20  # what no opset and no number of rows comes near
 MOST_SEED = 2**32 - 1
@@ -53,7 +53,7 @@ def export(
     auto: bool = False,
     auto_limit: float | None = None,
     force: bool = False,
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> Bundle:
     """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and only then put it there.
 
@@ -75,15 +75,15 @@ def export(
         raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
     limit = _auto_limit(auto, auto_limit)
     _spare_source(str(name), Path(out))
-    with staged_folder(Path(out), force=force, holding=MANIFEST, say=say) as folder:
+    with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
         checkpoint = load_checkpoint(name)
-        say(f"exporting {checkpoint.name} ({target} {precision})")
+        progress(f"exporting {checkpoint.name} ({target} {precision})")
         how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
         bundle = write(checkpoint, folder, **how)
-        say("comparing with PyTorch")
+        progress("comparing with PyTorch")
         bundle, report = prove(bundle, checkpoint)
         if auto and not report.passed:
-            bundle, report = fall_back_to_fp32(bundle, report, checkpoint, say, limit=limit, **how)
+            bundle, report = fall_back_to_fp32(bundle, report, checkpoint, progress, limit=limit, **how)
         if not report.passed:
             raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
     return replace(bundle, path=Path(out))
@@ -148,7 +148,7 @@ def matrix(
     names: Sequence[str] = (),
     providers: Sequence[str] = (),
     keep: Path | None = None,
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> Matrix:
     """Export a checkpoint for every target in every precision, and compare each bundle on every runtime and provider.
 
@@ -157,7 +157,7 @@ def matrix(
     with needed(EXPORT):
         from txport.proof.matrix import engines, fill, kinds
     chosen, tried = kinds(targets, precisions), engines(names, providers)
-    return fill(load_checkpoint(name), chosen, tried, say, keep)
+    return fill(load_checkpoint(name), chosen, tried, progress, keep)
 
 
 def bisect(bundle: Bundle, checkpoint: str | Path, *, seed: int = 0, cases: int = 0) -> Culprit | None:

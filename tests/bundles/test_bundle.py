@@ -122,11 +122,11 @@ def test_no_bundle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "mend"), [(FORMAT + 1, "update txport"), (0, "export it again"), ("1", "export it again"), (None, "")]
+    ("known", "fix"), [(FORMAT + 1, "update txport"), (0, "export it again"), ("1", "export it again"), (None, "")]
 )
-def test_other_formats(known: Any, mend: str, sealed: Bundle) -> None:
+def test_other_formats(known: Any, fix: str, sealed: Bundle) -> None:
     change_manifest(sealed, format=known)
-    with pytest.raises(BundleError, match=rf"has bundle format {known!r}, this txport reads format {FORMAT}; {mend}"):
+    with pytest.raises(BundleError, match=rf"has bundle format {known!r}, this txport reads format {FORMAT}; {fix}"):
         load_bundle(sealed.path)
 
 

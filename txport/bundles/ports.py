@@ -16,7 +16,7 @@ from txport.models.config import TransformerConfig
 
 Dim = str | int
 
-LARGE_VOCABULARY = 4096  # from here on, a shortlist of the likeliest tokens takes less time than all logits in fp32
+LARGE_VOCABULARY = 4096  # from here on, screening for the likeliest tokens takes less time than all logits in fp32
 LIKELIEST = 8  # so many of them can be asked for
 
 ENCODER = "encoder"
@@ -158,8 +158,8 @@ def _cpu_step(config: TransformerConfig, dtype: str) -> Graph:
     )
     best = (Port(LOG_PROBS, dtype, (ALL_ROWS, COUNT)), Port(IDS, "int64", (ALL_ROWS, COUNT)))
     logits = Port(LOGITS, dtype, (ALL_ROWS, config.target_vocab_size))
-    looks = Port(CROSS_ATTENTION, dtype, (ALL_ROWS, SOURCE))  # the mean over the heads of the alignment layer
-    return Graph(STEP, "onnx/step.onnx", inputs, (logits, *_own(config, dtype, "present"), looks, *best))
+    attention = Port(CROSS_ATTENTION, dtype, (ALL_ROWS, SOURCE))  # the mean over the heads of the alignment layer
+    return Graph(STEP, "onnx/step.onnx", inputs, (logits, *_own(config, dtype, "present"), attention, *best))
 
 
 def _cross(config: TransformerConfig, dtype: str) -> tuple[Port, ...]:

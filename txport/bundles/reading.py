@@ -52,8 +52,8 @@ def read_manifest(path: Path) -> Manifest:
         raise BundleError(f"{error}; export the bundle again") from error
     known = values.get("format")
     if known != FORMAT:
-        mend = "update txport" if isinstance(known, int) and known > FORMAT else "export it again"
-        raise BundleError(f"{path} has bundle format {quoted(known)}, this txport reads format {FORMAT}; {mend}")
+        fix = "update txport" if isinstance(known, int) and known > FORMAT else "export it again"
+        raise BundleError(f"{path} has bundle format {quoted(known)}, this txport reads format {FORMAT}; {fix}")
     try:
         return _manifest(values)
     except KeyError as error:

@@ -11,7 +11,7 @@ import click
 
 from txport.bundles.manifest import PRECISIONS, TARGETS
 from txport.cli import completion, textio
-from txport.cli.guard import say
+from txport.cli.guard import progress
 from txport.cli.options import provider_option
 from txport.cli.outputs import require_outputs
 from txport.errors import ParityError, UnsupportedError
@@ -94,7 +94,7 @@ def parity(
     provider = short_name(provider)
     old = _read_baseline(baseline) if baseline else None
     texts = _read_quality(quality, quality_texts or QUALITY_TEXTS, seed) if quality else None
-    found = find_bundle(bundle, precision=precision, say=say)
+    found = find_bundle(bundle, precision=precision, progress=progress)
     chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
     source = checkpoint or checkpoint_of(found)
     started = time.perf_counter()
@@ -194,7 +194,7 @@ def matrix(checkpoint: str, report: Path | None, markdown: Path | None, html: Pa
     from txport.cli import tables
 
     require_outputs({"--report": report, "--markdown": markdown, "--html": html}, keep=chosen["keep"])
-    result = release.matrix(checkpoint, **chosen, say=say)
+    result = release.matrix(checkpoint, **chosen, progress=progress)
     from txport.proof.matrix import require_run
     from txport.proof.reports import pages
 

@@ -26,8 +26,8 @@ from txport.models.transformer import (
     Transformer,
     additive,
     attend,
+    attention_weights,
     padding_mask,
-    weigh,
 )
 
 MICROSOFT = "com.microsoft"
@@ -57,16 +57,16 @@ class CpuEncoder(nn.Module):
         x = embedding.tokens(input_ids.flatten()) * embedding.scale  # -> (B * S, D)
         x = (x.view(batch, size, -1) + F.embedding(torch.arange(size), embedding.positions)).flatten(0, 1)
         for layer in cast(Iterable[EncoderLayer], model.encoder):
-            h = layer.attention_residual.enter(x)
+            h = layer.attention_residual.before(x)
             own = layer.attention
             query, key, value = (part(h).view(batch, size, -1) for part in (own.query, own.key, own.value))
             mixed = multi_head_attention(query, key, value, source_lengths, own.heads)  # -> (B, S, D)
-            x = layer.attention_residual.leave(x, own.output(mixed.flatten(0, 1)))
-            h = layer.feed_forward_residual.enter(x)
-            x = layer.feed_forward_residual.leave(x, layer.feed_forward(h))
+            x = layer.attention_residual.after(x, own.output(mixed.flatten(0, 1)))
+            h = layer.feed_forward_residual.before(x)
+            x = layer.feed_forward_residual.after(x, layer.feed_forward(h))
         memory = model.encoder_norm(x)  # (B * S, D)
-        looks = [layer.cross_attention for layer in cast(Iterable[DecoderLayer], model.decoder)]
-        maps = (part for look in looks for part in (look.key, look.value))
+        attentions = [layer.cross_attention for layer in cast(Iterable[DecoderLayer], model.decoder)]
+        maps = (part for each in attentions for part in (each.key, each.value))
         return tuple(split_heads(part(memory).view(batch, size, -1), model.config.heads) for part in maps)
 
 
@@ -95,25 +95,25 @@ class CpuStep(nn.Module):
         x = x + F.embedding(past_lengths, embedding.positions)
         grown: list[Tensor] = []
         for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
-            h = layer.attention_residual.enter(x)
+            h = layer.attention_residual.before(x)
             key, value = own[2 * number : 2 * number + 2]
             h, key, value = self_attention(layer.attention, h, key, value, past_lengths, cache_capacity)
             grown += [key, value]
-            x = layer.attention_residual.leave(x, layer.attention.output(h))
+            x = layer.attention_residual.after(x, layer.attention.output(h))
             key, value = cross[2 * number : 2 * number + 2]
             query = self._query(layer, x, input_ids)
             if number == alignment_layer(model.config):
-                looks = look(query, key, source_lengths)
+                attention = mean_attention(query, key, source_lengths)
             mixed = multi_head_attention(query, key, value, source_lengths, layer.cross_attention.heads)  # -> (B, K, D)
-            x = layer.cross_attention_residual.leave(x, layer.cross_attention.output(mixed.flatten(0, 1)))
-            h = layer.feed_forward_residual.enter(x)
-            x = layer.feed_forward_residual.leave(x, layer.feed_forward(h))
-        return (model.projection(model.decoder_norm(x)), *grown, looks)
+            x = layer.cross_attention_residual.after(x, layer.cross_attention.output(mixed.flatten(0, 1)))
+            h = layer.feed_forward_residual.before(x)
+            x = layer.feed_forward_residual.after(x, layer.feed_forward(h))
+        return (model.projection(model.decoder_norm(x)), *grown, attention)
 
     @staticmethod
     def _query(layer: DecoderLayer, x: Tensor, input_ids: Tensor) -> Tensor:
         """(B * K, D) -> (B, K, D): the beams of one source are queries over its keys, held once for all of them."""
-        h = layer.cross_attention.query(layer.cross_attention_residual.enter(x))
+        h = layer.cross_attention.query(layer.cross_attention_residual.before(x))
         return h.view(*input_ids.shape, -1)
 
 
@@ -122,10 +122,10 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(2, (heads, -1)).transpose(1, 2)
 
 
-def look(query: Tensor, key: Tensor, lengths: Tensor) -> Tensor:
-    """Queries (B, K, D), keys (B, N, S, H), their lengths (B,) -> what the heads look at in the mean (B * K, S)."""
+def mean_attention(query: Tensor, key: Tensor, lengths: Tensor) -> Tensor:
+    """Queries (B, K, D), keys (B, N, S, H), their lengths (B,) -> the mean attention of the heads (B * K, S)."""
     bias = additive(padding_mask(lengths, key.shape[2]), query.dtype)[:, None, None, :]  # -> (B, 1, 1, S)
-    return weigh(split_heads(query, key.shape[1]), key, bias).mean(1).flatten(0, 1)
+    return attention_weights(split_heads(query, key.shape[1]), key, bias).mean(1).flatten(0, 1)
 
 
 def multi_head_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, heads: int) -> Tensor:

@@ -39,8 +39,8 @@ class DecoderGraph(nn.Module):
         memory = Memory(encoder_hidden_states, encoder_attention_mask.bool())
         cache = tuple(LayerCache(*past[start : start + 4]) for start in range(0, len(past), 4))
         logits, grown, attentions = self.model.decode(input_ids, memory, cache)
-        looks = attentions[alignment_layer(self.model.config)]
-        return (logits, *(tensor for layer in grown for tensor in layer), looks)
+        attention = attentions[alignment_layer(self.model.config)]
+        return (logits, *(tensor for layer in grown for tensor in layer), attention)
 
 
 PORTABLE: dict[str, Callable[[Transformer], nn.Module]] = {ENCODER: EncoderGraph, DECODER: DecoderGraph}

@@ -33,7 +33,7 @@ NAMED = 3  # matrices that a refusal names
 
 
 def fall_back_to_fp32(
-    bundle: Bundle, report: Report, checkpoint: Checkpoint, say: Callable[[str], None], *, limit: float, **how: Any
+    bundle: Bundle, report: Report, checkpoint: Checkpoint, progress: Callable[[str], None], *, limit: float, **how: Any
 ) -> tuple[Bundle, Report]:
     """Write a bundle that failed anew, with more and more in fp32: one matrix, then as many again each time.
 
@@ -49,7 +49,7 @@ def fall_back_to_fp32(
             raise ParityError(beyond(checkpoint, report, forms, kept, worst, limit))
         more = fitting[-1][len(kept) :]
         kept += more
-        say(f"it differs; {', '.join(more)} in fp32, and again")
+        progress(f"it differs; {', '.join(more)} in fp32, and again")
         shutil.rmtree(bundle.path / "onnx")
         bundle, report = prove(write(checkpoint, bundle.path, keep=aliases(checkpoint.model, kept), **how), checkpoint)
     share = kept_share(checkpoint.model, forms, kept)

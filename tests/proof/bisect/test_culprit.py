@@ -599,16 +599,16 @@ def test_what_only_padding_beyond_all_rows_shows_is_found(
 def test_the_branch_of_attention_is_a_step_of_its_own(
     checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    optional = cpu.make_optional
+    conditional = cpu.make_conditional
 
     def faulty(model: ir.Model, graph: Graph) -> int:
-        count = optional(model, graph)
+        count = conditional(model, graph)
         norms = [node for node in model.graph if node.op_type == NORM]
         norms[1].attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-2)
         return count
 
-    monkeypatch.setattr(cpu, "make_optional", faulty)
-    monkeypatch.setattr(steps, "make_optional", faulty)
+    monkeypatch.setattr(cpu, "make_conditional", faulty)
+    monkeypatch.setattr(steps, "make_conditional", faulty)
     culprit = bisect(made(checkpoints["post"], tmp_path / "out", target="cpu"), checkpoints["post"])
     assert culprit is not None
     assert (culprit.graph, culprit.kind) == (STEP, "epsilon")

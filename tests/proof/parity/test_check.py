@@ -388,8 +388,8 @@ class Exchanged:
         self._order = np.arange(len(VOCABULARY))
         self._order[[first, second]] = second, first
 
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
-        return self._runtime.encode(source, source_lengths, max_length=max_length)
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+        return self._runtime.start(source, source_lengths, max_length=max_length)
 
     def step(
         self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True, align: bool = False

@@ -37,7 +37,7 @@ def loaded(checkpoint: Path) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def fused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Checkpoint, Bundle]]:
-    """A model with a shortlist in fp32, and the same in 8 bits, by rows and, for steps of one row, in blocks."""
+    """A model with screening in fp32, and the same in 8 bits, by rows and, for steps of one row, in blocks."""
     folder = tmp_path_factory.mktemp("fused")
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "target_vocab_size": 4100, "tied": "target"}
     save_checkpoint(folder / "toy", tiny_model(tiny_config(**sizes)))
@@ -98,7 +98,7 @@ def test_sound_bundles_hold_all_weights(
     for checkpoint, each in fused.values():
         assert failed(each, checkpoint) == []
     names = {each.tensor for each in compare_weights(fused["fp32"][1], fused["fp32"][0])}
-    assert names >= {"shortlist.weight", "shortlist.scale", "shortlist.zeros", "source_embedding.positions"}
+    assert names >= {"screening.weight", "screening.scale", "screening.zeros", "source_embedding.positions"}
 
 
 @pytest.mark.parametrize("edit", [renamed(KEY, "val_999"), hidden], ids=["renamed", "hidden in a node"])
@@ -124,8 +124,8 @@ def test_numbers_of_shapes_are_no_weights(copied: Path, loaded: Checkpoint) -> N
 @pytest.mark.parametrize(
     ("kind", "role", "name"),
     [
-        ("fp32", STEP, "shortlist.weight"),
-        ("fp32", STEP, "shortlist.scale"),
+        ("fp32", STEP, "screening.weight"),
+        ("fp32", STEP, "screening.scale"),
         ("fp32", STEP, "target_embedding.positions"),
         ("blocks", STEP, "projection.weight.8-bit-blocks-of-16.lookup.scale"),
         ("blocks", ENCODER, "source_embedding.tokens.weight.8-bit-blocks-of-16.lookup.scale"),

@@ -94,16 +94,16 @@ def test_real_input_and_all_lengths_are_among_the_goldens(bundle: Bundle) -> Non
     assert golden.sources[: len(bundle.samples)] == [tuple(tokenizer.encode(text)) for text in bundle.samples]
     lengths = {len(source) for source in golden.sources}
     assert {1, bundle.manifest.config.max_length} <= lengths
-    assert {len(said.values) for said in golden.said} == {len(target) for target in golden.targets}
+    assert {len(stored.values) for stored in golden.logits} == {len(target) for target in golden.targets}
 
 
 def test_goldens_come_from_pytorch_in_float64_not_from_the_bundle(bundle: Bundle, checkpoint: Path) -> None:
     golden, exact = load_golden(bundle), Exact.of(load_checkpoint(checkpoint).model)
     found = logits(TorchRuntime(exact.model), golden.sources, golden.targets, exact.model.config)
-    for said, values in zip(golden.said, found, strict=True):
-        np.testing.assert_allclose(said.sums, fold(values), rtol=0, atol=said.largest * 2.0**-GRID)
-        assert np.abs(said.sums - fold(values)).max() > 0
-        assert said.largest * 2.0**-GRID < said.noise / 20
+    for stored, values in zip(golden.logits, found, strict=True):
+        np.testing.assert_allclose(stored.sums, fold(values), rtol=0, atol=stored.largest * 2.0**-GRID)
+        assert np.abs(stored.sums - fold(values)).max() > 0
+        assert stored.largest * 2.0**-GRID < stored.noise / 20
 
 
 def test_the_same_goldens_are_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_noise_that_is_allowed_is_no_fault_and_twice_as_much_is(
     manifest, tolerance = replace(bundle.manifest, precision=precision), tolerance_of(precision)
     runtime = TorchRuntime(exact.model)
     golden = record(runtime, manifest.config, [], lambda largest, *_: tolerance.lasting_noise(largest, 0.0))
-    share = min(each.noise / each.largest for each in golden.said)
+    share = min(each.noise / each.largest for each in golden.logits)
     for seed in range(100, 110):  # half of it, for what is drawn anew in each run
         checks = list(compare(golden, Noisy(runtime, share / 2, seed), manifest, "noise is drawn each time"))
         assert [check.verdict for check in checks] == [*["pass"] * 3, "not run"], checks
-    louder = replace(golden, said=[replace(each, values=each.values + 2.1 * each.noise) for each in golden.said])
+    louder = replace(golden, logits=[replace(each, values=each.values + 2.1 * each.noise) for each in golden.logits])
     (check, *_) = compare(louder, Noisy(runtime, share, 0), manifest)
     assert check.verdict == "fail"
 
@@ -215,9 +215,11 @@ def test_files_that_are_not_what_the_manifest_says_are_named(copied: Path) -> No
 
 def altered(golden: Golden, part: str) -> Golden:
     if part == LOGITS:
-        values = golden.said[2].values.copy()
+        values = golden.logits[2].values.copy()
         values[1, 0] += 0.01
-        return replace(golden, said=[*golden.said[:2], replace(golden.said[2], values=values), *golden.said[3:]])
+        return replace(
+            golden, logits=[*golden.logits[:2], replace(golden.logits[2], values=values), *golden.logits[3:]]
+        )
     found = list(golden.found[part])
     tokens = found[0].tokens
     found[0] = replace(found[0], tokens=((tokens[0] + 1) % 20, *tokens[1:]))

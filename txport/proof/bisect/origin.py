@@ -11,10 +11,10 @@ import torch
 
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import STEP, shortens
+from txport.exporters.conditional import make_conditional
 from txport.exporters.fused import FUSED, FUSED_FORMS
 from txport.exporters.graphs import PORTABLE
 from txport.exporters.operators import FORMS
-from txport.exporters.optional import make_optional
 from txport.exporters.passes import PASSES
 from txport.exporters.quantize import apply_forms
 from txport.exporters.top import add_top, without_top
@@ -50,7 +50,7 @@ def stages(role: str, model: Transformer, manifest: Manifest) -> Iterator[tuple[
         run(graph, traced)
         yield f"the pass {name!r}", graph
     if manifest.target == "cpu" and role == STEP:
-        make_optional(graph, ports)
+        make_conditional(graph, ports)
         yield OPTIONAL, graph
     if manifest.quantization:
         apply_forms(graph, manifest.quantization)

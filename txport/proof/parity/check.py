@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from txport import __version__, runtimes
+from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import BundleError, LoadError, ParityError, brief
 from txport.exporters.fusions import split_name
@@ -40,6 +40,7 @@ from txport.runtimes.base import GraphRuntime, Runtime
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import Found
 from txport.system.machine import is_out_of_memory
+from txport.version import __version__
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
 Array = NDArray[Any]

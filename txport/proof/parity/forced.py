@@ -15,7 +15,7 @@ from txport.proof.parity.exact import Exact
 from txport.proof.parity.measures import FORCED, WHOLE, Comparison, compare
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import Ints, Runtime
-from txport.search.scoring import say
+from txport.search.scoring import teacher_forced_logits
 
 Array = NDArray[Any]
 Hold = Callable[..., Comparison]
@@ -32,7 +32,9 @@ def compare_forced(
     """
     expected, pairs = exact.logits(case.sources, case.targets), []
     whole = cache(partial(_whole, exact, case))
-    for place, (rows, _, actual) in enumerate(say(runtime, case.sources, case.targets, exact.model.config)):
+    for place, (rows, _, actual) in enumerate(
+        teacher_forced_logits(runtime, case.sources, case.targets, exact.model.config)
+    ):
         wanted = np.stack([expected[row][place] for row in rows])
         largest = float(np.abs(wanted).max())
         allowed, rms = tolerance.allowed(largest), tolerance.allowed_place

@@ -14,9 +14,9 @@ class Noisy:
         self._runtime, self._share = runtime, share
         self._rng = np.random.default_rng(seed)
 
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
-        """See `Runtime.encode`."""
-        return self._runtime.encode(source, source_lengths, max_length=max_length)
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+        """See `Runtime.start`."""
+        return self._runtime.start(source, source_lengths, max_length=max_length)
 
     def step(
         self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True, align: bool = False

@@ -131,9 +131,9 @@ def step_reference(model: Transformer) -> Callable[..., tuple[torch.Tensor, ...]
 
     def step(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         *traced, align, count = inputs
-        logits, *caches, looks = FUSED[STEP](model)(*traced)
+        logits, *caches, attention = FUSED[STEP](model)(*traced)
         scores = torch.log_softmax(logits, 1) if count > 0 else logits
-        return (logits, *caches, looks if align else looks[:0, :0], *scores.topk(abs(int(count)), dim=1))
+        return (logits, *caches, attention if align else attention[:0, :0], *scores.topk(abs(int(count)), dim=1))
 
     return step
 
@@ -203,7 +203,7 @@ def _size(values: Array) -> float:
 
 
 def _counts(manifest: Manifest) -> list[int]:
-    """The numbers of best tokens to ask for: a shortlist only where its sums are exact, as the driver does."""
+    """The numbers of best tokens to ask for: screening only where its sums are exact, as the driver does."""
     from txport.runtimes.sessions import may_saturate
 
     config, counts = manifest.config, [TOP_COUNT]

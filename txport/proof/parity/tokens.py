@@ -136,7 +136,7 @@ def near_tie(
     """
     sources, targets = [source] * 2, [expected.tokens, actual.tokens]
     logits = exact.logits(sources, targets)
-    scores = [shares(*pair) for pair in zip(logits, targets, strict=True)]
+    scores = [token_log_probs(*pair) for pair in zip(logits, targets, strict=True)]
     largest = float(max(np.abs(each).max() for each in logits))
     own = max(exact.own_error(sources, targets, draw) for draw in range(DRAWS))
     noise = tolerance.noise_of(largest, own)
@@ -175,10 +175,10 @@ def _found_in_noise(
 
 def score_of(exact: Exact, source: Sequence[int], tokens: Sequence[int]) -> Array:
     """The log-probability of each token of a target, by PyTorch in float64."""
-    return shares(exact.logits([source], [tokens])[0], tokens)
+    return token_log_probs(exact.logits([source], [tokens])[0], tokens)
 
 
-def shares(logits: Array, tokens: Sequence[int]) -> Array:
+def token_log_probs(logits: Array, tokens: Sequence[int]) -> Array:
     """The log-probability of each token, given the logits (T, V) before it."""
     values: Doubles = logits.astype(np.float64)
     chosen: Array = log_softmax(values, values[np.arange(len(values)), list(tokens)][:, None])[:, 0]

@@ -101,9 +101,9 @@ class Tolerance:
                 raise UnsupportedError(f"--{name} must be positive, got {given:g}")
         if rtol is not None and not rtol <= most * (1 + 1e-9):
             where = f"{self.precision} on {self.provider}"
-            mend = "an export that needs more is broken, or needs another --precision"
+            fix = "an export that needs more is broken, or needs another --precision"
             why = f"the most for {where} ({self.reason})"
-            raise UnsupportedError(f"--rtol {rtol:g} allows more than {most:g}, {why}; {mend}")
+            raise UnsupportedError(f"--rtol {rtol:g} allows more than {most:g}, {why}; {fix}")
         return dataclasses.replace(self, atol=atol, rtol=rtol)
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from txport.exporters.quantize import (
     read_scales,
     scale_name,
 )
-from txport.exporters.shortlist import shorten
+from txport.exporters.screening import shorten
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.transformer import Transformer
@@ -100,7 +100,7 @@ def compare_held(role: str, held: Held, expected: Array) -> Comparison:
 def derived(initializers: Mapping[str, Array], checkpoint: Checkpoint) -> dict[str, Array]:
     """What a graph may hold beside the checkpoint's weights, by name, computed anew.
 
-    Tables of sinusoids, scales in the shape that a look-up wants, and the shortlist of a large projection. A scale
+    Tables of sinusoids, scales in the shape that a look-up wants, and the screening of a large projection. A scale
     itself is proven by the weights that it gives back.
     """
     known = {name: buffer.detach().numpy() for name, buffer in checkpoint.model.named_buffers()}
@@ -111,10 +111,10 @@ def derived(initializers: Mapping[str, Array], checkpoint: Checkpoint) -> dict[s
             known[lookup_name(name)] = scale[..., None]
         if name == f"zeros.{values.size}":
             known[name] = np.zeros(values.size, np.int8)
-    if "shortlist.weight" in initializers:
+    if "screening.weight" in initializers:
         found = shorten(checkpoint.model.projection.weight.detach().numpy())
         zeros = np.zeros(len(found.values), np.int8)
-        known |= {"shortlist.weight": found.values, "shortlist.scale": found.scales, "shortlist.zeros": zeros}
+        known |= {"screening.weight": found.values, "screening.scale": found.scales, "screening.zeros": zeros}
     return known
 
 

@@ -1,7 +1,7 @@
 """Whether a bundle is whole and computes here what it computed where it was exported; needs neither torch nor onnx.
 
 Its files are held against their hashes, the ports of its graphs against the manifest, and what the runtime says
-against the goldens, which PyTorch said at export.
+against the goldens, which PyTorch computed at export.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txport import __version__, runtimes
+from txport import runtimes
 from txport.bundles.bundle import Bundle, damage
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
@@ -30,7 +30,7 @@ from txport.proof.verify.golden import (
     SUMS,
     TINY,
     Golden,
-    Said,
+    GoldenLogits,
     find,
     fold,
     load_golden,
@@ -40,6 +40,7 @@ from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits, score
 from txport.system.machine import is_out_of_memory
+from txport.version import __version__
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
 NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES, BATCH)
@@ -158,7 +159,7 @@ def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
 
 
 def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | None = None) -> Iterator[Check]:
-    """What a runtime says of the golden inputs, against what PyTorch said; and, unless `unlike`, of each alone."""
+    """What a runtime says of the golden inputs, against what PyTorch computed; and, unless `unlike`, of each alone."""
     found: list[Floats] = []
 
     def look_at_logits() -> Check:
@@ -183,7 +184,7 @@ def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | 
 
 def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> Check:
     """The logits of every token of the targets, those before it given."""
-    gaps = [_gap(said, values, precision) for said, values in zip(golden.said, found, strict=True)]
+    gaps = [_gap(stored, values, precision) for stored, values in zip(golden.logits, found, strict=True)]
     worst = max(range(len(gaps)), key=lambda row: (np.isnan(gaps[row][0]), gaps[row][0]))
     share, where = gaps[worst]
     seen = f"{sum(map(len, golden.targets))} tokens, at worst {share:.2g} of the difference that is allowed"
@@ -198,8 +199,8 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
     problems, most = [], 0.0
     for row, (source, target) in enumerate(zip(golden.sources, golden.targets, strict=True)):
         gaps = np.abs(logits(runtime, [source], [target], manifest.config)[0] - together[row]).max(axis=1)
-        said = golden.said[row]
-        limit = _limit(said, manifest)
+        stored = golden.logits[row]
+        limit = _limit(stored, manifest)
         if others := np.flatnonzero(~(gaps <= limit)).tolist():
             what = f"by up to {gaps.max():.2g}, allowed {limit:.2g}"
             problems.append(f"source {row} alone has other logits from step {others[0]} on, {what}")
@@ -223,16 +224,16 @@ def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Itera
         options = SearchOptions(max_new_tokens=min(SPOKEN, config.max_length), **how)
         together = generate(runtime, golden.sources, config, options)
         alone = [generate(runtime, [source], config, options)[0] for source in golden.sources]
-        limits = [2 * _limit(said, manifest) for said in golden.said]
+        limits = [2 * _limit(stored, manifest) for stored in golden.logits]
         other = [row for row, limit in enumerate(limits) if not _same(together[row], alone[row], limit)]
         if len(other) > (0 if manifest.quantization else 1):  # rounding may decide where a draw falls, but hardly twice
             first, second = (", ".join(map(_describe_found, each[other[0]])) for each in (alone, together))
             yield f"source {other[0]} alone has other {name}: {first}, together {second}"
 
 
-def _limit(said: Said, manifest: Manifest) -> float:
+def _limit(stored: GoldenLogits, manifest: Manifest) -> float:
     """How far a logit may move with what else is in the batch."""
-    return ALONE * said.largest if manifest.quantization else max(ALONE * said.largest, said.noise)
+    return ALONE * stored.largest if manifest.quantization else max(ALONE * stored.largest, stored.noise)
 
 
 def _same(ones: Sequence[Found], others: Sequence[Found], limit: float) -> bool:
@@ -241,26 +242,26 @@ def _same(ones: Sequence[Found], others: Sequence[Found], limit: float) -> bool:
     return tokens and not any(_differ(one, other, limit) for one, other in zip(ones, others, strict=True))
 
 
-def _gap(said: Said, values: Floats, precision: str) -> tuple[float, str]:
+def _gap(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float, str]:
     """How far one target's logits are from PyTorch's, for what is allowed, and where most; NaN if they are."""
-    best = np.take_along_axis(values, said.ids, axis=1)
-    expected = np.column_stack([said.values, said.sums]).astype(np.float64)
+    best = np.take_along_axis(values, stored.ids, axis=1)
+    expected = np.column_stack([stored.values, stored.sums]).astype(np.float64)
     actual = np.column_stack([best, fold(values)]).astype(np.float64)
     error = np.abs(actual - expected)
     step, place = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
-    what = _place(said, values, int(step), int(place))
+    what = _place(stored, values, int(step), int(place))
     where = f"step {step}: {what} is {actual[step, place]:.6g}, expected {expected[step, place]:.6g}"
     tolerance = tolerance_of(precision)
     if tolerance.rms is not None:
         parts = (error[:, : best.shape[1]], error[:, best.shape[1] :])
-        return float(np.max([_rms(part) for part in parts]) / max(said.rms * tolerance.rms, TINY)), where
-    return float(error[step, place] / max(said.noise, TINY)), where
+        return float(np.max([_rms(part) for part in parts]) / max(stored.rms * tolerance.rms, TINY)), where
+    return float(error[step, place] / max(stored.noise, TINY)), where
 
 
-def _place(said: Said, values: Floats, step: int, place: int) -> str:
-    count, size = said.ids.shape[1], values.shape[1]
+def _place(stored: GoldenLogits, values: Floats, step: int, place: int) -> str:
+    count, size = stored.ids.shape[1], values.shape[1]
     if place < count:
-        return f"the logit of token {said.ids[step, place]}"
+        return f"the logit of token {stored.ids[step, place]}"
     if size <= SUMS:
         return f"the logit of token {place - count}"
     return f"the sum of the logits of tokens {place - count} + n x {SUMS}"
@@ -275,7 +276,7 @@ def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manife
     expected, actual = golden.found[name], find(runtime, manifest.config, golden.sources, name, golden.longest)
     pairs = list(zip(expected, actual, strict=True))
     other = [row for row, (one, two) in enumerate(pairs) if one.tokens != two.tokens]
-    limits = [said.noise for said in golden.said]
+    limits = [stored.noise for stored in golden.logits]
     wrong = {row for row, (one, two) in enumerate(pairs) if row not in other and _differ(one, two, limits[row])}
     equal = len(pairs) - len(other) - len(wrong)
     wrong |= set(_worse(name, golden, actual, {row: limits[row] for row in other}, runtime, manifest))

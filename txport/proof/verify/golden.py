@@ -1,4 +1,4 @@
-"""Golden inputs and outputs: what PyTorch said at export, in short, so that a bundle can be held against it anywhere.
+"""Golden inputs and outputs: what PyTorch computed at export, in short, to hold a bundle against it anywhere.
 
 They are recorded and compared over the runtime seam, so that the same ones hold on every runtime, and neither torch
 nor onnx is needed. Shape comments: T tokens of a target, V vocabulary, K likeliest tokens, F sums.
@@ -56,7 +56,7 @@ DISTURBED = 4  # times that beam search is tried with noise
 
 
 @dataclass(frozen=True)
-class Said:
+class GoldenLogits:
     """The logits (T, V) of one target in short, and how large they are: the largest of all, and their mean square.
 
     `noise` is how far one of them may move. All is on a grid that is coarse enough for float64 to find the same number
@@ -73,7 +73,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Golden:
-    """Sources, targets given to the model with what it said of them, and the best target that each search finds.
+    """Sources, targets given to the model with their logits, and the best target that each search finds.
 
     Beam search drops what scores a little less, and may never find it again. Where the noise that is allowed can
     decide that, a source is not `steady`: beam search may find another target.
@@ -81,7 +81,7 @@ class Golden:
 
     sources: list[tuple[int, ...]]
     targets: list[tuple[int, ...]]
-    said: list[Said]
+    logits: list[GoldenLogits]
     found: dict[str, list[Found]]
     steady: list[bool]
     longest: int  # tokens that are searched for
@@ -111,12 +111,12 @@ def record(
         targets.append(tuple(tokens.tolist()))
     values = logits(runtime, sources, targets, config)
     noises = [noise_of(float(np.abs(each).max()), *pair) for each, *pair in zip(values, sources, targets, strict=True)]
-    said = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
-    share = max(each.noise / max(each.largest, TINY) for each in said)
+    stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
+    share = max(each.noise / max(each.largest, TINY) for each in stored)
     noisy = find(Noisy(runtime, share, 0), config, sources * DISTURBED, BEAM, longest)
     tries = [each.tokens for each in noisy]
     steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
-    return Golden(sources, targets, said, found, steady, longest)
+    return Golden(sources, targets, stored, found, steady, longest)
 
 
 def find(
@@ -127,13 +127,13 @@ def find(
     return [each[0] for each in generate(runtime, sources, config, options)]
 
 
-def shorten(values: Floats, noise: float) -> Said:
+def shorten(values: Floats, noise: float) -> GoldenLogits:
     """Logits (T, V) as they are stored, each of which may move by the noise."""
     best = scores(values, LIKELIEST, normalise=False)
     assert best.ids is not None
     largest, rms = float(np.abs(values).max()), float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
     step = 2.0 ** (math.frexp(largest)[1] - GRID)
-    return Said(
+    return GoldenLogits(
         ids=best.ids,
         values=on_grid(best.values, step).astype(np.float32),
         sums=on_grid(fold(values), step).astype(np.float32),
@@ -176,9 +176,9 @@ def save_golden(path: Path, golden: Golden) -> None:
     """Write one .npz file; equal goldens give equal bytes."""
     arrays = {**_pack("sources", golden.sources), **_pack("targets", golden.targets)}
     for name in ("ids", "values", "sums"):
-        arrays[name] = np.concatenate([getattr(each, name) for each in golden.said])
+        arrays[name] = np.concatenate([getattr(each, name) for each in golden.logits])
     for name in ("largest", "rms", "noise"):
-        arrays[name] = np.array([getattr(each, name) for each in golden.said])
+        arrays[name] = np.array([getattr(each, name) for each in golden.logits])
     for search, found in golden.found.items():
         arrays.update(_pack(search, [each.tokens for each in found]))
         arrays[f"{search}.scores"] = on_grid([each.score for each in found], 2.0**-GRID)
@@ -243,8 +243,8 @@ def _unpack(arrays: Arrays, config: TransformerConfig) -> Golden:
         raise ValueError("its parts have different lengths")
     found = {search: [Found(*each) for each in zip(tokens[search], scores[search], strict=True)] for search in SEARCHES}
     parts = [_split(arrays, name, "targets.lengths") for name in ("ids", "values", "sums")]
-    said = [Said(*each) for each in zip(*parts, *of_each[:3], strict=True)]
-    return Golden(sources, targets, said, found, of_each[3], longest)
+    stored = [GoldenLogits(*each) for each in zip(*parts, *of_each[:3], strict=True)]
+    return Golden(sources, targets, stored, found, of_each[3], longest)
 
 
 def _require_tokens(lists: Sequence[Sequence[int]], vocabulary: int, longest: int) -> None:

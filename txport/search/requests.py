@@ -1,4 +1,4 @@
-"""What a search asks of whoever runs it, so that the same search runs alone or beside others in one state."""
+"""The requests of a search to whoever runs it, so that the same search runs alone or beside others in one state."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Select(NamedTuple):
     rows: Ints
 
 
-class Room(NamedTuple):
+class Reserve(NamedTuple):
     """Sources are to have several rows each before long; attention may then sum as it does over several from now on."""
 
     rows: int
 
 
-class Tell(NamedTuple):
-    """Nothing is asked: this is how far it is."""
+class Progress(NamedTuple):
+    """Nothing is asked: this is how far the search is."""
 
     certain: Certain
 
 
-Ask = Step | Select | Room | Tell
-Search = Generator[Ask, Scores | None, list[list[Found]]]  # scores are the answer to a step, None to all else
+SearchRequest = Step | Select | Reserve | Progress
+Search = Generator[SearchRequest, Scores | None, list[list[Found]]]  # scores are the answer to a step, None to all else

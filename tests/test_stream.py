@@ -65,14 +65,14 @@ def test_a_search_that_is_closed_does_no_further_step() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"beams": 3}, {"do_sample": True, "seed": 1}])
-def test_a_model_can_be_followed(bundle: Bundle, options: dict[str, Any]) -> None:
+def test_a_text_can_be_streamed(bundle: Bundle, options: dict[str, Any]) -> None:
     model = txport.load(bundle.path)
-    outputs = list(model.follow("bad", **options))
+    outputs = list(model.stream("bad", **options))
     assert outputs[-1] == model.generate("bad", **options)[0].output
     assert all(outputs[-1].startswith(output) for output in outputs)
     assert len(outputs) == len(set(outputs))
 
 
-def test_only_one_hypothesis_can_be_followed(bundle: Bundle) -> None:
-    with pytest.raises(UnsupportedError, match="only one hypothesis can be followed, got nbest 2"):
-        txport.load(bundle.path).follow("bad", beams=2, nbest=2)
+def test_only_one_hypothesis_can_be_streamed(bundle: Bundle) -> None:
+    with pytest.raises(UnsupportedError, match="only one hypothesis can be streamed, got nbest 2"):
+        txport.load(bundle.path).stream("bad", beams=2, nbest=2)

@@ -1,4 +1,4 @@
-"""The likeliest tokens from a few logits instead of all, and yet those of the whole product, up to its rounding.
+"""Screening: the likeliest tokens from a shortlist of candidates, and yet those of all logits, up to their rounding.
 
 A copy of the projection in 8 bits, a quarter of the bytes, gives each logit but for an error that has a bound.
 For a row x of the decoder's output and the weights w of a token, and what 8 bits make of them, x' and w':
@@ -29,7 +29,7 @@ SHARE, MOST = 16, 1 << 16  # beyond one in so many logits, or so many candidates
 
 
 @dataclass(frozen=True)
-class Shortlist:
+class Screening:
     """What is known of a projection (V, D) in 8 bits: its values and scales, in whole blocks, and twice the bounds."""
 
     values: NDArray[np.int8]
@@ -38,13 +38,13 @@ class Shortlist:
     deviation: float
 
 
-def shorten(matrix: NDArray[np.float32]) -> Shortlist:
+def shorten(matrix: NDArray[np.float32]) -> Screening:
     """Quantise a projection (V, D); the last block is filled up with its last token."""
     quantized = quantize(matrix, ROWS)
     coarse = dequantize(quantized).astype(np.float64)
     rounding = matrix.shape[1] * np.finfo(np.float32).eps * _longest(matrix)  # of fp32 sums, in any order
     filled = -len(matrix) % BLOCK
-    return Shortlist(
+    return Screening(
         values=np.pad(quantized.values, ((0, filled), (0, 0)), mode="edge"),
         scales=np.pad(quantized.scales, (0, filled), mode="edge"),
         largest=2 * _longest(coarse),
@@ -65,23 +65,23 @@ def add_candidates(
     """
     assert weight.const_value is not None
     matrix = weight.const_value.numpy()
-    shortlist, op = shorten(matrix), tape.op
+    screening, op = shorten(matrix), tape.op
     stored: dict[str, NDArray[Any]] = {
-        "weight": shortlist.values,
-        "scale": shortlist.scales,
-        "zeros": np.zeros(len(shortlist.values), np.int8),
+        "weight": screening.values,
+        "scale": screening.scales,
+        "zeros": np.zeros(len(screening.values), np.int8),
     }
-    values, scales, zeros = (add_initializer(model, f"shortlist.{name}", array) for name, array in stored.items())
+    values, scales, zeros = (add_initializer(model, f"screening.{name}", array) for name, array in stored.items())
 
     ready = tape.op_multi_out("DynamicQuantizeLinear", [x], num_outputs=3)
     lost = op("Sub", [x, op("DequantizeLinear", ready)])
     last, inner = constant(tape, [1]), constant(tape, [2])
     bounds = [
         op("Mul", [op("ReduceL2", [vectors, last]), constant(tape, np.float32(factor))])
-        for vectors, factor in ((lost, shortlist.largest), (x, shortlist.deviation))
+        for vectors, factor in ((lost, screening.largest), (x, screening.deviation))
     ]
     coarse = op("QGemm", [*ready, values, scales, zeros], {"transB": 1}, domain=MICROSOFT)
-    blocks = op("Reshape", [coarse, constant(tape, [0, len(shortlist.values) // BLOCK, BLOCK])])
+    blocks = op("Reshape", [coarse, constant(tape, [0, len(screening.values) // BLOCK, BLOCK])])
     highest = op("ReduceMax", [blocks, inner], {"keepdims": 0})  # (R, G)
     best, _ = tape.op_multi_out("TopK", [highest, wanted], num_outputs=2)  # (R, n)
     worst = op("Gather", [best, op("Sub", [wanted, constant(tape, [1])])], {"axis": 1})  # (R, 1)

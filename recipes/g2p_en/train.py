@@ -1,6 +1,6 @@
 """The recipe of `g2p-en`: train the reference Transformer on spelling -> pronunciation, on a CPU.
 
-    python -m txport.models.train_g2p DICTIONARY OUT
+    python -m recipes.g2p_en.train DICTIONARY OUT
 
 Seeded; writes OUT/training.pt after every epoch, goes on from it when started again, and ends with the
 checkpoint OUT/checkpoint, stored in 16 bits. The learning rate warms up, stays, and falls to zero over the
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txport.models import g2p
+from recipes.g2p_en import g2p
 from txport.models.checkpoint import save_checkpoint
 from txport.models.config import TransformerConfig
 from txport.models.tokenizer import spelling_tokenizer

@@ -6,11 +6,11 @@ import numpy as np
 import onnx_ir as ir
 
 from txport.bundles.ports import ALIGN, CROSS_ATTENTION, Graph
-from txport.exporters.shortlist import constant
+from txport.exporters.screening import constant
 from txport.exporters.trace import value_of
 
 
-def make_optional(model: ir.Model, graph: Graph) -> int:
+def make_conditional(model: ir.Model, graph: Graph) -> int:
     """Let the input `align` say whether a step gives its attention; -> how many nodes wait for it."""
     place, wanted = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == CROSS_ATTENTION)
     port, asked = graph.port(CROSS_ATTENTION), value_of(graph.port(ALIGN))
@@ -21,8 +21,8 @@ def make_optional(model: ir.Model, graph: Graph) -> int:
     empty = constant(nothing, np.empty((0, 0), port.dtype))
     empty.name = f"{CROSS_ATTENTION}.none"
     branches = {
-        "then_branch": ir.Graph([], [wanted], nodes=own, name="look"),
-        "else_branch": ir.Graph([], [empty], nodes=list(nothing.nodes), name="look_nowhere"),
+        "then_branch": ir.Graph([], [wanted], nodes=own, name="attention"),
+        "else_branch": ir.Graph([], [empty], nodes=list(nothing.nodes), name="no_attention"),
     }
     tape.op("If", [asked], branches, output=model.graph.outputs[place], name="attention")
     model.graph.inputs.append(asked)

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txport.models import g2p, train_g2p
+from recipes.g2p_en import g2p
+from recipes.g2p_en import train as recipe
+from recipes.g2p_en.g2p import DataError, edit_distance, read_dictionary, score, split_off
 from txport.models.checkpoint import load_checkpoint
-from txport.models.g2p import DataError, edit_distance, read_dictionary, score, split_off
 from txport.models.tokenizer import FileTokenizer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
@@ -104,7 +105,7 @@ def dictionary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(dictionary: Path, out: Path) -> dict[str, Any]:
-    train_g2p.main([str(dictionary), str(out), *RECIPE, "--development-words", "8", "--average", "0.5"])
+    recipe.main([str(dictionary), str(out), *RECIPE, "--development-words", "8", "--average", "0.5"])
     state: dict[str, Any] = torch.load(out / "training.pt", weights_only=True)
     return state
 
@@ -125,15 +126,15 @@ def test_loss_falls(dictionary: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_resumes_to_the_same_weights(
     dictionary: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train_g2p.Training.run_epoch
+    whole = recipe.Training.run_epoch
 
-    def interrupted(self: train_g2p.Training, pairs: list[train_g2p.Pair]) -> float:
+    def interrupted(self: recipe.Training, pairs: list[recipe.Pair]) -> float:
         if self.epoch == 1:
             raise KeyboardInterrupt
         return whole(self, pairs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_g2p.Training, "run_epoch", interrupted)
+        patch.setattr(recipe.Training, "run_epoch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(dictionary, tmp_path)
     torch.rand(7)  # whatever happened to the generator in between
@@ -157,10 +158,10 @@ def test_ends_with_a_checkpoint(trained: tuple[Path, dict[str, Any]]) -> None:
 def test_error_rate_is_that_of_greedy_search() -> None:
     """Epoch by epoch, from all wrong to nearly all right, some words with two pronunciations."""
     options = ["--epochs", "12", "--rate", "5e-3", "--dropout", "0", "--average", "0.5"]
-    args = train_g2p.parse(["in", "out", *RECIPE, *options])
-    training = train_g2p.Training(train_g2p.model_config(args), args)
+    args = recipe.parse(["in", "out", *RECIPE, *options])
+    training = recipe.Training(recipe.model_config(args), args)
     dictionary = {word: [tuple(SOUNDS[letter] for letter in word)] for word in TOY}
-    pairs = train_g2p.encode_pairs(dictionary)
+    pairs = recipe.encode_pairs(dictionary)
     for word in TOY[::7]:
         dictionary[word].insert(0, ("AH",))
     rates = set()
@@ -173,7 +174,7 @@ def test_error_rate_is_that_of_greedy_search() -> None:
         said = [tuple(g2p.VOCABULARY[token] for token in each[0].tokens) for each in found]
         # The end is a phone here: a hypothesis that was cut off is no answer.
         ended = {word: [(*reference, "</s>") for reference in entries] for word, entries in dictionary.items()}
-        rate = train_g2p.error_rate(model, dictionary)
+        rate = recipe.error_rate(model, dictionary)
         assert rate == pytest.approx(score(ended, dict(zip(TOY, said, strict=True))).wer)
         rates.add(rate)
     assert len([rate for rate in rates if 0 < rate < 100]) >= 2
