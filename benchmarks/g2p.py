@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 import txport
+from recipes.g2p_en import g2p
 from txport.cli.guard import run_guarded
-from txport.models import g2p
 
 
 def measure(bundle: str, dictionary: g2p.Dictionary, beams: int, runtime: str, batch_size: int) -> dict[str, Any]:

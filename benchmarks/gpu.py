@@ -21,7 +21,7 @@ import click
 from txport import api, bench, runtimes
 from txport.bundles.bundle import Bundle
 from txport.cli.guard import run_guarded
-from txport.proof import reports
+from txport.proof.reports import render
 from txport.system import machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -37,7 +37,7 @@ SPEED: list[tuple[str, str, list[bench.Protocol]]] = [
 ]
 
 
-def say(message: str) -> None:
+def progress(message: str) -> None:
     """Progress to stderr, so that a log shows where the time goes."""
     click.echo(f"{datetime.datetime.now(tz=datetime.UTC):%H:%M:%S} {message}", err=True)
 
@@ -46,7 +46,7 @@ def export_all(folder: Path) -> dict[tuple[str, str], Bundle]:
     """Every bundle that is measured."""
     bundles = {}
     for checkpoint, precision, _ in SPEED:
-        say(f"export {checkpoint} {precision}")
+        progress(f"export {checkpoint} {precision}")
         out = folder / f"{checkpoint.replace(':', '-')}-{precision}"
         bundles[checkpoint, precision] = api.export(checkpoint, out, precision=precision)
     return bundles
@@ -54,10 +54,10 @@ def export_all(folder: Path) -> dict[tuple[str, str], Bundle]:
 
 def prove(bundle: Bundle) -> dict[str, Any]:
     """Parity of one bundle on CUDA, with TF32 off."""
-    say(f"parity {bundle.path.name}")
+    progress(f"parity {bundle.path.name}")
     report = api.parity(bundle, bundle.manifest.checkpoint["name"], {"ort": "cuda"})
     summary = {"checkpoint": bundle.manifest.checkpoint["name"], "precision": bundle.manifest.precision}
-    return {**summary, **report.summary(), "worst": report.describe_worst(), "table": reports.rows(report)}
+    return {**summary, **report.summary(), "worst": report.describe_worst(), "table": render.rows(report)}
 
 
 def measure(bundles: dict[tuple[str, str], Bundle]) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def measure(bundles: dict[tuple[str, str], Bundle]) -> list[dict[str, Any]]:
     results = []
     for checkpoint, precision, protocols in SPEED:
         for protocol in protocols:
-            say(f"bench {checkpoint} {precision} batch {protocol.batch}")
+            progress(f"bench {checkpoint} {precision} batch {protocol.batch}")
             results.append(bench.run(bundles[checkpoint, precision], checkpoint, ("torch", "ort"), protocol))
     return results
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from txport import api, bench
 
-PARTS = ("encode", "step", "select")
+PARTS = ("start", "step", "select")
 
 
 @click.command()

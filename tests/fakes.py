@@ -23,9 +23,9 @@ class TableState:
     max_length: int
 
 
-def looks_of(source: Tokens, prefix: Tokens) -> Floats:
-    """What a token looks at, drawn anew for every source and prefix: (S,), together 1."""
-    rng = np.random.default_rng(zlib.crc32(repr(("looks", source, prefix)).encode()))
+def attention_of(source: Tokens, prefix: Tokens) -> Floats:
+    """The attention of a token, drawn anew for every source and prefix: (S,), together 1."""
+    rng = np.random.default_rng(zlib.crc32(repr(("attention", source, prefix)).encode()))
     return rng.dirichlet(np.full(len(source), 0.5)).astype(np.float32)
 
 
@@ -38,7 +38,7 @@ class TableRuntime:
         self.wanted: list[int | None] = []
         self.selected: list[list[int]] = []
 
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TableState:
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TableState:
         assert source.dtype == source_lengths.dtype == np.int64
         assert source.shape == (len(source_lengths), source_lengths.max())
         rows = zip(source.tolist(), source_lengths.tolist(), strict=True)
@@ -58,10 +58,10 @@ class TableRuntime:
         logits = np.stack([self._table(*row) for row in rows])  # (R, V)
         found = scores(logits, top, normalise)
         if align:
-            looks = np.zeros((len(rows), 1 + max(map(len, state.sources))), np.float32)  # a place more than needed
-            for each, row in zip(looks, rows, strict=True):
-                each[: len(row[0])] = looks_of(*row)
-            found = found._replace(attention=looks)
+            attention = np.zeros((len(rows), 1 + max(map(len, state.sources))), np.float32)  # a place more than needed
+            for each, row in zip(attention, rows, strict=True):
+                each[: len(row[0])] = attention_of(*row)
+            found = found._replace(attention=attention)
         return found, TableState(state.sources, prefixes, state.max_length)
 
     def select(self, state: TableState, rows: Ints) -> TableState:
@@ -76,20 +76,20 @@ class SeatedRuntime(TableRuntime):
 
     def __init__(self, table: Table, width: int = 1) -> None:
         super().__init__(table)
-        self._width = width  # rows of one place
+        self._width = width  # rows of one slot
 
     def step(
         self, tokens: Ints, state: TableState, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, TableState]:
         resting = tokens < 0
-        prefixes = tuple(() if rests else said for rests, said in zip(resting, state.prefixes, strict=True))
+        prefixes = tuple(() if rests else ids for rests, ids in zip(resting, state.prefixes, strict=True))
         state = TableState(state.sources, prefixes, state.max_length)
         found, after = super().step(np.where(resting, 0, tokens), state, top=top, normalise=normalise, align=align)
         for part in (found.values, found.ids, found.attention):
             if part is not None:
                 part[resting] = -7
-        said = tuple(() if rests else said for rests, said in zip(resting, after.prefixes, strict=True))
-        return found, TableState(state.sources, said, state.max_length)
+        prefixes = tuple(() if rests else ids for rests, ids in zip(resting, after.prefixes, strict=True))
+        return found, TableState(state.sources, prefixes, state.max_length)
 
     def admit(self, state: TableState, places: Ints, others: TableState, chosen: Ints) -> TableState:
         assert not any(others.prefixes)

@@ -43,7 +43,7 @@ def test_one_text_or_many(model: txport.Model) -> None:
     assert [model.generate(text)[0].output for text in SAMPLES] == [each.output for each in many]
     assert model.generate([]) == []
     assert model.generate(text for text in SAMPLES) == many
-    assert list(model.stream(SAMPLES[0])) == many[:1], "a text is no iterable of letters"
+    assert list(model.generate_iter(SAMPLES[0])) == many[:1], "a text is no iterable of letters"
 
 
 MANY = [{}, {"beams": 3, "nbest": 2}, {"do_sample": True, "seed": 5}, {"no_repeat_ngram_size": 2}]
@@ -109,7 +109,7 @@ def test_other_runtimes_find_the_same(runtime: str, model: txport.Model, bundle:
 
 def test_stream_reads_no_more_than_it_needs(model: txport.Model) -> None:
     endless = (SAMPLES[number % 4] for number in itertools.count())
-    found = list(itertools.islice(model.stream(endless, batch_size=2, max_new_tokens=2), 5))
+    found = list(itertools.islice(model.generate_iter(endless, batch_size=2, max_new_tokens=2), 5))
     assert [each.input for each in found] == [*SAMPLES, SAMPLES[0]]
 
 
@@ -142,11 +142,11 @@ def test_prefixes_are_looked_at_before_any_text(model: txport.Model) -> None:
 
     room = r"a prefix and max_new_tokens must not exceed the model's longest sequence, 24; got 26"
     with pytest.raises(UnsupportedError, match=room):
-        model.stream(unread(), prefixes=["", "AA B"], max_new_tokens=24)
+        model.generate_iter(unread(), prefixes=["", "AA B"], max_new_tokens=24)
     with pytest.raises(UnsupportedError, match=room):
         model.search(unread(), prefixes=[[], [5, 6]], max_new_tokens=24)
     with pytest.raises(UnsupportedError, match="a prefix must not hold an end token"):
-        model.stream(unread(), prefixes=["AA </s>"])
+        model.generate_iter(unread(), prefixes=["AA </s>"])
 
 
 def test_texts_that_the_model_cannot_take(model: txport.Model) -> None:
@@ -308,14 +308,14 @@ def test_a_name_is_exported_once_and_again_when_it_is_damaged(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said: list[str] = []
-    first = txport.load("preset:tiny", say=said.append)
+    first = txport.load("preset:tiny", progress=said.append)
     assert exports == ["preset:tiny"]
     assert any("once" in message for message in said)
     folder = next((tmp_path / "txport" / "bundles").iterdir())
     assert folder.name.startswith("preset-tiny-portable-fp32-")
     assert load_bundle(folder).manifest.parity["verdict"] == "pass"
     said.clear()
-    second = txport.load("preset:tiny", say=said.append)
+    second = txport.load("preset:tiny", progress=said.append)
     assert (exports, said) == (["preset:tiny"], [])
     assert isinstance(first.tokenizer, NumberTokenizer)
     assert first.generate("5 6 7", beams=2) == second.generate("5 6 7", beams=2)

@@ -98,8 +98,8 @@ def refuse(call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
 def test_every_way_to_search_refuses_wrong_options(name: str, value: Any, model: txport.Model) -> None:
     options = {**OPTIONS[name][0], name: value}
     refuse(model.generate, "bad", **options)
-    refuse(model.stream, iter(["bad"]), **options)
-    refuse(model.follow, "bad", **options)
+    refuse(model.generate_iter, iter(["bad"]), **options)
+    refuse(model.stream, "bad", **options)
     refuse(model.search, [[5, 2]], **options)
 
 
@@ -110,7 +110,7 @@ def test_every_option_is_tried() -> None:
 @pytest.mark.parametrize(("name", "value"), cases(BATCHES))
 def test_every_way_to_search_refuses_wrong_batches(name: str, value: Any, model: txport.Model) -> None:
     refuse(model.generate, "bad", **{name: value})
-    refuse(model.stream, ["bad"], **{name: value})
+    refuse(model.generate_iter, ["bad"], **{name: value})
     refuse(model.search, [[5, 2]], **{name: value})
     if name == "batch_size":
         refuse(model.score, "bad", "AA", **{name: value})
@@ -124,11 +124,11 @@ def test_scores_refuse_wrong_penalties(value: Any, model: txport.Model) -> None:
 
 @pytest.mark.parametrize("value", NO_TEXT, ids=quoted)
 def test_what_is_no_text_is_refused(value: Any, model: txport.Model) -> None:
-    for call in (model.generate, model.stream):
+    for call in (model.generate, model.generate_iter):
         refuse(call, value)
         refuse(call, "bad", prefixes=value)
-    refuse(model.follow, value)
-    refuse(model.follow, "bad", prefix=value)
+    refuse(model.stream, value)
+    refuse(model.stream, "bad", prefix=value)
     for call in (model.score, model.logits):
         refuse(call, value, "AA")
         refuse(call, "bad", value)
@@ -136,7 +136,7 @@ def test_what_is_no_text_is_refused(value: Any, model: txport.Model) -> None:
 
 @pytest.mark.parametrize("value", [3, "skipped", None, ["skip"], True], ids=quoted)
 def test_unknown_characters_are_an_error_or_skipped(value: Any, model: txport.Model) -> None:
-    for call in (model.generate, model.stream, model.follow):
+    for call in (model.generate, model.generate_iter, model.stream):
         refuse(call, "bad", unknown=value)
     for call in (model.score, model.logits):
         refuse(call, "bad", "AA", unknown=value)
@@ -279,8 +279,8 @@ def test_what_can_not_be_read_one_by_one_is_refused(value: Any, model: txport.Mo
         model.generate(value)
 
 
-def test_what_is_followed_can_be_closed(model: txport.Model) -> None:
+def test_a_stream_can_be_closed(model: txport.Model) -> None:
     for text in ("bad", "\u2603"):
-        steps = model.follow(text, unknown="skip")
+        steps = model.stream(text, unknown="skip")
         next(steps)
         steps.close()

@@ -21,13 +21,13 @@ from txport.exporters.check import operators
 from txport.exporters.export import export_graphs
 from txport.exporters.quantize import INVARIANT, PLAIN
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.proof.bisect import bisect
-from txport.proof.parity import check
-from txport.proof.verify import BATCH, Check, verify
+from txport.proof.bisect.culprit import bisect
+from txport.proof.parity.check import check
+from txport.proof.verify.check import BATCH, Check, verify
 from txport.runtimes import fused, portable
 from txport.runtimes.base import ContinuousRuntime, GraphRuntime, Ints
 from txport.runtimes.slots import Seating, seat
-from txport.search.continuous import Hall
+from txport.search.continuous import Scheduler
 from txport.search.generate import Steps, generate, search
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits
@@ -109,9 +109,9 @@ def test_what_is_found_is_the_same_in_continuous_batches(bundle: Bundle, options
     texts, runtime = sources(bundle), opened(bundle)
     assert isinstance(runtime, ContinuousRuntime)
 
-    def continuous(texts: list[list[int]], places: int) -> list[str]:
+    def continuous(texts: list[list[int]], slots: int) -> list[str]:
         chosen = SearchOptions(**{**LENGTHS, **options})
-        found = Hall(runtime, [(text, ()) for text in texts], bundle.manifest.config, chosen, places).run()
+        found = Scheduler(runtime, [(text, ()) for text in texts], bundle.manifest.config, chosen, slots).run()
         return [repr(each) for each in found]
 
     alone = [continuous([text], 1)[0] for text in texts]
@@ -131,7 +131,7 @@ def test_any_texts_in_any_order_change_nothing(bundle: Bundle, options: dict[str
 
 
 @pytest.mark.parametrize("bundle", CONTINUOUS, ids=" ".join, indirect=True)
-def test_a_text_that_is_followed_ends_as_it_does_in_a_batch(bundle: Bundle) -> None:
+def test_a_text_that_is_streamed_ends_as_it_does_in_a_batch(bundle: Bundle) -> None:
     texts, runtime, config = sources(bundle, 6), opened(bundle), bundle.manifest.config
     for options in SEARCHES:
         chosen, together = SearchOptions(**{**LENGTHS, **options}), found(bundle, runtime, texts, **options)
@@ -141,7 +141,7 @@ def test_a_text_that_is_followed_ends_as_it_does_in_a_batch(bundle: Bundle) -> N
 
 
 def ended(steps: Steps) -> list[list[Found]]:
-    """What a search gives once it was followed to its end."""
+    """What a search gives once it was run to its end."""
     while True:
         try:
             next(steps)

@@ -537,7 +537,7 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("bad --coverage-penalty 1", "--coverage-penalty is for beam search; give --beams too"),
         ("bad --stream --batch-size 4 --batch-tokens 5", "it does not go with --batch-size, --batch-tokens"),
         ("bad --early-stopping true", "--early-stopping is for beam search; give --beams too"),
-        ("bad --stream --beams 2 --nbest 2", "only one hypothesis can be followed, got --nbest 2"),
+        ("bad --stream --beams 2 --nbest 2", "only one hypothesis can be streamed, got --nbest 2"),
         ("bad --length-penalty 1e9 --json", "--length-penalty must lie in"),
         ("bad --forced-bos-token CH --bad-words CH", "--bad-words must not forbid what --forced-bos-token says"),
         ("bad --bad-words ''", "txport: --bad-words must not hold an empty sequence"),
@@ -731,8 +731,8 @@ def test_what_is_no_bundle_is_refused(
 
 @pytest.mark.parametrize("command", ["run", "inspect", "parity"])
 def test_a_checkpoint_is_no_bundle(call: Cli, place: Place, command: str) -> None:
-    mend = "{checkpoint} is a checkpoint, not a bundle; `txport export {checkpoint} OUT` makes one"
-    refuse(call, place, f"{command} {{checkpoint}}", mend)
+    fix = "{checkpoint} is a checkpoint, not a bundle; `txport export {checkpoint} OUT` makes one"
+    refuse(call, place, f"{command} {{checkpoint}}", fix)
 
 
 @pytest.mark.parametrize("command", ["run", "inspect", "parity"])
@@ -931,26 +931,26 @@ def has_cuda() -> bool:
 
 @pytest.mark.skipif(has_cuda(), reason="CUDA works here")
 @pytest.mark.parametrize("command", ["run {bundle} bad", "parity {bundle} --checkpoint {checkpoint}"])
-def test_cuda_without_cuda_is_refused_with_the_mend(call: Cli, place: Place, command: str) -> None:
+def test_cuda_without_cuda_is_refused_with_the_fix(call: Cli, place: Place, command: str) -> None:
     message = "provider cuda can't run here: "
     refuse(call, place, f"{command} --provider cuda", message, code=3)
     refuse(call, place, f"{command} --provider CUDAExecutionProvider", "pip install 'txport[cuda]'", code=3)
 
 
-def test_a_provider_that_the_wheel_lacks_is_refused_with_the_mend(call: Cli, place: Place) -> None:
+def test_a_provider_that_the_wheel_lacks_is_refused_with_the_fix(call: Cli, place: Place) -> None:
     message = "was built without CoreMLExecutionProvider; install a wheel that has it"
     refuse(call, place, "run {bundle} bad --provider coreml", message, code=3)
 
 
-def test_export_without_its_packages_is_refused_with_the_mend(
+def test_export_without_its_packages_is_refused_with_the_fix(
     call: Cli, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith(("txport.exporters", "txport.proof"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     monkeypatch.setitem(sys.modules, "onnx_ir", None)
-    mend = "which is not installed: pip install 'txport[export]'"
-    refuse(call, place, "export {checkpoint} {tmp}/out", mend, code=3)
+    fix = "which is not installed: pip install 'txport[export]'"
+    refuse(call, place, "export {checkpoint} {tmp}/out", fix, code=3)
 
 
 # ------------------------------------------------------------------------------------------------ real processes

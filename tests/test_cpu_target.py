@@ -36,12 +36,12 @@ from txport.cli import cli
 from txport.errors import TxportError, UnsupportedError
 from txport.exporters.check import operators
 from txport.exporters.quantize import DYNAMIC, INVARIANT, ROWS, dequantize, quantize, steps
-from txport.exporters.shortlist import BLOCK, shorten
+from txport.exporters.screening import BLOCK, shorten
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.proof.cases import Case
-from txport.proof.exact import Exact
-from txport.proof.parity import check
-from txport.proof.walks import Reference
+from txport.proof.parity.cases import Case
+from txport.proof.parity.check import check
+from txport.proof.parity.exact import Exact
+from txport.proof.parity.replay import Reference
 from txport.runtimes import fused, providers, sessions
 from txport.runtimes.fused import Rows, move
 from txport.runtimes.pool import Hold
@@ -84,7 +84,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Bundle]
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Bundle]:
-    """With a vocabulary that is worth a shortlist, and no whole number of blocks."""
+    """With a vocabulary that is worth screening, and no whole number of blocks."""
     folder = tmp_path_factory.mktemp("large")
     save_checkpoint(folder / "toy", tiny_model(tiny_config(target_vocab_size=LARGE_VOCABULARY + 7, tied="target")))
     bundle = txport.export(folder / "toy", folder / "bundle", target="cpu")
@@ -144,11 +144,12 @@ def test_tokens_are_those_of_pytorch_beyond_the_first_capacity(
     assert [[one.tokens for one in each] for each in actual] == [[one.tokens for one in each] for each in expected]
 
 
-def test_a_shortlist_finds_what_all_logits_find(large: tuple[Checkpoint, Bundle]) -> None:
+def test_screening_finds_what_all_logits_find(large: tuple[Checkpoint, Bundle]) -> None:
     """Over random rows; the logits of those found are PyTorch's."""
     checkpoint, bundle = large
     runtime = runtimes.load("ort", bundle)
-    for call in list(Reference(Exact.of(checkpoint.model), bundle.manifest).walk(Case("", SOURCES, (1,) * 12), 0))[1:]:
+    reference = Reference(Exact.of(checkpoint.model), bundle.manifest)
+    for call in list(reference.replay(Case("", SOURCES, (1,) * 12), 0))[1:]:
         every = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([0])})[LOGITS]
         for count in (1, 2, 5):
             found = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([-count])})
@@ -167,7 +168,7 @@ def test_tokens_without_scores_are_those_of_pytorch(large: tuple[Checkpoint, Bun
 
 
 @pytest.mark.parametrize("kind", ["equal", "doubled", "steep"])
-def test_where_a_shortlist_cannot_be_short_all_logits_decide(kind: str, tmp_path: Path) -> None:
+def test_where_screening_leaves_too_many_all_logits_decide(kind: str, tmp_path: Path) -> None:
     model = tiny_model(tiny_config(target_vocab_size=LARGE_VOCABULARY, tied="none"))
     with torch.no_grad():
         weight = model.projection.weight.clone()
@@ -177,7 +178,7 @@ def test_where_a_shortlist_cannot_be_short_all_logits_decide(kind: str, tmp_path
     save_checkpoint(tmp_path / "toy", model)
     bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
     runtime = runtimes.load("ort", bundle)
-    for call in list(Reference(Exact.of(model), bundle.manifest).walk(Case("", SOURCES[:1], (1, 1, 1)), 0))[1:]:
+    for call in list(Reference(Exact.of(model), bundle.manifest).replay(Case("", SOURCES[:1], (1, 1, 1)), 0))[1:]:
         every = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([0])})[LOGITS]
         found = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([-2])})
         assert (found[LOGITS].size > 0) == (kind == "equal")
@@ -192,15 +193,15 @@ def test_no_logit_lies_beyond_its_bound(seed: int, spread: float, size: int) -> 
     x = rng.standard_normal(24).astype(np.float32)
     step = np.ptp(np.append(x, 0)) / 255
     near = np.rint(x / step) * step
-    shortlist = shorten(matrix)
-    coarse = (shortlist.values * shortlist.scales[:, None])[:size] @ near
-    bound = (shortlist.largest * np.linalg.norm(x - near) + shortlist.deviation * np.linalg.norm(x)) / 2
+    screening = shorten(matrix)
+    coarse = (screening.values * screening.scales[:, None])[:size] @ near
+    bound = (screening.largest * np.linalg.norm(x - near) + screening.deviation * np.linalg.norm(x)) / 2
     assert np.abs(matrix @ x - coarse).max() <= bound
-    assert len(shortlist.values) % BLOCK == 0 <= len(shortlist.values) - size < BLOCK
+    assert len(screening.values) % BLOCK == 0 <= len(screening.values) - size < BLOCK
 
 
 @pytest.mark.parametrize("more", [{"no_repeat_ngram_size": 1}, {"suppress_tokens": range(100, 300)}])
-def test_more_candidates_than_a_shortlist_gives_come_from_all_logits(
+def test_more_candidates_than_screening_gives_come_from_all_logits(
     large: tuple[Checkpoint, Bundle], more: dict[str, Any]
 ) -> None:
     checkpoint, bundle = large
@@ -210,7 +211,7 @@ def test_more_candidates_than_a_shortlist_gives_come_from_all_logits(
     assert [each[0].tokens for each in actual] == [each[0].tokens for each in expected]
 
 
-def test_where_sums_may_saturate_there_is_no_shortlist(
+def test_where_sums_may_saturate_there_is_no_screening(
     large: tuple[Checkpoint, Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bound would not hold: the session option for exact sums does not reach into the branches of a graph."""
@@ -229,14 +230,14 @@ def test_where_sums_may_saturate_there_is_no_shortlist(
     assert asked == [-2, -2, 0, 0]
 
 
-def test_where_sums_may_saturate_parity_and_bandwidth_leave_the_shortlist_out_too(
+def test_where_sums_may_saturate_parity_and_bandwidth_leave_the_screening_out_too(
     large: tuple[Checkpoint, Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, bundle = large
     seen = []
     for saturates in (False, True):
         monkeypatch.setattr(sessions, "may_saturate", lambda saturates=saturates: saturates)
-        calls = list(Reference(Exact.of(checkpoint.model), bundle.manifest).walk(Case("", SOURCES, (1,)), 0))[1:]
+        calls = list(Reference(Exact.of(checkpoint.model), bundle.manifest).replay(Case("", SOURCES, (1,)), 0))[1:]
         seen.append(([int(call.inputs[COUNT][0]) for call in calls], bandwidth.step_bytes(bundle)))
     assert [counts for counts, _ in seen] == [[5, -2], [5]]
     assert (seen[0][1] or 0) < (seen[1][1] or 0)
@@ -245,7 +246,7 @@ def test_where_sums_may_saturate_parity_and_bandwidth_leave_the_shortlist_out_to
 def test_a_row_with_nan_takes_no_tokens_of_others(large: tuple[Checkpoint, Bundle]) -> None:
     checkpoint, bundle = large
     runtime = runtimes.load("ort", bundle)
-    call = list(Reference(Exact.of(checkpoint.model), bundle.manifest).walk(Case("", SOURCES, (2,)), 0))[1]
+    call = list(Reference(Exact.of(checkpoint.model), bundle.manifest).replay(Case("", SOURCES, (2,)), 0))[1]
     inputs = {**call.inputs, COUNT: np.array([-1])}
     name = own_names(bundle.manifest.config, "past")[1]
     inputs[name] = inputs[name].copy()
@@ -273,7 +274,7 @@ def test_select_is_the_same_rows_as_in_pytorch(plain: tuple[Checkpoint, Bundle],
     checkpoint, bundle = plain
     both = [runtimes.load("ort", bundle), runtimes.load_torch(checkpoint)]
     ids = np.array([[5, 9, 2], [6, 2, 0], [4, 8, 2]])
-    states = [runtime.encode(ids, np.array([3, 2, 3]), max_length=20) for runtime in both]
+    states = [runtime.start(ids, np.array([3, 2, 3]), max_length=20) for runtime in both]
     rows = 3
     for _ in range(data.draw(st.integers(1, 4))):
         for _ in range(data.draw(st.integers(1, 2))):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import txport
+from recipes.g2p_en import g2p
 from tests.transformers_js import generate
 from txport.locate import find_bundle
-from txport.models import g2p
 from txport.models.names import SHIPPED
 
 FOLDER = SHIPPED / "g2p-en"

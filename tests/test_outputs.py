@@ -153,7 +153,7 @@ def test_a_bundle_that_a_killed_export_had_moved_aside_is_found(copied: Path) ->
     copied.with_name(".bundle.partial-0123456789abcdef").mkdir()
     copied.rename(copied.with_name(".bundle.old-0123456789abcdef"))
     said: list[str] = []
-    assert locate.find_bundle(str(copied), say=said.append).path == copied
+    assert locate.find_bundle(str(copied), progress=said.append).path == copied
     assert said == [f"put back {copied}, which an export that was killed had moved aside"]
     assert txport.load(copied).generate("bad")
 

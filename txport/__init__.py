@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from txport.errors import TxportError
+from txport.version import __version__
 
-__version__ = "0.1.0"
 __all__ = ["Generated", "Hypothesis", "Model", "TxportError", "__version__", "export", "load"]
 
 TYPE_CHECKING = False  # as in typing, whose import would be most of what a command waits for at first

@@ -26,10 +26,10 @@ from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.config import TransformerConfig
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
-from txport.release import Say, export, load_checkpoint, parity, silent
+from txport.release import Progress, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.search.batching import in_batches
-from txport.search.continuous import Hall, Request
+from txport.search.continuous import GenerationRequest, Scheduler
 from txport.search.generate import Ids, Steps, generate, require_fit, search
 from txport.search.numbers import numbers_only
 from txport.search.options import Alignment, Found, SearchOptions, require_length_penalty
@@ -45,10 +45,10 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One answer: its text, its score (log-probability over a power of its length), its token ids and their shares.
+    """One answer: its text, its score (log-probability over a power of its length), its token ids and their log-probs.
 
-    `alignment`, if it was asked for, says what each token looked at: for each token of the source how much, or the
-    token where it looked most.
+    `alignment`, if it was asked for, says the attention of each token: to each token of the source how much, or the
+    token to which it is largest.
     """
 
     output: str
@@ -83,10 +83,10 @@ class Model:
         self._numbers = numbers_only(runtime)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
-        """Generate for one text or many; the options are those of `stream`. -> one result a text, in order."""
-        return list(self.stream(texts, **options))
+        """Generate for one text or many; the options are those of `generate_iter`. -> one result a text, in order."""
+        return list(self.generate_iter(texts, **options))
 
-    def stream(
+    def generate_iter(
         self,
         texts: str | Iterable[str],
         *,
@@ -125,7 +125,7 @@ class Model:
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
         return in_batches(encoded, work, batch_size, size, self.workers, batch_tokens, continuous)
 
-    def follow(
+    def stream(
         self, text: str, *, prefix: str = "", unknown: Unknown = "error", **options: Any
     ) -> Generator[str, None, None]:
         """One text, token by token: the output as far as it is certain, each time that it grows, and at last all of it.
@@ -136,7 +136,7 @@ class Model:
         begin = self._begin(prefix)
         chosen = self._options(options, [begin])
         if chosen.nbest > 1:
-            raise UnsupportedError(f"only one hypothesis can be followed, got nbest {chosen.nbest}")
+            raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {chosen.nbest}")
         if not (source := self._encode_known(text, unknown)):
             return (each for each in [""])
         steps = search(self._numbers, [source], self.config, chosen, [begin])
@@ -162,13 +162,13 @@ class Model:
         chosen = self._options(options, begin or [])
         self._require_continuous(continuous, batch_tokens)
 
-        def work(batch: list[Request]) -> list[list[Found]]:
+        def work(batch: list[GenerationRequest]) -> list[list[Found]]:
             return self._find(batch, chosen, batch_size if continuous else None)
 
-        pairs: Iterable[Request]
+        pairs: Iterable[GenerationRequest]
         pairs = zip(sources, repeat(())) if begin is None else paired(sources, begin, "prefixes")
-        checked: Iterable[Request] = ((self._checked(source), prefix) for source, prefix in pairs)
-        size: Callable[[Request], int] = lambda pair: len(pair[0])  # noqa: E731
+        checked: Iterable[GenerationRequest] = ((self._checked(source), prefix) for source, prefix in pairs)
+        size: Callable[[GenerationRequest], int] = lambda pair: len(pair[0])  # noqa: E731
         return list(in_batches(checked, work, batch_size, size, self.workers, batch_tokens, continuous))
 
     def score(
@@ -226,10 +226,12 @@ class Model:
         if continuous and batch_tokens is not None:
             raise UnsupportedError("batch_tokens are for fixed batches; a continuous one has up to batch_size texts")
 
-    def _find(self, requests: Sequence[Request], options: SearchOptions, places: int | None) -> list[list[Found]]:
-        """Search one batch, or, with so many places, one after the other as places get free."""
-        if places is not None and isinstance(self._numbers, ContinuousRuntime):
-            return Hall(self._numbers, requests, self.config, options, places).run()
+    def _find(
+        self, requests: Sequence[GenerationRequest], options: SearchOptions, slots: int | None
+    ) -> list[list[Found]]:
+        """Search one batch, or, with so many slots, one after the other as slots get free."""
+        if slots is not None and isinstance(self._numbers, ContinuousRuntime):
+            return Scheduler(self._numbers, requests, self.config, options, slots).run()
         sources, prefixes = zip(*requests, strict=True)
         return generate(self._numbers, sources, self.config, options, prefixes)
 
@@ -310,7 +312,7 @@ def load(
     threads: int | None = None,
     workers: int = 1,
     checkpoint: str | Path | None = None,
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> Model:
     """Load a bundle: a folder that `export` wrote, or the name of a checkpoint that ships.
 
@@ -327,7 +329,7 @@ def load(
     threads = 1 if threads is None and workers > 1 else threads
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
-    bundle = find_bundle(str(name), say=say)
+    bundle = find_bundle(str(name), progress=progress)
     if runtime == "torch":
         source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint)
         bundle.require_source(source.name, source.sha256)

@@ -30,7 +30,7 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
     graph = read_model(bundle.file(STEP), weights=False).graph
     shortened = shortens(bundle.manifest.config, bundle.manifest.precision) and not may_saturate()
     likeliest = beams == 1 and shortened
-    unread = "logits" if likeliest else "shortlist"  # of the nodes with branches, the one that has nothing to do
+    unread = "logits" if likeliest else "screening"  # of the nodes with branches, the one that has nothing to do
     kept = onnx.GraphProto(node=[node for node in graph.node if node.name != unread])
     read = {name for node in nodes(kept) for name in node.input[node.op_type in LOOKUPS :]}
     places = {

@@ -29,7 +29,7 @@ from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import TextError, TxportError, UnavailableError, UnsupportedError, brief
 from txport.models.config import TransformerConfig
 from txport.models.names import digest, label
-from txport.release import Say, load_checkpoint, silent
+from txport.release import Progress, load_checkpoint, silent
 from txport.runtimes.base import Ints, Runtime
 from txport.system import machine
 from txport.system.documents import DocumentError, read_json
@@ -65,7 +65,7 @@ class Protocol:
 
 
 def run(
-    bundle: Bundle, checkpoint: str | None, names: Sequence[str], protocol: Protocol, say: Say = silent
+    bundle: Bundle, checkpoint: str | None, names: Sequence[str], protocol: Protocol, progress: Progress = silent
 ) -> dict[str, Any]:
     """Measure each runtime of `names`; -> the machine, the protocol, and quartiles by runtime and phase."""
     longest = bundle.manifest.config.max_length
@@ -85,7 +85,7 @@ def run(
         reader = stack.enter_context(Worker("memory", _read, size, protocol.threads)) if size else None
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
         for number in range(WARM_UP + protocol.rounds):
-            say(f"round {number + 1} of {WARM_UP + protocol.rounds}")
+            progress(f"round {number + 1} of {WARM_UP + protocol.rounds}")
             for name, worker in workers.items():
                 times = worker.ask("round")
                 if number >= WARM_UP:
@@ -233,7 +233,7 @@ def _round(runtime: Runtime, source: Ints, start: int, protocol: Protocol) -> tu
     Greedy search takes the likeliest token without its log-probability.
     """
     beams, clock = protocol.beams, [time.perf_counter()]
-    state = runtime.encode(source, np.full(len(source), source.shape[1]), max_length=protocol.tokens)
+    state = runtime.start(source, np.full(len(source), source.shape[1]), max_length=protocol.tokens)
     clock.append(time.perf_counter())
     how: dict[str, Any] = {"top": 1, "normalise": False} if beams == 1 else {"top": 2 * beams}
     scores, state = runtime.step(np.full(len(source), start), state, **how)

@@ -1,4 +1,4 @@
-"""What can run on this machine, what can't, and how to mend it."""
+"""What can run on this machine, what can't, and how to fix it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from txport import __version__, runtimes
+from txport import runtimes
 from txport.errors import UnavailableError
 from txport.system.packages import needed
+from txport.version import __version__
 
 BASE = ("numpy", "click", "tokenizers")
 PACKAGES = (*BASE, "torch", "onnx", "onnxscript", "safetensors")
-WHEELS_MEND = "pip uninstall all of them, then install one: the wheels overwrite each other's files"
+WHEELS_FIX = "pip uninstall all of them, then install one: the wheels overwrite each other's files"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def examine() -> Diagnosis:
     versions |= {name: _version(name) for name in PACKAGES} | dict(wheels)
     problems = [problem for name in PACKAGES if (problem := _problem(name))]
     if len(wheels) > 1:
-        problems.append(f"{len(wheels)} ONNX Runtime wheels are installed ({', '.join(wheels)}); {WHEELS_MEND}")
+        problems.append(f"{len(wheels)} ONNX Runtime wheels are installed ({', '.join(wheels)}); {WHEELS_FIX}")
     found: dict[str, str | None] = {}
     try:
         with needed("txport", "the ort runtime"):

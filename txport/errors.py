@@ -69,7 +69,7 @@ class ParityError(TxportError, AssertionError):
 
 
 class UnavailableError(TxportError, RuntimeError):
-    """Something that is not installed or not present here, with the mend."""
+    """Something that is not installed or not present here, with the fix."""
 
     exit_code = 3
 

@@ -7,34 +7,34 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from txport import __version__
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import MANIFEST
 from txport.errors import BundleError, OutputError, UnsupportedError
 from txport.models.names import SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
-from txport.release import Say, export, silent
+from txport.release import Progress, export, silent
 from txport.system.locks import locked
 from txport.system.places import resolve
 from txport.system.stages import clean, remove, restore, told
+from txport.version import __version__
 
 
-def find_bundle(name: str, *, precision: str | None = None, say: Say = silent) -> Bundle:
+def find_bundle(name: str, *, precision: str | None = None, progress: Progress = silent) -> Bundle:
     """A bundle by path, or by the name of a checkpoint that ships or of a preset.
 
     `precision` chooses what is exported for a name; a bundle that exists has the one it was made with.
     Raises `BundleError` if there is none, or its files are not what its manifest says.
     """
     if _is_on_demand(name):
-        return _from_cache(name, precision or "fp32", say)
-    bundle = load_bundle(_folder(name, say))
+        return _from_cache(name, precision or "fp32", progress)
+    bundle = load_bundle(_folder(name, progress))
     if precision not in (None, bundle.manifest.precision):
         raise UnsupportedError(f"{name} was exported in {bundle.manifest.precision}; export it again for {precision}")
     return bundle
 
 
-def find_path(name: str, *, say: Say = silent) -> Path:
+def find_path(name: str, *, progress: Progress = silent) -> Path:
     """Where a bundle lies that `find_bundle` would find; one given by path may be damaged."""
-    return find_bundle(name, say=say).path if _is_on_demand(name) else _folder(name, say)
+    return find_bundle(name, progress=progress).path if _is_on_demand(name) else _folder(name, progress)
 
 
 def _is_on_demand(name: str) -> bool:
@@ -42,9 +42,9 @@ def _is_on_demand(name: str) -> bool:
     return bool(preset_name(name)) or (is_shipped(name) and not Path(name).exists())
 
 
-def _folder(name: str, say: Say) -> Path:
+def _folder(name: str, progress: Progress) -> Path:
     path = Path(name)
-    _restore(path, say)
+    _restore(path, progress)
     if (path / WEIGHTS).is_file() and not (path / MANIFEST).exists():
         raise BundleError(f"{name} is a checkpoint, not a bundle; `txport export {name} OUT` makes one")
     if not path.is_dir():
@@ -53,13 +53,13 @@ def _folder(name: str, say: Say) -> Path:
     return path
 
 
-def _restore(path: Path, say: Say) -> None:
+def _restore(path: Path, progress: Progress) -> None:
     """Put back the bundle that an export had moved aside to replace it when it was killed, if that is so."""
     if path.exists():
         return
     try:
         if restore(resolve(path)):
-            say(f"put back {path}, which an export that was killed had moved aside")
+            progress(f"put back {path}, which an export that was killed had moved aside")
     except OSError as error:
         raise BundleError(f"{path} is hidden beside its place, since an export was killed: {error}") from error
 
@@ -72,17 +72,17 @@ def checkpoint_of(bundle: Bundle) -> str:
     return name
 
 
-def _from_cache(name: str, precision: str, say: Say) -> Bundle:
+def _from_cache(name: str, precision: str, progress: Progress) -> Bundle:
     import platformdirs
 
     path = platformdirs.user_cache_path("txport") / "bundles" / _key(name, precision)
     with contextlib.suppress(BundleError):
         return load_bundle(path)
-    with _alone(path.parent, say):
+    with _alone(path.parent, progress):
         try:
             return load_bundle(path)  # another process has made it meanwhile
         except BundleError:
-            say(f"exporting {name} to {path} (once; some seconds)")
+            progress(f"exporting {name} to {path} (once; some seconds)")
             clean(path.parent)
             remove(path)  # damaged, if it is there at all
         try:
@@ -94,7 +94,7 @@ def _from_cache(name: str, precision: str, say: Say) -> Bundle:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, say: Say) -> Iterator[None]:
+def _alone(folder: Path, progress: Progress) -> Iterator[None]:
     """Make a folder if need be, and keep other processes out of such a block; they wait."""
     with contextlib.ExitStack() as stack:
         with told(folder, "export to a folder of your own"):
@@ -102,7 +102,7 @@ def _alone(folder: Path, say: Say) -> Iterator[None]:
             place = resolve(folder)
             with locked(place, without=True) as is_free:
                 if not is_free:
-                    say("waiting for another process that exports to the cache")
+                    progress("waiting for another process that exports to the cache")
             stack.enter_context(locked(place, wait=True, without=True))
         yield
 

@@ -20,12 +20,12 @@ from txport.system.stages import told
 
 if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
-    from txport.proof.bisect import Culprit
+    from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix
-    from txport.proof.report import Report
+    from txport.proof.reports.report import Report
 
 EXPORT = "txport[export]"
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 MOST_CASES = 10_000  # which take hours
 GREATEST = 1 << 20  # what no opset and no number of rows comes near
 MOST_SEED = 2**32 - 1
@@ -53,21 +53,21 @@ def export(
     auto: bool = False,
     auto_limit: float | None = None,
     force: bool = False,
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> Bundle:
     """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and only then put it there.
 
     `target` is "portable" or "cpu". What is found for a text does not depend on what else is in its batch, unless
     `rows` says how many rows a step of a quantised cpu bundle usually has (batch x beams): then its kernels are the
     fastest for them. If a quantised bundle differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it
-    does not; the manifest says which (`mended`), and what it cost. At most the share `auto_limit` of the weights that
-    the precision quantises stays in fp32 (default: `AUTO_LIMIT`); where that is not enough, the export fails.
+    does not; the manifest says which (`kept_in_fp32`), and what it cost. At most the share `auto_limit` of the weights
+    that the precision quantises stays in fp32 (default: `AUTO_LIMIT`); where that is not enough, the export fails.
 
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
     """
     with needed(EXPORT):
-        from txport.proof.mend import mend
+        from txport.proof.fallback import fall_back_to_fp32
         from txport.proof.proven import prove, write
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
     rows = None if rows is None else whole("rows", rows, 1, GREATEST)
@@ -75,15 +75,15 @@ def export(
         raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
     limit = _auto_limit(auto, auto_limit)
     _spare_source(str(name), Path(out))
-    with staged_folder(Path(out), force=force, holding=MANIFEST, say=say) as folder:
+    with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
         checkpoint = load_checkpoint(name)
-        say(f"exporting {checkpoint.name} ({target} {precision})")
+        progress(f"exporting {checkpoint.name} ({target} {precision})")
         how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
         bundle = write(checkpoint, folder, **how)
-        say("comparing with PyTorch")
+        progress("comparing with PyTorch")
         bundle, report = prove(bundle, checkpoint)
         if auto and not report.passed:
-            bundle, report = mend(bundle, report, checkpoint, say, limit=limit, **how)
+            bundle, report = fall_back_to_fp32(bundle, report, checkpoint, progress, limit=limit, **how)
         if not report.passed:
             raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
     return replace(bundle, path=Path(out))
@@ -129,7 +129,7 @@ def parity(
     right outputs of each measure the error rate beside PyTorch's.
     """
     with needed(EXPORT):
-        from txport.proof.parity import check
+        from txport.proof.parity.check import check
     seed, cases = whole("seed", seed, 0, MOST_SEED), whole("cases", cases, 0, MOST_CASES)
     for name, value in {"atol": atol, "rtol": rtol}.items():
         if value is not None:
@@ -148,7 +148,7 @@ def matrix(
     names: Sequence[str] = (),
     providers: Sequence[str] = (),
     keep: Path | None = None,
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> Matrix:
     """Export a checkpoint for every target in every precision, and compare each bundle on every runtime and provider.
 
@@ -157,7 +157,7 @@ def matrix(
     with needed(EXPORT):
         from txport.proof.matrix import engines, fill, kinds
     chosen, tried = kinds(targets, precisions), engines(names, providers)
-    return fill(load_checkpoint(name), chosen, tried, say, keep)
+    return fill(load_checkpoint(name), chosen, tried, progress, keep)
 
 
 def bisect(bundle: Bundle, checkpoint: str | Path, *, seed: int = 0, cases: int = 0) -> Culprit | None:
@@ -166,5 +166,5 @@ def bisect(bundle: Bundle, checkpoint: str | Path, *, seed: int = 0, cases: int 
     It is looked for in the same cases as by `parity`.
     """
     with needed(EXPORT):
-        from txport.proof import bisect as proof
-    return proof.bisect(bundle, load_checkpoint(checkpoint), seed=seed, more=cases)
+        from txport.proof.bisect import culprit
+    return culprit.bisect(bundle, load_checkpoint(checkpoint), seed=seed, more=cases)

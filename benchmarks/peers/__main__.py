@@ -30,7 +30,7 @@ RESULTS, TABLE = Path("benchmarks/results/peers-cpu.json"), Path("docs/peers.md"
 QUICK_ROUNDS = 2
 
 
-def say(message: str) -> None:
+def progress(message: str) -> None:
     """Progress to stderr, so that a log shows where the time goes."""
     click.echo(f"{datetime.datetime.now(tz=datetime.UTC):%H:%M:%S} {message}", err=True)
 
@@ -114,14 +114,14 @@ def peers(
         words=words,
         cores=cores or machine.cores(),
         rounds=min(rounds, QUICK_ROUNDS) if is_quick else rounds,
-        say=say,
+        progress=progress,
     )
     whole = only is None and not is_quick
     results, table = (given or (usual if whole else None) for given, usual in ((results, RESULTS), (table, TABLE)))
     records: list[dict[str, Any]] = []
     for line in lines:
         records.append(measure(line, place))
-        say(f"  {report.sentence(records[-1])}")
+        progress(f"  {report.sentence(records[-1])}")
         result = result_of(records, place, TINY if is_quick else BASE)
         if results:  # after each line, since all of them take an hour
             write(results, json.dumps(result, indent=2) + "\n")

@@ -18,7 +18,7 @@ from benchmarks.peers.lines import Line, Task, search_of, sources_of
 from benchmarks.peers.process import Worker, WorkerError
 from txport.bench import quartiles
 from txport.models.names import digest, label
-from txport.release import Say, silent
+from txport.release import Progress, silent
 from txport.system.files import hash_of, sha256
 
 TRIALS, BRIEFLY = 5, 4.0  # rounds at most, and seconds after which no further one begins
@@ -36,7 +36,7 @@ class Place:
     words: Path | None = None
     cores: int = 1
     rounds: int = 9
-    say: Say = silent
+    progress: Progress = silent
     tried: dict[str, dict[str, Any]] = field(default_factory=dict)  # what several lines share
 
     def start(self, candidate: Candidate) -> Worker:
@@ -59,7 +59,7 @@ class Place:
         """Convert the weights, unless an earlier run has."""
         folder = self.folder(candidate)
         if not folder.exists():
-            self.say(f"  prepare {folder.name}")
+            self.progress(f"  prepare {folder.name}")
             with self.start(candidate) as worker:
                 worker.ask("prepare", engine=candidate.engine, folder=str(folder), model=asdict(candidate.model))
         return folder
@@ -82,7 +82,7 @@ class Place:
 
 def run(line: Line, place: Place) -> dict[str, Any]:
     """Measure a line; -> its record: quartiles of both sides and of the ratio, settings, candidates, equal rows."""
-    place.say(line.title)
+    place.progress(line.title)
     sources = sources_of(line.task, place.words)
     sides = {"txport": candidates.ours(line, place.cores), "peer": candidates.theirs(line, place.cores)}
     tried = {name: [try_once(each, line, sources, place) for each in options] for name, options in sides.items()}
@@ -124,7 +124,9 @@ def try_out(candidate: Candidate, line: Line, sources: Sources, place: Place) ->
     except WorkerError as error:
         return {**record, "error": str(error)}
     median = float(np.median(seconds))
-    place.say(f"  {candidate.engine.rpartition('.')[2]}: {candidate.label}: {amount(line, sources) / median:.0f} 1/s")
+    place.progress(
+        f"  {candidate.engine.rpartition('.')[2]}: {candidate.label}: {amount(line, sources) / median:.0f} 1/s"
+    )
     return {**record, "seconds": median, "rate": amount(line, sources) / median}
 
 

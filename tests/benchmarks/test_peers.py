@@ -205,7 +205,7 @@ def test_a_line_is_measured_with_the_fastest_of_each_side(
 
 def test_weights_are_prepared_once(environment: dict[str, str], place: Place) -> None:
     said: list[str] = []
-    place = replace(place, say=said.append)
+    place = replace(place, progress=said.append)
     first, second = place.prepare(fake(environment)), place.prepare(fake(environment))
     assert first == second
     assert len(said) == 1

@@ -122,11 +122,11 @@ def test_no_bundle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "mend"), [(FORMAT + 1, "update txport"), (0, "export it again"), ("1", "export it again"), (None, "")]
+    ("known", "fix"), [(FORMAT + 1, "update txport"), (0, "export it again"), ("1", "export it again"), (None, "")]
 )
-def test_other_formats(known: Any, mend: str, sealed: Bundle) -> None:
+def test_other_formats(known: Any, fix: str, sealed: Bundle) -> None:
     change_manifest(sealed, format=known)
-    with pytest.raises(BundleError, match=rf"has bundle format {known!r}, this txport reads format {FORMAT}; {mend}"):
+    with pytest.raises(BundleError, match=rf"has bundle format {known!r}, this txport reads format {FORMAT}; {fix}"):
         load_bundle(sealed.path)
 
 
@@ -169,12 +169,12 @@ def test_rows_are_a_number_or_none(quantised: Bundle) -> None:
 
 
 def test_a_bundle_says_how_much_of_it_is_in_fp32(quantised: Bundle) -> None:
-    mended = {"kept": ["a.weight"], "share": 0.1234, "limit": 0.25, "bytes": 9, "bytes_before": 7}
-    for given, said in (({}, "int8"), (mended, "int8 (12.3 % of its weights in fp32)")):
-        change_manifest(quantised, mended=given)
+    kept = {"kept": ["a.weight"], "share": 0.1234, "limit": 0.25, "bytes": 9, "bytes_before": 7}
+    for given, said in (({}, "int8"), (kept, "int8 (12.3 % of its weights in fp32)")):
+        change_manifest(quantised, kept_in_fp32=given)
         assert load_bundle(quantised.path).manifest.described_precision == said
-    for junk in ({"kept": ["a.weight"]}, {**mended, "share": "12 %"}, {**mended, "limit": None}):
-        change_manifest(quantised, mended=junk)
+    for junk in ({"kept": ["a.weight"]}, {**kept, "share": "12 %"}, {**kept, "limit": None}):
+        change_manifest(quantised, kept_in_fp32=junk)
         with pytest.raises(BundleError, match=r"txport\.json is damaged"):
             load_bundle(quantised.path)
 

@@ -12,7 +12,7 @@ from tests.cli.processes import ENVIRONMENT, SCRIPT, assert_one_line, run
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.cli import textio
-from txport.proof.parity import no_crash
+from txport.proof.parity.check import no_crash
 from txport.runtimes.onnx_runtime import ort
 from txport.system.machine import is_out_of_memory
 
@@ -49,7 +49,7 @@ def test_a_batch_that_does_not_fit(bundle: Bundle, tmp_path: Path) -> None:
 
 def test_an_export_that_does_not_fit(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
-    done = run("export", checkpoint, tmp_path / "tree" / "out", before=limited(1, "torch, txport.proof.mend"))
+    done = run("export", checkpoint, tmp_path / "tree" / "out", before=limited(1, "torch, txport.proof.fallback"))
     assert_one_line(done, "memory", 3)  # what the model needs is known before, unless just that is free
     assert list((tmp_path / "tree").iterdir()) == []
 

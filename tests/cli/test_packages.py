@@ -1,4 +1,4 @@
-"""A package that is installed and does not import: exit 3, its name, the loader's message and the mend."""
+"""A package that is installed and does not import: exit 3, its name, the loader's message and the fix."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_the_api_says_that_there_is_no_hypothesis(bundle: Bundle, known: list[st
     model = txport.load(bundle.path)
     found = model.generate(TEXTS, unknown="skip", beams=2, nbest=2)
     assert [len(each.hypotheses) for each in found] == [2, 0, 0, 0, 2]
-    assert list(model.follow("€", unknown="skip")) == [""]
+    assert list(model.stream("€", unknown="skip")) == [""]
     with pytest.raises(TextError, match="has no character of the vocabulary"):
         model.encode("€", "skip")
     with pytest.raises(TextError, match="outside the vocabulary"):

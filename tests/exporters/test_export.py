@@ -28,7 +28,7 @@ from txport.exporters.export import export_graphs
 from txport.exporters.passes import PASSES
 from txport.exporters.weights import graph_weights
 from txport.models.checkpoint import Checkpoint, expected_tensors, load_checkpoint, save_checkpoint
-from txport.proof.parity import check
+from txport.proof.parity.check import check
 
 ROLES = [ENCODER, DECODER, SELECT]
 
@@ -273,7 +273,7 @@ def test_half_precision(half: tuple[Checkpoint, Bundle]) -> None:
     source, lengths = np.array([[5, 6, 7, 2]]), np.array([4])
     logits = []
     for runtime in (runtimes.load("ort", bundle), runtimes.load_torch(checkpoint)):
-        state = runtime.encode(source, lengths, max_length=4)
+        state = runtime.start(source, lengths, max_length=4)
         found, state = runtime.step(np.array([1]), state)
         logits.append(found.values)
     assert logits[0].dtype == np.float32

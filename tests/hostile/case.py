@@ -125,7 +125,7 @@ def edit_values(path: Path, edit: Callable[[Any], None]) -> None:
     write_values(path, values)
 
 
-def mend_hashes(bundle: Path) -> None:
+def fix_hashes(bundle: Path) -> None:
     """Seal a bundle again as its attacker would, without a look at what it holds."""
 
     def edit(values: Any) -> None:

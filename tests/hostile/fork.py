@@ -23,12 +23,12 @@ def import_all() -> None:
 
     import txport.bench
     import txport.cli.tables
-    import txport.proof.baseline
-    import txport.proof.bisect
+    import txport.proof.bisect.culprit
     import txport.proof.matrix
-    import txport.proof.pages
-    import txport.proof.parity
-    import txport.proof.verify
+    import txport.proof.parity.check
+    import txport.proof.reports.baseline
+    import txport.proof.reports.pages
+    import txport.proof.verify.check
     import txport.runtimes.ort
     import txport.runtimes.pytorch
     import txport.runtimes.reference  # noqa: F401

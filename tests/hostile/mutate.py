@@ -22,7 +22,7 @@ from tests.hostile.case import (
     Command,
     Place,
     command,
-    mend_hashes,
+    fix_hashes,
     read_values,
     readers,
 )
@@ -185,7 +185,7 @@ def _graph_bytes(place: Place, rng: random.Random) -> list[Command]:
     bundle = place.bundle(kind)
     file = bundle / rng.choice((graphs.ENCODER, graphs.DECODER))[kind]
     file.write_bytes(mutate_bytes(file.read_bytes(), rng))
-    mend_hashes(bundle)
+    fix_hashes(bundle)
     return _some(readers(bundle, place), rng)
 
 
@@ -194,14 +194,14 @@ def _graph(place: Place, rng: random.Random) -> list[Command]:
     bundle = place.bundle(kind)
     file = bundle / rng.choice((graphs.ENCODER, graphs.DECODER))[kind]
     graphs.edit_model(file, lambda model: rng.choice(EDITS)(model, rng))
-    mend_hashes(bundle)
+    fix_hashes(bundle)
     return _some(readers(bundle, place), rng)
 
 
 def _golden_bytes(place: Place, rng: random.Random) -> list[Command]:
     bundle = place.bundle()
     (bundle / GOLDEN).write_bytes(mutate_bytes((bundle / GOLDEN).read_bytes(), rng))
-    mend_hashes(bundle)
+    fix_hashes(bundle)
     return [command("verify", bundle, "--threads", 1, codes=VERIFIED)]
 
 
@@ -212,7 +212,7 @@ def _golden_member(place: Place, rng: random.Random) -> list[Command]:
     name = rng.choice(list(members))
     members[name] = mutate_bytes(members[name][: rng.choice((128, len(members[name])))], rng)
     goldens.write_members(bundle / GOLDEN, members)
-    mend_hashes(bundle)
+    fix_hashes(bundle)
     return [command("verify", bundle, "--threads", 1, codes=VERIFIED)]
 
 
@@ -223,7 +223,7 @@ def _golden(place: Place, rng: random.Random) -> list[Command]:
     name = rng.choice(list(arrays))
     arrays[name] = rng.choice(ARRAYS)(arrays[name], rng)
     np.savez(bundle / GOLDEN, **arrays)
-    mend_hashes(bundle)
+    fix_hashes(bundle)
     return [command("verify", bundle, "--threads", 1, codes=VERIFIED)]
 
 
@@ -255,7 +255,7 @@ def _tokenizer(place: Place, rng: random.Random) -> list[Command]:
         _write(file, mutate_values(read_values(file), rng))
     else:
         file.write_bytes(mutate_bytes(file.read_bytes(), rng))
-    mend_hashes(bundle)
+    fix_hashes(bundle)
     return _some(readers(bundle, place), rng)
 
 

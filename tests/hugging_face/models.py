@@ -76,7 +76,7 @@ class HuggingFaceRuntime:
         self._model = model
 
     @torch.inference_mode()
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> HuggingFaceState:
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> HuggingFaceState:
         mask = torch.arange(source.shape[1])[None] < torch.from_numpy(source_lengths)[:, None]
         memory = self._model.get_encoder()(torch.from_numpy(source), attention_mask=mask.long()).last_hidden_state
         return HuggingFaceState(memory, mask.long(), torch.zeros((len(source), 0), dtype=torch.long))

@@ -71,7 +71,7 @@ def test_one_that_does_not_load(changes: dict[str, Any], tmp_path: Path) -> None
 @pytest.mark.parametrize("unknown", ["error", "skip"])
 def test_one_that_can_not_split_a_text(model: Any, splitter: Any, message: str, unknown: Any, tmp_path: Path) -> None:
     tokenizer = FileTokenizer(written(tmp_path, model, splitter=splitter))
-    with pytest.raises(TextError, match=f"can't split 'a{{37}}...'; mend it, or leave that text out: .*{message}"):
+    with pytest.raises(TextError, match=f"can't split 'a{{37}}...'; fix it, or leave that text out: .*{message}"):
         tokenizer.encode("a" * 50 + "b", unknown)
 
 

@@ -18,21 +18,22 @@ from pathlib import Path
 import click
 
 from tests.instruction_sets import SETS, describe_processor
-from tests.proof import test_bisect, test_parity
+from tests.proof.bisect import test_culprit
 from tests.proof.faults import Edit
+from tests.proof.parity import test_check
 from tests.proof.random_models import WEIGHTS, random_model
 from tests.tiny import edit_graph, tiny_config
 from txport.bundles.bundle import Bundle, seal
 from txport.errors import ParityError
 from txport.exporters.export import export_graphs
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.proof.parity import check
+from txport.proof.parity.check import check
 
 Fault = tuple[str, str, Edit]  # target, graph, what is done to it
 
 FAULTS: dict[str, Fault] = {
-    **{f"parity: {name}": ("portable", role, edit) for name, (role, edit, *_) in test_parity.FAULTS.items()},
-    **{f"bisect: {name}": fault[:3] for name, fault in test_bisect.FAULTS.items()},
+    **{f"parity: {name}": ("portable", role, edit) for name, (role, edit, *_) in test_check.FAULTS.items()},
+    **{f"bisect: {name}": fault[:3] for name, fault in test_culprit.FAULTS.items()},
 }
 
 

@@ -28,9 +28,9 @@ from txport.exporters.export import DEFAULT_OPSET, export_graphs
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.config import CHOICES, TransformerConfig
 from txport.models.transformer import Transformer
-from txport.proof.measures import Comparison
+from txport.proof.parity.measures import Comparison
 from txport.proof.proven import prove
-from txport.proof.report import Report
+from txport.proof.reports.report import Report
 
 PLANS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
 

@@ -22,7 +22,7 @@ from txport.errors import ParityError, UnavailableError, UnsupportedError
 from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint, save_checkpoint
 from txport.proof.matrix import FAIL, NEAR_TIE, NOT_AVAILABLE, PASS, Cell, Matrix, compare, engines, kinds, require_run
-from txport.proof.pages import COLUMNS, markdown, page, rows
+from txport.proof.reports.pages import COLUMNS, markdown, page, rows
 
 BUNDLES = [(target, precision) for target, offered in OFFERED.items() for precision in offered]
 FEWER = [bundle for bundle in BUNDLES if bundle[1] != "fp16"]  # random weights in 16 bits are no sound model

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.proof.planted import FAULTS, Models, is_found, passes
-from txport.proof import cases, parity
-from txport.proof.exact import Exact
+from txport.proof.parity import cases, check
+from txport.proof.parity.exact import Exact
 
 EXTREMES = ("large", "small")
 
@@ -43,7 +43,7 @@ def test_a_fault_is_found(fault: str, weights: str, models: Models) -> None:
 def test_a_fault_is_found_by_the_cases_of_a_large_model(
     fault: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parity, "LARGE", 0)
+    monkeypatch.setattr(check, "LARGE", 0)
     assert is_found(models, "plain", fault)
 
 
@@ -51,10 +51,10 @@ def test_what_is_left_out_for_a_large_model_is_in_its_report_and_manifest(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, bundles = models["plain"]
-    assert parity.check(bundles["cpu"], checkpoint, {"ort": "cpu"}).to_dict()["left_out"] == []
-    monkeypatch.setattr(parity, "LARGE", 0)
+    assert check.check(bundles["cpu"], checkpoint, {"ort": "cpu"}).to_dict()["left_out"] == []
+    monkeypatch.setattr(check, "LARGE", 0)
     monkeypatch.setattr(cases, "PLACES", 9)
-    report = parity.check(bundles["cpu"], checkpoint, {"ort": "cpu"})
+    report = check.check(bundles["cpu"], checkpoint, {"ort": "cpu"})
     left_out = [
         "whole targets beyond their first 9 of 24 places",
         "search beyond 12 tokens, and in the cases length 1, padded rows, many rows, longer than traced, longest",

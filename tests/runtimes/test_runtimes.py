@@ -74,7 +74,7 @@ def uncached(model: Transformer, *inputs: Ints) -> Floats:
 def test_steps_and_selections_agree(case: str, runtime: tuple[str, Runtime], model: Transformer) -> None:
     under_test = runtime[1]
     source, lengths = sources_of(CASES[case][0])
-    state = under_test.encode(source, lengths, max_length=24)
+    state = under_test.start(source, lengths, max_length=24)
     history, rng = np.zeros((len(source), 0), dtype=np.int64), np.random.default_rng(1)
     if case == "before the first step":
         rows = np.array(CASES[case][1][0])
@@ -95,7 +95,7 @@ def test_steps_and_selections_agree(case: str, runtime: tuple[str, Runtime], mod
 def test_a_state_is_not_changed_by_steps(runtime: tuple[str, Runtime]) -> None:
     """Search may step twice from one state: nothing is hidden in the runtime."""
     under_test = runtime[1]
-    state = under_test.encode(*sources_of([5, 3]), max_length=24)
+    state = under_test.start(*sources_of([5, 3]), max_length=24)
     for _ in range(2):
         once = under_test.step(np.array([4, 5]), state)
         under_test.step(np.array([6, 7]), state)
@@ -120,7 +120,7 @@ def test_the_reference_sums_fp16_in_fp32() -> None:
 def test_the_source_is_projected_once(name: str, bundle: Bundle) -> None:
     """Every step could do it anew and compute the same, only slowly."""
     runtime: Any = runtimes.load(name, bundle)
-    state = runtime.encode(*sources_of([8, 3]), max_length=24)
+    state = runtime.start(*sources_of([8, 3]), max_length=24)
     first = runtime.step(np.array([4, 5]), state)[1]
     second = runtime.step(np.array([6, 7]), first)[1]
     for port in filter(is_cross, past(bundle.manifest.config)):
@@ -131,7 +131,7 @@ def test_the_source_is_projected_once(name: str, bundle: Bundle) -> None:
 @pytest.mark.parametrize("top", [1, 2, 7, len(VOCABULARY), 99])
 def test_top_scores_are_the_log_softmax_of_the_logits(top: int, runtime: tuple[str, Runtime]) -> None:
     under_test = runtime[1]
-    state = under_test.encode(*sources_of([5, 3, 1]), max_length=24)
+    state = under_test.start(*sources_of([5, 3, 1]), max_length=24)
     tokens = np.array([4, 5, 1])
     logits = under_test.step(tokens, state)[0].values.astype(np.float64)
     found = under_test.step(tokens, state, top=top)[0]
@@ -171,7 +171,7 @@ def test_run_graph_returns_every_output(bundle: Bundle) -> None:
 
 
 def test_threads(bundle: Bundle) -> None:
-    state = runtimes.load("ort", bundle, threads=1).encode(*sources_of([3]), max_length=24)
+    state = runtimes.load("ort", bundle, threads=1).start(*sources_of([3]), max_length=24)
     assert state.length == 0
     with pytest.raises(UnsupportedError, match="the reference runtime has one thread, got 2"):
         runtimes.load("reference", bundle, threads=2)
@@ -256,7 +256,7 @@ def test_cuda_runs_there_or_says_what_is_missing(bundle: Bundle, runtime: tuple[
         assert {session.get_providers()[0] for session in engine._sessions.values()} == {"CUDAExecutionProvider"}
         on_cuda, source = runtimes.load("ort", bundle, provider="cuda"), sources_of([5, 2])
         found = [
-            each.step(np.array([4, 5]), each.encode(*source, max_length=24))[0].values for each in (on_cuda, runtime[1])
+            each.step(np.array([4, 5]), each.start(*source, max_length=24))[0].values for each in (on_cuda, runtime[1])
         ]
         np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-4)
         return

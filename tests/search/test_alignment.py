@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txport
-from tests.fakes import looks_of, random_table
+from tests.fakes import attention_of, random_table
 from tests.search.test_generate import SEEDS, SOURCES, every_sequence, search, sum_of
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import alignment_layer
@@ -32,7 +32,7 @@ WAYS: list[dict[str, Any]] = [
 
 def looks_at(source: list[int], tokens: tuple[int, ...]) -> np.ndarray:
     """The table's own word: (T, S)."""
-    return np.stack([looks_of(tuple(source), tokens[:place]) for place in range(len(tokens))])
+    return np.stack([attention_of(tuple(source), tokens[:place]) for place in range(len(tokens))])
 
 
 @settings(max_examples=120)
@@ -115,9 +115,9 @@ def attention(model: Transformer, source: list[int], tokens: tuple[int, ...]) ->
 
     with torch.inference_mode():
         memory = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
-        said = torch.tensor([[model.config.bos_id, *tokens[:-1]]])
-        looks = model.decode(said, memory, model.empty_cache(1)).attentions[alignment_layer(model.config)]
-    array: np.ndarray = looks[0].mean(0).numpy()
+        token_ids = torch.tensor([[model.config.bos_id, *tokens[:-1]]])
+        attention = model.decode(token_ids, memory, model.empty_cache(1)).attentions[alignment_layer(model.config)]
+    array: np.ndarray = attention[0].mean(0).numpy()
     return array
 
 

@@ -1,4 +1,4 @@
-"""What may be said next, over tables of logits: every promise of an option holds for whatever is found."""
+"""Which tokens may come next, over tables of logits: every promise of an option holds for whatever is found."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ OPTIONS = st.fixed_dictionaries(
 PREFIXES = st.lists(st.lists(TOKENS, max_size=3), min_size=1, max_size=4)
 
 
-def unchanged(scores: Floats, said: Ints) -> Floats:
+def unchanged(scores: Floats, token_ids: Ints) -> Floats:
     """A processor of a user's own; with one, all scores are fetched."""
-    assert scores.shape[0] == said.shape[0]
-    assert (said[:, 0] == BOS).all()
+    assert scores.shape[0] == token_ids.shape[0]
+    assert (token_ids[:, 0] == BOS).all()
     return scores
 
 
@@ -52,15 +52,19 @@ def senseless(prefixes: list[list[int]], options: dict[str, Any]) -> bool:
 
 def nothing_is_left(prefix: Sequence[int], new: Tokens, options: dict[str, Any]) -> bool:
     """Whether every token is forbidden after these."""
-    said, ends = (BOS, *prefix, *new), options.get("eos_token_id", (EOS,))
+    token_ids, ends = (BOS, *prefix, *new), options.get("eos_token_id", (EOS,))
     banned = set(options.get("suppress_tokens", ()))
     banned |= set(ends) if len(new) < options.get("min_new_tokens", 0) else set()
     for words in options.get("bad_words_ids", []):
-        if said[len(said) - len(words) + 1 :] == tuple(words[:-1]):
+        if token_ids[len(token_ids) - len(words) + 1 :] == tuple(words[:-1]):
             banned.add(words[-1])
     if size := options.get("no_repeat_ngram_size"):
-        newest = said[len(said) - size + 1 :]
-        banned |= {said[at + size - 1] for at in range(len(said) - size + 1) if said[at : at + size - 1] == newest}
+        newest = token_ids[len(token_ids) - size + 1 :]
+        banned |= {
+            token_ids[at + size - 1]
+            for at in range(len(token_ids) - size + 1)
+            if token_ids[at : at + size - 1] == newest
+        }
     return banned >= set(range(SIZE))
 
 
@@ -80,12 +84,12 @@ def test_what_is_found_keeps_every_promise(seed: int, prefixes: list[list[int]],
             assert len(new) >= options.get("min_new_tokens", 0)
         assert not set(new) & set(options.get("suppress_tokens", ()))
         assert [len(best.token_scores), *best.token_scores[: len(prefix)]] == [len(best.tokens), *[0.0] * len(prefix)]
-        said = (BOS, *best.tokens)
+        token_ids = (BOS, *best.tokens)
         for words in options.get("bad_words_ids", []):
-            for end in range(len(prefix) + 2, len(said) + 1):
-                assert said[max(0, end - len(words)) : end] != tuple(words)
+            for end in range(len(prefix) + 2, len(token_ids) + 1):
+                assert token_ids[max(0, end - len(words)) : end] != tuple(words)
         if size := options.get("no_repeat_ngram_size"):
-            grams = [said[end - size : end] for end in range(size, len(said) + 1)]
+            grams = [token_ids[end - size : end] for end in range(size, len(token_ids) + 1)]
             fresh = grams[len(grams) - len(new) :] if len(grams) >= len(new) else grams
             for place, gram in enumerate(fresh, len(grams) - len(fresh)):
                 assert gram not in grams[:place]
@@ -160,9 +164,9 @@ def test_the_last_token_of_a_target_of_full_length_can_be_forced(
 
 
 def test_a_users_own_processor_sees_the_tokens_so_far_and_decides() -> None:
-    def count_up(scores: Floats, said: Ints) -> Floats:
+    def count_up(scores: Floats, token_ids: Ints) -> Floats:
         wanted = np.full_like(scores, -np.inf)
-        wanted[np.arange(len(said)), np.minimum(said[:, -1] + 2, SIZE - 1)] = 0
+        wanted[np.arange(len(token_ids)), np.minimum(token_ids[:, -1] + 2, SIZE - 1)] = 0
         return wanted
 
     for beams in (1, 3):
@@ -284,8 +288,8 @@ def test_so_many_tokens_come_before_the_end_token_may(beams: int) -> None:
 
 @pytest.mark.parametrize("way", [{}, {"do_sample": True, "seed": 0}])
 def test_a_processor_sees_no_target_that_has_ended(way: dict[str, Any]) -> None:
-    def running(scores: Floats, said: Ints) -> Floats:
-        assert not (said == EOS).any()
+    def running(scores: Floats, token_ids: Ints) -> Floats:
+        assert not (token_ids == EOS).any()
         return scores
 
     sources = [[number % 2] * (1 + number) for number in range(8)]
@@ -319,7 +323,7 @@ def test_where_nothing_may_be_said_a_target_stands_as_it_is(beams: int, scores: 
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_processor_has_no_say_in_a_prefix(beams: int) -> None:
-    def only_five(scores: Floats, said: Ints) -> Floats:
+    def only_five(scores: Floats, token_ids: Ints) -> Floats:
         return np.where(np.arange(SIZE) == 5, np.float32(0), np.float32(-np.inf)) + np.zeros_like(scores)
 
     options = SearchOptions(max_new_tokens=2, beams=beams, logits_processor=only_five)
@@ -330,5 +334,9 @@ def test_a_processor_has_no_say_in_a_prefix(beams: int) -> None:
 def test_a_processor_must_return_what_it_got() -> None:
     with pytest.raises(UnsupportedError, match=r"logits_processor must return scores of shape \(1, 9\), got \(1, 3\)"):
         search(
-            random_table(SIZE, 0), [[1]], SIZE, max_new_tokens=2, logits_processor=lambda scores, said: scores[:, :3]
+            random_table(SIZE, 0),
+            [[1]],
+            SIZE,
+            max_new_tokens=2,
+            logits_processor=lambda scores, token_ids: scores[:, :3],
         )

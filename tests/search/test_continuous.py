@@ -15,7 +15,7 @@ from tests.search.test_generate import SEEDS, config_of
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError
 from txport.runtimes.slots import spread
-from txport.search.continuous import Hall, Request
+from txport.search.continuous import GenerationRequest, Scheduler
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 
@@ -38,9 +38,11 @@ CONSTRAINTS: list[dict[str, Any]] = [
 ]
 
 
-def hall(width: int, seed: int, requests: list[Request], options: SearchOptions, places: int) -> tuple[Hall, Any]:
+def scheduler(
+    width: int, seed: int, requests: list[GenerationRequest], options: SearchOptions, slots: int
+) -> tuple[Scheduler, Any]:
     runtime = SeatedRuntime(random_table(SIZE, seed, spread=2.0), width)
-    return Hall(runtime, requests, config_of(SIZE), options, places), runtime
+    return Scheduler(runtime, requests, config_of(SIZE), options, slots), runtime
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -48,13 +50,13 @@ def hall(width: int, seed: int, requests: list[Request], options: SearchOptions,
 @given(
     sources=SOURCES,
     seed=SEEDS,
-    places=st.integers(1, 5),
+    slots=st.integers(1, 5),
     longest=st.integers(2, 6),
     data=st.data(),
     constraints=st.sampled_from(CONSTRAINTS),
 )
-def test_whoever_sits_beside_a_request_it_finds_what_it_finds_alone(
-    way: str, sources: list[list[int]], seed: int, places: int, longest: int, data: Any, constraints: dict[str, Any]
+def test_whatever_is_beside_a_request_it_finds_what_it_finds_alone(
+    way: str, sources: list[list[int]], seed: int, slots: int, longest: int, data: Any, constraints: dict[str, Any]
 ) -> None:
     chosen = data.draw(st.sampled_from(WAYS[way]))
     prefixes = data.draw(
@@ -63,7 +65,7 @@ def test_whoever_sits_beside_a_request_it_finds_what_it_finds_alone(
     options = SearchOptions(max_new_tokens=longest, **chosen, **constraints)
     requests = list(zip(sources, prefixes, strict=True))
     width = options.nbest if options.do_sample else options.beams
-    found = hall(width, seed, requests, options, places)[0].run()
+    found = scheduler(width, seed, requests, options, slots)[0].run()
     table = random_table(SIZE, seed, spread=2.0)
     for (source, prefix), each in zip(requests, found, strict=True):
         (alone,) = generate(TableRuntime(table), [source], config_of(SIZE), options, [prefix])
@@ -71,30 +73,30 @@ def test_whoever_sits_beside_a_request_it_finds_what_it_finds_alone(
         assert [one.score for one in each] == pytest.approx([one.score for one in alone], abs=1e-5, nan_ok=True)
 
 
-def test_places_are_taken_as_they_get_free() -> None:
+def test_slots_are_taken_as_they_get_free() -> None:
     """Ten targets of one token beside one of sixteen: eleven steps would be too many, were they apart."""
-    requests: list[Request] = [([0], [2] * 15), *([([1], [])] * 15)]
+    requests: list[GenerationRequest] = [([0], [2] * 15), *([([1], [])] * 15)]
     options = SearchOptions(max_new_tokens=1)
-    found, runtime = hall(1, 0, requests, options, 2)
+    found, runtime = scheduler(1, 0, requests, options, 2)
     assert [len(each[0].tokens) for each in found.run()] == [16] + [1] * 15
     assert len(runtime.stepped) == 16
     assert max(runtime.stepped) == 2
 
 
-def test_places_that_nobody_will_take_are_given_up() -> None:
-    requests: list[Request] = [([0], [2] * 9), *([([1], [])] * 7)]
-    found, runtime = hall(1, 0, requests, SearchOptions(max_new_tokens=1), 8)
+def test_slots_that_nobody_will_take_are_given_up() -> None:
+    requests: list[GenerationRequest] = [([0], [2] * 9), *([([1], [])] * 7)]
+    found, runtime = scheduler(1, 0, requests, SearchOptions(max_new_tokens=1), 8)
     found.run()
     assert runtime.stepped == [8] + [1] * 9
 
 
 @settings(max_examples=100)
-@given(width=st.integers(1, 4), places=st.integers(1, 4), data=st.data())
-def test_rows_spread_within_their_places(width: int, places: int, data: Any) -> None:
+@given(width=st.integers(1, 4), slots=st.integers(1, 4), data=st.data())
+def test_rows_spread_within_their_places(width: int, slots: int, data: Any) -> None:
     wanted = np.array(
         [
-            place * width + offset
-            for place in range(places)
+            slot * width + offset
+            for slot in range(slots)
             for offset in data.draw(st.lists(st.integers(0, width - 1), min_size=1, max_size=width))
         ]
     )
@@ -118,8 +120,8 @@ def fused(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "coverage_penalty": 0.2},
     ],
 )
-@pytest.mark.parametrize("places", [1, 3, 16])
-def test_a_bundle_finds_the_same_in_continuous_batches(fused: Bundle, options: dict[str, Any], places: int) -> None:
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_a_bundle_finds_the_same_in_continuous_batches(fused: Bundle, options: dict[str, Any], slots: int) -> None:
     rng = np.random.default_rng(0)
     sources = [rng.integers(4, 20, rng.integers(1, 23)).tolist() for _ in range(20)]
     prefixes = [rng.integers(4, 20, rng.integers(0, 12)).tolist() for _ in range(20)]
@@ -128,7 +130,7 @@ def test_a_bundle_finds_the_same_in_continuous_batches(fused: Bundle, options: d
 
     def find(continuous: bool) -> list[list[Found]]:
         return model.search(
-            sources, prefixes=prefixes, batch_size=places, continuous=continuous, max_new_tokens=longest, **options
+            sources, prefixes=prefixes, batch_size=slots, continuous=continuous, max_new_tokens=longest, **options
         )
 
     fixed, moving = find(False), find(True)

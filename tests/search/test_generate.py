@@ -20,7 +20,7 @@ from txport.models.config import TransformerConfig
 from txport.runtimes.base import Floats, Ints, Scores, scores
 from txport.search.beams import settle
 from txport.search.constraints import Constraints
-from txport.search.generate import Steps, by_beams, by_rows, carry_out, encode, generate
+from txport.search.generate import Steps, by_beams, by_rows, carry_out, generate, start
 from txport.search.options import Found, SearchOptions
 
 BOS, EOS = 0, 1
@@ -208,7 +208,7 @@ def test_rows_are_selected_only_when_they_move() -> None:
     runtime = TableRuntime(ends_after(2))
     generate(runtime, [[1], [2], [2]], config_of(6), SearchOptions(max_new_tokens=3))
     assert runtime.selected == []
-    runtime = TableRuntime(chances(DIVIDED, 3))
+    runtime = TableRuntime(table_of(DIVIDED, 3))
     options = SearchOptions(max_new_tokens=10, beams=2, early_stopping="never")
     generate(runtime, [[0]], config_of(3), options)
     assert runtime.selected == [[0, 0]]  # one row becomes two; that they change ranks later moves nothing
@@ -315,7 +315,7 @@ def test_beam_search_follows_the_rules_of_hugging_face(
         assert sum(each.token_scores) == pytest.approx(each.score * len(each.tokens) ** penalty, abs=1e-5)
 
 
-def chances(table: dict[Tokens, dict[int, float]], size: int) -> Table:
+def table_of(table: dict[Tokens, dict[int, float]], size: int) -> Table:
     """Logits out of probabilities by prefix; what a prefix leaves open is shared by its other tokens."""
 
     def logits(source: Tokens, prefix: Tokens) -> Floats:
@@ -346,7 +346,7 @@ DIVIDED = {
     ],
 )
 def test_early_stopping_as_documented(early_stopping: Any, expected: list[Tokens], steps: int) -> None:
-    runtime = TableRuntime(chances(DIVIDED, 3))
+    runtime = TableRuntime(table_of(DIVIDED, 3))
     options = SearchOptions(max_new_tokens=10, beams=2, nbest=2, early_stopping=early_stopping)
     (found,) = generate(runtime, [[0]], config_of(3), options)
     assert (len(runtime.stepped), [each.tokens for each in found]) == (steps, expected)
@@ -415,7 +415,7 @@ def test_the_end_token_at_once_is_a_whole_hypothesis(beams: int) -> None:
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_search_ends_when_nothing_else_is_possible(beams: int) -> None:
-    table = chances({(): {EOS: 1.0, A: 0.0, B: 0.0}}, 3)
+    table = table_of({(): {EOS: 1.0, A: 0.0, B: 0.0}}, 3)
     runtime = TableRuntime(table)
     (found,) = generate(runtime, [[0]], config_of(3), SearchOptions(max_new_tokens=9, beams=beams, nbest=beams))
     assert (runtime.stepped, [each.tokens for each in found]) == ([1], [(EOS,)])
@@ -433,13 +433,13 @@ def test_one_new_token(beams: int, early_stopping: Any) -> None:
 
 def test_sources_are_padded_at_the_right_and_the_cache_is_as_long_as_the_target() -> None:
     class Recorder(TableRuntime):
-        def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TableState:
+        def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TableState:
             seen.extend([source.tolist(), source_lengths.tolist(), max_length])
-            return super().encode(source, source_lengths, max_length=max_length)
+            return super().start(source, source_lengths, max_length=max_length)
 
     seen: list[Any] = []
     config = dataclasses.replace(config_of(6), pad_id=5)
-    encode(Recorder(random_table(6, seed=0)), [[3], [2, 4, 1]], config, 7)
+    start(Recorder(random_table(6, seed=0)), [[3], [2, 4, 1]], config, 7)
     assert seen == [[[3, 5, 5], [2, 4, 1]], [1, 3], 7]
 
 

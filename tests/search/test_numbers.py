@@ -12,7 +12,7 @@ from tests.fakes import SeatedRuntime, TableRuntime, Tokens
 from tests.tiny import tiny_config
 from txport.errors import RunError
 from txport.runtimes.base import Floats
-from txport.search.continuous import Hall
+from txport.search.continuous import Scheduler
 from txport.search.generate import generate
 from txport.search.numbers import ContinuousNumbers, numbers_only
 from txport.search.options import SearchOptions
@@ -32,7 +32,7 @@ def one(options: SearchOptions) -> Any:
 
 
 def continuous(options: SearchOptions) -> Any:
-    return Hall(ContinuousNumbers(SeatedRuntime(table, options.beams)), [([5, 6], ())], CONFIG, options, 1).run()
+    return Scheduler(ContinuousNumbers(SeatedRuntime(table, options.beams)), [([5, 6], ())], CONFIG, options, 1).run()
 
 
 @pytest.mark.parametrize("how", [one, continuous])

@@ -132,9 +132,9 @@ def test_all_scores_are_ordered_no_further_than_is_drawn_from(
 ) -> None:
     widths = []
 
-    def counted(values: Floats, options: SearchOptions, chances: Doubles) -> Ints:
+    def counted(values: Floats, options: SearchOptions, uniforms: Doubles) -> Ints:
         widths.append(values.shape[1])
-        return draw(values, options, chances)
+        return draw(values, options, uniforms)
 
     monkeypatch.setattr(generate_module, "draw", counted)
     search(random_table(SIZE, 0), [[1]], SIZE, max_new_tokens=1, do_sample=True, repetition_penalty=1.2, **options)

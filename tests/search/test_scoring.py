@@ -17,8 +17,8 @@ from tests.tiny import SAMPLES
 from txport.bundles.bundle import Bundle
 from txport.errors import TextError, TxportError
 from txport.models.checkpoint import load_checkpoint
-from txport.proof.exact import Exact
-from txport.proof.tokens import score_of
+from txport.proof.parity.exact import Exact
+from txport.proof.parity.tokens import score_of
 from txport.search.scoring import score
 
 SIZE = 7
@@ -63,8 +63,8 @@ def test_a_model_scores_as_pytorch_does(bundle: Bundle, checkpoint: Any) -> None
 
 def test_logits_are_what_search_steps_on(bundle: Bundle) -> None:
     model, targets = txport.load(bundle.path), ["AA B", "CH", ""]
-    shares = [each.token_scores for each in model.score(SAMPLES[:3], targets)]
-    for values, target, parts in zip(model.logits(SAMPLES[:3], targets, batch_size=2), targets, shares, strict=True):
+    log_probs = [each.token_scores for each in model.score(SAMPLES[:3], targets)]
+    for values, target, parts in zip(model.logits(SAMPLES[:3], targets, batch_size=2), targets, log_probs, strict=True):
         ids = [*model.tokenizer.ids(target), model.config.eos_id]
         assert values.shape == (len(ids), model.config.target_vocab_size)
         normal = values - np.log(np.exp(values.astype(np.float64)).sum(axis=1, keepdims=True))

@@ -253,16 +253,16 @@ def trials(bundle: Path | None = None) -> Iterator[list[Trial]]:
 
 
 def run_kills(
-    seed: int = 0, count: int = 200, bundle: Path | None = None, say: Callable[[str], object] = print
+    seed: int = 0, count: int = 200, bundle: Path | None = None, progress: Callable[[str], object] = print
 ) -> tuple[int, int]:
     """Kill writers at `count` moments, drawn by seed; -> how many were killed, and after how many something was lost.
 
-    `say` is told what. Each moment comes once before any comes twice; `bundle` saves an export.
+    `progress` is told what. Each moment comes once before any comes twice; `bundle` saves an export.
     """
     with trials(bundle) as chosen:
         lost = list(kill_some(chosen, seed, count))
     for wrong in lost:
-        say(wrong)
+        progress(wrong)
     return count, len(lost)
 
 

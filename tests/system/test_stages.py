@@ -101,7 +101,7 @@ def leave(old: Path, *, moved: bool) -> None:
 def test_what_a_killed_process_left_is_put_in_order_and_told(old: Path, moved: bool) -> None:
     leave(old, moved=moved)
     said: list[str] = []
-    with pytest.raises(OutputError, match="out exists; --force replaces it"), staged_folder(old, say=said.append):
+    with pytest.raises(OutputError, match="out exists; --force replaces it"), staged_folder(old, progress=said.append):
         pytest.fail("the block ran")
     assert contents(old.parent) == {"out/precious": "old"}
     assert names(old.parent) == ["out"]

@@ -55,9 +55,7 @@ class Manifest:
     passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> how often it fired
     quantization: dict[str, str] = field(default_factory=dict)  # weight -> the form in which it is held
     rows: int | None = None  # of a step, for which its kernels are the fastest; None: no row depends on the others
-    mended: dict[str, Any] = field(
-        default_factory=dict
-    )  # what was kept in fp32 for the bundle to hold, how much, bytes
+    kept_in_fp32: dict[str, Any] = field(default_factory=dict)  # which matrices, their share, its limit, bytes
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # weight of several graphs -> where it lies
     parity: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
@@ -70,7 +68,9 @@ class Manifest:
     @property
     def described_precision(self) -> str:
         """The precision, and how much of the weights is not in it though it could be."""
-        return self.precision + (f" ({percent(self.mended['share'])} of its weights in fp32)" if self.mended else "")
+        if not self.kept_in_fp32:
+            return self.precision
+        return f"{self.precision} ({percent(self.kept_in_fp32['share'])} of its weights in fp32)"
 
     @property
     def graphs(self) -> dict[str, Graph]:

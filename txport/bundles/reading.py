@@ -24,13 +24,13 @@ VALUES: Mapping[str, type | UnionType] = {
     "passes": dict,
     "quantization": dict,
     "rows": int | None,
-    "mended": dict,
+    "kept_in_fp32": dict,
     "shared": dict,
     "parity": dict,
     "files": dict,
 }
 CHECKPOINT_VALUES = {"name": str, "sha256": str}
-MENDED_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "bytes_before": int}
+KEPT_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "bytes_before": int}
 FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
 BYTES = {"float32": 4, "float16": 2, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}  # of a number, by NumPy's name
@@ -52,8 +52,8 @@ def read_manifest(path: Path) -> Manifest:
         raise BundleError(f"{error}; export the bundle again") from error
     known = values.get("format")
     if known != FORMAT:
-        mend = "update txport" if isinstance(known, int) and known > FORMAT else "export it again"
-        raise BundleError(f"{path} has bundle format {quoted(known)}, this txport reads format {FORMAT}; {mend}")
+        fix = "update txport" if isinstance(known, int) and known > FORMAT else "export it again"
+        raise BundleError(f"{path} has bundle format {quoted(known)}, this txport reads format {FORMAT}; {fix}")
     try:
         return _manifest(values)
     except KeyError as error:
@@ -66,8 +66,8 @@ def _manifest(values: dict[str, Any]) -> Manifest:
     """The manifest of JSON values; `ValueError`, `TypeError` or `KeyError` for what is wrong with them."""
     _check_types(values, VALUES)
     _check_types(values["checkpoint"], CHECKPOINT_VALUES)
-    if values["mended"]:
-        _check_types(values["mended"], MENDED_VALUES)
+    if values["kept_in_fp32"]:
+        _check_types(values["kept_in_fp32"], KEPT_VALUES)
     for name, entry in values["files"].items():
         contained(name)
         _check_types(entry, FILE_VALUES)
@@ -110,7 +110,7 @@ def _check_quantization(manifest: Manifest) -> None:
     if is_quantised(manifest.target, manifest.precision):
         if not all(isinstance(form, str) for form in manifest.quantization.values()):
             raise TypeError("the form of a weight must be a text")
-    elif manifest.quantization or manifest.mended or manifest.rows:
+    elif manifest.quantization or manifest.kept_in_fp32 or manifest.rows:
         raise ValueError(f"a bundle of {manifest.target} {manifest.precision} has no quantised weights")
 
 

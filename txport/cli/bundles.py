@@ -9,7 +9,7 @@ import click
 
 from txport.bundles.manifest import AUTO_LIMIT, PRECISIONS, TARGETS, percent
 from txport.cli import completion, textio
-from txport.cli.guard import echo, say
+from txport.cli.guard import echo, progress
 from txport.cli.options import provider_option, threads_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
@@ -50,15 +50,15 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
 
     if options["auto_limit"] is not None and not options["auto"]:
         raise UnsupportedError("--auto-limit bounds what --auto keeps in fp32; give --auto too")
-    bundle = api.export(checkpoint, out, target=target, precision=precision, say=say, **options)
+    bundle = api.export(checkpoint, out, target=target, precision=precision, progress=progress, **options)
     if as_json:
         textio.print_json(bundle.manifest.to_dict())
     else:
-        mended, said = bundle.manifest.mended, f"{target} {bundle.manifest.described_precision}"
+        kept, said = bundle.manifest.kept_in_fp32, f"{target} {bundle.manifest.described_precision}"
         echo(f"{out}  {said}, {_size(bundle.size)}, {_verdict(bundle)}")
-        if mended:
-            cost = f"{_size(mended['bytes'] - mended['bytes_before'])}, the limit being {percent(mended['limit'])}"
-            echo(f"kept in fp32, for {cost}: {', '.join(mended['kept'])}")
+        if kept:
+            cost = f"{_size(kept['bytes'] - kept['bytes_before'])}, the limit being {percent(kept['limit'])}"
+            echo(f"kept in fp32, for {cost}: {', '.join(kept['kept'])}")
 
 
 def _verdict(bundle: Any) -> str:
@@ -81,7 +81,7 @@ def inspect(bundle: str, brief: bool, as_json: bool) -> None:
     from txport.cli import tables
     from txport.locate import find_bundle
 
-    found = find_bundle(bundle, say=say)
+    found = find_bundle(bundle, progress=progress)
     if as_json:
         textio.print_json({"path": str(found.path.resolve()), **found.manifest.to_dict()})
     else:
@@ -103,10 +103,10 @@ def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_jso
     from txport import runtimes
     from txport.cli import tables
     from txport.locate import find_path
-    from txport.proof.verify import verify as check
+    from txport.proof.verify.check import verify as check
 
     runtimes.require(runtime, provider)
-    result = check(find_path(bundle, say=say), runtime=runtime, provider=provider, threads=threads)
+    result = check(find_path(bundle, progress=progress), runtime=runtime, provider=provider, threads=threads)
     if as_json:
         textio.print_json(result.to_dict(), indent=2)
     else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from txport import __version__
 from txport.cli import bundles, generation, machine, proofs
+from txport.version import __version__
 
 
 @click.group("txport", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

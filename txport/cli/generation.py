@@ -13,7 +13,7 @@ from typing import IO, Any
 import click
 
 from txport.cli import completion, textio
-from txport.cli.guard import echo, say
+from txport.cli.guard import echo, progress
 from txport.cli.options import F, fit_threads, is_given, provider_option, threads_option, unknown_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
@@ -82,7 +82,7 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "--repetition-penalty",
-        {"type": float, "default": 1.0, "help": "Above 1, tokens that were said get less likely."},
+        {"type": float, "default": 1.0, "help": "Above 1, tokens that the target has get less likely."},
     ),
     (
         "--no-repeat-ngram-size",
@@ -109,7 +109,7 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
         "--alignment",
         {
             "type": click.Choice(["soft", "hard"]),
-            "help": "With --json: each token's attention over the input (soft), or where it looked most (hard).",
+            "help": "With --json: each token's attention over the input (soft), or where it is largest (hard).",
         },
     ),
 ]
@@ -202,15 +202,15 @@ def run(
             raise UnsupportedError("--length-penalty only changes scores here, which are shown with --json")
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
-    model = api.load(bundle, **where, checkpoint=checkpoint, say=say)
+    model = api.load(bundle, **where, checkpoint=checkpoint, progress=progress)
     options.update(_token_ids(model.tokenizer, options))
     source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
     with textio.open_output(output) as stream, _in_flags():
         if as_stream:
-            _follow(model, source, stream, options)
+            _stream(model, source, stream, options)
             return
         count = unknown = 0
-        for result in textio.with_progress(model.stream(source, **options), total, stream):
+        for result in textio.with_progress(model.generate_iter(source, **options), total, stream):
             for line in _lines(result, as_json, options["nbest"]):
                 textio.print_line(line, stream, flush=total is None)
             count += 1
@@ -229,14 +229,14 @@ def _in_flags() -> Iterator[None]:
         raise UnsupportedError(names.sub(lambda found: FLAGS[found[1]], str(error))) from error
 
 
-def _follow(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
+def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str, Any]) -> None:
     """Print what is certain of each text as soon as it is."""
     del options["batch_size"], options["batch_tokens"], options["continuous"]
     options["prefix"] = options.pop("prefixes")
     for text in texts:
         shown = ""
-        for output in model.follow(text, **options):
-            if output.startswith(shown):  # what was said may be written in another way once more is known
+        for output in model.stream(text, **options):
+            if output.startswith(shown):  # the same tokens may be written in another way once more is known
                 textio.print_line(output[len(shown) :], stream, end="")
                 shown = output
         textio.print_line("" if output == shown else f"\n{output}", stream)
@@ -278,7 +278,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @unknown_option
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line, with the tokens' shares.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line, with the log-probs of the tokens.")
 def score(
     bundle: str,
     pair: tuple[str, ...],
@@ -298,7 +298,9 @@ def score(
 
     if pair and (inputs or len(pair) != 2):
         raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")
-    model = api.load(bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, say=say)
+    model = api.load(
+        bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, progress=progress
+    )
     given = [(pair[0], pair[1])] if pair else textio.split_pairs(textio.open_texts((), inputs)[0])
     pairs, texts, targets = itertools.tee(given, 3)
     with _in_flags():

@@ -18,7 +18,7 @@ from txport.system.packages import import_problem
 from txport.system.terminal import one_line, owns_stderr, printable
 
 LONGEST_WORD = 400  # characters; longer ones are no names
-MEMORY_MEND = "give it more memory, smaller batches or a smaller model"
+MEMORY_FIX = "give it more memory, smaller batches or a smaller model"
 
 
 def echo(line: str = "", err: bool = False) -> None:
@@ -34,7 +34,7 @@ def write(text: str, err: bool = False) -> None:
         _give_up(sys.stderr if err else sys.stdout)
 
 
-def say(message: str) -> None:
+def progress(message: str) -> None:
     """Progress, for people only: nothing when stderr is no terminal."""
     if sys.stderr.isatty():
         echo(message, err=True)
@@ -68,7 +68,7 @@ def _run(command: click.Command, arguments: list[str], interrupt: Interrupt) -> 
     # Here the error is gone, and with it the memory that its frames held.
     try:
         if code == 130:
-            say("")  # ends the line on which the terminal wrote ^C
+            progress("")  # ends the line on which the terminal wrote ^C
         for line in text.splitlines():
             echo(line, err=True)
     except OSError:  # nobody reads it
@@ -105,8 +105,8 @@ def _end_of(error: BaseException) -> tuple[int, str]:
             _give_up(sys.stdout)
             return 0, ""
     if is_out_of_memory(error):
-        said = one_line(str(error))
-        return UnavailableError.exit_code, _tell(f"not enough memory here{said and f' ({said})'}; {MEMORY_MEND}")
+        detail = one_line(str(error))
+        return UnavailableError.exit_code, _tell(f"not enough memory here{detail and f' ({detail})'}; {MEMORY_FIX}")
     if problem := import_problem(error):
         return UnavailableError.exit_code, _tell(problem)
     if isinstance(error, OSError):

@@ -10,7 +10,7 @@ import click
 
 from txport.bundles.manifest import PRECISIONS
 from txport.cli import completion, textio
-from txport.cli.guard import echo, say
+from txport.cli.guard import echo, progress
 from txport.cli.options import is_given, provider_option, threads_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
@@ -76,9 +76,9 @@ def bench(
     how = measure.Protocol(provider=provider, **protocol)
     if old:
         measure.require_same(old, asdict(how), dict.fromkeys(names))
-    found = find_bundle(bundle, precision=precision, say=say)
+    found = find_bundle(bundle, precision=precision, progress=progress)
     source = checkpoint or (checkpoint_of(found) if "torch" in names else None)
-    result = measure.run(found, source, names, how, say)
+    result = measure.run(found, source, names, how, progress)
     if report:
         textio.write_json(report, result)
     tables.show_bench(result)
@@ -89,10 +89,10 @@ def bench(
         raise SystemExit(1)
 
 
-@click.command(short_help="Say what can run here, what can't, and how to mend it.")
+@click.command(short_help="Say what can run here, what can't, and how to fix it.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def doctor(as_json: bool) -> None:
-    """Say what can run here, what can't, and how to mend it; exit 1 if the installation is broken."""
+    """Say what can run here, what can't, and how to fix it; exit 1 if the installation is broken."""
     from txport import diagnose
     from txport.cli import tables
 

@@ -11,7 +11,7 @@ import click
 
 from txport.bundles.manifest import PRECISIONS, TARGETS
 from txport.cli import completion, textio
-from txport.cli.guard import say
+from txport.cli.guard import progress
 from txport.cli.options import provider_option
 from txport.cli.outputs import require_outputs
 from txport.errors import ParityError, UnsupportedError
@@ -82,7 +82,7 @@ def parity(
     from txport import api, release, runtimes
     from txport.cli import tables
     from txport.locate import checkpoint_of, find_bundle
-    from txport.proof import reports
+    from txport.proof.reports import render
     from txport.runtimes.providers import short_name
 
     if quality_texts and not quality:
@@ -94,7 +94,7 @@ def parity(
     provider = short_name(provider)
     old = _read_baseline(baseline) if baseline else None
     texts = _read_quality(quality, quality_texts or QUALITY_TEXTS, seed) if quality else None
-    found = find_bundle(bundle, precision=precision, say=say)
+    found = find_bundle(bundle, precision=precision, progress=progress)
     chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
     source = checkpoint or checkpoint_of(found)
     started = time.perf_counter()
@@ -109,7 +109,7 @@ def parity(
             tables.show_culprit(culprit)
             if report:
                 culprit_values = {"culprit": culprit and culprit.to_dict()}
-                textio.write_json(report, reports.broken(str(error)) | culprit_values)
+                textio.write_json(report, render.broken(str(error)) | culprit_values)
         raise
     seconds = time.perf_counter() - started
     if bisect:
@@ -125,7 +125,7 @@ def parity(
 
 
 def _read_baseline(path: Path) -> dict[str, Any]:
-    from txport.proof.baseline import read_baseline
+    from txport.proof.reports.baseline import read_baseline
 
     return read_baseline(path)
 
@@ -135,29 +135,29 @@ def _read_quality(path: Path, count: int, seed: int) -> dict[str, list[str]]:
 
 
 def _drift(old: dict[str, Any], result: Any) -> list[str]:
-    from txport.proof.baseline import drift
+    from txport.proof.reports.baseline import drift
 
     return drift(old, result.to_dict())
 
 
 def _write_summaries(result: Any, seconds: float, junit: Path | None, markdown: Path | None) -> None:
-    from txport.proof import reports
+    from txport.proof.reports import render
 
     if junit:
-        textio.write_text(junit, reports.junit(result, seconds))
+        textio.write_text(junit, render.junit(result, seconds))
     if markdown:
-        textio.write_text(markdown, reports.markdown(result))
+        textio.write_text(markdown, render.markdown(result))
 
 
 def _write_broken(message: str, seconds: float, report: Path | None, junit: Path | None, markdown: Path | None) -> None:
-    from txport.proof import reports
+    from txport.proof.reports import render
 
     if report:
-        textio.write_json(report, reports.broken(message))
+        textio.write_json(report, render.broken(message))
     if junit:
-        textio.write_text(junit, reports.junit_broken(message, seconds))
+        textio.write_text(junit, render.junit_broken(message, seconds))
     if markdown:
-        textio.write_text(markdown, reports.markdown_broken(message))
+        textio.write_text(markdown, render.markdown_broken(message))
 
 
 @click.command()
@@ -194,9 +194,9 @@ def matrix(checkpoint: str, report: Path | None, markdown: Path | None, html: Pa
     from txport.cli import tables
 
     require_outputs({"--report": report, "--markdown": markdown, "--html": html}, keep=chosen["keep"])
-    result = release.matrix(checkpoint, **chosen, say=say)
-    from txport.proof import pages
+    result = release.matrix(checkpoint, **chosen, progress=progress)
     from txport.proof.matrix import require_run
+    from txport.proof.reports import pages
 
     tables.show_matrix(result)
     if report:

@@ -18,10 +18,10 @@ from txport.system.terminal import one_line
 
 if TYPE_CHECKING:
     from txport.diagnose import Diagnosis
-    from txport.proof.bisect import Culprit
+    from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix
-    from txport.proof.report import Report
-    from txport.proof.verify import Verification
+    from txport.proof.reports.report import Report
+    from txport.proof.verify.check import Verification
 
 FURTHER = 6  # failures to show
 
@@ -49,17 +49,17 @@ def show(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> Non
 
 def show_parity(report: Report) -> None:
     """Each case on each runtime, the worst first; what ran, the quality, and the verdict."""
-    from txport.proof import reports
+    from txport.proof.reports import render
 
-    echo(reports.title(report))
-    show("", list(reports.COLUMNS), reports.rows(report))
+    echo(render.title(report))
+    show("", list(render.COLUMNS), render.rows(report))
     echo()
-    for line in reports.ran(report):
+    for line in render.ran(report):
         echo(line)
-    echo(reports.pytorch(report))
+    echo(render.pytorch(report))
     for line in report.about["left_out"]:
         echo(f"left out: {line}")
-    for line in reports.quality(report):
+    for line in render.quality(report):
         echo(f"quality: {line}")
     for line in report.failures()[1:FURTHER]:
         echo(f"failed: {line}")
@@ -82,7 +82,7 @@ def show_verification(name: str, result: Verification) -> None:
 
 def show_matrix(result: Matrix) -> None:
     """A row a cell, then each reason once, and how many cells there are of each verdict."""
-    from txport.proof.pages import COLUMNS, rows, summary, title
+    from txport.proof.reports.pages import COLUMNS, rows, summary, title
 
     cells = list(rows(result))
     reasons = list(dict.fromkeys(why for *_, why in cells if why))

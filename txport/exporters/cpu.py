@@ -11,9 +11,9 @@ import onnx_ir as ir
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import STEP, shortens
 from txport.exporters.check import check_graph
+from txport.exporters.conditional import make_conditional
 from txport.exporters.fused import FUSED, FUSED_FORMS, require_fusable
 from txport.exporters.fusions import check_fusions
-from txport.exporters.optional import make_optional
 from txport.exporters.passes import run_passes
 from txport.exporters.quantize import apply_forms, choose_forms
 from txport.exporters.top import add_top, without_top
@@ -31,7 +31,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collec
         role: trace(FUSED[role](checkpoint.model), graph, manifest.opset, FUSED_FORMS) for role, graph in traced.items()
     }
     counts = {role: run_passes(model, traced[role], manifest.target) for role, model in models.items()}
-    counts[STEP]["make attention optional"] = make_optional(models[STEP], manifest.graphs[STEP])
+    counts[STEP]["make attention conditional"] = make_conditional(models[STEP], manifest.graphs[STEP])
     for role, model in models.items():
         check_fusions(model, config, role)
     forms: dict[str, dict[str, str]] = {}
@@ -41,7 +41,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collec
             counts[role]["quantize"] = apply_forms(model, forms[role])
     shorten = shortens(config, manifest.precision)
     add_top(models[STEP], manifest.graphs[STEP], shorten=shorten)
-    counts[STEP]["shortlist"] = int(shorten)
+    counts[STEP]["screening"] = int(shorten)
     shared = share_weights(models, folder / "onnx")
     for role, model in models.items():
         sign(model, role, manifest)

@@ -7,11 +7,11 @@ from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
 
-from txport import __version__
 from txport.bundles.manifest import Manifest, is_quantised, require_offer
 from txport.errors import UnsupportedError
 from txport.exporters import cpu, portable
 from txport.models.checkpoint import Checkpoint
+from txport.version import __version__
 
 DEFAULT_OPSET = 18
 OPSETS = range(18, 26)

@@ -1,7 +1,7 @@
 """The choice of the best tokens behind a step's logits, in the same graph, so that the vocabulary need not leave it.
 
 What the input `k` asks for is done, and nothing else: the k best tokens with their log-probabilities, the -k likeliest
-with their logits, or, for 0, the logits alone. A projection in fp32 is left out where a shortlist can take its place.
+with their logits, or, for 0, the logits alone. A projection in fp32 is left out where screening can take its place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from txport.bundles.ports import ALIGN, COUNT, IDS, LOG_PROBS, LOGITS, Graph
 from txport.exporters.fusions import is_linear
-from txport.exporters.shortlist import add_candidates, choose, constant
+from txport.exporters.screening import add_candidates, choose, constant
 from txport.exporters.trace import value_of
 
 ADDED = (ALIGN, COUNT, LOG_PROBS, IDS)
@@ -22,13 +22,13 @@ BEST = (ir.DataType.FLOAT, ir.DataType.INT64)
 
 
 def without_top(graph: Graph) -> Graph:
-    """The ports that are traced: all but those that `add_top` and `make_optional` add."""
+    """The ports that are traced: all but those that `add_top` and `make_conditional` add."""
     inputs, outputs = (tuple(port for port in side if port.name not in ADDED) for side in (graph.inputs, graph.outputs))
     return dataclasses.replace(graph, inputs=inputs, outputs=outputs)
 
 
 def add_top(model: ir.Model, graph: Graph, *, shorten: bool) -> None:
-    """Let the graph choose tokens; with `shorten`, the likeliest from a shortlist in place of all logits."""
+    """Let the graph choose tokens; with `shorten`, the likeliest by screening in place of all logits."""
     place, logits = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == LOGITS)
     count = value_of(graph.port(COUNT))
     outputs = [value_of(graph.port(name)) for name in (LOG_PROBS, IDS)]
@@ -59,7 +59,7 @@ def _shorten(
     none = [np.empty(0, np.int64), np.empty(0, np.int64), np.array(False)]
     branches = {"then_branch": _branch("candidates", seeking, found), "else_branch": _constants("none", none)}
     seek = tape.op("Less", [count, constant(tape, [0])])
-    row, token, few = tape.op_multi_out("If", [seek], branches, num_outputs=3, name="shortlist")
+    row, token, few = tape.op_multi_out("If", [seek], branches, num_outputs=3, name="screening")
 
     every = projecting.op("Gemm", [x, weight], {"transB": 1})
     empty = _constants("no_logits", [np.empty((0, 0), np.float32)])

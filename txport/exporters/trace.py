@@ -14,7 +14,6 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from txport import __version__
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import (
     ALL_ROWS,
@@ -30,6 +29,7 @@ from txport.bundles.ports import (
 )
 from txport.exporters.forms import FORMS
 from txport.exporters.symbols import Form, Symbol, Tracer
+from txport.version import __version__
 
 # Two lengths for each dynamic dim: what differs between the two is dynamic. They are chosen so that no dim, no sum and
 # no difference of two has the lengths of another. Only the rows are batch x beams.

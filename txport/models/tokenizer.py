@@ -75,13 +75,13 @@ class FileTokenizer:
         if NOT_UTF8.search(text):
             raise TextError(f"{shorten(text)} is not UTF-8 text")
         self._require_length(text)
-        with refusals(TextError, f"{self._path} can't split {shorten(text)}; mend it, or leave that text out"):
+        with refusals(TextError, f"{self._path} can't split {shorten(text)}; fix it, or leave that text out"):
             encoding = self._tokenizer.encode(text)
         strange = [span for id_, span in zip(encoding.ids, encoding.offsets, strict=True) if id_ == self._unknown]
         if strange and unknown == "error":
             found = _listed(list(dict.fromkeys(text[start:end] for start, end in strange)))
-            mend = "--unknown skip leaves them out"
-            raise TextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {mend}")
+            fix = "--unknown skip leaves them out"
+            raise TextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {fix}")
         ids = [id_ for id_ in encoding.ids if id_ != self._unknown]
         if len(ids) == sum(encoding.special_tokens_mask):
             raise UnknownTextError(f"{shorten(text)} has no character of the vocabulary")
@@ -114,8 +114,8 @@ class FileTokenizer:
         token = self._tokenizer.id_to_token(id_) if id_ >= 0 else None
         if token is None:
             have = f"which has ids up to {self.size - 1}"
-            mend = "export the checkpoint with the tokenizer that its model was trained with"
-            raise TokenError(f"{self._path} has no token for id {id_} ({have}); {mend}")
+            fix = "export the checkpoint with the tokenizer that its model was trained with"
+            raise TokenError(f"{self._path} has no token for id {id_} ({have}); {fix}")
         return str(token)
 
     def ids(self, tokens: str) -> list[int]:
@@ -215,8 +215,8 @@ class NumberTokenizer:
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """See `Tokenizer.encode`; the start and end tokens that the config wants are added."""
         if not text.strip():
-            mend = "this model has no tokenizer, so give token ids such as '5 17 3'"
-            raise UnknownTextError(f"the text is empty; {mend}")
+            fix = "this model has no tokenizer, so give token ids such as '5 17 3'"
+            raise UnknownTextError(f"the text is empty; {fix}")
         size, ids, wrong = self._config.source_vocab_size, [], []
         for word in text.split():
             if _is_below(size, word):

@@ -65,7 +65,7 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return (~mask).to(dtype) * (torch.finfo(dtype).min / 2)
 
 
-def weigh(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
+def attention_weights(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
     """How much each query looks at each key: (B, N, T, H), (B, N, S, H), bias (..., T, S) -> (B, N, T, S)."""
     scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
     return torch.softmax(scores + bias, dim=-1)
@@ -73,7 +73,7 @@ def weigh(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     """Scaled dot-product attention: (B, N, T, H) over (B, N, S, H), bias (..., T, S) -> (B, N, T, H)."""
-    return weigh(query, key, bias) @ value
+    return attention_weights(query, key, bias) @ value
 
 
 class Attention(nn.Module):
@@ -97,7 +97,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, D) over keys and values (B, N, S, H) -> (B, T, D), and where each token looked (B, N, T, S)."""
-        weights = weigh(self.split(self.query(x)), key, bias)
+        weights = attention_weights(self.split(self.query(x)), key, bias)
         mixed = weights @ value  # (B, N, T, H)
         return self.output(mixed.transpose(1, 2).flatten(2)), weights
 
@@ -125,11 +125,11 @@ class Residual(nn.Module):
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
         self.dropout = nn.Dropout(config.dropout)
 
-    def enter(self, x: Tensor) -> Tensor:
+    def before(self, x: Tensor) -> Tensor:
         """What the sublayer sees."""
         return self.norm(x) if self.pre else x
 
-    def leave(self, x: Tensor, result: Tensor) -> Tensor:
+    def after(self, x: Tensor, result: Tensor) -> Tensor:
         """What the next sublayer gets: the sublayer's input plus its result."""
         x = x + self.dropout(result)
         return x if self.pre else self.norm(x)
@@ -147,10 +147,10 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         """(B, S, D) -> (B, S, D)."""
-        h = self.attention_residual.enter(x)
-        x = self.attention_residual.leave(x, self.attention(h, *self.attention.keys_values(h), bias)[0])
-        h = self.feed_forward_residual.enter(x)
-        return self.feed_forward_residual.leave(x, self.feed_forward(h))
+        h = self.attention_residual.before(x)
+        x = self.attention_residual.after(x, self.attention(h, *self.attention.keys_values(h), bias)[0])
+        h = self.feed_forward_residual.before(x)
+        return self.feed_forward_residual.after(x, self.feed_forward(h))
 
 
 class DecoderLayer(nn.Module):
@@ -169,14 +169,14 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, memory: Tensor, cache: LayerCache, bias: Tensor, memory_bias: Tensor
     ) -> tuple[Tensor, LayerCache, Tensor]:
         """(B, T, D) and the layer's cache -> (B, T, D), the cache grown by T, and where each token looked."""
-        h = self.attention_residual.enter(x)
+        h = self.attention_residual.before(x)
         cache = self.extend(h, memory, cache)
-        x = self.attention_residual.leave(x, self.attention(h, cache.key, cache.value, bias)[0])
-        h = self.cross_attention_residual.enter(x)
-        h, looks = self.cross_attention(h, cache.cross_key, cache.cross_value, memory_bias)
-        x = self.cross_attention_residual.leave(x, h)
-        h = self.feed_forward_residual.enter(x)
-        return self.feed_forward_residual.leave(x, self.feed_forward(h)), cache, looks
+        x = self.attention_residual.after(x, self.attention(h, cache.key, cache.value, bias)[0])
+        h = self.cross_attention_residual.before(x)
+        h, attention = self.cross_attention(h, cache.cross_key, cache.cross_value, memory_bias)
+        x = self.cross_attention_residual.after(x, h)
+        h = self.feed_forward_residual.before(x)
+        return self.feed_forward_residual.after(x, self.feed_forward(h)), cache, attention
 
     def extend(self, h: Tensor, memory: Tensor, cache: LayerCache) -> LayerCache:
         """Append the keys and values of the new tokens, and of whatever source is not cached yet."""
@@ -286,9 +286,9 @@ class Transformer(nn.Module):
         memory_bias = additive(memory.mask, x.dtype)[:, None, None, :]  # -> (B, 1, 1, S)
         grown, attentions = [], []
         for layer, kept in zip(self.decoder, cache, strict=True):
-            x, kept, looks = layer(x, memory.states, kept, bias, memory_bias)
+            x, kept, attention = layer(x, memory.states, kept, bias, memory_bias)
             grown.append(kept)
-            attentions.append(looks)
+            attentions.append(attention)
         return Decoded(self.projection(self.decoder_norm(x)), tuple(grown), tuple(attentions))
 
     def forward(self, source: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:

@@ -18,16 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from txport import __version__, runtimes
+from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import OFFERED, require_offer
 from txport.bundles.ports import LOGITS
 from txport.errors import ParityError, TxportError, UnavailableError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
-from txport.proof.measures import finite
-from txport.proof.parity import Report, check
+from txport.proof.parity.check import Report, check
+from txport.proof.parity.measures import finite
 from txport.proof.proven import prove, write
 from txport.system.files import staged_folder, temporary_folder
+from txport.version import __version__
 
 PASS, NEAR_TIE, FAIL, NOT_AVAILABLE = "pass", "near-tie", "fail", "not available"
 VERDICTS = (PASS, NEAR_TIE, FAIL, NOT_AVAILABLE)
@@ -36,7 +37,7 @@ PROVEN = ("ort", "cpu")  # where `export` proves a bundle
 
 Kind = tuple[str, str]  # target, precision
 Engine = tuple[str, str]  # runtime, provider
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,11 @@ def engines(names: Sequence[str] = (), providers: Sequence[str] = ()) -> list[En
 
 
 def fill(
-    checkpoint: Checkpoint, chosen: Sequence[Kind], tried: Sequence[Engine], say: Say, keep: Path | None = None
+    checkpoint: Checkpoint,
+    chosen: Sequence[Kind],
+    tried: Sequence[Engine],
+    progress: Progress,
+    keep: Path | None = None,
 ) -> Matrix:
     """Export each kind of bundle and compare it on each engine; bundles stay in a new folder `keep`, if it is given.
 
@@ -124,8 +129,8 @@ def fill(
     here.
     """
     runtimes.require(*PROVEN)
-    with staged_folder(keep, say=say) if keep else temporary_folder("txport-matrix") as folder:
-        cells = [cell for kind in chosen for cell in _row(checkpoint, kind, tried, folder, say, bool(keep))]
+    with staged_folder(keep, progress=progress) if keep else temporary_folder("txport-matrix") as folder:
+        cells = [cell for kind in chosen for cell in _row(checkpoint, kind, tried, folder, progress, bool(keep))]
     return Matrix(_about(checkpoint), cells)
 
 
@@ -136,11 +141,13 @@ def _about(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"checkpoint": source, "versions": versions, "machine": platform.machine()}
 
 
-def _row(checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], folder: Path, say: Say, keep: bool) -> list[Cell]:
+def _row(
+    checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], folder: Path, progress: Progress, keep: bool
+) -> list[Cell]:
     """The cells of one bundle."""
     path = folder / "-".join(kind)
     path.mkdir()
-    cells = list(_cells(checkpoint, kind, tried, path, say))
+    cells = list(_cells(checkpoint, kind, tried, path, progress))
     verdicts = {cell.verdict for cell in cells}
     if not keep or verdicts == {NOT_AVAILABLE}:
         shutil.rmtree(path, ignore_errors=True)
@@ -149,13 +156,15 @@ def _row(checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], folder: Pa
     return cells
 
 
-def _cells(checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], path: Path, say: Say) -> Iterator[Cell]:
+def _cells(
+    checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], path: Path, progress: Progress
+) -> Iterator[Cell]:
     blank, begun = Cell(*kind, *PROVEN, FAIL), time.perf_counter()
     try:
-        say(f"{' '.join(kind)}: exporting")
+        progress(f"{' '.join(kind)}: exporting")
         bundle = write(checkpoint, path, target=kind[0], precision=kind[1])
         blank = replace(blank, bytes=bundle.size, export_seconds=_since(begun))
-        say(f"{' '.join(kind)}: comparing on {' '.join(PROVEN)}")
+        progress(f"{' '.join(kind)}: comparing on {' '.join(PROVEN)}")
         begun = time.perf_counter()
         bundle, report = prove(bundle, checkpoint)
     except TxportError as error:
@@ -170,7 +179,7 @@ def _cells(checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], path: Pa
     yield _judge(blank, report, begun)
     for name, provider in tried:
         if (name, provider) != PROVEN:
-            say(f"{' '.join(kind)}: comparing on {name} {provider}")
+            progress(f"{' '.join(kind)}: comparing on {name} {provider}")
             yield compare(replace(blank, runtime=name, provider=provider), bundle, checkpoint)
 
 

@@ -13,10 +13,10 @@ from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint
 from txport.models.names import GOLDEN
 from txport.models.tokenizer import load_tokenizer
-from txport.proof.golden import LONGEST, REAL, SHORT, record, save_golden
-from txport.proof.parity import Report, check, exact_of, fitting_threads, is_large
-from txport.proof.tolerances import tolerance_of
-from txport.proof.verify import verify
+from txport.proof.parity.check import Report, check, exact_of, fitting_threads, is_large
+from txport.proof.parity.tolerances import tolerance_of
+from txport.proof.verify.check import verify
+from txport.proof.verify.golden import LONGEST, REAL, SHORT, record, save_golden
 from txport.runtimes.pytorch import TorchRuntime
 
 

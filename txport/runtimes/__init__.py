@@ -58,7 +58,7 @@ PROVIDERS = {  # of ONNX Runtime, by short name
 def require(name: str, provider: str) -> None:
     """Make sure that a runtime is installed and its provider works here, before any costly step.
 
-    Raises `UnsupportedError` for names that mean nothing, `UnavailableError` with the mend otherwise.
+    Raises `UnsupportedError` for names that mean nothing, `UnavailableError` with the fix otherwise.
     """
     if not isinstance(name, str) or name not in RUNTIMES:
         raise UnsupportedError(f"unknown runtime {name!r}; there are {', '.join(RUNTIMES)}")

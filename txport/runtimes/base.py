@@ -45,7 +45,7 @@ class Scores(NamedTuple):
 class Runtime(Protocol):
     """Encode once, then step token by token; rows are kept, dropped, repeated and reordered by `select`."""
 
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
         """Sources (B, S), right-padded, and their lengths (B,) -> a state of B rows for up to `max_length` tokens."""
         ...
 
@@ -115,8 +115,8 @@ def running(role: str, engine: str) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
-        mend = "the bundle is damaged, and `txport verify` says where"
-        raise RunError(f"the {role} graph does not run on {engine}: {brief(error)}; {mend}") from error
+        fix = "the bundle is damaged, and `txport verify` says where"
+        raise RunError(f"the {role} graph does not run on {engine}: {brief(error)}; {fix}") from error
 
 
 def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:

@@ -101,7 +101,7 @@ class Binding:
         self.hold = Hold()
         self.tokens = np.empty((len(state.source.lengths), state.beams), np.int64)
         self.flat = self.tokens.ravel()
-        self.looks = (size, state.source.caches.shape[3])
+        self.attention = (size, state.source.caches.shape[3])
         self.logits = runtime.pool.take(self.hold, (size, vocabulary))
         self._session = runtime.sessions[STEP]
         self._seeking: dict[tuple[int, bool], tuple[Any, Scores]] = {}
@@ -139,7 +139,7 @@ class Binding:
             outputs[LOG_PROBS] = ort.OrtValue.ortvalue_from_numpy(scores.values)
             outputs[IDS] = ort.OrtValue.ortvalue_from_numpy(scores.ids)
         if align:
-            scores = scores._replace(attention=np.empty(self.looks, np.float32))
+            scores = scores._replace(attention=np.empty(self.attention, np.float32))
             outputs[CROSS_ATTENTION] = ort.OrtValue.ortvalue_from_numpy(scores.attention)
         self._values += [*inputs.values(), *outputs.values()]
         io = self._session.io_binding()
@@ -159,8 +159,8 @@ class FusedRuntime:
         # its bound holds for exact sums, and the session option for these does not reach into branches of a graph
         self._shortens = shortens(self.config, bundle.manifest.precision) and not may_saturate()
 
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> FusedState:
-        """See `Runtime.encode`."""
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> FusedState:
+        """See `Runtime.start`."""
         config, hold, (batch, size) = self.config, Hold(), source.shape
         shape = (2 * config.decoder_layers, batch, config.heads, size, config.head_size)
         held = Source(hold, self.pool.take(hold, shape), source_lengths.astype(np.int32))

@@ -77,8 +77,8 @@ class PortableRuntime(Generic[T]):
         self._attention = cross_attention(manifest.config)
         self._grows = {output: name for output, name in self._becomes.items() if not is_cross(name)}
 
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
-        """See `Runtime.encode`."""
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
+        """See `Runtime.start`."""
         source = self._fill_up(source)
         mask = (np.arange(source.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
         engine_mask = self._engine.from_numpy(mask)
@@ -109,8 +109,8 @@ class PortableRuntime(Generic[T]):
         if align:
             source = state.tensors[ENCODER_ATTENTION_MASK]
             dims = (len(tokens), self._manifest.config.heads, 1, self._engine.to_numpy(source).shape[1])
-            looks = self._fetch(self._attention, results, dims)[:, :, -1]  # (R, N, S)
-            found = found._replace(attention=looks.mean(1, dtype=np.float32))
+            attention = self._fetch(self._attention, results, dims)[:, :, -1]  # (R, N, S)
+            found = found._replace(attention=attention.mean(1, dtype=np.float32))
         return found, replace(state, tensors=tensors, length=state.length + 1)
 
     def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:

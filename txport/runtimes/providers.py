@@ -22,7 +22,7 @@ IDENTITY = bytes.fromhex(
     "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a"
     "08080112040a02080142040a001012"
 )
-GPU_MEND = "it needs an NVIDIA GPU, its driver, and `pip install 'txport[cuda]'` for CUDA and cuDNN"
+GPU_FIX = "it needs an NVIDIA GPU, its driver, and `pip install 'txport[cuda]'` for CUDA and cuDNN"
 
 
 def full_name(provider: str) -> str:
@@ -60,7 +60,7 @@ def require_provider(provider: str) -> str:
 
 
 def missing(name: str) -> str | None:
-    """Why a provider can't work here, with the mend; None if it can."""
+    """Why a provider can't work here, with the fix; None if it can."""
     if name not in ort.get_available_providers():
         return f"the installed ONNX Runtime {ort.__version__} was built without {name}; install a wheel that has it"
     return CHECKS[name]() if name in CHECKS else None
@@ -73,30 +73,30 @@ def _cuda() -> str | None:
     try:
         cuda = ctypes.CDLL(driver)
     except OSError:
-        return f"the NVIDIA driver is missing ({driver} not found); {GPU_MEND}"
+        return f"the NVIDIA driver is missing ({driver} not found); {GPU_FIX}"
     count = ctypes.c_int(0)
     if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
-        return f"the NVIDIA driver finds no GPU; {GPU_MEND}"
+        return f"the NVIDIA driver finds no GPU; {GPU_FIX}"
     ort.preload_dlls()
-    return _library("onnxruntime_providers_cuda", GPU_MEND)
+    return _library("onnxruntime_providers_cuda", GPU_FIX)
 
 
 def _tensorrt() -> str | None:
     return _cuda() or _library("onnxruntime_providers_tensorrt", "install NVIDIA TensorRT's libraries")
 
 
-def _library(name: str, mend: str) -> str | None:
+def _library(name: str, fix: str) -> str | None:
     """Load a provider's library; the loader's own message names what it lacks."""
     folder = Path(ort.__file__).parent / "capi"
     file = f"{name}.dll" if sys.platform == "win32" else f"lib{name}.so"
     if not (folder / file).exists():
-        return f"{file} is not part of the installed ONNX Runtime; {mend}"
+        return f"{file} is not part of the installed ONNX Runtime; {fix}"
     try:
         if sys.platform != "win32":
             ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(folder / file), mode=ctypes.RTLD_LOCAL)
     except OSError as error:
-        return f"{str(error).split(':')[0]} is missing; {mend}"
+        return f"{str(error).split(':')[0]} is missing; {fix}"
     return None
 
 

@@ -29,8 +29,8 @@ class TorchRuntime:
         self._model, self._device = model, torch.device(device)
 
     @torch.inference_mode()
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TorchState:
-        """See `Runtime.encode`."""
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TorchState:
+        """See `Runtime.start`."""
         memory = self._model.encode(self._tensor(source), self._tensor(source_lengths))
         return TorchState(memory, self._model.empty_cache(source.shape[0]))
 
@@ -43,8 +43,8 @@ class TorchRuntime:
         last = logits[:, -1].cpu()
         found = scores((last if last.dtype == torch.float64 else last.float()).numpy(), top, normalise)
         if align:
-            looks = attentions[alignment_layer(self._model.config)][:, :, -1].mean(1)  # -> (R, S)
-            found = found._replace(attention=looks.float().cpu().numpy())
+            attention = attentions[alignment_layer(self._model.config)][:, :, -1].mean(1)  # -> (R, S)
+            found = found._replace(attention=attention.float().cpu().numpy())
         return found, TorchState(state.memory, cache)
 
     @torch.inference_mode()
@@ -63,8 +63,8 @@ def require(provider: str) -> None:
     if provider not in ("cpu", "cuda"):
         raise UnsupportedError(f"the torch runtime runs on cpu or cuda, got provider {provider!r}")
     if provider == "cuda" and not torch.cuda.is_available():
-        mend = "install a CUDA build of torch on a machine with an NVIDIA GPU and driver"
-        raise UnavailableError(f"PyTorch {torch.__version__} sees no CUDA device; {mend}")
+        fix = "install a CUDA build of torch on a machine with an NVIDIA GPU and driver"
+        raise UnavailableError(f"PyTorch {torch.__version__} sees no CUDA device; {fix}")
 
 
 def load(

@@ -30,7 +30,7 @@ def in_batches(
 
     A batch has at most `batch_size` items, which is at most `MOST`, and at most `batch_tokens` tokens, padding counted,
     unless it is one item.
-    If it is `continuous`, `work` itself takes so many at a time, and each worker gets its share of all that was read.
+    If it is `continuous`, `work` itself takes so many at a time, and each worker gets its part of all that was read.
     """
     iterator = iter(items)
     ahead = 1 if batch_size == workers == 1 else min(READ_AHEAD * batch_size, MOST)  # one alone is not sorted
@@ -38,11 +38,11 @@ def in_batches(
         window, problem = _read(iterator, ahead)
         lengths = [length(item) for item in window]
         order = sorted(range(len(window)), key=lengths.__getitem__)
-        shares = [order[start::workers] for start in range(min(workers, len(order)))]
+        parts = [order[start::workers] for start in range(min(workers, len(order)))]
         if workers > 1:  # an interrupt, or an error, waits for what the workers are at
             turns = TURNS * batch_size
-            shares = [share[start : start + turns] for share in shares for start in range(0, len(share), turns)]
-        batches = shares if continuous else list(_split(order, lengths, batch_size, batch_tokens))
+            parts = [part[start : start + turns] for part in parts for start in range(0, len(part), turns)]
+        batches = parts if continuous else list(_split(order, lengths, batch_size, batch_tokens))
         yield from _in_turn(_each(work, window, batches, workers))
         if problem:
             raise problem

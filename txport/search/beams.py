@@ -1,7 +1,7 @@
-"""The hypotheses of beam search, for all sources of a batch at once: who goes on, who has ended, and what they say.
+"""The hypotheses of beam search, for all sources of a batch at once: which go on, which have ended, and their tokens.
 
 Shape comments: B sources, S of them still running, W rows a source (1 in the first step, K later), C candidates a
-row, K beams, F finished hypotheses that are kept, A places of the source that can be looked at.
+row, K beams, F finished hypotheses that are kept, A places of the source that can be attended to.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ NO_END = -1  # in place of an end token, for hypotheses that were cut off
 
 
 class Turn(NamedTuple):
-    """What every beam said, after which beam of the step before, and what that added to its score: (B, K) each."""
+    """The token of every beam, after which beam of the step before, and what that added to its score: (B, K) each."""
 
     parents: Ints
     tokens: Ints
-    shares: Doubles
+    log_probs: Doubles
 
     def map(self, pick: Pick) -> Turn:
         """The same of each part."""
-        return Turn(pick(self.parents), pick(self.tokens), pick(self.shares))
+        return Turn(pick(self.parents), pick(self.tokens), pick(self.log_probs))
 
 
 class Finished(NamedTuple):
-    """Hypotheses in falling order of score (B, F): their last step and beam, and the end token with its share."""
+    """Hypotheses in falling order of score (B, F): their last step and beam, and the end token with its log-prob."""
 
     scores: Doubles
     steps: Ints
     beams: Ints
     ends: Ints
-    shares: Doubles
+    log_probs: Doubles
 
     def map(self, pick: Pick) -> Finished:
         """The same of each part."""
-        return Finished(pick(self.scores), pick(self.steps), pick(self.beams), pick(self.ends), pick(self.shares))
+        return Finished(pick(self.scores), pick(self.steps), pick(self.beams), pick(self.ends), pick(self.log_probs))
 
 
 class Beams:
@@ -62,13 +62,13 @@ class Beams:
         self._sums: Doubles = np.zeros((count, 1))  # (S, W), the best first
         self._places: Ints = np.zeros((count, 1), np.int64)  # which row of its source each of them is: (S, W)
         self._steps: list[Turn] = []
-        self._looks: list[Floats] = []  # the attention of the rows of each step, beam by beam: (B, W, A) each
+        self._attention: list[Floats] = []  # the attention of the rows of each step, beam by beam: (B, W, A) each
         self._seen: Doubles = np.zeros((count, 1, 1))  # all attention of each of them: (S, W, A)
-        scores, shares = np.full((count, kept), -np.inf), np.zeros((count, kept))
+        scores, log_probs = np.full((count, kept), -np.inf), np.zeros((count, kept))
         steps, beams, end_tokens = np.zeros((3, count, kept), np.int64)
-        self._finished = Finished(scores, steps, beams, end_tokens, shares)
+        self._finished = Finished(scores, steps, beams, end_tokens, log_probs)
         self.last: Ints = np.zeros(count, np.int64)  # the newest token of each running row
-        self.spoken: Ints = np.full((count, self._size), NO_END)  # what each beam of each source said just now
+        self.spoken: Ints = np.full((count, self._size), NO_END)  # what each beam of each source added just now
 
     @property
     def wanted(self) -> int:
@@ -80,11 +80,11 @@ class Beams:
         """The source of each running row."""
         return np.repeat(self._running, self._sums.shape[1])
 
-    def advance(self, log_probs: Floats, ids: Ints, looks: Floats | None = None) -> Ints:
+    def advance(self, log_probs: Floats, ids: Ints, attention: Floats | None = None) -> Ints:
         """Candidates (S x W, C) of every row, its attention (S x W, A) -> which row each that goes on comes from."""
         size, (sources, width) = self._size, self._sums.shape
         at = np.arange(sources)[:, None]
-        seen = self._look(looks)
+        seen = self._attend(attention)
         values: Doubles = log_probs.reshape(sources, width, -1)[at, self._places].astype(np.float64)  # (S, W, C)
         ids = ids.reshape(sources, width, -1)[at, self._places]
         totals: Doubles = (self._sums[:, :, None] + values).reshape(sources, -1)
@@ -118,14 +118,14 @@ class Beams:
 
     def best_of(self, nbest: int) -> list[list[Found]]:
         """The best finished hypotheses of each source."""
-        said, shares, rows, lengths = self._speak(nbest)
+        ids, log_probs, rows, lengths = self._speak(nbest)
         scores = self._finished.scores[:, :nbest]
         found: list[list[Found]] = [[] for _ in scores]
         for source, place in np.argwhere(scores != -np.inf).tolist():
             at, length = (source, place), int(lengths[source, place])
-            looks = self._looked(source, rows[at][:length])
-            tokens, parts = said[at][:length].tolist(), shares[at][:length].tolist()
-            found[source].append(Found(tuple(tokens), float(scores[at]), tuple(parts), looks))
+            aligned = self._alignment(source, rows[at][:length])
+            tokens, parts = ids[at][:length].tolist(), log_probs[at][:length].tolist()
+            found[source].append(Found(tuple(tokens), float(scores[at]), tuple(parts), aligned))
         return found
 
     def certain(self) -> list[tuple[int, ...]]:
@@ -150,22 +150,22 @@ class Beams:
             beam = int(step.parents[source, beam])
         return tuple(reversed(words))
 
-    def _look(self, looks: Floats | None) -> Doubles:
-        """Keep attention (S x W, A); -> all of each beam so far, with that of the token which is said now."""
-        if looks is None:
+    def _attend(self, attention: Floats | None) -> Doubles:
+        """Keep attention (S x W, A); -> all of each beam so far, with that of the token which comes now."""
+        if attention is None:
             return self._seen
         (sources, width), at = self._sums.shape, np.arange(len(self._sums))[:, None]
-        own = looks.reshape(sources, width, -1)[at, self._places]  # (S, W, A)
-        self._looks.append(np.zeros((len(self._prefix_lengths), *own.shape[1:]), np.float32))
-        self._looks[-1][self._running] = own
+        own = attention.reshape(sources, width, -1)[at, self._places]  # (S, W, A)
+        self._attention.append(np.zeros((len(self._prefix_lengths), *own.shape[1:]), np.float32))
+        self._attention[-1][self._running] = own
         return self._seen + own
 
-    def _looked(self, source: int, rows: Ints) -> Alignment:
-        """Where the tokens of one target looked, said by these beams."""
+    def _alignment(self, source: int, rows: Ints) -> Alignment:
+        """The alignment of the tokens of one target, which come from these beams."""
         if self._options.alignment is None or not len(rows):
             return ()
-        looks = np.stack([looks[source, row] for looks, row in zip(self._looks, rows.tolist(), strict=False)])
-        return alignment(looks, int(self._source_lengths[source]), self._options.alignment)
+        attention = np.stack([each[source, row] for each, row in zip(self._attention, rows.tolist(), strict=False)])
+        return alignment(attention, int(self._source_lengths[source]), self._options.alignment)
 
     def _part(self, step: Turn, totals: Doubles, ended: Bools, seen: Doubles) -> tuple[Turn, Doubles]:
         """Of candidates, the best first: those that end compete with the finished ones, the others go on."""
@@ -175,7 +175,7 @@ class Beams:
             sums = np.where(ended, totals, -np.inf)[there, :size]
             sources = self._running[there]
             scores = self._score(sums, sources, len(self._steps) + 1, seen[there], ending.parents)
-            self._compete(sources, ending.parents, scores, ending.tokens, ending.shares)
+            self._compete(sources, ending.parents, scores, ending.tokens, ending.log_probs)
         order = np.argsort(ended, axis=1, kind="stable")[:, :size]
         count = order.shape[1]
         order = order[:, np.arange(size) % count]  # a small vocabulary may have fewer candidates than beams
@@ -183,7 +183,7 @@ class Beams:
         return step.map(lambda part: part[at, order]), np.where(dead, -np.inf, totals[at, order])
 
     def _cut_off(self, sums: Doubles) -> None:
-        """Where nothing more may be said and nothing has ended, the hypotheses of the step before stand as they are."""
+        """Where no token may follow and nothing has ended, the hypotheses of the step before stand as they are."""
         stuck = (self._sums == -np.inf).all(axis=1) & (self._finished.scores[self._running, 0] == -np.inf)
         if stuck.any():
             sources, sums = self._running[stuck], sums[stuck]
@@ -193,7 +193,7 @@ class Beams:
 
     def _record(self, step: Turn) -> None:
         self.spoken[:] = NO_END
-        self.spoken[self._running] = np.where(self._sums == -np.inf, NO_END, step.tokens)  # the dead say nothing
+        self.spoken[self._running] = np.where(self._sums == -np.inf, NO_END, step.tokens)  # the dead add nothing
         whole = step.map(lambda part: np.zeros((len(self._prefix_lengths), part.shape[1]), part.dtype))
         for kept, part in zip(whole, step, strict=True):
             kept[self._running] = part
@@ -213,10 +213,12 @@ class Beams:
             scores += self._options.coverage_penalty * np.take_along_axis(missed, beams, axis=1)
         return scores
 
-    def _compete(self, sources: Ints, beams: Ints, scores: Doubles, ends: Ints, shares: Doubles, back: int = 1) -> None:
+    def _compete(
+        self, sources: Ints, beams: Ints, scores: Doubles, ends: Ints, log_probs: Doubles, back: int = 1
+    ) -> None:
         """Hypotheses of some sources, after so many steps back and each from its beam, against their finished ones."""
         steps = np.full(beams.shape, len(self._steps) - back)
-        theirs, at = Finished(scores, steps, beams, ends, shares), np.arange(len(sources))[:, None]
+        theirs, at = Finished(scores, steps, beams, ends, log_probs), np.arange(len(sources))[:, None]
         joined = Finished(
             *(np.concatenate([old[sources], new], axis=1) for old, new in zip(self._finished, theirs, strict=True))
         )
@@ -253,19 +255,19 @@ class Beams:
         return done
 
     def _speak(self, nbest: int) -> tuple[Ints, Doubles, Ints, Ints]:
-        """The tokens of the best finished hypotheses (B, nbest, T), their shares, who said them, and lengths."""
+        """The best finished hypotheses: tokens (B, nbest, T), log-probs, beams they come from, lengths."""
         finished, longest = self._finished.map(lambda part: part[:, :nbest]), len(self._steps) + 1
         steps, beams = finished.steps, finished.beams
-        said: Ints = np.repeat(finished.ends[..., None], longest, axis=2)
-        shares: Doubles = np.repeat(finished.shares[..., None], longest, axis=2)
+        ids: Ints = np.repeat(finished.ends[..., None], longest, axis=2)
+        log_probs: Doubles = np.repeat(finished.log_probs[..., None], longest, axis=2)
         rows: Ints = np.repeat(beams[..., None], longest, axis=2)
         sources = np.broadcast_to(np.arange(len(steps))[:, None], steps.shape)
         for number in reversed(range(len(self._steps))):
             step, spoke = self._steps[number], steps >= number
-            said[:, :, number] = np.where(spoke, step.tokens[sources, beams], finished.ends)
-            shares[:, :, number] = np.where(spoke, step.shares[sources, beams], finished.shares)
+            ids[:, :, number] = np.where(spoke, step.tokens[sources, beams], finished.ends)
+            log_probs[:, :, number] = np.where(spoke, step.log_probs[sources, beams], finished.log_probs)
             rows[:, :, number] = beams = np.where(spoke, step.parents[sources, beams], beams)
-        return said, shares, rows, steps + 1 + (finished.ends != NO_END)
+        return ids, log_probs, rows, steps + 1 + (finished.ends != NO_END)
 
 
 def beginning(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What may be said next: bans, forced tokens, and whatever else changes the scores before a token is chosen.
+"""Which tokens may come next: bans, forced tokens, and whatever else changes the scores before a token is chosen.
 
 Bans only take away, so that they need no more than a few candidates beyond those that are wanted; what changes
 scores in other ways needs all of them. Shape comments: R rows, T tokens so far, C candidates, V vocabulary.
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from txport.errors import UnsupportedError
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import Floats, Ints, Scores, log_softmax, scores
-from txport.search.asks import Ask, Step
 from txport.search.options import SearchOptions
+from txport.search.requests import SearchRequest, Step
 
 NOTHING = -1  # in place of a token
 
@@ -29,7 +29,7 @@ class Candidates(NamedTuple):
     """
 
     values: Floats
-    shares: Floats
+    log_probs: Floats
     ids: Ints
     attention: Floats | None
 
@@ -53,23 +53,23 @@ class Constraints:
         return self._options.repetition_penalty != 1 or self._options.logits_processor is not None
 
     def best(
-        self, said: Ints, sources: Ints, count: int | None, *, log: bool
-    ) -> Generator[Ask, Scores | None, Candidates]:
+        self, token_ids: Ints, sources: Ints, count: int | None, *, log: bool
+    ) -> Generator[SearchRequest, Scores | None, Candidates]:
         """Ask for a step; -> the `count` best tokens that may follow, best first, or all in the vocabulary's order.
 
-        `said` (R, T) are the tokens of each row so far, the start token first, `sources` (R,) the source of each row.
+        `token_ids` (R, T) are the tokens of each row so far, from the start token, `sources` (R,) their sources.
         With `log`, processors see log-probabilities, and what they make of these is what a token adds to a score.
         """
         normalise, aligns = log or self._options.scores, self._options.aligns
-        banned, forced = self._banned(said, sources), self.forced(said.shape[1], sources)
+        banned, forced = self._banned(token_ids, sources), self.forced(token_ids.shape[1], sources)
         if self.changes_scores or count is None:
-            found = yield Step(said[:, -1], None, True, aligns)
+            found = yield Step(token_ids[:, -1], None, True, aligns)
             assert found is not None
             log_probs = log_softmax(found.values, found.values) if normalise else found.values
-            changed = self._change((log_probs if log else found.values).copy(), said, sources, banned, forced)
+            changed = self._change((log_probs if log else found.values).copy(), token_ids, sources, banned, forced)
             return _choose(changed, None if log else log_probs, forced, count, found.attention)
         spare = 1 << (banned.shape[1] - 1).bit_length() if banned.shape[1] else 0  # few different counts to bind
-        found = yield Step(said[:, -1], count + spare, normalise, aligns)
+        found = yield Step(token_ids[:, -1], count + spare, normalise, aligns)
         assert found is not None
         assert found.ids is not None
         values, ids = found.values, found.ids
@@ -79,11 +79,11 @@ class Constraints:
             values[rows], values[rows, 0], ids[rows, 0] = -np.inf, 0.0, forced[rows]
         return Candidates(values, values, ids, found.attention)
 
-    def _change(self, values: Floats, said: Ints, sources: Ints, banned: Ints, forced: Ints) -> Floats:
+    def _change(self, values: Floats, token_ids: Ints, sources: Ints, banned: Ints, forced: Ints) -> Floats:
         rows = np.arange(len(values))[:, None]
         if (penalty := self._options.repetition_penalty) != 1:
-            old = values[rows, said]
-            values[rows, said] = np.where(old < 0, old * penalty, old / penalty)
+            old = values[rows, token_ids]
+            values[rows, token_ids] = np.where(old < 0, old * penalty, old / penalty)
         at, place = np.nonzero(banned != NOTHING)
         values[at, banned[at, place]] = -np.inf
         if (at := np.flatnonzero(forced != NOTHING)).size:
@@ -91,26 +91,26 @@ class Constraints:
             values[at, forced[at]] = 0.0
         if self._options.logits_processor is None:
             return values
-        shape, values = values.shape, np.asarray(self._options.logits_processor(values, said), np.float32)
+        shape, values = values.shape, np.asarray(self._options.logits_processor(values, token_ids), np.float32)
         if values.shape != shape:
             raise UnsupportedError(f"logits_processor must return scores of shape {shape}, got {values.shape}")
-        given = np.flatnonzero(self.prefix_lengths[sources] >= said.shape[1])  # it has no say in prefixes
+        given = np.flatnonzero(self.prefix_lengths[sources] >= token_ids.shape[1])  # it has no say in prefixes
         values[given], values[given, forced[given]] = -np.inf, 0.0
         return values
 
-    def _banned(self, said: Ints, sources: Ints) -> Ints:
+    def _banned(self, token_ids: Ints, sources: Ints) -> Ints:
         """Tokens that must not come next: (R, as many as any row has), `NOTHING` where there are fewer."""
         rows, options = len(sources), self._options
         if not self._bans:
             return np.empty((rows, 0), np.int64)
         parts = [np.broadcast_to(self._suppressed, (rows, len(self._suppressed)))] if len(self._suppressed) else []
         if options.min_new_tokens:
-            too_soon = said.shape[1] - 1 - self.prefix_lengths[sources] < options.min_new_tokens
+            too_soon = token_ids.shape[1] - 1 - self.prefix_lengths[sources] < options.min_new_tokens
             if too_soon.any():
                 parts.append(np.where(too_soon[:, None], self._ends, NOTHING))
-        parts += [_after(said, words) for words in self._words]
+        parts += [_after(token_ids, words) for words in self._words]
         if options.no_repeat_ngram_size:
-            parts.append(_repeated(said, options.no_repeat_ngram_size))
+            parts.append(_repeated(token_ids, options.no_repeat_ngram_size))
         banned: Ints = np.concatenate([np.empty((rows, 0), np.int64), *parts], axis=1)
         return banned[:, (banned != NOTHING).any(axis=0)]
 
@@ -147,8 +147,8 @@ def _choose(
     if own is None:
         return Candidates(changed, changed, ids, attention)
     own = own if count is None else np.take_along_axis(own, ids, axis=1)
-    shares = np.where((forced != NOTHING)[:, None], np.float32(0), own)
-    return Candidates(changed, np.where(changed == -np.inf, np.float32(-np.inf), shares), ids, attention)
+    log_probs = np.where((forced != NOTHING)[:, None], np.float32(0), own)
+    return Candidates(changed, np.where(changed == -np.inf, np.float32(-np.inf), log_probs), ids, attention)
 
 
 def _without(values: Floats, ids: Ints, banned: Ints, count: int) -> tuple[Floats, Ints]:
@@ -158,21 +158,21 @@ def _without(values: Floats, ids: Ints, banned: Ints, count: int) -> tuple[Float
     return np.where(bad[at, order], np.float32(-np.inf), values[at, order]), ids[at, order]
 
 
-def _after(said: Ints, words: NDArray[np.int64]) -> Ints:
-    """The last of a sequence of tokens, for the rows that have said the others just now: (R, 1)."""
+def _after(token_ids: Ints, words: NDArray[np.int64]) -> Ints:
+    """The last of a sequence of tokens, for the rows that have the others just before it: (R, 1)."""
     before = words[:-1]
-    if len(before) >= said.shape[1]:
-        return np.empty((len(said), 0), np.int64)
-    matches = (said[:, said.shape[1] - len(before) :] == before).all(axis=1)
+    if len(before) >= token_ids.shape[1]:
+        return np.empty((len(token_ids), 0), np.int64)
+    matches = (token_ids[:, token_ids.shape[1] - len(before) :] == before).all(axis=1)
     return np.where(matches, words[-1], NOTHING)[:, None]
 
 
-def _repeated(said: Ints, size: int) -> Ints:
+def _repeated(token_ids: Ints, size: int) -> Ints:
     """The tokens that would complete a sequence of `size` tokens for a second time: (R, T)."""
-    length = said.shape[1]
+    length = token_ids.shape[1]
     if length < size:
-        return np.empty((len(said), 0), np.int64)
-    windows = sliding_window_view(said, size, axis=1)  # (R, T - size + 1, size)
-    newest = said[:, length - size + 1 :]
+        return np.empty((len(token_ids), 0), np.int64)
+    windows = sliding_window_view(token_ids, size, axis=1)  # (R, T - size + 1, size)
+    newest = token_ids[:, length - size + 1 :]
     matches = (windows[..., :-1] == newest[:, None]).all(axis=2)
     return np.where(matches, windows[..., -1], NOTHING)

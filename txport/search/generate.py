@@ -13,13 +13,13 @@ from txport.errors import UnsupportedError
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import ContinuousRuntime, Ints, Runtime, State
 from txport.search.alignment import fit
-from txport.search.asks import Certain, Room, Search, Select, Step, Tell
 from txport.search.beams import Beams
 from txport.search.constraints import Constraints
 from txport.search.groups import Groups
 from txport.search.options import Found, SearchOptions
+from txport.search.requests import Certain, Progress, Reserve, Search, Select, Step
 from txport.search.rows import Rows
-from txport.search.sampling import draw, throw
+from txport.search.sampling import draw, draw_uniforms
 
 Ids = Sequence[Sequence[int]]
 Steps = Generator[Certain, None, list[list[Found]]]
@@ -49,27 +49,29 @@ def search(
     Closing it ends the search.
     """
     prefixes = [()] * len(sources) if prefixes is None else prefixes
-    asks, longest = plan(sources, config, options, prefixes), longest_target(options, prefixes)
-    return carry_out(asks, runtime, sources, config, longest)
+    requests = plan(sources, config, options, prefixes)
+    return carry_out(requests, runtime, sources, config, longest_target(options, prefixes))
 
 
-def carry_out(asks: Search, runtime: Runtime, sources: Ids, config: TransformerConfig, longest: int) -> Steps:
+def carry_out(requests: Search, runtime: Runtime, sources: Ids, config: TransformerConfig, longest: int) -> Steps:
     """Do what a search asks for, in a state of its own."""
-    state, found = encode(runtime, sources, config, longest), None
+    state, found = start(runtime, sources, config, longest), None
     while True:
         try:
-            ask = asks.send(found)
+            request = requests.send(found)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         found = None
-        if isinstance(ask, Step):
-            found, state = runtime.step(ask.tokens, state, top=ask.top, normalise=ask.normalise, align=ask.align)
-        elif isinstance(ask, Select):
-            state = runtime.select(state, ask.rows)
-        elif isinstance(ask, Room):
-            state = runtime.reserve(state, ask.rows) if isinstance(runtime, ContinuousRuntime) else state
+        if isinstance(request, Step):
+            found, state = runtime.step(
+                request.tokens, state, top=request.top, normalise=request.normalise, align=request.align
+            )
+        elif isinstance(request, Select):
+            state = runtime.select(state, request.rows)
+        elif isinstance(request, Reserve):
+            state = runtime.reserve(state, request.rows) if isinstance(runtime, ContinuousRuntime) else state
         else:
-            yield ask.certain
+            yield request.certain
 
 
 def plan(
@@ -108,13 +110,13 @@ def require_fit(prefixes: Ids, config: TransformerConfig, options: SearchOptions
             raise UnsupportedError(f"a prefix must not hold an end token; got {token}")
 
 
-def encode(runtime: Runtime, sources: Ids, config: TransformerConfig, max_length: int) -> State:
+def start(runtime: Runtime, sources: Ids, config: TransformerConfig, max_length: int) -> State:
     """Pad the sources at the right and encode them."""
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
     padded = np.full((len(sources), lengths.max()), config.pad_id, dtype=np.int64)  # (B, S)
     for row, source in zip(padded, sources, strict=True):
         row[: len(source)] = source
-    return runtime.encode(padded, lengths, max_length=max_length)
+    return runtime.start(padded, lengths, max_length=max_length)
 
 
 def by_rows(
@@ -124,15 +126,15 @@ def by_rows(
     rows = Rows(lengths, constraints.prefix_lengths, options, config, at_once=at_once)
     if rows.samples > 1:
         yield Select(rows.sources)
-    chances = throw(options, len(lengths)) if options.do_sample else None
+    uniforms = draw_uniforms(options, len(lengths)) if options.do_sample else None
     count = (options.top_k or None) if options.do_sample else 1
     while True:
-        found = yield from constraints.best(rows.said, rows.sources, count, log=False)
+        found = yield from constraints.best(rows.token_ids, rows.sources, count, log=False)
         at = np.arange(len(found.ids))
-        place = 0 if chances is None else draw(found.values, options, rows.pick(chances))
+        place = 0 if uniforms is None else draw(found.values, options, rows.pick(uniforms))
         tokens = found.ids[at, place]
-        kept = rows.advance(tokens, found.shares[at, place], fit(found.attention, int(lengths.max())))
-        yield Tell(rows.certain)
+        kept = rows.advance(tokens, found.log_probs[at, place], fit(found.attention, int(lengths.max())))
+        yield Progress(rows.certain)
         if not len(kept):
             return rows.found()
         if len(kept) < len(tokens):
@@ -143,16 +145,16 @@ def by_beams(lengths: Ints, config: TransformerConfig, options: SearchOptions, c
     """Keep the K best running hypotheses of each source; enough candidates that ended ones starve nobody."""
     kind = Beams if options.beam_groups == 1 else Groups
     beams = kind(lengths, constraints.prefix_lengths, options, options.ends(config))
-    yield Room(options.beams)
+    yield Reserve(options.beams)
     if options.beam_groups > 1:
         yield Select(beams.sources)
-    said = np.full((len(beams.sources), 1), config.bos_id)  # (R, T)
+    token_ids = np.full((len(beams.sources), 1), config.bos_id)  # (R, T)
     while True:
-        found = yield from constraints.best(said, beams.sources, beams.wanted, log=True)
+        found = yield from constraints.best(token_ids, beams.sources, beams.wanted, log=True)
         rows = beams.advance(found.values, found.ids, fit(found.attention, int(lengths.max())))
-        yield Tell(beams.certain)
+        yield Progress(beams.certain)
         if not len(rows):
             return beams.best()
-        if not np.array_equal(rows, np.arange(len(said))):
+        if not np.array_equal(rows, np.arange(len(token_ids))):
             yield Select(rows)
-        said = np.column_stack([said[rows], beams.last])
+        token_ids = np.column_stack([token_ids[rows], beams.last])

@@ -42,7 +42,7 @@ class Groups:
         """Candidates of each row: those of its group, and as many as other groups may spoil."""
         return self._groups[0].wanted + self._options.beams - self._options.beams // self._options.beam_groups
 
-    def advance(self, log_probs: Floats, ids: Ints, looks: Floats | None) -> Ints:
+    def advance(self, log_probs: Floats, ids: Ints, attention: Floats | None) -> Ints:
         """Candidates (R, C) of every row -> which row each of the rows that go on comes from."""
         heard = np.full((self._count, 0), NOTHING)  # (B, H)
         is_forced = self._are_forced()[:, None]  # what all have to say costs nobody anything
@@ -51,7 +51,7 @@ class Groups:
         for group in (group for group in self._groups if len(group.sources)):
             part = slice(start, start + len(group.sources))
             values, tokens = self._penalise(log_probs[part], ids[part], heard[group.sources], group.wanted)
-            going.append(start + group.advance(values, tokens, None if looks is None else looks[part]))
+            going.append(start + group.advance(values, tokens, None if attention is None else attention[part]))
             heard = np.column_stack([heard, np.where(is_forced, NOTHING, group.spoken)])
             start = part.stop
         return np.concatenate(going)

@@ -9,7 +9,7 @@ import numpy as np
 from txport.errors import RunError
 from txport.runtimes.base import ContinuousRuntime, Ints, Runtime, Scores, State
 
-MEND = "look for NaN or infinity in its weights, and at the size of its activations in this precision"
+FIX = "look for NaN or infinity in its weights, and at the size of its activations in this precision"
 
 
 def numbers_only(runtime: Runtime) -> Runtime:
@@ -23,15 +23,15 @@ class Numbers:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def encode(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
-        """See `Runtime.encode`."""
-        return self._runtime.encode(source, source_lengths, max_length=max_length)
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+        """See `Runtime.start`."""
+        return self._runtime.start(source, source_lengths, max_length=max_length)
 
     def step(self, tokens: Ints, state: State, **how: Any) -> tuple[Scores, State]:
-        """See `Runtime.step`; what is said of a row that rests does not count."""
+        """See `Runtime.step`; the scores of a row that rests do not count."""
         found, state = self._runtime.step(tokens, state, **how)
         if np.isnan(found.values[tokens >= 0]).any():
-            raise RunError(f"the model's scores are NaN; {MEND}")
+            raise RunError(f"the model's scores are NaN; {FIX}")
         return found, state
 
     def select(self, state: State, rows: Ints) -> State:

@@ -275,10 +275,10 @@ def require_length_penalty(length_penalty: float) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """One target: its token ids, the end token included if it was reached, its score, and each token's share.
+    """One target: its token ids, the end token included if it was reached, its score, and the log-prob of each token.
 
-    `alignment` is what each token looked at, if that was asked for: for each place of the source how much ("soft"), or
-    the place where it looked most ("hard").
+    `alignment` is the attention of each token, if that was asked for: to each place of the source ("soft"), or the
+    place where it is largest ("hard").
     """
 
     tokens: tuple[int, ...]

@@ -16,7 +16,7 @@ WORTH_DROPPING = 0.25  # of the rows that are held must have ended before they l
 
 
 class Rows:
-    """What each row has said."""
+    """The tokens of each row so far."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class Rows:
         count = len(self._limits)
         self._held = np.arange(count)  # which of all rows is held: (R,)
         self._running = np.ones(count, np.bool_)  # (R,)
-        self._said = np.full((count, 1 + self.longest), config.bos_id)  # the start token first
-        self._shares: Doubles = np.zeros((count, self.longest))
+        self._ids = np.full((count, 1 + self.longest), config.bos_id)  # the start token first
+        self._log_probs: Doubles = np.zeros((count, self.longest))
         self._lengths: Ints = np.zeros(count, np.int64)
         places = int(lengths.max()) if options.aligns else 0
-        self._looks = np.zeros((count, self.longest, places), np.float32)  # what each token looked at
+        self._attention = np.zeros((count, self.longest, places), np.float32)  # that of each token
         self._length = 0
 
     @property
@@ -50,23 +50,24 @@ class Rows:
         return self._held // self.samples
 
     @property
-    def said(self) -> Ints:
+    def token_ids(self) -> Ints:
         """The start token and the tokens so far of each row: (R, T)."""
-        if len(self._held) == len(self._said):
-            return self._said[:, : self._length + 1]
-        return self._said[self._held, : self._length + 1]
+        if len(self._held) == len(self._ids):
+            return self._ids[:, : self._length + 1]
+        return self._ids[self._held, : self._length + 1]
 
     def pick(self, numbers: Doubles) -> Doubles:
         """Of numbers for each new token of all rows, those of the next one: (R,). A prefix uses up none."""
         place = np.clip(self._length - self._prefix_lengths[self._held], 0, numbers.shape[1] - 1)
         return numbers[self._held, place]
 
-    def advance(self, tokens: Ints, log_probs: Floats, looks: Floats | None = None) -> Ints:
-        """The next token of each row -> the rows that stay; where nothing may be said, the target ends as it is."""
+    def advance(self, tokens: Ints, log_probs: Floats, attention: Floats | None = None) -> Ints:
+        """The next token of each row -> the rows that stay; where no token may follow, the target ends as it is."""
         silent = log_probs == -np.inf
-        self._said[self._held, self._length + 1], self._shares[self._held, self._length] = tokens, log_probs
-        if looks is not None:
-            self._looks[self._held, self._length] = looks
+        self._ids[self._held, self._length + 1] = tokens
+        self._log_probs[self._held, self._length] = log_probs
+        if attention is not None:
+            self._attention[self._held, self._length] = attention
         self._length += 1
         self._lengths[self._held[self._running & ~silent]] = self._length
         ended = silent | (tokens[:, None] == self._ends).any(axis=1) | (self._length >= self._limits[self._held])
@@ -79,20 +80,22 @@ class Rows:
 
     def found(self) -> list[list[Found]]:
         """The targets of each source."""
-        found = [self._found(row) for row in range(len(self._said))]
+        found = [self._found(row) for row in range(len(self._ids))]
         return [found[start : start + self.samples] for start in range(0, len(found), self.samples)]
 
     def certain(self) -> list[tuple[int, ...]]:
         """The tokens so far of each source's first row."""
         lengths = self._lengths[:: self.samples].tolist()
-        return [tuple(ids[1 : 1 + n]) for ids, n in zip(self._said[:: self.samples].tolist(), lengths, strict=True)]
+        return [tuple(ids[1 : 1 + n]) for ids, n in zip(self._ids[:: self.samples].tolist(), lengths, strict=True)]
 
     def _found(self, row: int) -> Found:
         length = int(self._lengths[row])
-        tokens = tuple(self._said[row, 1 : 1 + length].tolist())
-        looked = alignment(self._looks[row, :length], int(self._source_lengths[row]), self._options.alignment)
+        tokens = tuple(self._ids[row, 1 : 1 + length].tolist())
+        aligned = alignment(self._attention[row, :length], int(self._source_lengths[row]), self._options.alignment)
         if not self._options.scores:
-            return Found(tokens, float("nan"), alignment=looked)
-        shares = self._shares[row, :length]
-        score = float(shares.sum()) / float(max(1, length - self._prefix_lengths[row])) ** self._options.length_penalty
-        return Found(tokens, score, tuple(shares.tolist()), looked)
+            return Found(tokens, float("nan"), alignment=aligned)
+        log_probs = self._log_probs[row, :length]
+        score = (
+            float(log_probs.sum()) / float(max(1, length - self._prefix_lengths[row])) ** self._options.length_penalty
+        )
+        return Found(tokens, score, tuple(log_probs.tolist()), aligned)

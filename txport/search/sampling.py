@@ -1,4 +1,4 @@
-"""Drawing the next token from what the model says: temperature, top-k, top-p, min-p, and a seed.
+"""Drawing the next token from the scores of the model: temperature, top-k, top-p, min-p, and a seed.
 
 Shape comments: R rows, C candidates a row.
 """
@@ -13,7 +13,7 @@ from txport.search.options import SearchOptions
 LEAST = np.finfo(np.float64).min
 
 
-def throw(options: SearchOptions, sources: int) -> Doubles:
+def draw_uniforms(options: SearchOptions, sources: int) -> Doubles:
     """Random numbers in 0 to 1 for each sample of each source, one for every token that it may have.
 
     With a seed they are those of the seed and of which sample of its source a row is, whatever else is in the batch.
@@ -25,7 +25,7 @@ def throw(options: SearchOptions, sources: int) -> Doubles:
     return np.tile(each, (sources, 1))
 
 
-def draw(values: Floats, options: SearchOptions, chances: Doubles) -> Ints:
+def draw(values: Floats, options: SearchOptions, uniforms: Doubles) -> Ints:
     """Scores (R, C) in any order, and a number in 0 to 1 for each row -> the place that is drawn: (R,)."""
     scores = values.astype(np.float64)
     scores -= np.maximum(scores.max(axis=1, keepdims=True), LEAST)  # all may be -inf
@@ -36,7 +36,7 @@ def draw(values: Floats, options: SearchOptions, chances: Doubles) -> Ints:
     if options.min_p:
         weights[weights < options.min_p] = 0  # the best weighs 1
     reached = np.cumsum(weights, axis=1)
-    goal = chances[:, None] * reached[:, -1:]
+    goal = uniforms[:, None] * reached[:, -1:]
     places: Ints = (reached > goal).argmax(axis=1)
     return places
 

@@ -1,4 +1,4 @@
-"""What a model says of given targets: the logits of each token after those before it, and how likely it is.
+"""How a model scores given targets: the logits of each token after those before it, and how likely it is.
 
 Shape comments: B targets, R of them not yet at their end, T tokens, V vocabulary.
 """
@@ -12,45 +12,47 @@ import numpy as np
 from txport.errors import TextError
 from txport.models.config import TransformerConfig
 from txport.runtimes.base import Floats, Ints, Runtime, log_softmax
-from txport.search.generate import Ids, encode
+from txport.search.generate import Ids, start
 from txport.search.options import Found
 
 
 def score(
     runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig, length_penalty: float = 1.0
 ) -> list[Found]:
-    """Score one batch: sources and their targets, end tokens included -> each target with its tokens' shares.
+    """Score one batch: sources and their targets, end tokens included -> each target with the log-probs of its tokens.
 
     A score is the sum of the log-probabilities over the length to the power of `length_penalty`.
     """
-    shares: list[list[float]] = [[] for _ in targets]
-    for rows, tokens, values in say(runtime, sources, targets, config):
+    log_probs: list[list[float]] = [[] for _ in targets]
+    for rows, tokens, values in teacher_forced_logits(runtime, sources, targets, config):
         chosen = values[np.arange(len(rows)), tokens][:, None]
-        for row, share in zip(rows.tolist(), log_softmax(values, chosen)[:, 0].tolist(), strict=True):
-            shares[row].append(share)
+        for row, log_prob in zip(rows.tolist(), log_softmax(values, chosen)[:, 0].tolist(), strict=True):
+            log_probs[row].append(log_prob)
     return [
         Found(tuple(target), float(np.sum(parts)) / float(len(target)) ** length_penalty, tuple(parts))
-        for target, parts in zip(targets, shares, strict=True)
+        for target, parts in zip(targets, log_probs, strict=True)
     ]
 
 
 def logits(runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig) -> list[Floats]:
-    """All logits of one batch: for each target, what the model says before each of its tokens (T, V)."""
+    """All logits of one batch: for each target, the logits before each of its tokens (T, V)."""
     kept: list[list[Floats]] = [[] for _ in targets]
-    for rows, _, values in say(runtime, sources, targets, config):
+    for rows, _, values in teacher_forced_logits(runtime, sources, targets, config):
         for row, each in zip(rows.tolist(), values, strict=True):
             kept[row].append(each.copy())
     return [np.stack(each) for each in kept]
 
 
-def say(runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig) -> Iterator[tuple[Ints, Ints, Floats]]:
+def teacher_forced_logits(
+    runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig
+) -> Iterator[tuple[Ints, Ints, Floats]]:
     """Step through given targets: which of them are not yet at their end (R,), their next tokens, logits (R, V)."""
     require_targets(targets, config)
     lengths = np.array([len(target) for target in targets])
     wanted = np.zeros((len(targets), lengths.max()), np.int64)
     for number, target in enumerate(targets):
         wanted[number, : len(target)] = target
-    state = encode(runtime, sources, config, int(lengths.max()))
+    state = start(runtime, sources, config, int(lengths.max()))
     rows, last = np.arange(len(targets)), np.full(len(targets), config.bos_id)
     for place in range(int(lengths.max())):
         if place and len(kept := np.flatnonzero(lengths[rows] > place)) < len(rows):
@@ -61,7 +63,7 @@ def say(runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig)
 
 
 def require_targets(targets: Ids, config: TransformerConfig) -> None:
-    """Raise `TextError` for targets that the model can't say."""
+    """Raise `TextError` for targets that the model cannot give."""
     for target in targets:
         if not 1 <= len(target) <= config.max_length:
             raise TextError(f"a target must have 1 to {config.max_length} tokens, got {len(target)}")

@@ -17,7 +17,7 @@ from typing import IO
 from txport.errors import OutputError
 from txport.system.locks import locked
 from txport.system.places import descriptor_of, exchange, is_mount, resolve
-from txport.system.stages import Say, partner, recover, remove, resemble, restore, silent, staged, told
+from txport.system.stages import Progress, partner, recover, remove, resemble, restore, silent, staged, told
 
 SAVE, READY = "save", ".save.ready"  # stages inside a folder: for its files, and when these are whole
 GONE = ".gone"  # ends the name of an empty file in a stage: the file of that name is to be removed
@@ -40,16 +40,18 @@ def hash_of(parts: dict[str, str]) -> str:
 
 
 @contextmanager
-def staged_folder(out: Path, *, force: bool = False, holding: str | None = None, say: Say = silent) -> Iterator[Path]:
+def staged_folder(
+    out: Path, *, force: bool = False, holding: str | None = None, progress: Progress = silent
+) -> Iterator[Path]:
     """A new folder beside `out` that becomes `out` if the block ends well, and vanishes if it does not.
 
     With `force` it replaces a folder, but only one with a file named `holding`, if that is given: a home
     directory is no bundle. A link at `out` stays, and leads to the new folder. What a killed process left there is
-    put in order first, and `say` told so. Raises `OutputError` as `require_folder` does.
+    put in order first, and `progress` told so. Raises `OutputError` as `require_folder` does.
     """
     with contextlib.ExitStack() as stack:
         with told(out, ELSEWHERE):
-            recover(resolve(out), say)
+            recover(resolve(out), progress)
             place = require_folder(out, force=force, holding=holding)
             stack.enter_context(_parents(place))
             stage = stack.enter_context(staged(place, os.mkdir))

@@ -1,4 +1,4 @@
-"""Packages that are missing, or installed and do not import: which one, why, and how to mend it."""
+"""Packages that are missing, or installed and do not import: which one, why, and how to fix it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def needed(install: str, what: str = "this") -> Iterator[None]:
 
 
 def import_problem(error: BaseException, install: str = "txport[export]", what: str = "this") -> str | None:
-    """What `error` says about a package that did not import, with the mend; None if it is about anything else."""
+    """What `error` says about a package that did not import, with the fix; None if it is about anything else."""
     if is_out_of_memory(error):
         return None
     package = _package(error)
@@ -38,7 +38,7 @@ def import_problem(error: BaseException, install: str = "txport[export]", what: 
         return None
     if isinstance(error, ModuleNotFoundError) and (error.name == package or not _is_there(package)):
         return f"{what} needs {package}, which is not installed: pip install '{install}'"
-    return f"{what} needs {package}, which is installed but does not import: {reason(error)}; {mend(package)}"
+    return f"{what} needs {package}, which is installed but does not import: {reason(error)}; {fix(package)}"
 
 
 def reason(error: BaseException) -> str:
@@ -48,7 +48,7 @@ def reason(error: BaseException) -> str:
     return brief(error) or type(error).__name__
 
 
-def mend(package: str) -> str:
+def fix(package: str) -> str:
     """How to install what a package came with anew."""
     wheels = sorted(set(importlib.metadata.packages_distributions().get(package, [package])))
     if len(wheels) > 1:

@@ -22,7 +22,7 @@ from txport.system.locks import locked
 from txport.system.machine import is_out_of_memory
 
 PARTIAL, OLD = "partial", "old"  # a stage, and what the one with the same number is about to replace
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 def silent(message: str) -> None:
@@ -44,19 +44,19 @@ def staged(place: Path, make: Callable[[Path], object]) -> Iterator[Path]:
             remove(stage)
 
 
-def recover(place: Path, say: Say = silent) -> None:
+def recover(place: Path, progress: Progress = silent) -> None:
     """Put in order what killed processes left beside a place; what others are at work on stays."""
     if restore(place):
-        say(f"put back {place}, which a command that was killed had moved aside")
+        progress(f"put back {place}, which a command that was killed had moved aside")
     for path in _beside(place, PARTIAL):
         with contextlib.suppress(OSError), locked(path, without=False) as is_ours:
             if is_ours:
                 remove(path)
-                say(f"removed {path}, left by a command that was killed")
+                progress(f"removed {path}, left by a command that was killed")
     for path in _beside(place, OLD):
         if not partner(path).exists() and not os.path.lexists(place):
             path.rename(place)
-            say(f"put back {place}, which a command that was killed had moved aside")
+            progress(f"put back {place}, which a command that was killed had moved aside")
         elif not partner(path).exists():
             remove(path)
 

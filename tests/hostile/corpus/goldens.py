@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command, edit_values, mend_hashes
+from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command, edit_values, fix_hashes
 from txport.bundles.manifest import MANIFEST
 from txport.models.names import GOLDEN
 
@@ -44,7 +44,7 @@ def cases() -> Iterator[Case]:
 
 def _checked(bundle: Path, codes: tuple[int, ...] = WRONG) -> list[Command]:
     """`verify` says no; the rest does not read goldens."""
-    mend_hashes(bundle)
+    fix_hashes(bundle)
     verify = [command("verify", bundle, *more, "--threads", 1, codes=codes) for more in ((), ("--json",))]
     run = command("run", bundle, "bad", "--threads", 1, codes=(GOOD, BAD))
     return [*verify, run]

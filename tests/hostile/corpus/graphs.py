@@ -19,7 +19,7 @@ from tests.hostile.case import (
     Place,
     command,
     edit_values,
-    mend_hashes,
+    fix_hashes,
     provers,
     readers,
 )
@@ -86,7 +86,7 @@ def _garbled(kind: str, change: Bytes) -> Callable[[Place], list[Command]]:
         for number, path in enumerate((ENCODER[kind], DECODER[kind])):
             bundle = place.bundle(kind, f"bundle {number}")
             (bundle / path).write_bytes(change((bundle / path).read_bytes()))
-            mend_hashes(bundle)
+            fix_hashes(bundle)
             commands += _wrong(bundle, place)
         return commands
 
@@ -107,7 +107,7 @@ def _exchanged(kind: str) -> Callable[[Place], list[Command]]:
         first, second = one.read_bytes(), two.read_bytes()
         one.write_bytes(second)
         two.write_bytes(first)
-        mend_hashes(bundle)
+        fix_hashes(bundle)
         return _wrong(bundle, place)
 
     return make
@@ -124,7 +124,7 @@ def _edited(kind: str, edit: Edit, *also: int, any_: bool = False) -> Callable[[
     def make(place: Place) -> list[Command]:
         bundle = place.bundle(kind)
         edit_model(bundle / ENCODER[kind], edit)
-        mend_hashes(bundle)
+        fix_hashes(bundle)
         return readers(bundle, place) if any_ else _wrong(bundle, place, *also)
 
     return make
@@ -285,7 +285,7 @@ def _external(location: str, offset: int, length: int | None) -> Callable[[Place
         (bundle / "onnx" / "unlisted.bin").write_bytes(bytes(1_000_000))
         (bundle / "onnx" / "link.bin").symlink_to(place.outside / "precious.bin")
         edit_model(bundle / ENCODER["portable"], edit)
-        mend_hashes(bundle)
+        fix_hashes(bundle)
         return _wrong(bundle, place)
 
     return make

@@ -16,7 +16,7 @@ from tests.hostile.case import (
     Place,
     command,
     edit_values,
-    mend_hashes,
+    fix_hashes,
     provers,
     readers,
     refused,
@@ -152,7 +152,7 @@ def _right_link(place: Place) -> list[Command]:
     file, other = bundle / "samples.txt", place.outside / "samples.txt"
     shutil.move(file, other)
     file.symlink_to(other)
-    mend_hashes(bundle)
+    fix_hashes(bundle)
     return readers(bundle, place, inspect=[GOOD, BAD], run=[GOOD, BAD])
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command, mend_hashes, read_values
+from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command, fix_hashes, read_values
 from tests.hostile.corpus.manifests import BYTES as NO_JSON
 from tests.hostile.corpus.values import DEEP_LIST, HUGE_NUMBER, NAME, spell
 from txport.models.names import TARGET_TOKENIZER, TOKENIZER
@@ -30,7 +30,7 @@ def commands(place: Place, whole: bytes, codes: tuple[int, ...]) -> list[Command
     bundle, checkpoint = place.bundle(), place.checkpoint()
     (bundle / TOKENIZER).write_bytes(whole)
     (checkpoint / TOKENIZER).write_bytes(whole)
-    mend_hashes(bundle)
+    fix_hashes(bundle)
     verify = (FAILED, BAD) if codes == (BAD,) else (GOOD, FAILED, BAD)
     export = codes if codes == (BAD,) else (GOOD, FAILED, BAD)
     return [

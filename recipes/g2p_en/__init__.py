@@ -1,0 +1,1 @@
+"""The recipe of `g2p-en`, English spelling to pronunciation."""

@@ -1,0 +1,729 @@
+"""Every planted fault is found where it was planted and called by its kind; what is sound is not accused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from click.testing import CliRunner
+from numpy.typing import NDArray
+
+from tests.proof.faults import (
+    Edit,
+    attribute,
+    embedding_scaled,
+    logarithm,
+    put,
+    rolled,
+    scaled,
+    shifted,
+    swapped,
+    swapped_outputs,
+    unmasked,
+    weight,
+    without_residual,
+)
+from tests.tiny import edit_graph, tiny_config, tiny_model
+from txport.bundles.bundle import Bundle, seal
+from txport.bundles.ports import DECODER, ENCODER, STEP, Graph
+from txport.cli import cli
+from txport.errors import ParityError, UnsupportedError
+from txport.exporters import cpu
+from txport.exporters import quantize as quantizer
+from txport.exporters.export import export_graphs
+from txport.exporters.fused import FUSED_FORMS
+from txport.exporters.passes import PASSES
+from txport.exporters.symbols import Symbol, Tracer
+from txport.models import transformer
+from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.proof.bisect import culprit as module
+from txport.proof.bisect import origin as steps
+from txport.proof.bisect.culprit import Culprit, bisect
+from txport.proof.bisect.matrices import Rounding, badly_quantised
+from txport.proof.bisect.taps import Runner
+from txport.proof.parity import replay
+from txport.proof.parity.check import check
+
+Array = NDArray[Any]
+
+KINDS: dict[str, dict[str, Any]] = {
+    "pre": {},
+    "post": {"norm": "post", "positions": "learned", "tied": "none", "activation": "gelu"},
+}
+H = 8  # the head size of tiny models
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for kind, changes in KINDS.items():
+        save_checkpoint(folder / kind, tiny_model(tiny_config(**changes)))
+    return {kind: load_checkpoint(str(folder / kind)) for kind in KINDS}
+
+
+def made(checkpoint: Checkpoint, folder: Path, **options: Any) -> Bundle:
+    """An export without the comparison that would refuse a faulty one."""
+    folder.mkdir(parents=True)
+    return seal(folder, export_graphs(checkpoint, folder, **options))
+
+
+@pytest.fixture(scope="module")
+def sound(
+    checkpoints: dict[str, Checkpoint], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Bundle]:
+    folder = tmp_path_factory.mktemp("sound")
+    return {
+        (kind, target): made(checkpoint, folder / f"{kind}-{target}", target=target)
+        for kind, checkpoint in checkpoints.items()
+        for target in ("portable", "cpu")
+    }
+
+
+@pytest.fixture(scope="module")
+def quantised(checkpoints: dict[str, Checkpoint], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    folder = tmp_path_factory.mktemp("quantised")
+    return {
+        precision: made(checkpoints["pre"], folder / precision, target="cpu", precision=precision)
+        for precision in ("int8", "int4")
+    }
+
+
+@pytest.fixture
+def no_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporting again takes seconds, and has tests of its own."""
+    monkeypatch.setattr(module, "origin", lambda *_: "")
+
+
+# --- faults that can be planted into a file ---------------------------------------------------------------------
+
+
+Fault = tuple[str, str, Edit, str, str, str]  # target, graph, what is done, where, kind, words
+NORM = "LayerNormalization"
+FAULTS: dict[str, Fault] = {
+    "weight, encoder 0": (
+        "portable",
+        ENCODER,
+        weight("encoder.0.attention.key.weight", put(0.3)),
+        "encoder layer 0, self-attention, key",
+        "weight",
+        "encoder.0.attention.key.weight[2, 5] is 0.3, the checkpoint has",
+    ),
+    "weight, decoder 1": (
+        "portable",
+        DECODER,
+        weight("decoder.1.feed_forward.inner.weight", lambda array: array * np.float32(1.01)),
+        "decoder layer 1, feed-forward, first linear map",
+        "weight",
+        "decoder.1.feed_forward.inner.weight is 1.01 times the checkpoint's",
+    ),
+    "last bit of a weight": (
+        "portable",
+        DECODER,
+        weight("decoder.0.attention.query.weight", lambda array: np.nextafter(array, np.float32(9))),
+        "decoder layer 0, self-attention, query",
+        "weight",
+        "256 of its 256 values differ",
+    ),
+    "bias, step 1": (
+        "cpu",
+        STEP,
+        weight("decoder.1.feed_forward.outer.bias", np.zeros_like),
+        "decoder layer 1, feed-forward, second linear map",
+        "weight",
+        "decoder.1.feed_forward.outer.bias",
+    ),
+    "packed weight, step 1": (
+        "cpu",
+        STEP,
+        weight("decoder.1.attention.{query,key,value}.weight", put(0.3)),
+        "decoder layer 1, self-attention, query and key and value",
+        "weight",
+        "decoder.1.attention.query.weight[2, 5] is 0.3",
+    ),
+    "NaN weight": (
+        "portable",
+        DECODER,
+        weight("decoder.1.cross_attention.value.weight", put(math.nan)),
+        "decoder layer 1, cross-attention, value",
+        "NaN",
+        "decoder.1.cross_attention.value.weight[2, 5] is nan",
+    ),
+    "NaN from a node": (
+        "portable",
+        DECODER,
+        logarithm(3),
+        "decoder layer 1, cross-attention",
+        "NaN",
+        "values are no finite numbers",
+    ),
+    "mask of the source, encoder 1": (
+        "portable",
+        ENCODER,
+        unmasked(1),
+        "encoder layer 1, self-attention",
+        "mask",
+        "the mask is dropped: padding of the source is seen",
+    ),
+    "causal mask, decoder 0": (
+        "portable",
+        DECODER,
+        unmasked(0),
+        "decoder layer 0, self-attention",
+        "mask",
+        "the mask is dropped: tokens to come are seen",
+    ),
+    "mask of the source, decoder 1": (
+        "portable",
+        DECODER,
+        unmasked(3),
+        "decoder layer 1, cross-attention",
+        "mask",
+        "the mask is dropped: padding of the source is seen",
+    ),
+    "lengths dropped, encoder 0": (
+        "cpu",
+        ENCODER,
+        unmasked(0),
+        "encoder layer 0, self-attention",
+        "mask",
+        "the mask is dropped: padding of the source is seen",
+    ),
+    "lengths dropped, step 1": (
+        "cpu",
+        STEP,
+        unmasked(1),
+        "decoder layer 1, cross-attention",
+        "mask",
+        "the mask is dropped: padding of the source is seen",
+    ),
+    "lengths off by one": (
+        "cpu",
+        STEP,
+        shifted("source_lengths", -1, "MultiHeadAttention"),
+        "decoder layer 0, cross-attention",
+        "mask",
+        "the mask is off by one: one place too few is seen",
+    ),
+    "scale, encoder 1": (
+        "cpu",
+        ENCODER,
+        attribute("MultiHeadAttention", 1, scale=0.99 / math.sqrt(H)),
+        "encoder layer 1, self-attention",
+        "scale",
+        "scores are scaled by 0.99 of what they should be",
+    ),
+    "scale, step 0": (
+        "cpu",
+        STEP,
+        attribute("GroupQueryAttention", 0, scale=0.99 / math.sqrt(H)),
+        "decoder layer 0, self-attention",
+        "scale",
+        "scores are scaled by 0.99 of what they should be",
+    ),
+    "no scale, step 1": (
+        "cpu",
+        STEP,
+        attribute("GroupQueryAttention", 1, scale=1.0),
+        "decoder layer 1, self-attention",
+        "scale",
+        "scores are scaled by 2.828 of what they should be",
+    ),
+    "scale, decoder 1": (
+        "portable",
+        DECODER,
+        scaled("Softmax", 3),
+        "decoder layer 1, cross-attention",
+        "scale",
+        "scores are scaled by 0.99 of what they should be",
+    ),
+    "embedding, portable": (
+        "portable",
+        ENCODER,
+        embedding_scaled,
+        "encoder, embedding",
+        "scale",
+        "the embedding of a token is scaled by 1.01 of what it should be",
+    ),
+    "embedding, cpu": (
+        "cpu",
+        STEP,
+        embedding_scaled,
+        "decoder, embedding",
+        "scale",
+        "the embedding of a token is scaled by 1.01 of what it should be",
+    ),
+    "epsilon, encoder 1": (
+        "portable",
+        ENCODER,
+        attribute(NORM, 2, epsilon=1e-2),
+        "encoder layer 1, norm of self-attention",
+        "epsilon",
+        "epsilon is 0.01, the model's is 1e-05",
+    ),
+    "epsilon, step 1": (
+        "cpu",
+        STEP,
+        attribute(NORM, 4, epsilon=1e-3),
+        "decoder layer 1, norm of cross-attention",
+        "epsilon",
+        "epsilon is 0.001, the model's is 1e-05",
+    ),
+    "own caches swapped": (
+        "portable",
+        DECODER,
+        swapped("past_key_values.1.decoder.key", "past_key_values.1.decoder.value"),
+        "decoder layer 1, self-attention, cached keys",
+        "cache",
+        "it goes on from past_key_values.1.decoder.value in place of past_key_values.1.decoder.key",
+    ),
+    "caches of two layers swapped": (
+        "portable",
+        DECODER,
+        swapped("past_key_values.0.decoder.value", "past_key_values.1.decoder.value"),
+        "decoder layer 0, self-attention, cached values",
+        "cache",
+        "it goes on from past_key_values.1.decoder.value in place of past_key_values.0.decoder.value",
+    ),
+    "outputs swapped": (
+        "cpu",
+        ENCODER,
+        swapped_outputs("cross.0.key", "cross.1.key"),
+        "decoder layer 1, cross-attention, cached keys",  # the graph computes first what is named last now
+        "cache",
+        "it holds what belongs in cross.0.key",
+    ),
+    "buffers swapped": (
+        "cpu",
+        STEP,
+        swapped("past.1.key", "past.1.value"),
+        "decoder layer 1, self-attention, cached keys",
+        "cache",
+        "it goes on from past.1.value in place of past.1.key",
+    ),
+    "source's keys and values swapped": (
+        "cpu",
+        STEP,
+        swapped("cross.1.key", "cross.1.value"),
+        "decoder layer 1, cross-attention",
+        "cache",
+        "keys and values are swapped",
+    ),
+    "source's keys of two layers swapped": (
+        "cpu",
+        STEP,
+        swapped("cross.0.key", "cross.1.key"),
+        "decoder layer 0, cross-attention",
+        "cache",
+        "cross.1.key is read as its keys",
+    ),
+    "written a place too early": (
+        "cpu",
+        STEP,
+        shifted("past_lengths", -1, "GroupQueryAttention"),
+        "decoder layer 0, self-attention, cached keys",
+        "cache",
+        "a new place is written one before its own",
+    ),
+    "position, encoder": (
+        "portable",
+        ENCODER,
+        rolled("source_embedding.positions", -1),
+        "encoder, embedding",
+        "position",
+        "positions are off by +1",
+    ),
+    "position, step": (
+        "cpu",
+        STEP,
+        shifted("past_lengths", 1, "Gather"),
+        "decoder, embedding",
+        "position",
+        "positions are off by +1",
+    ),
+    "residual, encoder 1": (
+        "portable",
+        ENCODER,
+        without_residual(3),
+        "encoder layer 1, self-attention, residual sum",
+        "sum",
+        "is not added",
+    ),
+    "an attention of another kind": (
+        "cpu",
+        STEP,
+        attribute("GroupQueryAttention", 1, softcap=1.0),
+        "decoder layer 1, self-attention",
+        "operator",
+        "what it gives is not what PyTorch computes from the same values",
+    ),
+}
+BOTH = ("norm of", "sum", "embedding", "cross-attention")  # where the placement of norms may matter
+POST = {"residual, encoder 1": "encoder layer 1, feed-forward, residual sum"}  # the fourth norm there ends a layer
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Each fault in a model of one kind in turn, those that norms may matter for in both."""
+    return [
+        (fault, kind)
+        for at, fault in enumerate(FAULTS)
+        for number, kind in enumerate(KINDS)
+        if at % 2 == number or any(word in FAULTS[fault][3] for word in BOTH)
+    ]
+
+
+@pytest.mark.usefixtures("no_origin")
+@pytest.mark.parametrize(("fault", "kind"), pairs())
+def test_fault_is_found_where_it_was_planted(
+    fault: str, kind: str, sound: dict[tuple[str, str], Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    target, role, edit, where, expected, words = FAULTS[fault]
+    copy = Path(shutil.copytree(sound[kind, target].path, tmp_path / "bundle"))
+    culprit = bisect(edit_graph(copy, role, edit), checkpoints[kind])
+    assert culprit is not None
+    where = POST.get(fault, where) if kind == "post" else where
+    assert (culprit.where, culprit.kind) == (where, expected)
+    assert words in culprit.what
+    assert culprit.figures or fault == "last bit of a weight"
+    assert json.loads(json.dumps(culprit.to_dict(), allow_nan=False))["kind"] == expected
+
+
+CPU_FAULTS = [fault for fault in FAULTS if FAULTS[fault][0] == "cpu"]
+BELOW_8_BITS = {"scale, encoder 1", "scale, step 0", "embedding, cpu"}  # left to bisect, which tells
+
+
+@pytest.mark.parametrize("fault", CPU_FAULTS)
+def test_parity_fails_on_the_same_faults(
+    fault: str, sound: dict[tuple[str, str], Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    _, role, edit, *_ = FAULTS[fault]
+    copy = Path(shutil.copytree(sound["pre", "cpu"].path, tmp_path / "bundle"))
+    assert not passes(edit_graph(copy, role, edit), checkpoints["pre"])
+
+
+def passes(bundle: Bundle, checkpoint: Checkpoint) -> bool:
+    try:
+        return check(bundle, checkpoint, {"ort": "cpu"}).passed
+    except ParityError:  # it does not run
+        return False
+
+
+@pytest.mark.usefixtures("no_origin")
+@pytest.mark.parametrize("fault", [fault for fault in CPU_FAULTS if "weight" not in FAULTS[fault][4]])
+def test_in_8_bits_parity_fails_on_all_but_what_is_smaller_than_rounding(
+    fault: str, quantised: dict[str, Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    _, role, edit, *_ = FAULTS[fault]
+    copy = Path(shutil.copytree(quantised["int8"].path, tmp_path / "bundle"))
+    bundle = edit_graph(copy, role, edit)
+    assert passes(bundle, checkpoints["pre"]) == (fault in BELOW_8_BITS)
+    assert fault not in BELOW_8_BITS or bisect(bundle, checkpoints["pre"]) is not None
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_what_is_sound_is_not_accused(
+    target: str, sound: dict[tuple[str, str], Bundle], checkpoints: dict[str, Checkpoint]
+) -> None:
+    for kind, checkpoint in checkpoints.items():
+        assert bisect(sound[kind, target], checkpoint, seed=1) is None
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_quantised_bundle_is_not_accused_of_rounding(
+    precision: str, quantised: dict[str, Bundle], checkpoints: dict[str, Checkpoint]
+) -> None:
+    assert bisect(quantised[precision], checkpoints["pre"]) is None
+
+
+def test_fp16_is_not_accused_of_rounding(checkpoints: dict[str, Checkpoint], tmp_path: Path) -> None:
+    assert bisect(made(checkpoints["post"], tmp_path / "out", precision="fp16"), checkpoints["post"]) is None
+
+
+@pytest.mark.usefixtures("no_origin")
+def test_a_fault_of_a_percent_is_found_under_the_noise_of_8_bits(
+    quantised: dict[str, Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(quantised["int8"].path, tmp_path / "bundle"))
+    edit = attribute("GroupQueryAttention", 1, scale=0.99 / math.sqrt(H))
+    culprit = bisect(edit_graph(copy, STEP, edit), checkpoints["pre"])
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == ("decoder layer 1, self-attention", "scale")
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_quantised_weight_that_is_off_by_few_steps_is_named(
+    precision: str, quantised: dict[str, Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    """Two steps in 8 bits; eight in 4, where rounding alone may cut two."""
+    name = "decoder.1.cross_attention.query.weight"
+    bundle = quantised[precision]
+    stored = f"{name}.{bundle.manifest.quantization[name].replace(' ', '-')}"
+
+    def step(array: Array) -> Array:
+        array.flat[3] ^= 0x88 if precision == "int4" else 2
+        return array
+
+    copy = Path(shutil.copytree(bundle.path, tmp_path / "bundle"))
+    altered = edit_graph(copy, STEP, weight(stored, step))
+    assert not passes(altered, checkpoints["pre"])
+    culprit = bisect(altered, checkpoints["pre"])
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == ("decoder layer 1, cross-attention, query", "weight")
+
+
+def coarse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exporter that takes steps for one matrix that are eight times as long as they need be."""
+    store, quantize = quantizer._store, quantizer.quantize
+
+    def rounded(matrix: Array, form: str) -> quantizer.Quantized:
+        scales = 8 * quantize(matrix, form).scales
+        if form == quantizer.INVARIANT:
+            return quantizer.Quantized(form, np.rint(matrix / scales[:, None]).astype(np.int8), scales)
+        blocks = matrix.reshape(*scales.shape, -1)
+        return quantizer.Quantized(form, (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8), scales)
+
+    def patched(model: ir.Model, given: ir.Value, form: str) -> tuple[ir.Value, Array]:
+        with pytest.MonkeyPatch.context() as patch:
+            if given.name == name:
+                patch.setattr(quantizer, "quantize", rounded)
+            return store(model, given, form)
+
+    monkeypatch.setattr(quantizer, "_store", patched)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "where"),
+    [
+        ("encoder.1.feed_forward.inner.weight", None, "encoder layer 1, feed-forward, first linear map"),
+        ("decoder.0.cross_attention.query.weight", 1, "decoder layer 0, cross-attention, query"),
+    ],
+)
+def test_a_badly_quantised_matrix_is_named(
+    name: str,
+    rows: int | None,
+    where: str,
+    checkpoints: dict[str, Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each value is the nearest on its grid, so that nothing but the grid itself is wrong."""
+    coarse(name, monkeypatch)
+    bundle = made(checkpoints["pre"], tmp_path / "out", target="cpu", precision="int8", rows=rows)
+    culprit = bisect(bundle, checkpoints["pre"])
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == (where, "quantisation")
+    assert f"rounding {name} changes its product by" in culprit.what
+
+
+def test_a_matrix_that_bears_no_few_bits_is_named(tmp_path: Path) -> None:
+    """One large weight in each block leaves no steps to the others, however well it is rounded."""
+    model = tiny_model(tiny_config(feed_forward=32))
+    with torch.no_grad():
+        model.decoder[1].feed_forward.outer.weight[:, ::8] *= 40
+        model.decoder[1].feed_forward.inner.weight[::8] = 0
+        model.decoder[1].feed_forward.inner.bias[::8] = -1
+    save_checkpoint(tmp_path / "toy", model)
+    checkpoint = load_checkpoint(str(tmp_path / "toy"))
+    culprit = bisect(made(checkpoint, tmp_path / "out", target="cpu", precision="int4"), checkpoint)
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == ("decoder layer 1, feed-forward, second linear map", "quantisation")
+    assert "a few large weights leave too few steps" in culprit.what
+
+
+def test_matrices_are_held_against_others_of_as_many_bits() -> None:
+    """What is usual in 4 bits would be much in 8."""
+    eight = [Rounding(f"eight {number}", "dynamic int8", 0.005, 0.005) for number in range(9)]
+    four = [Rounding(f"four {number}", "4-bit blocks of 16", 0.105, 0.1) for number in range(3)]
+    assert badly_quantised([*four, *eight]) is None
+    spoilt = Rounding("spoilt", "4-bit blocks of 16", 0.9, 0.9)
+    assert badly_quantised([spoilt, *four, *eight]) is spoilt
+    coarse = Rounding("coarse", "dynamic int8", 0.02, 0.005)
+    assert badly_quantised([spoilt, *four, coarse, *eight]) is coarse
+
+
+def test_a_fault_in_the_file_alone_is_told_from_one_of_the_exporter(
+    sound: dict[tuple[str, str], Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(sound["pre", "cpu"].path, tmp_path / "bundle"))
+    culprit = bisect(edit_graph(copy, STEP, unmasked(0)), checkpoints["pre"])
+    assert culprit is not None
+    assert culprit.origin.startswith("not in a fresh export of the checkpoint")
+    assert culprit.node.startswith("MultiHeadAttention ")
+
+
+def test_a_faulty_pass_is_named(
+    checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fusion that loses the epsilon of one norm."""
+
+    def fuse_norms(model: ir.Model, graph: Graph) -> int:
+        norms = [node for node in model.graph if node.op_type == NORM]
+        norms[1].attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-2)
+        return 1
+
+    monkeypatch.setitem(PASSES, "cpu", {**PASSES["cpu"], "fuse norms": fuse_norms})
+    culprit = bisect(made(checkpoints["post"], tmp_path / "out", target="cpu"), checkpoints["post"])
+    assert culprit is not None
+    assert (culprit.graph, culprit.kind) == (ENCODER, "epsilon")
+    assert culprit.where == "encoder layer 0, norm of feed-forward"
+    assert culprit.origin == "brought in by the pass 'fuse norms'"
+
+
+def test_what_only_padding_beyond_all_rows_shows_is_found(
+    sound: dict[tuple[str, str], Bundle], checkpoints: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cases are replayed as parity replays them."""
+    padded: list[int] = []
+    pad = replay.pad
+
+    def noted(sources: Any, pad_id: int, padding: int = 0) -> tuple[Array, Array]:
+        padded.append(padding)
+        return pad(sources, pad_id, padding)
+
+    monkeypatch.setattr(replay, "pad", noted)
+    assert bisect(sound["pre", "cpu"], checkpoints["pre"], more=3) is None
+    assert max(padded) > 0
+    usual = len(padded)
+    padded.clear()
+    assert bisect(sound["pre", "cpu"], checkpoints["pre"]) is None
+    assert len(padded) < usual
+
+
+def test_the_branch_of_attention_is_a_step_of_its_own(
+    checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conditional = cpu.make_conditional
+
+    def faulty(model: ir.Model, graph: Graph) -> int:
+        count = conditional(model, graph)
+        norms = [node for node in model.graph if node.op_type == NORM]
+        norms[1].attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-2)
+        return count
+
+    monkeypatch.setattr(cpu, "make_conditional", faulty)
+    monkeypatch.setattr(steps, "make_conditional", faulty)
+    culprit = bisect(made(checkpoints["post"], tmp_path / "out", target="cpu"), checkpoints["post"])
+    assert culprit is not None
+    assert (culprit.graph, culprit.kind) == (STEP, "epsilon")
+    assert culprit.origin == "brought in by the branch for attention that is asked for"
+
+
+def test_a_mask_dropped_by_the_trace_is_named(
+    checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = FUSED_FORMS["multi_head_attention"]
+
+    def without_lengths(tracer: Tracer, *arguments: Any) -> Symbol:
+        mixed = form(tracer, *arguments)
+        tracer.nodes[-1].replace_input_with(4, None)
+        return mixed
+
+    monkeypatch.setitem(FUSED_FORMS, "multi_head_attention", without_lengths)
+    culprit = bisect(made(checkpoints["pre"], tmp_path / "out", target="cpu"), checkpoints["pre"])
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == ("encoder layer 0, self-attention", "mask")
+    assert culprit.origin == "brought in by the trace of the model"
+    assert "encoder layer 1, self-attention" in culprit.also
+    assert "decoder layer 0, cross-attention" in culprit.also
+
+
+def test_positions_off_by_one_in_the_trace_are_named(
+    checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exporter's model starts at 1, PyTorch's at 0."""
+    forward = transformer.Embedding.forward
+    config = checkpoints["pre"].config
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            transformer.Embedding,
+            "forward",
+            lambda self, tokens, start=0: forward(self, tokens, start + isinstance(tokens, Symbol)),
+        )
+        bundle = made(checkpoints["pre"], tmp_path / "out")
+    culprit = bisect(bundle, checkpoints["pre"])
+    assert config.positions == "sinusoidal"
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == ("encoder, embedding", "position")
+    assert culprit.what == "positions are off by +1"
+    assert culprit.also == ("decoder, embedding",)
+
+
+def test_a_graph_that_never_runs_is_a_crash(
+    sound: dict[tuple[str, str], Bundle], checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(sound["pre", "portable"].path, tmp_path / "bundle"))
+    bundle = edit_graph(copy, ENCODER, weight("source_embedding.positions", lambda table: table[:-1]))
+    culprit = bisect(bundle, checkpoints["pre"])
+    assert culprit is not None
+    assert (culprit.graph, culprit.kind) == (ENCODER, "crash")
+    assert "step 0: the encoder graph does not run: " in culprit.what
+
+
+def test_the_optimiser_of_the_runtime_is_told_from_the_graph(
+    sound: dict[tuple[str, str], Bundle], checkpoints: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits that are wrong from the extended level on."""
+    start, run = Runner.__init__, Runner.run
+    optimised: set[int] = set()
+    wrong = (ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
+
+    def note(self: Runner, model: ir.Model, folder: Path, level: Any = None) -> None:
+        start(self, model, folder, level)
+        optimised.update({id(self)} if level in wrong else ())
+
+    def faulty(self: Runner, inputs: dict[str, Array]) -> dict[str, Array]:
+        off = 0.01 if id(self) in optimised else 0
+        return {name: value + np.float32(off * (name == "logits")) for name, value in run(self, inputs).items()}
+
+    monkeypatch.setattr(Runner, "__init__", note)
+    monkeypatch.setattr(Runner, "run", faulty)
+    culprit = bisect(sound["pre", "portable"], checkpoints["pre"])
+    assert culprit is not None
+    assert (culprit.graph, culprit.kind) == (DECODER, "optimiser")
+    assert "wrong from its level 'extended' on" in culprit.what
+
+
+def test_another_checkpoint_is_refused(
+    sound: dict[tuple[str, str], Bundle], checkpoints: dict[str, Checkpoint]
+) -> None:
+    with pytest.raises(UnsupportedError, match="their hashes differ"):
+        bisect(sound["pre", "portable"], checkpoints["post"])
+
+
+def test_the_command_prints_the_culprit_after_the_table_and_reports_it(
+    bundle: Bundle, checkpoint: Path, copied: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    edit_graph(copied, DECODER, unmasked(3))
+    arguments = ["--checkpoint", str(checkpoint), "--runtime", "ort", "--bisect", "--report", str(report)]
+    done = CliRunner().invoke(cli, ["parity", str(copied), *arguments])
+    assert done.exit_code == 1
+    table, found = done.stdout.split("culprit: ")
+    assert "verdict: FAIL" in table
+    lines = found.splitlines()
+    assert lines[0] == "decoder layer 1, cross-attention (the decoder graph)"
+    assert [line.split(":")[0] for line in lines[1:]] == ["kind", "what", "figures", "node", "origin"]
+    assert json.loads(report.read_text(encoding="utf-8"))["culprit"]["kind"] == "mask"
+    done = CliRunner().invoke(cli, ["parity", str(bundle.path), *arguments])
+    assert done.exit_code == 0
+    assert "culprit: none;" in done.stdout
+    assert json.loads(report.read_text(encoding="utf-8"))["culprit"] is None
+
+
+def test_the_command_names_a_culprit_also_where_a_graph_does_not_run(copied: Path, checkpoint: Path) -> None:
+    edit_graph(copied, DECODER, weight("target_embedding.positions", lambda table: table[1:]))
+    done = CliRunner().invoke(cli, ["parity", str(copied), "--checkpoint", str(checkpoint), "--bisect"])
+    assert done.exit_code == 1
+    assert "what:    positions are off by +1" in done.stdout
+
+
+def test_a_culprit_without_finite_figures_is_json() -> None:
+    culprit = Culprit("step", "here", "NaN", "it is", figures={"max_abs": math.inf, "actual": math.nan, "index": (1,)})
+    assert json.loads(json.dumps(culprit.to_dict(), allow_nan=False))["figures"]["actual"] == "nan"

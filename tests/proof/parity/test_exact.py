@@ -1,0 +1,95 @@
+"""What is right is the same on every machine, and what a precision is off by is what kernels are off by."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import txport
+from tests.instruction_sets import SETS
+from tests.tiny import tiny_config, tiny_model
+from txport import api, runtimes
+from txport.models.checkpoint import load_checkpoint, save_checkpoint
+from txport.proof.parity.check import exact_of
+from txport.proof.parity.exact import Exact, Rounding, largest_difference
+from txport.search.scoring import logits
+from txport.system.files import sha256
+
+SOURCES, TARGETS = [[4, 5, 6, 7, 2], [8, 2]], [[7, 9, 5, 11, 4, 6], [5, 2]]
+EXPORT = "from txport.cli import main; main()"
+
+
+def exported(out: Path, name: str, *options: str) -> dict[str, str]:
+    """The hashes of a bundle that a process makes without some instruction sets."""
+    command = [sys.executable, "-c", EXPORT, "export", "preset:tiny", str(out), *options]
+    subprocess.run(command, env={**os.environ, **SETS[name]}, check=True, capture_output=True)
+    return {path.relative_to(out).as_posix(): sha256(path) for path in out.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("options", [[], ["--target", "cpu", "--precision", "int4"]], ids=" ".join)
+def test_a_checkpoint_gives_the_same_bytes_under_every_instruction_set(options: list[str], tmp_path: Path) -> None:
+    made = [
+        exported(tmp_path / str(at), name, *options) for at, name in enumerate(("all", "ATen default", "NumPy SSE4"))
+    ]
+    assert made[0] == made[1] == made[2]
+    assert "golden.npz" in made[0]
+
+
+def test_float64_is_nearer_to_itself_than_fp32_can_tell() -> None:
+    """In another order of rows and on padded sources: what fp32 stores of it is the same number, or the next."""
+    exact = Exact.of(tiny_model(tiny_config()))
+    together = exact.logits(SOURCES, TARGETS)
+    alone = [exact.logits([source], [target])[0] for source, target in zip(SOURCES, TARGETS, strict=True)]
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_array_max_ulp(one, other, 1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "low", "high"), [("fp32", 1e-8, 1e-5), ("fp16", 1e-4, 1e-1), ("int8", 1e-3, 1.0)]
+)
+def test_a_precision_is_off_by_about_its_last_bit(precision: str, low: float, high: float) -> None:
+    exact = Exact.of(tiny_model(tiny_config()), precision)
+    own, least = exact.own_error(SOURCES, TARGETS), exact.rounding_error(SOURCES, TARGETS)
+    assert low < least < high
+    assert least / 20 < own < least * 64
+    assert exact.own_error(SOURCES, TARGETS, draw=1) == exact.own_error(SOURCES, TARGETS, draw=1) != own
+
+
+def test_rounding_rounds_what_each_function_gives() -> None:
+    with Rounding(torch.float16):
+        found = torch.tensor([1.0], dtype=torch.float64) / 3 + 1e-5
+    assert found.dtype == torch.float64
+    assert found.item() == float(np.float16(np.float16(1 / 3) + 1e-5))
+
+
+def test_eight_bits_are_those_of_the_kernels(tmp_path: Path) -> None:
+    """PyTorch in float64, its activations rounded to 8 bits, says what the int8 bundle says."""
+    save_checkpoint(tmp_path / "toy", tiny_model(tiny_config()))
+    checkpoint = load_checkpoint(str(tmp_path / "toy"))
+    bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu", precision="int8")
+    exact = exact_of(bundle, checkpoint)
+    found = logits(runtimes.load("ort", bundle), SOURCES, TARGETS, checkpoint.config)
+    gaps = [largest_difference(*pair) for pair in zip(exact.own_logits(SOURCES, TARGETS), found, strict=True)]
+    assert max(gaps) < exact.own_error(SOURCES, TARGETS) / 10
+
+
+def test_a_checkpoint_whose_fp32_is_far_from_float64_is_exported_and_the_report_says_how_far(tmp_path: Path) -> None:
+    """Attention so sharp that the last bit of a key decides where it looks."""
+    model = tiny_model(tiny_config(norm="post"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("query.weight", "key.weight")):
+                parameter.mul_(12)
+    save_checkpoint(tmp_path / "sharp", model)
+    bundle = txport.export(tmp_path / "sharp", tmp_path / "out")
+    assert bundle.manifest.parity["verdict"] == "pass"
+    assert bundle.measured["pytorch_logit_difference"] > 3e-5
+    report = api.parity(bundle, tmp_path / "sharp", {"ort": "cpu"})
+    assert report.passed
+    assert report.about["pytorch"]["worst_logit_difference"] > 3e-5

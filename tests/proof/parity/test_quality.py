@@ -1,0 +1,83 @@
+"""The error rate of a bundle beside PyTorch's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import txport
+from tests.tiny import SAMPLES
+from txport import runtimes
+from txport.bundles.bundle import Bundle
+from txport.cli.textio import draw_texts
+from txport.exporters.weights import holding
+from txport.models.checkpoint import load_checkpoint
+from txport.proof.parity import check as module
+from txport.proof.parity.check import check
+from txport.proof.parity.quality import compare_quality, right_ones
+from txport.proof.parity.tolerances import tolerance_of
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "broken", "mended", "passed"),
+    [
+        ([True] * 100, [True] * 100, 0, 0, True),
+        ([True] * 1000, [False] + [True] * 999, 1, 0, True),  # one text decides nothing
+        ([True] * 1000, [False] * 30 + [True] * 970, 30, 0, False),
+        ([True, False] * 500, [False, True] * 500, 500, 500, True),
+        ([False] * 100, [True] * 100, 0, 100, True),
+    ],
+)
+def test_only_what_chance_does_not_explain_fails(
+    expected: list[bool], actual: list[bool], broken: int, mended: int, passed: bool
+) -> None:
+    found = compare_quality("ort", actual, expected, tolerance_of("fp32"))
+    assert (found.broken, found.mended, found.passed) == (broken, mended, passed)
+    assert found.rate - found.reference == pytest.approx(100 * (broken - mended) / len(actual))
+
+
+def test_a_bundle_is_as_good_as_its_checkpoint(bundle: Bundle, checkpoint: Path) -> None:
+    loaded = load_checkpoint(str(checkpoint))
+    outputs = {text: ["nothing says this"] for text in SAMPLES}
+    report = check(bundle, loaded, {"ort": "cpu"}, texts=outputs)
+    assert report.passed
+    assert [(each.wrong, each.wrong_in_pytorch, each.texts) for each in report.quality] == [(4, 4, 4)]
+    assert report.to_dict()["texts"] != check(bundle, loaded, {"ort": "cpu"}, texts={"bad": [""]}).to_dict()["texts"]
+
+
+def test_a_quantised_bundle_is_held_against_what_users_had(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not against PyTorch with the weights in 4 bits, which would excuse what they cost."""
+    bundle, loaded = (
+        txport.export(checkpoint, tmp_path / "out", target="cpu", precision="int4"),
+        load_checkpoint(str(checkpoint)),
+    )
+    asked: list[Any] = []
+    monkeypatch.setattr(module, "right_ones", lambda _, runtime, texts: asked.append(runtime) or [True])
+    assert check(bundle, loaded, {"ort": "cpu"}, texts={"bad": ["AA"]}).passed
+    weights = [dict(asked[0]._model.named_parameters()), dict(loaded.model.named_parameters())]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+    held = dict(holding(bundle, loaded).model.named_parameters())
+    assert any(not torch.equal(held[name], weights[1][name]) for name in held)
+
+
+def test_any_of_the_targets_is_right(bundle: Bundle, checkpoint: Path) -> None:
+    said = txport.load(bundle.path).generate(list(SAMPLES))
+    texts = {each.input: ["something else", each.output] for each in said}
+    runtime = runtimes.load("ort", bundle)
+    assert right_ones(bundle, runtime, texts) == [True] * 4
+    assert right_ones(bundle, runtime, {**texts, "bad": ["something else"]}).count(False) == 1
+
+
+def test_texts_are_drawn_by_seed_with_all_their_targets() -> None:
+    pairs = [(str(number % 50), f"target {number}") for number in range(100)]
+    drawn = draw_texts(pairs, 10, 3)
+    assert drawn == draw_texts(pairs[::-1], 10, 3) | drawn
+    assert len(drawn) == 10
+    assert all(len(targets) == 2 for targets in drawn.values())
+    assert set(drawn) != set(draw_texts(pairs, 10, 4))
+    assert len(draw_texts(pairs, 1000, 0)) == 50

@@ -1,0 +1,217 @@
+"""Every tensor of the checkpoint is in a graph, and every weight in a graph is known."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, helper, numpy_helper
+
+import txport
+from tests.proof.faults import Edit
+from tests.tiny import edit_graph, tiny_config, tiny_model
+from txport.bundles.bundle import Bundle, load_bundle, seal
+from txport.bundles.ports import DECODER, ENCODER, STEP
+from txport.exporters import quantize as quantizer
+from txport.exporters.export import export_graphs
+from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.proof.parity.check import check
+from txport.proof.parity.measures import Comparison
+from txport.proof.parity.weights import compare_weights
+
+Array = NDArray[Any]
+Quantize = Callable[[Array, str], quantizer.Quantized]
+DYNAMIC, RIGHT = quantizer.DYNAMIC, quantizer.quantize
+KEY = "decoder.0.attention.key.weight"
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint: Path) -> Checkpoint:
+    return load_checkpoint(str(checkpoint))
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Checkpoint, Bundle]]:
+    """A model with screening in fp32, and the same in 8 bits, by rows and, for steps of one row, in blocks."""
+    folder = tmp_path_factory.mktemp("fused")
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "target_vocab_size": 4100, "tied": "target"}
+    save_checkpoint(folder / "toy", tiny_model(tiny_config(**sizes)))
+    loaded = load_checkpoint(str(folder / "toy"))
+    kinds: dict[str, dict[str, Any]] = {
+        "fp32": {},
+        "int8": {"precision": "int8"},
+        "blocks": {"precision": "int8", "rows": 1},
+    }
+    return {
+        kind: (loaded, txport.export(folder / "toy", folder / kind, target="cpu", **how)) for kind, how in kinds.items()
+    }
+
+
+def failed(bundle: Bundle, checkpoint: Checkpoint) -> list[Comparison]:
+    return [each for each in compare_weights(bundle, checkpoint) if not each.passed]
+
+
+def renamed(old: str, new: str) -> Edit:
+    """A weight that nobody would look for: the graph computes the same."""
+
+    def edit(model: ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            tensor.name = new if tensor.name == old else tensor.name
+        for node in model.graph.node:
+            node.input[:] = [new if name == old else name for name in node.input]
+
+    return edit
+
+
+def hidden(model: ModelProto) -> None:
+    """A weight that stands in a node, not among the initializers."""
+    tensor = next(each for each in model.graph.initializer if each.name == KEY)
+    model.graph.initializer.remove(tensor)
+    model.graph.node.insert(0, helper.make_node("Constant", [], [KEY], value=tensor))
+    renamed(KEY, "constant")(model)
+    model.graph.node[0].output[0] = "constant"
+
+
+def more(array: np.ndarray) -> Edit:
+    def edit(model: ModelProto) -> None:
+        model.graph.initializer.append(numpy_helper.from_array(array, "stowaway"))
+
+    return edit
+
+
+def in_a_branch(model: ModelProto) -> None:
+    weight = helper.make_node("Constant", [], ["stowaway"], value=numpy_helper.from_array(np.ones((2, 2), np.float32)))
+    branch = helper.make_graph([weight], "branch", [], [helper.make_tensor_value_info("stowaway", 1, [2, 2])])
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+    model.graph.node.append(helper.make_node("If", ["yes"], ["never"], then_branch=branch, else_branch=branch))
+
+
+def test_sound_bundles_hold_all_weights(
+    bundle: Bundle, loaded: Checkpoint, fused: dict[str, tuple[Checkpoint, Bundle]]
+) -> None:
+    assert failed(bundle, loaded) == []
+    for checkpoint, each in fused.values():
+        assert failed(each, checkpoint) == []
+    names = {each.tensor for each in compare_weights(fused["fp32"][1], fused["fp32"][0])}
+    assert names >= {"screening.weight", "screening.scale", "screening.zeros", "source_embedding.positions"}
+
+
+@pytest.mark.parametrize("edit", [renamed(KEY, "val_999"), hidden], ids=["renamed", "hidden in a node"])
+def test_a_weight_under_another_name_is_missing_and_unknown(edit: Edit, copied: Path, loaded: Checkpoint) -> None:
+    found = failed(edit_graph(copied, DECODER, edit), loaded)
+    assert [each.tensor for each in found if each.note == "is in no graph"] == [KEY]
+    assert [each.runtime for each in found if "is no weight of the checkpoint" in each.note] == [DECODER]
+    assert f"bundle, case weights, step 0: {KEY} is in no graph" in [each.describe() for each in found]
+
+
+@pytest.mark.parametrize("edit", [more(np.ones(2, np.float32)), more(np.ones((3, 3), np.int8)), in_a_branch])
+def test_a_weight_that_nobody_knows_is_found(edit: Edit, copied: Path, loaded: Checkpoint) -> None:
+    found = failed(edit_graph(copied, ENCODER, edit), loaded)
+    assert len(found) == (2 if edit is in_a_branch else 1)
+    assert all("stowaway" in each.tensor and "is no weight of the checkpoint" in each.note for each in found)
+
+
+def test_numbers_of_shapes_are_no_weights(copied: Path, loaded: Checkpoint) -> None:
+    for array in (np.arange(64), np.array(0.5, np.float32), np.zeros((0, 3), np.float32)):
+        assert failed(edit_graph(copied, ENCODER, more(array)), loaded) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "name"),
+    [
+        ("fp32", STEP, "screening.weight"),
+        ("fp32", STEP, "screening.scale"),
+        ("fp32", STEP, "target_embedding.positions"),
+        ("blocks", STEP, "projection.weight.8-bit-blocks-of-16.lookup.scale"),
+        ("blocks", ENCODER, "source_embedding.tokens.weight.8-bit-blocks-of-16.lookup.scale"),
+        ("int8", STEP, "decoder.0.cross_attention.query.weight.scale"),
+    ],
+)
+def test_what_is_computed_from_weights_is_computed_anew(
+    kind: str, role: str, name: str, fused: dict[str, tuple[Checkpoint, Bundle]], tmp_path: Path
+) -> None:
+    checkpoint, bundle = fused[kind]
+    copy = load_bundle(Path(shutil.copytree(bundle.path, tmp_path / "copy")))
+
+    def edit(model: ModelProto) -> None:
+        tensor = next(each for each in model.graph.initializer if each.name == name)
+        array = numpy_helper.to_array(tensor).copy()
+        array.flat[array.size // 2] += 3
+        tensor.CopyFrom(numpy_helper.from_array(array, name))
+
+    found = failed(edit_graph(copy.path, role, edit), checkpoint)
+    assert len(found) >= 1
+    assert any(name.startswith(each.tensor) for each in found)
+
+
+# --- grids ------------------------------------------------------------------------------------------------------
+
+
+def longer(factor: float) -> Quantize:
+    """Every weight the nearest on a grid whose steps are longer than they need be."""
+
+    def quantize(matrix: Array, form: str) -> quantizer.Quantized:
+        scales = np.float32(factor) * RIGHT(matrix, form).scales
+        if form in quantizer.WHOLE_ROWS:
+            values = np.rint(matrix / scales[:, None]).astype(np.int8)
+            return quantizer.Quantized(form, np.ascontiguousarray(values.T if form == DYNAMIC else values), scales)
+        bits, block = quantizer.read_blocks(form)
+        half = 2 ** (bits - 1)
+        values = np.clip(np.rint(matrix.reshape(len(matrix), -1, block) / scales[..., None]), -half, half - 1) + half
+        return quantizer.Quantized(form, packed(values.astype(np.uint8), bits), scales)
+
+    return quantize
+
+
+def a_step_too_low(matrix: Array, form: str) -> quantizer.Quantized:
+    """As if another number stood for zero, in blocks."""
+    found = RIGHT(matrix, form)
+    if form in quantizer.WHOLE_ROWS:
+        return found
+    bits, _ = quantizer.read_blocks(form)
+    values = (
+        found.values if bits == 8 else np.stack([found.values & 15, found.values >> 4], -1).reshape(len(matrix), -1)
+    )
+    return quantizer.Quantized(form, packed(np.maximum(values, 1) - 1, bits).reshape(found.values.shape), found.scales)
+
+
+def packed(values: Array, bits: int) -> Array:
+    return values if bits == 8 else values[..., 0::2] | (values[..., 1::2] << 4)
+
+
+@pytest.mark.parametrize(("precision", "rows"), [("int8", None), ("int8", 1), ("int4", None)])
+@pytest.mark.parametrize("fault", [None, longer(2), longer(8)], ids=["none", "2", "8"])
+def test_a_grid_that_is_too_coarse_fails(
+    precision: str,
+    rows: int | None,
+    fault: Quantize | None,
+    loaded: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where weights are rounded well, but to a bad grid; parity computes with what a bundle holds."""
+    bundle = exported(loaded, tmp_path, fault or RIGHT, monkeypatch, precision=precision, rows=rows)
+    assert bool(failed(bundle, loaded)) == (fault is not None)
+    assert check(bundle, loaded, {"ort": "cpu"}).passed == (fault is None)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_grid_that_is_shifted_fails(
+    precision: str, loaded: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = exported(loaded, tmp_path, a_step_too_low, monkeypatch, precision=precision, rows=1)
+    assert failed(bundle, loaded) != []
+    assert not check(bundle, loaded, {"ort": "cpu"}).passed
+
+
+def exported(
+    checkpoint: Checkpoint, folder: Path, quantize: Quantize, monkeypatch: pytest.MonkeyPatch, **how: Any
+) -> Bundle:
+    with monkeypatch.context() as patch:
+        patch.setattr(quantizer, "quantize", quantize)
+        return seal(folder, export_graphs(checkpoint, folder, target="cpu", **how))

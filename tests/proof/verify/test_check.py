@@ -1,0 +1,413 @@
+"""Verify passes what computes as PyTorch did, on any machine, and names what does not; it loads no torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import ModelProto
+
+import txport
+from tests.proof.faults import put, unmasked, weight
+from tests.tiny import edit_graph, reseal
+from txport import cli, runtimes
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.manifest import FORMAT, MANIFEST
+from txport.bundles.ports import DECODER, ENCODER, STEP
+from txport.errors import BundleError, UnavailableError
+from txport.models.names import GOLDEN
+from txport.models.tokenizer import FileTokenizer
+from txport.proof.parity.exact import Exact
+from txport.proof.parity.noise import Noisy
+from txport.proof.parity.tolerances import tolerance_of
+from txport.proof.verify.check import (
+    BATCH,
+    FILES,
+    LOGITS,
+    NAMES,
+    PORTS,
+    TOKENIZER,
+    Verification,
+    compare,
+    verify,
+)
+from txport.proof.verify.golden import BEAM, GREEDY, GRID, SUMS, Golden, fold, load_golden, record, save_golden
+from txport.release import load_checkpoint
+from txport.runtimes.base import GraphPorts, Ints, Runtime, State
+from txport.runtimes.pytorch import TorchRuntime
+from txport.search.scoring import logits
+from txport.system.documents import write_json
+
+KINDS = [("portable", "fp16"), ("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4")]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=" ".join)
+def kind(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    target, precision = request.param
+    return txport.export(checkpoint, tmp_path_factory.mktemp("kinds") / "toy", target=target, precision=precision)
+
+
+def verdicts(result: Verification) -> dict[str, str]:
+    return {check.name: check.verdict for check in result.checks}
+
+
+def detail(result: Verification, name: str) -> str:
+    return next(check.detail for check in result.checks if check.name == name)
+
+
+def run(*arguments: object) -> Result:
+    """The command in this process; errors of ours are left for the caller to look at."""
+    return CliRunner().invoke(cli.cli, ["verify", *(str(argument) for argument in arguments)])
+
+
+# ------------------------------------------------------------------------------------------------ what is right
+
+
+@pytest.mark.parametrize("runtime", ["ort", "reference"])
+def test_the_bundle_passes_on_every_runtime(bundle: Bundle, runtime: str) -> None:
+    result = verify(bundle.path, runtime=runtime)
+    unlike = {BATCH: "not run"} if runtime == "reference" else {}
+    assert verdicts(result) == dict.fromkeys(NAMES, "pass") | unlike
+    assert detail(result, GREEDY) == detail(result, BEAM) == "8 of 8 rows are equal"
+
+
+def test_every_kind_of_bundle_passes(kind: Bundle) -> None:
+    result = verify(kind.path, threads=1)
+    assert verdicts(result) == dict.fromkeys(NAMES, "pass")
+    assert (kind.path / GOLDEN).stat().st_size < 50_000
+
+
+def test_real_input_and_all_lengths_are_among_the_goldens(bundle: Bundle) -> None:
+    golden = load_golden(bundle)
+    tokenizer = txport.load(bundle.path).tokenizer
+    assert golden.sources[: len(bundle.samples)] == [tuple(tokenizer.encode(text)) for text in bundle.samples]
+    lengths = {len(source) for source in golden.sources}
+    assert {1, bundle.manifest.config.max_length} <= lengths
+    assert {len(stored.values) for stored in golden.logits} == {len(target) for target in golden.targets}
+
+
+def test_goldens_come_from_pytorch_in_float64_not_from_the_bundle(bundle: Bundle, checkpoint: Path) -> None:
+    golden, exact = load_golden(bundle), Exact.of(load_checkpoint(checkpoint).model)
+    found = logits(TorchRuntime(exact.model), golden.sources, golden.targets, exact.model.config)
+    for stored, values in zip(golden.logits, found, strict=True):
+        np.testing.assert_allclose(stored.sums, fold(values), rtol=0, atol=stored.largest * 2.0**-GRID)
+        assert np.abs(stored.sums - fold(values)).max() > 0
+        assert stored.largest * 2.0**-GRID < stored.noise / 20
+
+
+def test_the_same_goldens_are_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
+    save_golden(tmp_path / "again.npz", load_golden(bundle))
+    assert (tmp_path / "again.npz").read_bytes() == (bundle.path / GOLDEN).read_bytes()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_noise_that_is_allowed_is_no_fault_and_twice_as_much_is(
+    bundle: Bundle, checkpoint: Path, precision: str
+) -> None:
+    exact = Exact.of(load_checkpoint(checkpoint).model, precision)
+    manifest, tolerance = replace(bundle.manifest, precision=precision), tolerance_of(precision)
+    runtime = TorchRuntime(exact.model)
+    golden = record(runtime, manifest.config, [], lambda largest, *_: tolerance.lasting_noise(largest, 0.0))
+    share = min(each.noise / each.largest for each in golden.logits)
+    for seed in range(100, 110):  # half of it, for what is drawn anew in each run
+        checks = list(compare(golden, Noisy(runtime, share / 2, seed), manifest, "noise is drawn each time"))
+        assert [check.verdict for check in checks] == [*["pass"] * 3, "not run"], checks
+    louder = replace(golden, logits=[replace(each, values=each.values + 2.1 * each.noise) for each in golden.logits])
+    (check, *_) = compare(louder, Noisy(runtime, share, 0), manifest)
+    assert check.verdict == "fail"
+
+
+# ------------------------------------------------------------------------------------------------ planted faults
+
+
+def renamed(old: str, new: str) -> Callable[[ModelProto], None]:
+    def edit(model: ModelProto) -> None:
+        for value in (*model.graph.input, *model.graph.output):
+            value.name = new if value.name == old else value.name
+        for node in model.graph.node:
+            node.input[:] = [new if name == old else name for name in node.input]
+            node.output[:] = [new if name == old else name for name in node.output]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("role", "edit"),
+    [
+        (ENCODER, weight("encoder.0.attention.key.weight", put(3.0))),
+        (DECODER, weight("decoder.1.feed_forward.inner.weight", put(-3.0))),
+        (DECODER, weight("projection.weight", lambda array: array * np.float32(1.001))),
+        (DECODER, weight("decoder.0.attention.value.weight", put(np.nan))),
+        (ENCODER, weight("source_embedding.positions", lambda table: np.roll(table, -1, 0))),
+        (ENCODER, unmasked(1)),
+    ],
+    ids=["encoder", "decoder", "scaled", "NaN", "positions", "mask"],
+)
+def test_a_graph_that_computes_otherwise_fails(copied: Path, role: str, edit: Callable[[ModelProto], None]) -> None:
+    edit_graph(copied, role, edit)
+    result = verify(copied)
+    assert not result.passed
+    assert verdicts(result)[FILES] == verdicts(result)[PORTS] == "pass", "the hashes must not be what finds it"
+    assert verdicts(result)[LOGITS] == "fail"
+    assert "source " in detail(result, LOGITS)
+    assert "expected " in detail(result, LOGITS)
+    assert result.wrong == f"logits: {detail(result, LOGITS)}"
+
+
+@pytest.mark.parametrize("kind", [each for each in KINDS if each[0] == "cpu"], ids=" ".join, indirect=True)
+def test_a_weight_of_a_cpu_bundle_fails(kind: Bundle, tmp_path: Path) -> None:
+    """The last bias, which is in 32 bits in every precision, and lies in the graph."""
+    path = Path(shutil.copytree(kind.path, tmp_path / "bundle"))
+    model = onnx.load(str(kind.file(STEP)), load_external_data=False)
+    weight("decoder_norm.bias", lambda array: array[::-1])(model)
+    onnx.save(model, str(path / kind.manifest.graphs[STEP].file))
+    reseal(path)
+    result = verify(path)
+    assert verdicts(result)[LOGITS] == "fail", detail(result, LOGITS)
+
+
+@pytest.mark.parametrize(
+    ("role", "old", "new", "side"),
+    [
+        (ENCODER, "attention_mask", "mask", "input"),
+        (DECODER, "past_key_values.1.encoder.key", "past_key", "input"),
+        (DECODER, "present.0.decoder.value", "value", "output"),
+    ],
+)
+def test_a_port_that_was_renamed_is_named(copied: Path, role: str, old: str, new: str, side: str) -> None:
+    file = edit_graph(copied, role, renamed(old, new)).manifest.graphs[role].file
+    result = verify(copied)
+    assert verdicts(result)[PORTS] == "fail"
+    assert f"{file}: {side} {old} is missing; {file}: {side} {new} was not expected" in detail(result, PORTS)
+    assert {verdicts(result)[name] for name in (TOKENIZER, LOGITS, GREEDY, BEAM)} == {"not run"}
+
+
+class Ported:
+    """A runtime that tells of other ports."""
+
+    def __init__(self, ports: GraphPorts) -> None:
+        self._ports = ports
+
+    def ports(self, role: str) -> GraphPorts:
+        return self._ports
+
+
+def test_files_that_are_not_what_the_manifest_says_are_named(copied: Path) -> None:
+    (copied / "onnx/select_rows.onnx").unlink()
+    file = copied / "onnx/encoder_model.onnx"
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    result = verify(copied)
+    assert verdicts(result) == {FILES: "fail", **dict.fromkeys(NAMES[1:], "not run")}
+    assert "onnx/select_rows.onnx is missing" in detail(result, FILES)
+    assert "onnx/encoder_model.onnx was altered" in detail(result, FILES)
+
+
+def altered(golden: Golden, part: str) -> Golden:
+    if part == LOGITS:
+        values = golden.logits[2].values.copy()
+        values[1, 0] += 0.01
+        return replace(
+            golden, logits=[*golden.logits[:2], replace(golden.logits[2], values=values), *golden.logits[3:]]
+        )
+    found = list(golden.found[part])
+    tokens = found[0].tokens
+    found[0] = replace(found[0], tokens=((tokens[0] + 1) % 20, *tokens[1:]))
+    return replace(golden, found={**golden.found, part: found}, steady=[True] * len(golden.steady))
+
+
+@pytest.mark.parametrize("part", [LOGITS, GREEDY, BEAM])
+def test_a_golden_that_was_altered_is_found(copied: Path, part: str) -> None:
+    save_golden(copied / GOLDEN, altered(load_golden(load_bundle(copied)), part))
+    assert verdicts(verify(copied)) == {FILES: "fail", **dict.fromkeys(NAMES[1:], "not run")}
+    reseal(copied)
+    result = verify(copied)
+    assert {name for name, verdict in verdicts(result).items() if verdict == "fail"} == {part}
+    assert {LOGITS: "source 2, step 1: the logit of token"}.get(part, "source 0: [") in detail(result, part)
+
+
+def test_a_score_that_is_wrong_is_found(copied: Path) -> None:
+    golden = load_golden(load_bundle(copied))
+    golden.found[BEAM][3] = replace(golden.found[BEAM][3], score=golden.found[BEAM][3].score + 0.001)
+    save_golden(copied / GOLDEN, golden)
+    reseal(copied)
+    result = verify(copied)
+    assert {name for name, verdict in verdicts(result).items() if verdict == "fail"} == {BEAM}
+    assert "source 3: [" in detail(result, BEAM)
+
+
+class Forgetful:
+    """A runtime that lets rows stay where they are when beams change places."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.encode, self.step, self._runtime = runtime.encode, runtime.step, runtime
+
+    def select(self, state: State, rows: Ints) -> State:
+        grows = len(rows) > len(set(rows.tolist())) and rows.max() < 8
+        return self._runtime.select(state, rows if grows else np.arange(len(rows)))
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_rows_that_are_mixed_up_fail_even_where_noise_may_decide(bundle: Bundle, steady: bool) -> None:
+    golden = load_golden(bundle)
+    golden = replace(golden, steady=[steady] * len(golden.steady))
+    checks = {
+        check.name: check.verdict for check in compare(golden, Forgetful(runtimes.load("ort", bundle)), bundle.manifest)
+    }
+    assert checks[BEAM] == "fail"
+
+
+def test_a_bundle_whose_export_failed_is_refused(copied: Path) -> None:
+    values = json.loads((copied / MANIFEST).read_text())
+    write_json(copied / MANIFEST, {**values, "parity": {**values["parity"], "verdict": "fail"}})
+    assert verify(copied).wrong == "export: verdict fail; export it again"
+
+
+def test_a_tokenizer_that_splits_otherwise_is_found(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileTokenizer, "encode", lambda self, text: [5, 2])
+    assert verify(bundle.path).wrong.startswith("tokenizer: 'bad' is [5, 2], expected [")
+
+
+def test_a_package_that_is_missing_here_is_no_fault_of_the_bundle(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UnavailableError, match="needs tokenizers, which is not installed"):
+        verify(bundle.path)
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+def without_golden(path: Path) -> None:
+    (path / GOLDEN).unlink()
+    values = json.loads((path / MANIFEST).read_text())
+    del values["files"][GOLDEN]
+    write_json(path / MANIFEST, values)
+
+
+def test_a_bundle_without_goldens_is_refused(copied: Path) -> None:
+    without_golden(copied)
+    with pytest.raises(BundleError, match=r"holds no golden\.npz to be verified with; export it again"):
+        verify(copied)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"PK", b"\x93NUMPY", "pickle", "other", "short", "foreign"], ids=lambda each: str(each)
+)
+def test_goldens_that_are_damaged_are_refused(copied: Path, content: bytes | str) -> None:
+    with np.load(copied / GOLDEN) as file:
+        arrays = dict(file)
+    if content == "pickle":
+        np.savez(copied / GOLDEN, **{**arrays, "ids": np.array([{}], dtype=object)})
+    elif content == "other":
+        np.savez(copied / GOLDEN, **{name: array for name, array in arrays.items() if name != "sums"})
+    elif content == "short":
+        np.savez(copied / GOLDEN, **{**arrays, "ids": arrays["ids"][1:]})
+    elif content == "foreign":
+        np.savez(copied / GOLDEN, **{**arrays, "targets": arrays["targets"] + 1000})
+    else:
+        assert isinstance(content, bytes)
+        (copied / GOLDEN).write_bytes(content)
+    reseal(copied)
+    with pytest.raises(BundleError, match=r"golden\.npz is damaged: .*; export the bundle again"):
+        verify(copied)
+
+
+# ------------------------------------------------------------------------------------------------ the parts
+
+
+@given(st.integers(1, 700), st.data())
+def test_every_logit_counts(size: int, data: st.DataObject) -> None:
+    values = np.random.default_rng(size).standard_normal((2, size)).astype(np.float32)
+    place = data.draw(st.integers(0, size - 1))
+    changed = values.copy()
+    changed[1, place] += 1
+    difference = np.abs(fold(changed) - fold(values))
+    assert difference.shape == (2, min(size, SUMS))
+    count = 1 if size <= SUMS else -(-size // SUMS)
+    assert difference[1, place % SUMS] == pytest.approx(count**-0.5, abs=1e-5)
+    assert np.count_nonzero(difference) == 1
+
+
+def test_what_all_logits_have_in_common_goes() -> None:
+    values = np.zeros((1, 4 * SUMS), np.float32)
+    np.testing.assert_array_equal(fold(values + 7), np.zeros((1, SUMS)))
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def test_the_command_shows_every_check(bundle: Bundle) -> None:
+    done = run(bundle.path)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert all(f"{name} " in done.stdout for name in NAMES)
+    assert "verdict: pass; portable fp32 on ort cpu, " in done.stdout
+
+
+def test_the_command_prints_json_and_fails_by_its_exit_code(copied: Path) -> None:
+    edit_graph(copied, ENCODER, renamed("attention_mask", "mask"))
+    done = run(copied, "--json", "--threads", 1)
+    assert (done.exit_code, done.stderr) == (1, "")
+    values = json.loads(done.stdout)
+    assert list(values) == [
+        "verdict",
+        "checkpoint",
+        "target",
+        "precision",
+        "runtime",
+        "provider",
+        "versions",
+        "seconds",
+        "checks",
+    ]
+    assert values["verdict"] == "fail"
+    assert [each["name"] for each in values["checks"]] == list(NAMES)
+    assert "verdict: FAIL" in run(copied).stdout
+
+
+def edited(**changes: Any) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        write_json(path / MANIFEST, {**json.loads((path / MANIFEST).read_text()), **changes})
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("damage", "options", "code", "message"),
+    [
+        (lambda path: None, ["--provider", "coreml"], 3, "was built without CoreMLExecutionProvider; install a wheel"),
+        (lambda path: None, ["--provider", "npu"], 2, "unknown provider 'npu'"),
+        (without_golden, [], 2, "holds no golden.npz to be verified with; export it again"),
+        (edited(format=2), [], 2, f"has bundle format 2, this txport reads format {FORMAT}; export it again"),
+        (lambda path: (path / MANIFEST).unlink(), [], 2, "is not a bundle: txport.json is missing; `txport export"),
+        (lambda path: shutil.rmtree(path), [], 2, "there is no bundle "),
+        (lambda path: (path / "onnx/encoder_model.onnx").write_bytes(b"0"), [], 1, ""),
+    ],
+)
+def test_each_end_has_its_exit_code(
+    copied: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+    options: list[str],
+    code: int,
+    message: str,
+) -> None:
+    damage(copied)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["verify", str(copied), *options])
+    out, err = capsys.readouterr()
+    assert end.value.code == code
+    assert message in err
+    assert bool(out) == (code == 1)
+    assert err.count("\n") == (code != 1)

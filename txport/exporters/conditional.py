@@ -1,0 +1,41 @@
+"""An output that costs nothing unless it is asked for: what only it needs moves into a branch."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from txport.bundles.ports import ALIGN, CROSS_ATTENTION, Graph
+from txport.exporters.screening import constant
+from txport.exporters.trace import value_of
+
+
+def make_conditional(model: ir.Model, graph: Graph) -> int:
+    """Let the input `align` say whether a step gives its attention; -> how many nodes wait for it."""
+    place, wanted = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == CROSS_ATTENTION)
+    port, asked = graph.port(CROSS_ATTENTION), value_of(graph.port(ALIGN))
+    own, tape, nothing = exclusive(model.graph, wanted), ir.tape.Tape(), ir.tape.Tape()
+    model.graph.outputs[place] = value_of(port)
+    model.graph.remove(own)
+    wanted.name = f"{CROSS_ATTENTION}.given"
+    empty = constant(nothing, np.empty((0, 0), port.dtype))
+    empty.name = f"{CROSS_ATTENTION}.none"
+    branches = {
+        "then_branch": ir.Graph([], [wanted], nodes=own, name="attention"),
+        "else_branch": ir.Graph([], [empty], nodes=list(nothing.nodes), name="no_attention"),
+    }
+    tape.op("If", [asked], branches, output=model.graph.outputs[place], name="attention")
+    model.graph.inputs.append(asked)
+    model.graph.extend(tape.nodes)
+    return len(own)
+
+
+def exclusive(graph: ir.Graph, output: ir.Value) -> list[ir.Node]:
+    """The nodes that nothing but one output needs, in the order of the graph."""
+    found: list[ir.Node] = []
+    for node in reversed(list(graph)):
+        given = [value for value in node.outputs if value.is_graph_output()]
+        users = [use.node for value in node.outputs for use in value.uses()]
+        if given in ([], [output]) and (given or users) and all(user in found for user in users):
+            found.append(node)
+    return found[::-1]

@@ -1,0 +1,124 @@
+"""Screening: the likeliest tokens from a shortlist of candidates, and yet those of all logits, up to their rounding.
+
+A copy of the projection in 8 bits, a quarter of the bytes, gives each logit but for an error that has a bound.
+For a row x of the decoder's output and the weights w of a token, and what 8 bits make of them, x' and w':
+
+    |w x - w' x'|  <=  |w' (x - x')| + |(w - w') x|  <=  |w'| |x - x'| + |w - w'| |x|      (Cauchy-Schwarz)
+
+with the largest |w'| and |w - w'| of any token. No token can be among the n likeliest if its coarse logit lies more
+than twice the bound below that of n others; the few that can get their logits in fp32. The coarse logits are compared
+in blocks, first by the largest of each, which is all that has to be looked at for most of them.
+
+Shape comments: R rows, V tokens, G blocks, S their size, n wanted, D the model's size, C candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from txport.exporters.fused import MICROSOFT
+from txport.exporters.quantize import ROWS, add_initializer, dequantize, quantize, sums_of_squares
+
+BLOCK = 64  # in the smallest vocabulary that is worth it, more blocks than tokens can be asked for
+SHARE, MOST = 16, 1 << 16  # beyond one in so many logits, or so many candidates, the whole product is computed
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What is known of a projection (V, D) in 8 bits: its values and scales, in whole blocks, and twice the bounds."""
+
+    values: NDArray[np.int8]
+    scales: NDArray[np.float32]
+    largest: float
+    deviation: float
+
+
+def shorten(matrix: NDArray[np.float32]) -> Screening:
+    """Quantise a projection (V, D); the last block is filled up with its last token."""
+    quantized = quantize(matrix, ROWS)
+    coarse = dequantize(quantized).astype(np.float64)
+    rounding = matrix.shape[1] * np.finfo(np.float32).eps * _longest(matrix)  # of fp32 sums, in any order
+    filled = -len(matrix) % BLOCK
+    return Screening(
+        values=np.pad(quantized.values, ((0, filled), (0, 0)), mode="edge"),
+        scales=np.pad(quantized.scales, (0, filled), mode="edge"),
+        largest=2 * _longest(coarse),
+        deviation=2 * (_longest(matrix - coarse) + rounding),
+    )
+
+
+def _longest(matrix: NDArray[np.floating]) -> float:
+    return float(np.sqrt(sums_of_squares(matrix).max()))
+
+
+def add_candidates(
+    model: ir.Model, tape: ir.tape.Tape, x: ir.Value, weight: ir.Value, wanted: ir.Value
+) -> tuple[ir.Value, ...]:
+    """-> the row and the token of each candidate (C,), and whether they are few enough: bool.
+
+    `wanted` (1,) is n. The candidates of a row stand together, their tokens rising.
+    """
+    assert weight.const_value is not None
+    matrix = weight.const_value.numpy()
+    screening, op = shorten(matrix), tape.op
+    stored: dict[str, NDArray[Any]] = {
+        "weight": screening.values,
+        "scale": screening.scales,
+        "zeros": np.zeros(len(screening.values), np.int8),
+    }
+    values, scales, zeros = (add_initializer(model, f"screening.{name}", array) for name, array in stored.items())
+
+    ready = tape.op_multi_out("DynamicQuantizeLinear", [x], num_outputs=3)
+    lost = op("Sub", [x, op("DequantizeLinear", ready)])
+    last, inner = constant(tape, [1]), constant(tape, [2])
+    bounds = [
+        op("Mul", [op("ReduceL2", [vectors, last]), constant(tape, np.float32(factor))])
+        for vectors, factor in ((lost, screening.largest), (x, screening.deviation))
+    ]
+    coarse = op("QGemm", [*ready, values, scales, zeros], {"transB": 1}, domain=MICROSOFT)
+    blocks = op("Reshape", [coarse, constant(tape, [0, len(screening.values) // BLOCK, BLOCK])])
+    highest = op("ReduceMax", [blocks, inner], {"keepdims": 0})  # (R, G)
+    best, _ = tape.op_multi_out("TopK", [highest, wanted], num_outputs=2)  # (R, n)
+    worst = op("Gather", [best, op("Sub", [wanted, constant(tape, [1])])], {"axis": 1})  # (R, 1)
+    least = op("Sub", [worst, op("Add", bounds)])  # (R, 1)
+
+    kept = op("NonZero", [op("GreaterOrEqual", [highest, least])])  # row and block of each: (2, blocks)
+    rows, places = (op("Gather", [kept, constant(tape, part)]) for part in (0, 1))
+    starts = op("Mul", [places, constant(tape, BLOCK)])
+    tokens = op("Add", [op("Unsqueeze", [starts, last]), constant(tape, np.arange(BLOCK))])  # (blocks, S)
+    near = op("GatherND", [blocks, op("Transpose", [kept])])  # (blocks, S)
+    real = op("Less", [tokens, constant(tape, len(matrix))])
+    may_win = op("And", [op("GreaterOrEqual", [near, op("Gather", [least, rows])]), real])
+    found = op("NonZero", [may_win])  # (2, C)
+    row = op("Gather", [rows, op("Gather", [found, constant(tape, 0)])])
+    token = op("GatherND", [tokens, op("Transpose", [found])])
+    most = op("Min", [op("Div", [op("Size", [coarse]), constant(tape, SHARE)]), constant(tape, MOST)])
+    broken = op("IsNaN", [op("ReduceSum", [least], {"keepdims": 0})])  # a row with NaN has no candidates
+    few = op("And", [op("LessOrEqual", [op("Size", [token]), most]), op("Not", [broken])])
+    return row, token, few
+
+
+def choose(
+    tape: ir.tape.Tape, x: ir.Value, weight: ir.Value, row: ir.Value, token: ir.Value, wanted: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """The candidates -> logits and tokens (R, n) of the likeliest."""
+    op, last = tape.op, constant(tape, [1])
+    products = op("Mul", [op("Gather", [x, row]), op("Gather", [weight, token])])
+    logits = op("ReduceSum", [products, last], {"keepdims": 0})
+    size = op("Squeeze", [op("Shape", [x], {"end": 1})])
+    each = op("Range", [constant(tape, 0), size, constant(tape, 1)])
+    own = op("Equal", [op("Unsqueeze", [each, last]), row])  # (R, C)
+    table = op("Where", [own, logits, constant(tape, np.float32(-np.inf))])
+    scores, places = tape.op_multi_out("TopK", [table, wanted], num_outputs=2)
+    return scores, op("Gather", [token, places])
+
+
+def constant(tape: ir.tape.Tape, value: object) -> ir.Value:
+    """A constant in the graph."""
+    array = np.asarray(value)
+    return tape.op("Constant", [], {"value": ir.tensor(array)})

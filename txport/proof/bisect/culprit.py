@@ -1,0 +1,199 @@
+"""The first place at which a bundle computes what PyTorch does not, and why.
+
+Every part of every graph is fed what PyTorch computed before it, so an error stays in the part where it arises, and
+a part that errs is named whatever comes before or after it. Then fault models are tried on its figures, and the
+exporter is run again, step by step, to see which step brought the error in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.errors import ParityError, TxportError, brief
+from txport.exporters.quantize import read_bits
+from txport.exporters.weights import graph_weights, held_weights, holding
+from txport.models.checkpoint import Checkpoint
+from txport.models.transformer import Transformer
+from txport.proof.bisect.causes import cause_of
+from txport.proof.bisect.evidence import Evidence, WrongWeight, place_of
+from txport.proof.bisect.faults.common import describe_weight
+from txport.proof.bisect.matrices import badly_quantised, describe_rounding, linear_inputs, roundings
+from txport.proof.bisect.nodes import guilty_node
+from txport.proof.bisect.optimiser import Miscompiled, miscompiled
+from txport.proof.bisect.origin import origin
+from txport.proof.bisect.parts import describe
+from txport.proof.bisect.probe import Finding, Observation, Probe, find, observations, probe_file
+from txport.proof.parity.cases import draw_cases
+from txport.proof.parity.exact import Exact
+from txport.proof.parity.measures import Comparison, finite
+from txport.proof.parity.replay import Reference
+from txport.proof.parity.weights import WEIGHTED
+
+# Steps of its own grid that a quantised weight may lie from the checkpoint's: by rounding half a step; in 4 bits the
+# largest of a block may be cut. Whether the grid is good is for `badly_quantised` to say.
+OWN_STEPS = {8: 0.501, 4: 2.1}
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """What a bundle does wrong first: where, of what kind, and with which figures."""
+
+    graph: str
+    where: str
+    kind: str
+    what: str
+    node: str = ""  # the first one that gives what PyTorch has nowhere
+    origin: str = ""  # the step of the export that brought it in
+    figures: dict[str, Any] = field(default_factory=dict)
+    also: tuple[str, ...] = ()  # other places that err by themselves
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; NaN and infinity as strings, which JSON has no numbers for."""
+        values = asdict(self)
+        return {**values, "figures": finite(self.figures)}
+
+    def describe(self) -> str:
+        """In one line."""
+        return f"{self.where}: {self.what} ({self.kind})"
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """What to show: a word and the rest of the line."""
+        yield "culprit", self.where + (f" (the {self.graph} graph)" if self.graph else "")
+        yield "kind", self.kind
+        yield "what", self.what
+        if "max_abs" in self.figures:
+            yield "figures", _describe_figures(self.figures)
+        named = {"node": self.node, "origin": self.origin, "also": "; ".join(self.also)}
+        yield from ((word, text) for word, text in named.items() if text)
+
+
+def _describe_figures(figures: Mapping[str, Any]) -> str:
+    where = f"case {figures['case']}, step {figures['step']}, {list(figures['index'])}"
+    values = f"{figures['actual']:.6g}, PyTorch {figures['expected']:.6g}"
+    cases = ", ".join(figures["cases"])
+    return f"off by {figures['max_abs']:.3g}, allowed {figures['allowed']:.2g} ({where}: {values}); in {cases}"
+
+
+def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int = 0) -> Culprit | None:
+    """The first culprit of a bundle that differs from its checkpoint; None if each part computes what PyTorch does.
+
+    `more` random cases are tried beyond the usual ones.
+
+    Raises `UnsupportedError` for another checkpoint than the bundle was made from, `ParityError` for graphs in which
+    nothing of it can be found.
+    """
+    bundle.require_source(checkpoint.name, checkpoint.sha256)
+    load_bundle(bundle.path)
+    try:
+        return _bisect(bundle, checkpoint, seed, more)
+    except (TxportError, MemoryError):
+        raise
+    except Exception as error:  # a graph can be so odd that nobody can read it
+        what = f"{type(error).__name__}: {brief(error)}"
+        raise ParityError(f"the graphs of {bundle.path} can't be taken apart ({what}); export it again") from error
+
+
+def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:
+    held = holding(bundle, checkpoint).model
+    reference = Reference(Exact.of(held, bundle.manifest.precision), bundle.manifest)
+    cases = draw_cases(bundle, seed, more)
+    probes = {role: probe_file(bundle, role) for role in bundle.manifest.graphs if role in WEIGHTED}
+    failures: list[tuple[Probe, ParityError]] = []
+    findings = find(_running(observations(probes, reference, cases, seed), failures))
+    wrong = wrong_weights(bundle, checkpoint.model)
+    if findings:
+        culprit = _explain(findings, held, wrong)
+        return replace(culprit, origin=origin(findings[0], held, bundle.manifest))
+    if failures:
+        role = failures[0][0].role
+        return Culprit(role, f"the {role} graph", "crash", str(failures[0][1]))
+    if wrong:
+        return _weight(wrong)
+    if bundle.manifest.quantization and (rounded := _rounded(bundle, checkpoint, seed)):
+        return rounded
+    return _optimised(miscompiled(bundle, probes, reference, cases, seed))
+
+
+def _running(
+    pairs: Iterable[tuple[Probe, Observation | ParityError]], failures: list[tuple[Probe, ParityError]]
+) -> Iterator[tuple[Probe, Observation]]:
+    """The calls that run; the others are noted."""
+    for probe, result in pairs:
+        if isinstance(result, ParityError):
+            failures.append((probe, result))
+        else:
+            yield probe, result
+
+
+def wrong_weights(bundle: Bundle, model: Transformer) -> dict[str, WrongWeight]:
+    """Weights and tables that are not the checkpoint's, by its own name for them, in its order."""
+    known: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    known.update((name, each) for name, each in model.named_buffers() if name.endswith(".positions"))
+    names = {id(tensor): name for name, tensor in reversed(known.items())}
+    wrong: dict[str, WrongWeight] = {}
+    for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
+        for held in (held for held in held_weights(graph_weights(bundle.file(role))) if held.name in known):
+            expected = known[held.name].detach().numpy().astype(bundle.manifest.dtype)
+            limit = 0.0 if held.form is None or held.steps is None else OWN_STEPS[read_bits(held.form)] * held.steps
+            if held.values.shape != expected.shape or not np.all(np.abs(held.values - expected) <= limit):
+                wrong[names[id(known[held.name])]] = WrongWeight(held.name, held.values, expected)
+    return {name: wrong[name] for name in known if name in wrong}
+
+
+def _explain(findings: list[Finding], model: Transformer, wrong: Mapping[str, WrongWeight]) -> Culprit:
+    first, *others = (Evidence(finding, model, wrong) for finding in findings)
+    cause = cause_of(first)
+    also = tuple(dict.fromkeys(place_of(each) for each in others))
+    return Culprit(
+        graph=first.finding.probe.role,
+        where=place_of(first),
+        kind=cause.kind,
+        what=cause.what,
+        node=guilty_node(first),
+        figures=_figures(first.finding.worst, first.finding.cases),
+        also=also,
+    )
+
+
+def _figures(worst: Comparison, cases: Sequence[str]) -> dict[str, Any]:
+    kept = ("case", "step", "index", "expected", "actual", "max_abs", "allowed", "relative")
+    return {**{name: getattr(worst, name) for name in kept}, "cases": tuple(cases)}
+
+
+def _weight(wrong: Mapping[str, WrongWeight]) -> Culprit:
+    first, *others = wrong.values()
+    cause = describe_weight(first)
+    module = first.name.removesuffix(".weight").removesuffix(".bias").removesuffix(".positions")
+    return Culprit("", describe([module]), cause.kind, cause.what, also=tuple(each.name for each in others))
+
+
+def _optimised(found: Miscompiled | None) -> Culprit | None:
+    """A graph that is right, and wrong in the hands of ONNX Runtime."""
+    if found is None:
+        return None
+    what = f"{found.worst.tensor} is right without ONNX Runtime's optimiser and wrong from its level {found.level!r} on"
+    figures = _figures(found.worst, (found.worst.case,))
+    return Culprit(found.role, "ONNX Runtime's optimiser", "optimiser", what, figures=figures)
+
+
+def _rounded(bundle: Bundle, checkpoint: Checkpoint, seed: int) -> Culprit | None:
+    """The matrix that its few bits harm more than they need, or than they harm the others."""
+    reference = Reference(Exact.of(checkpoint.model), bundle.manifest)
+    calls = (call for case in draw_cases(bundle, seed) for call in reference.replay(case, seed))
+    found = roundings(bundle, checkpoint.model, linear_inputs(reference.model, calls))
+    bad = badly_quantised(found)
+    if bad is None:
+        return None
+    return Culprit(
+        graph="",
+        where=describe([bad.name.removesuffix(".weight")]),
+        kind="quantisation",
+        what=describe_rounding(bad, found),
+        figures={**asdict(bad), "errors": {each.name: each.error for each in found}},
+    )

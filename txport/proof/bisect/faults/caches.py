@@ -1,0 +1,57 @@
+"""Faults of a cache that is not what PyTorch hands on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.proof.bisect.evidence import Cause, Evidence
+
+Array = NDArray[Any]
+
+
+def swapped_ports(evidence: Evidence) -> Cause | None:
+    """A cache that holds, or goes on from, what belongs to another."""
+    own = evidence.module
+    call = evidence.finding.observation.call
+    for name, array in call.expected.items():
+        if name != own and array.shape == evidence.seen.shape and evidence.explains(array):
+            return Cause("cache", f"it holds what belongs in {name}")
+    for name, hypothesis in _continued(own, call.inputs, call.expected):
+        if hypothesis.shape == evidence.seen.shape and evidence.explains(hypothesis):
+            return Cause("cache", name)
+    return None
+
+
+def _continued(own: str, inputs: Mapping[str, Array], expected: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """What a cache would be if it went on from another's past, or got another's new places."""
+    past = own.replace("present", "past_key_values" if own in expected and own.count(".") == 3 else "past")
+    if past not in inputs:
+        return
+    right, before = expected[own], inputs[past]
+    new = _new_places(right, before)
+    for name, other in inputs.items():
+        if name != past and other.shape == before.shape and other.ndim == right.ndim:
+            hypothesis = right.copy()
+            old = ~new[: other.shape[0], :, : other.shape[2]]
+            hypothesis[:, :, : other.shape[2]] = np.where(old, other, hypothesis[:, :, : other.shape[2]])
+            yield f"it goes on from {name} in place of {past}", hypothesis
+    for name, other in expected.items():
+        if name != own and other.shape == right.shape:
+            yield f"it gets the new places of {name}", np.where(new, other, right)
+    for by in (1, -1):
+        edge = new[:, :, -1 if by > 0 else 0]  # what would fall off there
+        if before.shape == right.shape and not edge.any():
+            hypothesis = np.where(np.roll(new, by, axis=2), np.roll(right, by, axis=2), before)
+            yield f"a new place is written one {'after' if by > 0 else 'before'} its own", hypothesis
+
+
+def _new_places(right: Array, before: Array) -> Array:
+    """Which places of a cache a call fills: what lies beyond the past, or differs from it."""
+    new = np.ones(right.shape, dtype=bool)
+    size = before.shape[2]
+    new[:, :, :size] = (right[:, :, :size] != before).any(axis=(1, 3), keepdims=True)
+    return new

@@ -1,0 +1,101 @@
+"""The quantised matrices of a bundle, worst first, by what their rounding does to the products they are in.
+
+Rounding to a grid of step s leaves an error of s / sqrt(12), and a product with x one of sqrt(sum of (s x)^2 / 12).
+How fine the grid can be follows from the largest weight of a row or a block, so a matrix on a coarser one is badly
+quantised; one whose largest weights lie far from the rest is ill suited to so few bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from txport.bundles.bundle import Bundle
+from txport.exporters.quantize import read_bits
+from txport.exporters.weights import graph_weights, held_weights
+from txport.models.transformer import Transformer
+from txport.proof.bisect.taps import recording
+from txport.proof.parity.weights import COARSE, finest
+
+Array = NDArray[Any]
+
+ROWS_ENOUGH = 512
+ILL_SUITED, BEYOND_OTHERS = 0.1, 5.0  # of the product; times the middle one of the others
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """One quantised matrix: its error and what its bits would leave, as shares of the product, root mean squares."""
+
+    name: str
+    form: str
+    error: float
+    possible: float
+
+    @property
+    def coarseness(self) -> float:
+        """How many times the error that its bits would leave."""
+        return self.error / max(self.possible, 1e-30)
+
+
+def roundings(bundle: Bundle, model: Transformer, inputs: Mapping[str, Array]) -> list[Rounding]:
+    """Every quantised matrix of a bundle, those of the largest error first; `inputs` (rows, in) by module."""
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    found: dict[str, Rounding] = {}
+    for role in bundle.manifest.graphs:
+        for held in held_weights(graph_weights(bundle.file(role))):
+            if held.form is not None and held.name not in found:
+                expected = weights[held.name].detach().numpy().astype(np.float64)
+                x = inputs.get(held.name.removesuffix(".weight"))
+                found[held.name] = _rounding(held.name, held.form, held.values, expected, x)
+    return sorted(found.values(), key=lambda each: -each.error)
+
+
+def _rounding(name: str, form: str, held: Array, expected: Array, x: Array | None) -> Rounding:
+    """The errors of one matrix (out, in); of itself, where nothing is multiplied with it."""
+    x = np.eye(expected.shape[1]) if x is None else x.astype(np.float64)
+    size = max(float(np.sqrt(np.square(x @ expected.T).mean())), 1e-30)
+    error = float(np.sqrt(np.square(x @ (held - expected).T).mean()))
+    possible = float(np.sqrt((np.square(x) @ np.square(finest(expected, form)).T).mean() / 12))
+    return Rounding(name, form, error / size, possible / size)
+
+
+def badly_quantised(found: Sequence[Rounding]) -> Rounding | None:
+    """The matrix on the coarsest grid for its bits, else the one that is ill suited to them; None if all are well."""
+    coarsest = max(found, key=lambda each: each.coarseness)
+    if coarsest.coarseness > COARSE:
+        return coarsest
+    return next((each for each in found if each.error > max(ILL_SUITED, BEYOND_OTHERS * _middle(each, found))), None)
+
+
+def _middle(one: Rounding, found: Sequence[Rounding]) -> float:
+    """The middle error of the matrices that are held in as many bits: 4 leave sixteen times the error of 8."""
+    return float(np.median([each.error for each in found if read_bits(each.form) == read_bits(one.form)]))
+
+
+def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:
+    """What is wrong with a matrix, beside the worst of the others."""
+    others = [each for each in found if each is not bad]
+    beside = f"; the worst of the others, {others[0].name}, by {others[0].error:.2%}" if others else ""
+    if bad.coarseness > COARSE:
+        why = f"{bad.coarseness:.3g} times what {bad.form} leave"
+    else:
+        why = f"a few large weights leave too few steps of {bad.form} to the rest"
+    return f"rounding {bad.name} changes its product by {bad.error:.2%}, {why}{beside}"
+
+
+def linear_inputs(model: Transformer, calls: Iterable[object]) -> dict[str, Array]:
+    """What goes into each linear map of the model that replays `calls`: (rows, in), at most `ROWS_ENOUGH` rows."""
+    found: dict[str, list[Array]] = {}
+    with recording(model) as record:
+        for _ in calls:
+            for name, (x, _) in record.items():
+                if isinstance(model.get_submodule(name), nn.Linear):
+                    found.setdefault(name, []).append(x.reshape(-1, x.shape[-1])[:ROWS_ENOUGH])
+            record.clear()
+    return {name: np.concatenate(rows)[:ROWS_ENOUGH] for name, rows in found.items()}

@@ -1,0 +1,105 @@
+"""The node within a part that errs: the first one that gives what PyTorch has nowhere in that part.
+
+PyTorch's own values inside a part are known up to their layout, so values are compared sorted; what is masked counts
+as equal however far below the rest it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from txport.proof.bisect.evidence import Evidence, part_of
+from txport.proof.bisect.faults.attention import inner_values, read_by
+from txport.proof.bisect.faults.embeddings import position_rows
+from txport.proof.bisect.taps import Runner, isolate, show
+
+Array = NDArray[Any]
+
+MASKED = -1e3  # no score lies so low
+MASK_VALUES = (0.0, 1.0, MASKED)
+
+
+def guilty_node(evidence: Evidence) -> str:
+    """Name, operator and plain attributes of the first node that errs, or of the last one of the part."""
+    if not evidence.span.nodes:
+        return ""
+    known = [_sorted(each) for each in _known(evidence)]
+    values = _run(evidence)
+    allowed = max(evidence.finding.worst.allowed, 1e-30)
+    for node in evidence.span.nodes:
+        for output in node.outputs:
+            value = values.get(str(output.name))
+            if value is not None and not _is_known(_sorted(value), known, allowed):
+                return _describe(node)
+    return _describe(evidence.span.nodes[-1])
+
+
+def _run(evidence: Evidence) -> dict[str, Array]:
+    """What each node of the part gives for PyTorch's values; numbers only, and only what depends on an input."""
+    finding = evidence.finding
+    model = finding.probe.load()
+    names = [str(value.name) for node in evidence.span.nodes for value in node.outputs]
+    show(model, names)
+    isolate(model, finding.probe.taps, "float16" if finding.probe.precision == "fp16" else "float32")
+    shown = Runner(model, finding.probe.folder).run(finding.observation.feed)
+    varying = _varying(evidence)
+    return {name: shown[name] for name in names if name in varying and shown[name].dtype.kind == "f"}
+
+
+def _varying(evidence: Evidence) -> set[str]:
+    """Values that depend on what the part reads; the others are weights in another layout."""
+    found = {*evidence.span.reads, *evidence.span.inputs}
+    for node in evidence.span.nodes:
+        if any(value is not None and value.name in found for value in node.inputs):
+            found.update(str(value.name) for value in node.outputs)
+    return found
+
+
+def _sorted(value: Array) -> Array:
+    return np.sort(np.maximum(np.nan_to_num(value.astype(np.float64), nan=np.inf), MASKED), axis=None)
+
+
+def _is_known(value: Array, known: list[Array], allowed: float) -> bool:
+    if value.size < 2 or np.isin(value, MASK_VALUES).all():
+        return True
+    return any(each.size == value.size and np.abs(each - value).max() <= allowed for each in known)
+
+
+def _known(evidence: Evidence) -> Iterator[Array]:
+    """Every value that PyTorch has in this part."""
+    yield evidence.expected
+    yield from evidence.reads.values()
+    yield from evidence.finding.observation.call.inputs.values()
+    part = part_of(evidence)
+    if part == "attention":
+        yield from inner_values(read_by(evidence))
+    elif part == "embedding":
+        yield from position_rows(evidence)
+    elif part == "activation":
+        yield from _activated(torch.from_numpy(evidence.before_activation).double())
+    elif part == "linear":
+        biases: list[Any] = [evidence.model.get_submodule(module).bias for module in evidence.finding.tap.modules]
+        if all(isinstance(bias, torch.Tensor) for bias in biases):
+            yield evidence.expected - np.concatenate([bias.detach().numpy() for bias in biases])
+
+
+def _activated(x: torch.Tensor) -> Iterator[Array]:
+    """The steps of relu, gelu and silu."""
+    error = torch.erf(x / 2**0.5)
+    steps = (x / 2**0.5, error, 1 + error, (1 + error) / 2, x * (1 + error), torch.sigmoid(x), F.relu(x))
+    yield from (each.numpy() for each in steps)
+
+
+def _describe(node: ir.Node) -> str:
+    kinds = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING)
+    values = {name: each.value for name, each in node.attributes.items() if each.type in kinds}
+    plain = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()]
+    attributes = f" ({', '.join(plain)})" if plain else ""
+    return f"{node.op_type} {node.name or node.outputs[0].name!r}{attributes}"

@@ -1,0 +1,61 @@
+"""Whether ONNX Runtime's own optimiser makes a sound graph wrong, and from which of its levels on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_ir
+from txport.proof.bisect.taps import Runner
+from txport.proof.parity.calls import compare_call
+from txport.proof.parity.cases import Case
+from txport.proof.parity.measures import Comparison, badness
+from txport.proof.parity.replay import Call, Reference
+from txport.proof.parity.tolerances import tolerance_of
+from txport.runtimes.onnx_runtime import ort
+
+LEVELS = {
+    "no": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+
+@dataclass(frozen=True)
+class Miscompiled:
+    """A graph that is right as it stands and wrong once it is optimised."""
+
+    role: str
+    level: str
+    worst: Comparison
+
+
+def miscompiled(
+    bundle: Bundle, roles: Iterable[str], reference: Reference, cases: Iterable[Case], seed: int
+) -> Miscompiled | None:
+    """The first output that differs from PyTorch with every optimisation, but not with none."""
+    runners = {role: {level: _runner(bundle, role, level) for level in ("no", "all")} for role in roles}
+    for case in cases:
+        for call in reference.replay(case, seed):
+            found = _breach(case, call, runners[call.role]["all"], reference)
+            if found is None or _breach(case, call, runners[call.role]["no"], reference) is not None:
+                continue
+            for level in LEVELS:
+                worst = _breach(case, call, _runner(bundle, call.role, level), reference)
+                if worst is not None:
+                    return Miscompiled(call.role, level, worst)
+    return None
+
+
+def _runner(bundle: Bundle, role: str, level: str) -> Runner:
+    file = bundle.file(role)
+    return Runner(read_ir(file), file.parent, LEVELS[level])
+
+
+def _breach(case: Case, call: Call, runner: Runner, reference: Reference) -> Comparison | None:
+    """The output that differs most, if any differs too much."""
+    tolerance = tolerance_of(reference.manifest.precision)
+    found = compare_call(case, "ort", call, runner.run(call.inputs), reference, tolerance)
+    return max((each for each in found if not each.passed), key=badness, default=None)

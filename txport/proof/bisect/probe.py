@@ -1,0 +1,177 @@
+"""What a graph computes at its taps when everything before each of them is right."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_ir
+from txport.errors import ParityError, brief
+from txport.proof.bisect.taps import OUT, Runner, Tap, find_taps, isolate, recording, show, truth
+from txport.proof.parity.cases import Case
+from txport.proof.parity.measures import Comparison, badness, compare
+from txport.proof.parity.replay import Call, Reference
+from txport.proof.parity.tolerances import tolerance_of
+
+Array = NDArray[Any]
+
+# How far one part of a model may be from PyTorch, over its largest value, when what it reads is PyTorch's: it has no
+# errors of others to carry. Beyond that, so many times what changes if all that it reads is rounded otherwise: sharp
+# attention and small differences of large numbers tell the last bit of what they read.
+LOCAL = {"fp32": 1e-5, "fp16": 4e-3, "int8": 1e-5, "int4": 1e-5}
+SHAKEN = 16.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One graph that shows its taps, as it is and isolated."""
+
+    role: str
+    precision: str
+    folder: Path  # of its weights
+    load: Callable[[], ir.Model]
+    taps: tuple[Tap, ...]
+    free: Runner
+    isolated: Runner
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One call of one graph: PyTorch's values by tap, and the graph's, each computed from PyTorch's."""
+
+    case: str
+    call: Call
+    record: Mapping[str, tuple[Array, Array]]
+    feed: Mapping[str, Array]  # all inputs of the isolated graph
+    truths: Mapping[Tap, Array]
+    seen: Mapping[Tap, Array]
+    run: Callable[[Mapping[str, Array]], dict[str, Array]]  # the isolated graph: a feed -> values by name
+
+    @cached_property
+    def _shaken(self) -> dict[str, Array]:
+        """What the graph gives where each number that it reads is one that stands beside it."""
+        rng = np.random.default_rng(0)
+
+        def beside(values: Array) -> Array:
+            towards = np.where(rng.random(values.shape) < 0.5, -np.inf, np.inf).astype(values.dtype)
+            other: Array = np.nextafter(values, towards)
+            return other
+
+        return self.run({name: beside(each) if each.dtype.kind == "f" else each for name, each in self.feed.items()})
+
+    def noise(self, tap: Tap) -> float:
+        """How much a tap changes when all that the graph reads is rounded otherwise."""
+        shaken, seen = self._shaken.get(tap.value), self.seen[tap]
+        if shaken is None or shaken.shape != seen.shape:
+            return 0.0
+        change = np.abs(shaken.astype(np.float64) - seen.astype(np.float64)).max(initial=0.0)
+        return float(np.nan_to_num(change, nan=0.0, posinf=0.0))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A tap at which a graph errs: where most, and in which cases."""
+
+    probe: Probe
+    tap: Tap
+    worst: Comparison
+    observation: Observation
+    cases: tuple[str, ...]
+
+
+def make_probe(load: Callable[[], ir.Model], role: str, precision: str, dtype: str, folder: Path) -> Probe:
+    """Two sessions of a graph: one that shows its taps, one that also reads PyTorch's values there."""
+    plain, isolated = load(), load()
+    taps = find_taps(plain, role)
+    for model in (plain, isolated):
+        show(model, [tap.value for tap in taps])
+    isolate(isolated, taps, dtype)
+    return Probe(role, precision, folder, load, tuple(taps), Runner(plain, folder), Runner(isolated, folder))
+
+
+def probe_file(bundle: Bundle, role: str) -> Probe:
+    """A graph of a bundle as it lies on disk."""
+    file, manifest = bundle.file(role), bundle.manifest
+    return make_probe(lambda: read_ir(file), role, manifest.precision, manifest.dtype, file.parent)
+
+
+def observations(
+    probes: Mapping[str, Probe], reference: Reference, cases: Iterable[Case], seed: int
+) -> Iterator[tuple[Probe, Observation | ParityError]]:
+    """Every call of every case, on the graph of its role; the error where it does not run."""
+    with recording(reference.model) as record:
+        for case in cases:
+            for call in reference.replay(case, seed):
+                probe = probes[call.role]
+                try:
+                    yield probe, observe(probe, case.name, call, dict(record))
+                except Exception as error:  # ONNX Runtime has errors of its own
+                    where = f"case {case.name}, step {call.step}: the {probe.role} graph does not run"
+                    yield probe, ParityError(f"{where}: {brief(error)}")
+                record.clear()
+
+
+def observe(probe: Probe, case: str, call: Call, record: Mapping[str, tuple[Array, Array]]) -> Observation:
+    """Run a graph once as it is, for the shapes, and once with PyTorch's values at every tap."""
+    free = {**call.inputs, **probe.free.run(call.inputs)}
+    truths: dict[Tap, Array] = {}
+    feed = dict(call.inputs)
+    for tap in probe.taps:
+        expected, like = truth(tap, record, call.expected), free[tap.value]
+        if expected is not None:
+            truths[tap] = expected.reshape(like.shape) if expected.size == like.size else expected
+        feed[tap.given] = truths[tap].astype(like.dtype) if expected is not None else like
+    outputs = {**call.inputs, **probe.isolated.run(feed)}
+    seen = {tap: outputs[tap.value] for tap in truths}
+    return Observation(case, call, record, feed, truths, seen, probe.isolated.run)
+
+
+def compare_tap(tap: Tap, observation: Observation, precision: str) -> Comparison:
+    """One tap with what is allowed there: in 8 or 4 bits, a product's activations are rounded too."""
+    expected, seen = observation.truths[tap], observation.seen[tap]
+    allowed = LOCAL[precision] * float(np.abs(expected).max(initial=0.0))
+    rounded = tap.quantized and tap.side == OUT
+    limits = (np.inf, tolerance_of(precision).rms) if rounded else (allowed, None)
+    where = (observation.case, "ort", observation.call.step, tap.name)
+    found = compare(*where, expected, seen, limits[0], rms=limits[1])
+    if found.passed or rounded:
+        return found
+    return dataclasses.replace(found, allowed=max(allowed, SHAKEN * observation.noise(tap)))
+
+
+def find(pairs: Iterable[tuple[Probe, Observation]]) -> list[Finding]:
+    """The taps that err, in the order of the graphs; of several taps of one value only the first."""
+    bad: dict[tuple[str, Tap], Finding] = {}
+    for probe, observation in pairs:
+        for tap in observation.truths:
+            worst = compare_tap(tap, observation, probe.precision)
+            if not worst.passed:
+                found = Finding(probe, tap, worst, observation, (observation.case,))
+                bad[probe.role, tap] = _join(bad.get((probe.role, tap), found), found)
+    return in_order(list(bad.values()))
+
+
+def _join(one: Finding, other: Finding) -> Finding:
+    """The worse of two at one tap, with the cases of both."""
+    cases = tuple(dict.fromkeys((*one.cases, *other.cases)))
+    worse = other if badness(other.worst) > badness(one.worst) else one
+    return dataclasses.replace(worse, cases=cases)
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """As the graphs compute them, the encoder first; an equal value is named once."""
+    roles = list(dict.fromkeys(each.probe.role for each in findings))
+    order = sorted(findings, key=lambda each: (roles.index(each.probe.role), each.probe.taps.index(each.tap)))
+    first: dict[tuple[str, str], Finding] = {}
+    for each in order:
+        first.setdefault((each.probe.role, each.tap.value), each)
+    return list(first.values())

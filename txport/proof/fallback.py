@@ -1,0 +1,123 @@
+"""The fallback of a quantised bundle that differs from PyTorch: the matrices that err most are kept in fp32."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from txport.bundles.bundle import Bundle, seal
+from txport.bundles.manifest import percent
+from txport.errors import ParityError
+from txport.exporters.fusions import split_name
+from txport.exporters.quantize import PLAIN
+from txport.exporters.weights import holding
+from txport.models.checkpoint import Checkpoint
+from txport.models.transformer import Transformer
+from txport.proof.bisect.matrices import linear_inputs, roundings
+from txport.proof.bisect.probe import Observation, Probe, compare_tap, observations, probe_file
+from txport.proof.bisect.taps import OUT
+from txport.proof.parity.cases import draw_cases
+from txport.proof.parity.exact import Exact
+from txport.proof.parity.replay import Reference
+from txport.proof.parity.weights import WEIGHTED, first_names
+from txport.proof.proven import prove, write
+from txport.proof.reports.report import Report
+
+Errors = dict[str, float]
+
+NAMED = 3  # matrices that a refusal names
+
+
+def fall_back_to_fp32(
+    bundle: Bundle, report: Report, checkpoint: Checkpoint, progress: Callable[[str], None], *, limit: float, **how: Any
+) -> tuple[Bundle, Report]:
+    """Write a bundle that failed anew, with more and more in fp32: one matrix, then as many again each time.
+
+    `how` is what it was written with. -> the first that passes, its manifest saying what was kept and at what cost;
+    or, if not even that helps, one with all in fp32. Raises `ParityError` before more than the share `limit` of the
+    weights would stay in fp32.
+    """
+    size, kept, forms = bundle.size, list[str](), bundle.manifest.quantization
+    while not report.passed and (worst := [name for name in worst_matrices(bundle, checkpoint) if name not in kept]):
+        wanted = [kept + worst[: count + 1] for count in range(max(1, len(kept)))]
+        fitting = [each for each in wanted if kept_share(checkpoint.model, forms, each) <= limit]
+        if not fitting:
+            raise ParityError(beyond(checkpoint, report, forms, kept, worst, limit))
+        more = fitting[-1][len(kept) :]
+        kept += more
+        progress(f"it differs; {', '.join(more)} in fp32, and again")
+        shutil.rmtree(bundle.path / "onnx")
+        bundle, report = prove(write(checkpoint, bundle.path, keep=aliases(checkpoint.model, kept), **how), checkpoint)
+    share = kept_share(checkpoint.model, forms, kept)
+    record = {"kept": kept, "share": share, "limit": limit, "bytes": bundle.size, "bytes_before": size}
+    sealed = seal(bundle.path, dataclasses.replace(bundle.manifest, kept_in_fp32=record))
+    return dataclasses.replace(sealed, measured=bundle.measured), report
+
+
+def kept_share(model: Transformer, matrices: Iterable[str], kept: Iterable[str]) -> float:
+    """Of the weights in `matrices`, as a graph calls those that its precision quantises, the share in fp32.
+
+    Beside `kept`, that is what is packed with them; a tied tensor counts once.
+    """
+    first, parameters = first_names(model), dict(model.named_parameters())
+    packs = [{first[part] for part in split_name(name)} for name in matrices]
+    names = {first[name] for name in kept}
+    every, plain = (
+        sum(parameters[name].numel() for name in set[str]().union(*some))
+        for some in (packs, [pack for pack in packs if pack & names])
+    )
+    return plain / every
+
+
+def beyond(
+    checkpoint: Checkpoint, report: Report, matrices: Iterable[str], kept: list[str], worst: list[str], limit: float
+) -> str:
+    """Why no more is kept in fp32, and what to do instead."""
+    now, then = (percent(kept_share(checkpoint.model, matrices, names)) for names in (kept, [*kept, worst[0]]))
+    others = f" (then {', '.join(worst[1:NAMED])})" if worst[1:] else ""
+    return (
+        f"the export of {checkpoint.name} differs from PyTorch with {now} of its weights in fp32: "
+        f"{report.describe_worst()}; keeping what errs most, {worst[0]}{others}, would make it {then}, above the limit "
+        f"of {percent(limit)}: export with --precision fp32, or with a higher --auto-limit"
+    )
+
+
+def aliases(model: Transformer, names: Iterable[str]) -> set[str]:
+    """Every name of some weights; tied ones have several."""
+    first = first_names(model)
+    wanted = {first[name] for name in names}
+    return {name for name, each in first.items() if each in wanted}
+
+
+def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> list[str]:
+    """The weights that a bundle holds in few bits, those first whose products are furthest from PyTorch's.
+
+    The error of the weights, on what PyTorch multiplies with them, and that of the activations, seen in the graph.
+    """
+    cases, manifest = draw_cases(bundle, seed), bundle.manifest
+    exact = Reference(Exact.of(checkpoint.model), manifest)
+    calls = (call for case in cases for call in exact.replay(case, seed))
+    errors = {each.name: each.error for each in roundings(bundle, checkpoint.model, linear_inputs(exact.model, calls))}
+    held = Reference(Exact.of(holding(bundle, checkpoint).model), manifest)
+    probes = {role: probe_file(bundle, role) for role in manifest.graphs if role in WEIGHTED}
+    seen = activation_errors(observations(probes, held, cases, seed), manifest.precision)
+    quantised = {part for name, form in manifest.quantization.items() if form != PLAIN for part in split_name(name)}
+    total = {name: float(np.hypot(errors.get(name, 0.0), seen.get(name, 0.0))) for name in quantised}
+    return sorted(total, key=lambda name: (-np.nan_to_num(total[name], nan=np.inf), name))
+
+
+def activation_errors(pairs: Iterable[tuple[Probe, Observation | ParityError]], precision: str) -> Errors:
+    """The largest error of each product of any case, as a share of it, when what it reads is right: by weight."""
+    found: Errors = {}
+    for _probe, observation in pairs:
+        if isinstance(observation, ParityError):
+            raise observation
+        for tap in (tap for tap in observation.truths if tap.quantized and tap.side == OUT):
+            error = compare_tap(tap, observation, precision).relative
+            for name in (f"{module}.weight" for module in tap.modules):
+                found[name] = float(np.fmax(found.get(name, 0.0), error))
+    return found

@@ -1,0 +1,86 @@
+"""One run of a graph against PyTorch's, output by output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.bundles.ports import IDS, LOG_PROBS, LOGITS
+from txport.proof.parity.cases import Case
+from txport.proof.parity.measures import Comparison, compare, wrong
+from txport.proof.parity.replay import Call, Reference
+from txport.proof.parity.tolerances import Tolerance
+
+Array = NDArray[Any]
+
+
+def compare_call(
+    case: Case, label: str, call: Call, actual: Mapping[str, Array], reference: Reference, tolerance: Tolerance
+) -> Iterator[Comparison]:
+    """Every output, and, where the graph chooses tokens, whether they have the scores that it says.
+
+    In a cache, the error counts over what is new: what lay there before is copied, and would hide it. That of the best
+    tokens' scores, which may all be nearly 0, counts over the logits that they come from.
+    """
+    size, top = _sizes(call)
+    own_scores = cache(partial(_own_scores, reference, call))
+    for tensor, values in call.expected.items():
+        is_score, new = tensor == LOG_PROBS, call.new_places(tensor)
+        largest = top if is_score else _largest(values if new is None else values[new])
+        about = (case.name, label, call.step, tensor, values)
+        allowed, rms = tolerance.allowed(largest), tolerance.allowed_rms
+        hold = partial(compare, *about, tolerance=allowed, rms=rms, over=new)
+        found = hold(actual=actual[tensor], least=size if is_score else 0.0)
+        own = own_scores if is_score else partial(_own, hold, reference, call, tensor)
+        yield tolerance.judge(found, largest, own)
+    if call.choices is not None:
+        found = _compare_choice(case, label, call, call.choices, size, tolerance.allowed(top), actual, tolerance)
+        yield tolerance.judge(found, top, own_scores)
+
+
+def _sizes(call: Call) -> tuple[float, float]:
+    """How large the scores of tokens are: the logits' root mean square, and the largest of them and of `choices`."""
+    scores = [each for each in (call.logits, call.choices) if each is not None]
+    return (_rms(scores[0]), max(map(_largest, scores))) if scores else (0.0, 0.0)
+
+
+def _own(hold: Callable[..., Comparison], reference: Reference, call: Call, tensor: str, draw: int) -> Comparison:
+    """PyTorch's own output in the precision, held against what is right."""
+    return hold(actual=reference.own(call, tensor, draw))
+
+
+def _own_scores(reference: Reference, call: Call, draw: int) -> Comparison:
+    """Log-probabilities are off by twice as much as logits: by their own, and by those that they are over."""
+    assert call.logits is not None
+    found = compare("", "", call.step, LOGITS, call.logits, reference.own(call, LOGITS, draw), 0.0)
+    return replace(found, max_abs=2 * found.max_abs, relative=2 * found.relative)
+
+
+def _compare_choice(
+    case: Case,
+    label: str,
+    call: Call,
+    choices: Array,
+    size: float,
+    allowed: float,
+    actual: Mapping[str, Array],
+    tolerance: Tolerance,
+) -> Comparison:
+    ids, values = actual[IDS], actual[LOG_PROBS]
+    if not ((ids >= 0) & (ids < choices.shape[1])).all():
+        return wrong(IDS, "are no tokens", case=case.name, runtime=label, step=call.step)
+    expected = np.take_along_axis(choices, ids, axis=1)
+    return compare(case.name, label, call.step, IDS, expected, values, allowed, rms=tolerance.allowed_rms, least=size)
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.square(values, dtype=np.float64).mean()))
+
+
+def _largest(values: Array) -> float:
+    return float(np.abs(values).max(initial=0.0))

@@ -1,0 +1,32 @@
+"""What search would find if logits were off by as much as they may be: a difference by that is no fault."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from txport.runtimes.base import Ints, Runtime, Scores, State, scores
+
+
+class Noisy:
+    """A runtime whose logits are moved at random, each by no more than a share of the largest."""
+
+    def __init__(self, runtime: Runtime, share: float, seed: int) -> None:
+        self._runtime, self._share = runtime, share
+        self._rng = np.random.default_rng(seed)
+
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+        """See `Runtime.start`."""
+        return self._runtime.start(source, source_lengths, max_length=max_length)
+
+    def step(
+        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True, align: bool = False
+    ) -> tuple[Scores, State]:
+        """See `Runtime.step`."""
+        found, state = self._runtime.step(tokens, state, align=align)
+        largest = np.abs(found.values).max(axis=1, keepdims=True)  # (R, 1)
+        moved = found.values + self._share * largest * self._rng.uniform(-1, 1, found.values.shape)
+        return scores(moved, top, normalise)._replace(attention=found.attention), state
+
+    def select(self, state: State, rows: Ints) -> State:
+        """See `Runtime.select`."""
+        return self._runtime.select(state, rows)

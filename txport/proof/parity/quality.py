@@ -1,0 +1,96 @@
+"""How well a bundle does its task: the share of texts whose output is none of their targets, beside PyTorch's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from txport.bundles.bundle import Bundle
+from txport.models.tokenizer import load_tokenizer
+from txport.proof.parity.tolerances import Tolerance
+from txport.runtimes.base import Runtime
+from txport.search.generate import generate
+from txport.search.options import SearchOptions
+
+BATCH = 64
+Texts = Mapping[str, Sequence[str]]  # text -> its targets
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Texts that came out wrong, by greedy search; `broken` are wrong on the runtime only, `mended` in PyTorch only.
+
+    `allowed` is by how many percentage points the runtime's rate may be worse.
+    """
+
+    runtime: str
+    texts: int
+    wrong: int
+    wrong_in_pytorch: int
+    broken: int
+    mended: int
+    allowed: float
+
+    @property
+    def rate(self) -> float:
+        """The error rate in percent: of words, the WER."""
+        return 100 * self.wrong / self.texts
+
+    @property
+    def reference(self) -> float:
+        """PyTorch's error rate in percent."""
+        return 100 * self.wrong_in_pytorch / self.texts
+
+    @property
+    def passed(self) -> bool:
+        """Whether the rate is not worse than is allowed."""
+        return self.rate - self.reference <= self.allowed
+
+    def describe(self) -> str:
+        """Both rates, in one line."""
+        rates = f"{self.rate:.2f} % of {self.texts} texts wrong, PyTorch {self.reference:.2f} %"
+        return f"{self.runtime}: {rates} ({self.broken} broken, {self.mended} mended, allowed +{self.allowed:.2f} %)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            **asdict(self),
+            "rate": round(self.rate, 3),
+            "reference": round(self.reference, 3),
+            "passed": self.passed,
+        }
+
+
+def digest_of(texts: Texts) -> str:
+    """The SHA-256 of texts and their targets, so that rates are only compared over the same ones."""
+    return hashlib.sha256(json.dumps([(text, list(each)) for text, each in texts.items()]).encode()).hexdigest()
+
+
+def right_ones(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[bool]:
+    """Whether the output of each text is one of its targets."""
+    config = bundle.manifest.config
+    tokenizer = load_tokenizer(bundle.path, config)
+    options = SearchOptions(max_new_tokens=config.max_length, scores=False)
+    encoded = [tokenizer.encode(text) for text in texts]
+    order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))
+    outputs: dict[int, str] = {}
+    for start in range(0, len(order), BATCH):
+        part = order[start : start + BATCH]
+        found = generate(runtime, [encoded[at] for at in part], config, options)
+        outputs |= {at: tokenizer.decode(each[0].tokens) for at, each in zip(part, found, strict=True)}
+    return [outputs[at] in targets for at, targets in enumerate(texts.values())]
+
+
+def compare_quality(label: str, actual: Sequence[bool], expected: Sequence[bool], tolerance: Tolerance) -> Quality:
+    """Error rates side by side.
+
+    To what the table allows come two standard errors of the difference: of few texts that change, chance decides
+    which way they go.
+    """
+    broken = sum(was and not now for was, now in zip(expected, actual, strict=True))
+    mended = sum(now and not was for was, now in zip(expected, actual, strict=True))
+    allowed = tolerance.points + 100 * 2 * (broken + mended) ** 0.5 / len(actual)
+    return Quality(label, len(actual), len(actual) - sum(actual), len(actual) - sum(expected), broken, mended, allowed)

@@ -1,0 +1,185 @@
+"""What search finds on a runtime against what it finds on PyTorch, and where a difference is only a near-tie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.models.config import TransformerConfig
+from txport.proof.parity.cases import Case
+from txport.proof.parity.exact import Exact
+from txport.proof.parity.noise import Noisy
+from txport.proof.parity.tolerances import DRAWS, Tolerance
+from txport.runtimes.base import Doubles, Runtime, log_softmax
+from txport.runtimes.pytorch import TorchRuntime
+from txport.search.generate import generate
+from txport.search.options import Found, SearchOptions
+
+Array = NDArray[Any]
+
+BEAMS = 4
+SEARCHES = {"greedy": 1, f"beam {BEAMS}": BEAMS}  # name -> beams
+NOISY_RUNS = 16
+TINY = 1e-30
+SHARES = (1.0, 0.1, 0.01)  # of the noise: as much as there may be hides what a little does
+
+
+@dataclass(frozen=True)
+class TokenComparison:
+    """The tokens of one kind of search in one case: rows equal, near-ties, and the first row that is wrong.
+
+    Rows after that one are not looked at, so they count as near-ties neither. `margin` is the gap in
+    PyTorch's own scores that was taken for a tie and comes closest to what may be, `noise` how far a logit may move
+    there.
+    """
+
+    case: str
+    runtime: str
+    search: str
+    rows: int
+    equal: int
+    near_ties: int
+    wrong: dict[str, Any] | None = None
+    margin: float = 0.0
+    noise: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether every row is equal, or as good as PyTorch's own within rounding."""
+        return self.equal + self.near_ties == self.rows
+
+    def describe(self) -> str:
+        """What is wrong, in one line."""
+        return f"{self.runtime}, case {self.case}: {self.search} tokens differ: {self.wrong}"
+
+
+def search_all(case: Case, runtime: Runtime, config: TransformerConfig) -> dict[str, list[Found]]:
+    """The best target of each source by each kind of search."""
+    if not case.search_tokens:
+        return {}
+    options = {name: _options(config, beams, case.search_tokens) for name, beams in SEARCHES.items()}
+    return {name: [each[0] for each in generate(runtime, case.sources, config, options[name])] for name in SEARCHES}
+
+
+def search_together(
+    cases: Sequence[Case], runtime: Runtime, config: TransformerConfig
+) -> dict[str, dict[str, list[Found]]]:
+    """As `search_all` for several cases at once, on a runtime in float64, which gives no row anything of the others."""
+    together: dict[str, dict[str, list[Found]]] = {case.name: {} for case in cases}
+    for tokens in {case.search_tokens for case in cases} - {0}:
+        chosen = [case for case in cases if case.search_tokens == tokens]
+        every = replace(chosen[0], sources=[source for case in chosen for source in case.sources])
+        for name, found in search_all(every, runtime, config).items():
+            rest = iter(found)
+            for case in chosen:
+                together[case.name][name] = list(islice(rest, len(case.sources)))
+    return together
+
+
+def _options(config: TransformerConfig, beams: int, tokens: int) -> SearchOptions:
+    return SearchOptions(max_new_tokens=min(tokens, config.max_length), beams=beams)
+
+
+def compare_search(
+    case: Case,
+    label: str,
+    runtime: Runtime,
+    expected: Mapping[str, Sequence[Found]],
+    exact: Exact,
+    tolerance: Tolerance,
+) -> Iterator[TokenComparison]:
+    """Greedy and beam tokens, row by row, with what PyTorch found; a row that differs passes only as a near-tie."""
+    for search, actual in search_all(case, runtime, exact.model.config).items():
+        wanted, ties, wrong = expected[search], list[Tie](), None
+        other = [row for row, (one, two) in enumerate(zip(wanted, actual, strict=True)) if one.tokens != two.tokens]
+        for row in other:
+            tie = near_tie(exact, case.sources[row], wanted[row], actual[row], SEARCHES[search], tolerance)
+            if tie is None:
+                wrong = {"row": row, "expected": wanted[row].tokens, "actual": actual[row].tokens}
+                break
+            ties.append(tie)
+        closest = max(ties, key=lambda tie: tie.margin / max(tie.noise, TINY), default=Tie(0.0, 0.0))
+        yield TokenComparison(
+            case=case.name,
+            runtime=label,
+            search=search,
+            rows=len(wanted),
+            equal=len(wanted) - len(other),
+            near_ties=len(ties),
+            wrong=wrong,
+            margin=closest.margin,
+            noise=closest.noise,
+        )
+
+
+class Tie(NamedTuple):
+    """By how much PyTorch prefers its own tokens, and how far a logit may move."""
+
+    margin: float
+    noise: float
+
+
+def near_tie(
+    exact: Exact, source: Sequence[int], expected: Found, actual: Found, beams: int, tolerance: Tolerance
+) -> Tie | None:
+    """How much better PyTorch's own tokens are, if noise explains that others were found; None if it does not.
+
+    Greedy: at the first token that differs, where both its logit and the other's may move by the noise; what comes
+    after it follows from another beginning. Beams: by the mean over the target, which ranks them, or, since search
+    may drop a beam at a tie, if PyTorch itself finds these tokens when its logits are moved by the noise. Where 8 or
+    4 bits make search prune others, they may also be better ones, or as good as what PyTorch then finds.
+    """
+    sources, targets = [source] * 2, [expected.tokens, actual.tokens]
+    logits = exact.logits(sources, targets)
+    scores = [token_log_probs(*pair) for pair in zip(logits, targets, strict=True)]
+    largest = float(max(np.abs(each).max() for each in logits))
+    own = max(exact.own_error(sources, targets, draw) for draw in range(DRAWS))
+    noise = tolerance.noise_of(largest, own)
+    if beams == 1:
+        pairs = enumerate(zip(expected.tokens, actual.tokens, strict=False))
+        first = next((at for at, (one, other) in pairs if one != other), None)
+        margin = np.inf if first is None else abs(float(scores[0][first] - scores[1][first]))
+        return Tie(margin, noise) if margin <= 2 * noise else None
+    worse = float(scores[0].mean() - scores[1].mean())
+    if (worse if tolerance.rms is not None else abs(worse)) <= noise:
+        return Tie(max(worse, 0.0), noise)
+    share, few_bits = noise / max(largest, TINY), tolerance.rms is not None
+    found = _found_in_noise(exact, source, expected, actual, beams, share, few_bits)
+    return Tie(abs(worse), noise) if found else None
+
+
+def _found_in_noise(
+    exact: Exact, source: Sequence[int], expected: Found, actual: Found, beams: int, noise: float, few_bits: bool
+) -> bool:
+    """Whether search on PyTorch, its logits moved by the noise, finds these tokens, or, in few bits, others as bad.
+
+    `noise` is over the largest logit.
+    """
+    config, runtime = exact.model.config, TorchRuntime(exact.model)
+    own = score_of(exact, source, actual.tokens).mean()
+    options = _options(config, beams, max(len(expected.tokens), len(actual.tokens)))
+    for share in SHARES:
+        found = generate(Noisy(runtime, share * noise, 0), [source] * NOISY_RUNS, config, options)
+        others = {tokens for (each, *_) in found if (tokens := each.tokens) != expected.tokens}
+        if actual.tokens in others:
+            return True
+        if few_bits and any(score_of(exact, source, tokens).mean() <= own for tokens in others):
+            return True
+    return False
+
+
+def score_of(exact: Exact, source: Sequence[int], tokens: Sequence[int]) -> Array:
+    """The log-probability of each token of a target, by PyTorch in float64."""
+    return token_log_probs(exact.logits([source], [tokens])[0], tokens)
+
+
+def token_log_probs(logits: Array, tokens: Sequence[int]) -> Array:
+    """The log-probability of each token, given the logits (T, V) before it."""
+    values: Doubles = logits.astype(np.float64)
+    chosen: Array = log_softmax(values, values[np.arange(len(values)), list(tokens)][:, None])[:, 0]
+    return chosen

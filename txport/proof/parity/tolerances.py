@@ -1,0 +1,149 @@
+"""How far a bundle may lie from what is right: a table, a line for each precision and provider, with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from txport.errors import UnsupportedError
+from txport.proof.parity.measures import Comparison
+
+ANY = "any other"
+DRAWS = 5  # times that PyTorch computes in the precision, at most: as it does, then with other last bits
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What counts as equal to what is right, which PyTorch computes in float64.
+
+    `largest` bounds the largest difference of a tensor, over its largest value; or a tensor may be off
+    by `own` times as much as PyTorch itself, which computes that very tensor in the bundle's precision. `rms`
+    bounds the root mean square of the error over that of the tensor, `place` the same over the logits at one place of a
+    target. `noise` is how far a logit may move on any machine, over the largest, or `rounding` times what the best
+    kernels are off by. `points` is by how many percentage points the task's error rate may be worse. `atol` and `rtol`
+    are the user's own, tighter bounds.
+    """
+
+    precision: str
+    provider: str
+    largest: float
+    own: float
+    noise: float
+    rounding: float
+    points: float
+    reason: str
+    rms: float | None = None
+    place: float | None = None
+    atol: float | None = None
+    rtol: float | None = None
+
+    def allowed(self, largest: float, own_error: float = 0.0) -> float:
+        """The largest difference that a tensor may have; infinite where only its RMS counts.
+
+        `largest` is the tensor's largest absolute value, `own_error` what PyTorch itself is off by in it.
+        """
+        limit = math.inf if self.rms is not None else max(self.largest * largest, self.own * own_error)
+        relative = None if self.rms is not None else self.rtol  # bounds the RMS there
+        if self.atol is None and relative is None:
+            return limit
+        return min(limit, (self.atol or 0.0) + (relative or 0.0) * largest)
+
+    def judge(self, found: Comparison, largest: float, own: Callable[[int], Comparison]) -> Comparison:
+        """A comparison that fails otherwise, by what PyTorch itself is off by in one of several draws.
+
+        Where only the RMS counts, it fails all the same, and says whether so few bits are too few for the model.
+        """
+        if found.passed or found.note:
+            return found
+        if self.rms is not None:
+            return dataclasses.replace(found, own_relative=max(own(draw).relative for draw in range(DRAWS)))
+        for draw in range(DRAWS):
+            error = own(draw).max_abs
+            if not np.isfinite(error):
+                break
+            found = dataclasses.replace(found, allowed=max(found.allowed, self.allowed(largest, error)))
+            if found.passed:
+                break
+        return found
+
+    def noise_of(self, largest: float, own_error: float) -> float:
+        """How far a logit may move, where the largest is so large and PyTorch itself is off by so much."""
+        floor = self.noise if self.rms is not None else self.largest
+        return max(floor * largest, self.own * own_error if np.isfinite(own_error) else 0.0)
+
+    def lasting_noise(self, largest: float, rounding_error: float) -> float:
+        """How far a logit may move on any machine, where the best kernels are off by so much."""
+        return max(self.noise * largest, self.rounding * rounding_error if np.isfinite(rounding_error) else 0.0)
+
+    @property
+    def allowed_rms(self) -> float | None:
+        """The largest RMS of the error over that of the tensor; None where it does not count."""
+        return _tighter(self.rms, self.rtol)
+
+    @property
+    def allowed_place(self) -> float | None:
+        """As `allowed_rms`, for the logits at one place of a target."""
+        return _tighter(self.place, self.rtol)
+
+    def tightened(self, atol: float | None, rtol: float | None) -> Tolerance:
+        """The same with bounds of the user's, where they are tighter.
+
+        Raises `UnsupportedError` for one that could tighten nothing.
+        """
+        most = self.rms or self.largest * LOOSEST
+        for name, given in (("atol", atol), ("rtol", rtol)):
+            if given is not None and not given > 0:
+                raise UnsupportedError(f"--{name} must be positive, got {given:g}")
+        if rtol is not None and not rtol <= most * (1 + 1e-9):
+            where = f"{self.precision} on {self.provider}"
+            fix = "an export that needs more is broken, or needs another --precision"
+            why = f"the most for {where} ({self.reason})"
+            raise UnsupportedError(f"--rtol {rtol:g} allows more than {most:g}, {why}; {fix}")
+        return dataclasses.replace(self, atol=atol, rtol=rtol)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a report records it: the bounds that count, and why."""
+        kept = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        if math.isinf(self.largest):
+            del kept["largest"]
+        return kept
+
+
+def _tighter(limit: float | None, given: float | None) -> float | None:
+    return limit if limit is None or given is None else min(limit, given)
+
+
+FP32 = "rounding in another order: 2e-6, or 8 times what PyTorch itself is off by in fp32, in that very tensor"
+FP16 = "11 bits of significand: 4e-3, or 4 times what PyTorch itself is off by in fp16, in that very tensor"
+INT8 = "held against PyTorch with the bundle's own weights: what is left are activations in 8 bits, in every product"
+LOOSEST = 50.0  # times `largest`, for what the user may ask for: PyTorch's own error counts too
+FP32_LIMITS = {"largest": 2e-6, "own": 8.0, "noise": 1e-4, "rounding": 64.0, "points": 0.1}
+FP16_LIMITS = {"largest": 4e-3, "own": 4.0, "noise": 2e-2, "rounding": 8.0, "points": 0.3}
+FEW_BITS = {"largest": math.inf, "own": 3.0, "noise": 1e-2, "rounding": 4.0, "rms": 1.5e-1, "place": 5e-1}
+TABLE = (
+    Tolerance("fp32", "cpu", reason=FP32, **FP32_LIMITS),
+    Tolerance("fp32", "cuda", reason="as on the CPU, since TF32 is off: its 10 bits would need 1e-3", **FP32_LIMITS),
+    Tolerance(
+        "fp32",
+        ANY,
+        reason="fp32 means fp32; one that computes in TF32 or bf16 by itself must not pass",
+        **FP32_LIMITS,
+    ),
+    Tolerance("fp16", "cpu", reason=FP16, **FP16_LIMITS),
+    Tolerance("fp16", ANY, reason="as on the CPU: fp16 is rounded alike, and sums in fp32 are finer", **FP16_LIMITS),
+    Tolerance("int8", ANY, reason=INT8, points=0.5, **FEW_BITS),
+    Tolerance("int4", ANY, reason=f"{INT8}, as in int8", points=1.0, **FEW_BITS),
+)
+
+
+def tolerance_of(
+    precision: str, provider: str = "cpu", atol: float | None = None, rtol: float | None = None
+) -> Tolerance:
+    """The line of the table, tightened where `atol` or `rtol` say so."""
+    lines = [each for each in TABLE if each.precision == precision and each.provider in (provider, ANY)]
+    return dataclasses.replace(lines[0], provider=provider).tightened(atol, rtol)

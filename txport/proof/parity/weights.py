@@ -1,0 +1,131 @@
+"""The weights inside the graphs against the checkpoint's: none altered, none missing, none that nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import DECODER, ENCODER, STEP
+from txport.exporters.fusions import split_name
+from txport.exporters.quantize import (
+    TINY,
+    WHOLE_ROWS,
+    lookup_name,
+    read_bits,
+    read_blocks,
+    read_name,
+    read_scales,
+    scale_name,
+)
+from txport.exporters.screening import shorten
+from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights
+from txport.models.checkpoint import Checkpoint, expected_tensors
+from txport.models.transformer import Transformer
+from txport.proof.parity.measures import WEIGHTS, Comparison, compare, wrong
+
+Array = NDArray[Any]
+
+WEIGHTED = (ENCODER, DECODER, STEP)
+# How far a quantised weight may lie from the checkpoint's, in the finest steps that its bits allow: by rounding, half a
+# step; in 4 bits the largest of a block may be cut so that the others are finer.
+STEPS = {8: 0.51, 4: 1.8}
+COARSE = 2.5  # times the error that the bits leave: more than chance in small matrices, less than two bits lost
+
+
+def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparison]:
+    """Each weight in each graph with the checkpoint's: bit for bit, or, if quantised, in the steps that its bits allow.
+
+    A tensor of the checkpoint that no graph holds fails, and so does a weight in a graph that is neither of the
+    checkpoint nor computed from it.
+    """
+    own, aliases, found = expected_tensors(checkpoint.model), first_names(checkpoint.model), set()
+    dtype = np.dtype(bundle.manifest.dtype)
+    for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
+        initializers = graph_weights(bundle.file(role))
+        known = derived(initializers, checkpoint)
+        for held in held_weights(initializers):
+            if held.name in aliases:
+                found.add(aliases[held.name])
+                yield compare_held(role, held, own[aliases[held.name]].detach().numpy().astype(dtype))
+            elif held.name in known:
+                values = known[held.name]
+                expected = values.astype(dtype) if values.dtype.kind == "f" else values
+                yield compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0, kind=WEIGHTS)
+            elif not is_arithmetic(held.values):
+                note = f"{held.values.shape} is no weight of the checkpoint, and nothing known is computed from one"
+                yield wrong(held.name, note, case=WEIGHTS, runtime=role, step=0, kind=WEIGHTS)
+        yield from compare_epsilons(role, bundle, checkpoint.model)
+    for name in own.keys() - found:
+        yield wrong(name, "is in no graph", case=WEIGHTS, runtime="bundle", step=0, kind=WEIGHTS)
+
+
+def compare_epsilons(role: str, bundle: Bundle, model: Transformer) -> Iterator[Comparison]:
+    """The epsilon of each norm in a graph with that of its module: where values are large, it shows in no output."""
+    norms = {name: each for name, each in model.named_modules() if isinstance(each, nn.LayerNorm)}
+    for weight, epsilon in graph_epsilons(bundle.file(role)):
+        name = weight.removesuffix(".weight")
+        if name not in norms:
+            note = "is the epsilon of no norm of the checkpoint"
+            yield wrong(f"{name}.epsilon", note, case=WEIGHTS, runtime=role, step=0, kind=WEIGHTS)
+            continue
+        expected, found = (np.array([each], np.float32) for each in (norms[name].eps, epsilon))
+        yield compare(WEIGHTS, role, 0, f"{name}.epsilon", expected, found, 0.0, kind=WEIGHTS)
+
+
+def first_names(model: Transformer) -> dict[str, str]:
+    """Each name of each weight -> the name that a checkpoint has for it; tied ones have several."""
+    first = {id(tensor): name for name, tensor in model.named_parameters()}
+    return {name: first[id(tensor)] for name, tensor in model.named_parameters(remove_duplicate=False)}
+
+
+def compare_held(role: str, held: Held, expected: Array) -> Comparison:
+    """One weight of a graph with the checkpoint's.
+
+    If quantised, in steps of the finest grid on which the largest weight of its row or block has a place, and so that
+    neither a coarser grid nor a shifted one passes: in no weight, and not in the error of all.
+    """
+    if held.form is None or expected.shape != held.values.shape:
+        return compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0, kind=WEIGHTS)
+    steps = np.maximum(finest(expected, held.form), TINY)
+    wanted, found = expected / steps, held.values / steps
+    error = COARSE / np.sqrt(12) / max(float(np.sqrt(np.square(wanted).mean())), TINY)
+    return compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[read_bits(held.form)], rms=error, kind=WEIGHTS)
+
+
+def derived(initializers: Mapping[str, Array], checkpoint: Checkpoint) -> dict[str, Array]:
+    """What a graph may hold beside the checkpoint's weights, by name, computed anew.
+
+    Tables of sinusoids, scales in the shape that a look-up wants, and the screening of a large projection. A scale
+    itself is proven by the weights that it gives back.
+    """
+    known = {name: buffer.detach().numpy() for name, buffer in checkpoint.model.named_buffers()}
+    for name, values in initializers.items():
+        if read_name(name)[1] is not None and (scale := read_scales(name, initializers)) is not None:
+            names = split_name(scale_name(name))
+            known |= dict(zip(names, np.split(scale, len(names)), strict=True))
+            known[lookup_name(name)] = scale[..., None]
+        if name == f"zeros.{values.size}":
+            known[name] = np.zeros(values.size, np.int8)
+    if "screening.weight" in initializers:
+        found = shorten(checkpoint.model.projection.weight.detach().numpy())
+        zeros = np.zeros(len(found.values), np.int8)
+        known |= {"screening.weight": found.values, "screening.scale": found.scales, "screening.zeros": zeros}
+    return known
+
+
+def is_arithmetic(values: Array) -> bool:
+    """Whether a tensor is too little to be a weight: one number, no number, or the whole ones of shapes and places."""
+    return values.size <= 1 or values.dtype in (np.int64, np.int32, np.bool_)
+
+
+def finest(matrix: Array, form: str) -> Array:
+    """The smallest step for each weight (out, in) at which the largest of its row or block is still in range."""
+    block = matrix.shape[1] if form in WHOLE_ROWS else read_blocks(form)[1]
+    largest = np.abs(matrix.reshape(len(matrix), -1, block)).max(axis=2)
+    steps: Array = np.repeat(largest / (2 ** (read_bits(form) - 1) - 0.5), block, axis=1)
+    return steps

@@ -1,0 +1,126 @@
+"""An older report as a baseline: what became worse, even where it is within tolerance.
+
+The rules:
+
+- Both must be of the same checkpoint, target, precision, providers, tolerances, seed and number of random cases, else
+  they are not compared.
+- A tensor of a case drifts if its worst step uses more than `FACTOR` times the share of its tolerance that it used, and
+  more than `FLOOR` of it: below that, another processor or version rounds otherwise. Steps are taken together,
+  since the worst one wanders.
+- Rows that were equal and now are near-ties or wrong drift, one line for each kind of search.
+- What was compared and no longer is drifts: a case, a tensor, a search.
+- An error rate on the same texts drifts if it is worse by more than `POINTS` percentage points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from txport.errors import TextError, UnsupportedError, quoted
+from txport.proof.parity.measures import FORMAT
+from txport.system.documents import DocumentError, read_json
+
+FACTOR = 3.0
+FLOOR = 0.1
+POINTS = 0.1
+BOUNDS = ("largest", "rms", "place", "atol", "rtol")  # what shares are of
+SAME = ("target", "precision", "providers", "seed", "random_cases")
+
+Key = tuple[str, ...]
+Json = dict[str, Any]
+
+
+def read_baseline(path: Path) -> Json:
+    """An older report of `txport parity --report`; `TextError` if it is none."""
+    try:
+        report: Json = read_json(path)
+        known = report["format"]
+        if known == FORMAT:
+            drift(report, report)  # reads all that is compared
+    except DocumentError as error:
+        raise TextError(f"{error}; give a report of `txport parity --report`") from error
+    except (AttributeError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+        raise TextError(f"{path} is not a report of `txport parity --report`") from error
+    if known != FORMAT:
+        raise TextError(
+            f"{path} is a report of format {quoted(known)}, this txport reads format {FORMAT}; write it again"
+        )
+    return report
+
+
+def require_same(old: Json, new: Json) -> None:
+    """Raise `UnsupportedError` unless two reports are of the same thing."""
+    was, now = (f"{report['checkpoint']['name']} {report['checkpoint']['sha256'][:16]}" for report in (old, new))
+    if old["checkpoint"]["sha256"] != new["checkpoint"]["sha256"]:
+        raise UnsupportedError(f"the baseline is of another checkpoint: {was}, this is {now}; write a new one")
+    for name in SAME:
+        if old[name] != new[name]:
+            differs = f"{name.replace('_', ' ')} {quoted(old[name])}, now {quoted(new[name])}"
+            raise UnsupportedError(f"the baseline was made with another setting: {differs}; compare in the same way")
+    for runtime, was_allowed in old["tolerances"].items():
+        for name in BOUNDS:
+            before, now_allowed = was_allowed.get(name), new["tolerances"].get(runtime, {}).get(name)
+            if before != now_allowed:
+                differs = f"{name} of {runtime} {before}, now {now_allowed}"
+                raise UnsupportedError(f"the baseline was made with other tolerances: {differs}; write a new one")
+
+
+def drift(old: Json, new: Json) -> list[str]:
+    """What became worse, a line each; both are reports as JSON values."""
+    require_same(old, new)
+    return [*_grown(dict(_shares(old)), dict(_shares(new))), *_lost_rows(old, new), *_worse_rates(old, new)]
+
+
+def _grown(old: dict[Key, float], new: dict[Key, float]) -> Iterator[str]:
+    for key, before in old.items():
+        where = "{}, case {}: {} ({})".format(*key)
+        if key not in new:
+            yield f"{where} was compared in the baseline and is no longer"
+        elif new[key] > FLOOR and not new[key] <= FACTOR * before:
+            yield f"{where} uses {100 * new[key]:.3g} % of its tolerance, in the baseline {100 * before:.3g} %"
+
+
+def _lost_rows(old: Json, new: Json) -> Iterator[str]:
+    now = dict(_rows(new))
+    for key, (equal, rows) in _rows(old):
+        where = "{}, case {}: {}".format(*key)
+        if key not in now:
+            yield f"{where} was compared in the baseline and is no longer"
+        elif rows - equal < now[key][1] - now[key][0]:
+            yield f"{where} finds {now[key][0]} of {now[key][1]} rows equal, in the baseline {equal} of {rows}"
+
+
+def _worse_rates(old: Json, new: Json) -> Iterator[str]:
+    if old["texts"] is not None and new["texts"] is None:
+        yield "error rates are no longer measured"
+    if old["texts"] != new["texts"] or old["texts"] is None:
+        return
+    now = dict(_rates(new))
+    for runtime, before in _rates(old):
+        if runtime in now and now[runtime] > before + POINTS:
+            yield f"{runtime}: error rate {now[runtime]:.2f} %, in the baseline {before:.2f} %"
+
+
+def _rates(report: Json) -> Iterator[tuple[str, float]]:
+    if report["texts"] is not None:
+        yield from ((each["runtime"], float(each["rate"])) for each in report["quality"])
+
+
+def _shares(report: Json) -> Iterator[tuple[Key, float]]:
+    """The largest share of its tolerance that each tensor of each case uses, over all steps."""
+    for case in report["cases"]:
+        shares: dict[Key, float] = {}
+        for each in case["tensors"]:
+            key = (case["runtime"], case["case"], each["tensor"], each["kind"])
+            share = float(each["badness"])
+            shares[key] = max(shares.get(key, 0.0), math.inf if math.isnan(share) else share)
+        yield from shares.items()
+
+
+def _rows(report: Json) -> Iterator[tuple[Key, tuple[int, int]]]:
+    for case in report["cases"]:
+        for each in case["tokens"]:
+            yield (case["runtime"], case["case"], each["search"]), (int(each["equal"]), int(each["rows"]))

@@ -1,0 +1,328 @@
+"""Whether a bundle is whole and computes here what it computed where it was exported; needs neither torch nor onnx.
+
+Its files are held against their hashes, the ports of its graphs against the manifest, and what the runtime says
+against the goldens, which PyTorch computed at export.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport import runtimes
+from txport.bundles.bundle import Bundle, damage
+from txport.bundles.manifest import Manifest
+from txport.bundles.reading import read_manifest
+from txport.errors import BundleError, TxportError, UnavailableError, brief
+from txport.models.tokenizer import load_tokenizer
+from txport.proof.parity.tolerances import tolerance_of
+from txport.proof.verify.golden import (
+    GREEDY,
+    REAL,
+    SEARCHES,
+    SUMS,
+    TINY,
+    Golden,
+    GoldenLogits,
+    find,
+    fold,
+    load_golden,
+)
+from txport.runtimes.base import Floats, Runtime
+from txport.search.generate import generate
+from txport.search.options import Found, SearchOptions
+from txport.search.scoring import logits, score
+from txport.system.machine import is_out_of_memory
+from txport.version import __version__
+
+FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
+NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES, BATCH)
+ROUNDING = 1e-5  # of a score: a log-probability is one of many however small the logits are
+SPOKEN = 12  # tokens of a target that is searched alone and beside others
+UNEVEN = 4  # every so many tokens one that ends a sample, so that samples of one source end after unequal lengths
+ALONE = 1e-5  # how far a logit may move with what else is in the batch, over the largest; unless it is noise
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: "pass", "fail", or "not run", and what was seen or why."""
+
+    name: str
+    verdict: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All that was looked at, and where."""
+
+    about: dict[str, Any]
+    checks: list[Check]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return all(check.verdict != "fail" for check in self.checks)
+
+    @property
+    def wrong(self) -> str:
+        """The first thing that failed, in one line."""
+        first = next(check for check in self.checks if check.verdict == "fail")
+        return f"{first.name}: {first.detail}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        verdict = "pass" if self.passed else "fail"
+        checks = [asdict(check) for check in self.checks]
+        return {"verdict": verdict, **self.about, "seconds": round(self.seconds, 3), "checks": checks}
+
+
+def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: int | None = None) -> Verification:
+    """Check the bundle at `path` as it runs on one runtime and provider.
+
+    Raises `UnavailableError` if the runtime or the provider is not here, `BundleError` for what is no bundle
+    or holds no goldens.
+    """
+    begun = time.perf_counter()
+    runtimes.require(runtime, provider)
+    bundle = Bundle(path, read_manifest(path))
+    checks = list(_checks(bundle, runtime, provider, threads))
+    seen = {check.name for check in checks}
+    checks += [Check(name, "not run", "what comes before it failed") for name in NAMES if name not in seen]
+    return Verification(_about(bundle, runtime, provider), checks, time.perf_counter() - begun)
+
+
+def _about(bundle: Bundle, runtime: str, provider: str) -> dict[str, Any]:
+    manifest = bundle.manifest
+    what = {"checkpoint": manifest.checkpoint, "target": manifest.target, "precision": manifest.precision}
+    versions = {"txport": __version__, "numpy": np.__version__, **runtimes.versions()}
+    return {**what, "runtime": runtime, "provider": provider, "versions": versions}
+
+
+def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> Iterator[Check]:
+    """Each check, up to those that make no sense any more."""
+    manifest = bundle.manifest
+    problems = damage(bundle)
+    yield _check(FILES, problems, f"{len(manifest.files)} files, {bundle.size / 1e6:.1f} MB")
+    if problems:
+        return
+    golden = load_golden(bundle)
+    verdict = manifest.parity.get("verdict", "missing")
+    yield _check(EXPORT, [] if verdict == "pass" else [f"verdict {verdict}; export it again"], "equal to PyTorch")
+    try:
+        runtime = runtimes.load(name, bundle, provider=provider, threads=threads)
+    except BundleError as error:
+        yield _check(PORTS, [str(error)], "")
+        return
+    yield _check(PORTS, [], f"those of {', '.join(manifest.graphs)}")
+    yield _tokenizer(bundle, golden)
+    yield from compare(golden, runtime, manifest, unlike=_unlike(manifest, name, provider))
+
+
+def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:
+    """Why what is found for a text may depend on what else is in its batch; None if it may not."""
+    if (runtime, provider) != ("ort", "cpu"):
+        return f"kernels of {runtime} {provider} depend on the batch"
+    return f"kernels for {manifest.rows} rows depend on the batch" if manifest.rows else None
+
+
+def _check(name: str, problems: list[str], seen: str) -> Check:
+    return Check(name, "fail" if problems else "pass", "; ".join(problems) or seen)
+
+
+def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
+    """The library that is installed here must split text as the one did at export."""
+    texts = bundle.samples[:REAL]
+    try:
+        tokenizer = load_tokenizer(bundle.path, bundle.manifest.config)
+        if not texts:
+            return Check(TOKENIZER, "not run", "the bundle has no samples of text")
+        found = [tuple(tokenizer.encode(text)) for text in texts]
+    except UnavailableError:
+        raise
+    except TxportError as error:
+        return _check(TOKENIZER, [str(error)], "")
+    problems = [
+        f"{text!r} is {list(ids)}, expected {list(wanted)}"
+        for text, ids, wanted in zip(texts, found, golden.sources, strict=False)
+        if ids != wanted
+    ]
+    return _check(TOKENIZER, problems[:1], f"{len(texts)} samples")
+
+
+def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | None = None) -> Iterator[Check]:
+    """What a runtime says of the golden inputs, against what PyTorch computed; and, unless `unlike`, of each alone."""
+    found: list[Floats] = []
+
+    def look_at_logits() -> Check:
+        found.extend(logits(runtime, golden.sources, golden.targets, manifest.config))
+        return compare_logits(golden, found, manifest.precision)
+
+    def look_at_batch() -> Check:
+        return Check(BATCH, "not run", unlike) if unlike else compare_batches(golden, found, runtime, manifest)
+
+    looks: dict[str, Callable[[], Check]] = {LOGITS: look_at_logits}
+    looks |= {name: partial(compare_search, name, golden, runtime, manifest) for name in SEARCHES}
+    looks[BATCH] = look_at_batch
+    for name, look in looks.items():
+        try:
+            yield look()
+        except Exception as error:  # each runtime has errors of its own
+            if is_out_of_memory(error):
+                raise
+            yield Check(name, "fail", f"it does not run: {brief(error)}")
+            return
+
+
+def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> Check:
+    """The logits of every token of the targets, those before it given."""
+    gaps = [_gap(stored, values, precision) for stored, values in zip(golden.logits, found, strict=True)]
+    worst = max(range(len(gaps)), key=lambda row: (np.isnan(gaps[row][0]), gaps[row][0]))
+    share, where = gaps[worst]
+    seen = f"{sum(map(len, golden.targets))} tokens, at worst {share:.2g} of the difference that is allowed"
+    return Check(LOGITS, "pass", seen) if share <= 1 else Check(LOGITS, "fail", f"{seen}: source {worst}, {where}")
+
+
+def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime, manifest: Manifest) -> Check:
+    """Whether each source alone is given the logits, the samples and the beams that it is given beside the others.
+
+    Which kernels compute them, and in which order these sum, is the processor's choice.
+    """
+    problems, most = [], 0.0
+    for row, (source, target) in enumerate(zip(golden.sources, golden.targets, strict=True)):
+        gaps = np.abs(logits(runtime, [source], [target], manifest.config)[0] - together[row]).max(axis=1)
+        stored = golden.logits[row]
+        limit = _limit(stored, manifest)
+        if others := np.flatnonzero(~(gaps <= limit)).tolist():
+            what = f"by up to {gaps.max():.2g}, allowed {limit:.2g}"
+            problems.append(f"source {row} alone has other logits from step {others[0]} on, {what}")
+        most = max(most, float(gaps.max()))
+    near = "to the last bit" if most == 0 else f"within {most:.2g}"
+    problems += [] if problems else _unlike_alone(golden, runtime, manifest)
+    if problems and manifest.quantization:
+        problems[0] += "; a bundle that was exported with --rows does not promise that they are the same"
+    return _check(BATCH, problems[:1], f"{len(together)} rows are the same alone and together, {near}")
+
+
+def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Iterator[str]:
+    """The searches with several rows a source, some of which end before the others, that find other targets alone."""
+    config = manifest.config
+    ends = range(0, config.target_vocab_size, UNEVEN)
+    searches: dict[str, dict[str, Any]] = {
+        "samples": {"do_sample": True, "nbest": 3, "seed": 0, "eos_token_id": ends},
+        "beam groups": {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": 4},
+    }
+    for name, how in searches.items():
+        options = SearchOptions(max_new_tokens=min(SPOKEN, config.max_length), **how)
+        together = generate(runtime, golden.sources, config, options)
+        alone = [generate(runtime, [source], config, options)[0] for source in golden.sources]
+        limits = [2 * _limit(stored, manifest) for stored in golden.logits]
+        other = [row for row, limit in enumerate(limits) if not _same(together[row], alone[row], limit)]
+        if len(other) > (0 if manifest.quantization else 1):  # rounding may decide where a draw falls, but hardly twice
+            first, second = (", ".join(map(_describe_found, each[other[0]])) for each in (alone, together))
+            yield f"source {other[0]} alone has other {name}: {first}, together {second}"
+
+
+def _limit(stored: GoldenLogits, manifest: Manifest) -> float:
+    """How far a logit may move with what else is in the batch."""
+    return ALONE * stored.largest if manifest.quantization else max(ALONE * stored.largest, stored.noise)
+
+
+def _same(ones: Sequence[Found], others: Sequence[Found], limit: float) -> bool:
+    """Whether two lists of targets have the same tokens, and scores within the limit."""
+    tokens = [one.tokens for one in ones] == [other.tokens for other in others]
+    return tokens and not any(_differ(one, other, limit) for one, other in zip(ones, others, strict=True))
+
+
+def _gap(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float, str]:
+    """How far one target's logits are from PyTorch's, for what is allowed, and where most; NaN if they are."""
+    best = np.take_along_axis(values, stored.ids, axis=1)
+    expected = np.column_stack([stored.values, stored.sums]).astype(np.float64)
+    actual = np.column_stack([best, fold(values)]).astype(np.float64)
+    error = np.abs(actual - expected)
+    step, place = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
+    what = _place(stored, values, int(step), int(place))
+    where = f"step {step}: {what} is {actual[step, place]:.6g}, expected {expected[step, place]:.6g}"
+    tolerance = tolerance_of(precision)
+    if tolerance.rms is not None:
+        parts = (error[:, : best.shape[1]], error[:, best.shape[1] :])
+        return float(np.max([_rms(part) for part in parts]) / max(stored.rms * tolerance.rms, TINY)), where
+    return float(error[step, place] / max(stored.noise, TINY)), where
+
+
+def _place(stored: GoldenLogits, values: Floats, step: int, place: int) -> str:
+    count, size = stored.ids.shape[1], values.shape[1]
+    if place < count:
+        return f"the logit of token {stored.ids[step, place]}"
+    if size <= SUMS:
+        return f"the logit of token {place - count}"
+    return f"the sum of the logits of tokens {place - count} + n x {SUMS}"
+
+
+def _rms(values: NDArray[Any]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manifest) -> Check:
+    """The tokens that a search finds, and their score; others may be as good, or noise decides."""
+    expected, actual = golden.found[name], find(runtime, manifest.config, golden.sources, name, golden.longest)
+    pairs = list(zip(expected, actual, strict=True))
+    other = [row for row, (one, two) in enumerate(pairs) if one.tokens != two.tokens]
+    limits = [stored.noise for stored in golden.logits]
+    wrong = {row for row, (one, two) in enumerate(pairs) if row not in other and _differ(one, two, limits[row])}
+    equal = len(pairs) - len(other) - len(wrong)
+    wrong |= set(_worse(name, golden, actual, {row: limits[row] for row in other}, runtime, manifest))
+    open_ = len(set(other) - wrong)
+    seen = f"{equal} of {len(pairs)} rows are equal" + (f", {open_} within the noise" if open_ else "")
+    for row in sorted(wrong)[:1]:
+        seen += f"; source {row}: {_describe_found(actual[row])}, expected {_describe_found(expected[row])}"
+    return Check(name, "fail" if wrong else "pass", seen)
+
+
+def _worse(
+    name: str, golden: Golden, actual: list[Found], limits: dict[int, float], runtime: Runtime, manifest: Manifest
+) -> Iterator[int]:
+    """The rows whose other tokens are not as good, by what the runtime says of both targets where they are given.
+
+    Its word counts, since `compare_logits` holds it against PyTorch's. In greedy search the first two tokens that
+    differ must be as good as each other. In beam search the whole targets must, unless noise may decide; and the score
+    of each must be what the runtime says of it.
+    """
+    if not limits:
+        return
+    ours, theirs = (
+        score(runtime, [golden.sources[row] for row in limits], [each[row].tokens for row in limits], manifest.config)
+        for each in (golden.found[name], actual)
+    )
+    for (row, limit), one, two in zip(limits.items(), ours, theirs, strict=True):
+        if name == GREEDY:
+            is_far = not _parting(one, two) <= 2 * limit
+        else:
+            is_far = golden.steady[row] and _differ(one, two, limit)
+        if is_far or _differ(golden.found[name][row], one, limit) or _differ(actual[row], two, limit):
+            yield row
+
+
+def _parting(one: Found, two: Found) -> float:
+    """How much the first two tokens that differ differ in; infinite if one target is the beginning of the other."""
+    pairs = enumerate(zip(one.tokens, two.tokens, strict=False))
+    first = next((at for at, (each, other) in pairs if each != other), None)
+    return np.inf if first is None else abs(one.token_scores[first] - two.token_scores[first])
+
+
+def _differ(one: Found, two: Found, limit: float) -> bool:
+    """Whether two scores do; greedy search states none."""
+    rounding = ROUNDING * max(1.0, abs(one.score))
+    return not np.isnan(one.score) and not abs(one.score - two.score) <= limit + rounding
+
+
+def _describe_found(found: Found) -> str:
+    return f"{list(found.tokens)}" + ("" if np.isnan(found.score) else f" (score {found.score:.6g})")

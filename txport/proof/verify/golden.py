@@ -1,0 +1,253 @@
+"""Golden inputs and outputs: what PyTorch computed at export, in short, to hold a bundle against it anywhere.
+
+They are recorded and compared over the runtime seam, so that the same ones hold on every runtime, and neither torch
+nor onnx is needed. Shape comments: T tokens of a target, V vocabulary, K likeliest tokens, F sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.bundles.bundle import Bundle
+from txport.errors import BundleError, quoted
+from txport.models.config import TransformerConfig
+from txport.models.names import GOLDEN
+from txport.proof.parity.cases import Draw
+from txport.proof.parity.noise import Noisy
+from txport.runtimes.base import Floats, Ints, Runtime, scores
+from txport.search.generate import generate
+from txport.search.options import Found, SearchOptions
+from txport.search.scoring import logits
+from txport.system.arrays import Expected, read_arrays
+from txport.system.documents import DocumentError
+
+Arrays = dict[str, NDArray[Any]]
+
+REAL = 4  # samples of the bundle that become sources
+DRAWN = (1, 5, 11, 30)  # lengths of the other sources
+LONGEST, SHORT = 24, 8  # tokens of a target; of a large model's
+LIKELIEST = 8
+SUMS = 128
+GREEDY, BEAM = "greedy", "beam 4"
+SEARCHES: dict[str, dict[str, Any]] = {GREEDY: {"scores": False}, BEAM: {"beams": 4}}
+GRID = 18  # bits of the largest logit
+TINY = 1e-30
+IDS, ROWS, NUMBERS, TABLE = Expected("i", 1), Expected("i", 2), Expected("f", 1), Expected("f", 2)
+MEMBERS: dict[str, Expected] = {  # of the file
+    **{f"{name}{end}": IDS for name in ("sources", "targets", *SEARCHES) for end in ("", ".lengths")},
+    **{f"{search}.scores": Expected("f", 1, search != GREEDY) for search in SEARCHES},  # greedy search states none
+    "ids": ROWS,
+    "values": TABLE,
+    "sums": TABLE,
+    "largest": NUMBERS,
+    "rms": NUMBERS,
+    "noise": NUMBERS,
+    "steady": Expected("b", 1),
+    "longest": Expected("i", 0),
+}
+DISTURBED = 4  # times that beam search is tried with noise
+
+
+@dataclass(frozen=True)
+class GoldenLogits:
+    """The logits (T, V) of one target in short, and how large they are: the largest of all, and their mean square.
+
+    `noise` is how far one of them may move. All is on a grid that is coarse enough for float64 to find the same number
+    on every machine, and much finer than any noise.
+    """
+
+    ids: Ints  # (T, K) the likeliest tokens, best first
+    values: Floats  # (T, K)
+    sums: Floats  # (T, F)
+    largest: float
+    rms: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Sources, targets given to the model with their logits, and the best target that each search finds.
+
+    Beam search drops what scores a little less, and may never find it again. Where the noise that is allowed can
+    decide that, a source is not `steady`: beam search may find another target.
+    """
+
+    sources: list[tuple[int, ...]]
+    targets: list[tuple[int, ...]]
+    logits: list[GoldenLogits]
+    found: dict[str, list[Found]]
+    steady: list[bool]
+    longest: int  # tokens that are searched for
+
+
+def record(
+    runtime: Runtime,
+    config: TransformerConfig,
+    real: Iterable[Sequence[int]],
+    noise_of: Callable[[float, Sequence[int], Sequence[int]], float],
+    longest: int = LONGEST,
+) -> Golden:
+    """Ask a runtime that is right. `real` sources are given the targets that it finds, others random ones.
+
+    `noise_of` says how far the logits of a target may move: of the largest one, a source and its target. No target has
+    more than `longest` tokens.
+    """
+    known = [tuple(source) for source in real][:REAL]
+    longest = min(longest, config.max_length)
+    rng = np.random.default_rng(0)
+    drawn = Draw(config, rng).sources(*(min(length, config.max_length) for length in DRAWN))
+    sources = [*known, *map(tuple, drawn)]
+    found = {name: find(runtime, config, sources, name, longest) for name in SEARCHES}
+    targets = [each.tokens for each in found[GREEDY][: len(known)]]
+    for length in DRAWN:
+        tokens = rng.integers(0, config.target_vocab_size, min(length, longest, config.max_length))
+        targets.append(tuple(tokens.tolist()))
+    values = logits(runtime, sources, targets, config)
+    noises = [noise_of(float(np.abs(each).max()), *pair) for each, *pair in zip(values, sources, targets, strict=True)]
+    stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
+    share = max(each.noise / max(each.largest, TINY) for each in stored)
+    noisy = find(Noisy(runtime, share, 0), config, sources * DISTURBED, BEAM, longest)
+    tries = [each.tokens for each in noisy]
+    steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
+    return Golden(sources, targets, stored, found, steady, longest)
+
+
+def find(
+    runtime: Runtime, config: TransformerConfig, sources: Sequence[Sequence[int]], search: str, longest: int
+) -> list[Found]:
+    """The best target of each source by one of `SEARCHES`, of up to so many tokens."""
+    options = SearchOptions(max_new_tokens=min(longest, config.max_length), **SEARCHES[search])
+    return [each[0] for each in generate(runtime, sources, config, options)]
+
+
+def shorten(values: Floats, noise: float) -> GoldenLogits:
+    """Logits (T, V) as they are stored, each of which may move by the noise."""
+    best = scores(values, LIKELIEST, normalise=False)
+    assert best.ids is not None
+    largest, rms = float(np.abs(values).max()), float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+    step = 2.0 ** (math.frexp(largest)[1] - GRID)
+    return GoldenLogits(
+        ids=best.ids,
+        values=on_grid(best.values, step).astype(np.float32),
+        sums=on_grid(fold(values), step).astype(np.float32),
+        largest=float(on_grid(largest, step)),
+        rms=float(on_grid(rms, step)),
+        noise=_rounded_up(noise),
+    )
+
+
+def on_grid(values: Any, step: float) -> NDArray[np.float64]:
+    """The nearest multiples of a step."""
+    multiples: NDArray[np.float64] = np.rint(np.asarray(values, np.float64) / step) * step
+    return multiples
+
+
+def _rounded_up(noise: float) -> float:
+    """To one of eight numbers between a power of two and the next."""
+    power = 2.0 ** (math.frexp(noise)[1] - 4)
+    return math.ceil(noise / power) * power
+
+
+def fold(values: Floats) -> Floats:
+    """Logits (T, V) -> (T, F), in which each of them counts.
+
+    If they are few, they are themselves; else the sums of every F-th. Signs alternate, so that what all logits have in
+    common goes; over the root of their number, a sum is as large as one logit, and so is its error.
+    """
+    steps, size = values.shape
+    if size <= SUMS:
+        return values.astype(np.float32)
+    count = -(-size // SUMS)
+    padded = np.zeros((steps, count * SUMS))
+    padded[:, :size] = values
+    signs = 1 - 2 * (np.arange(count) % 2)
+    summed: Floats = (np.einsum("tcf,c->tf", padded.reshape(steps, count, SUMS), signs) / np.sqrt(count)).astype("f4")
+    return summed
+
+
+def save_golden(path: Path, golden: Golden) -> None:
+    """Write one .npz file; equal goldens give equal bytes."""
+    arrays = {**_pack("sources", golden.sources), **_pack("targets", golden.targets)}
+    for name in ("ids", "values", "sums"):
+        arrays[name] = np.concatenate([getattr(each, name) for each in golden.logits])
+    for name in ("largest", "rms", "noise"):
+        arrays[name] = np.array([getattr(each, name) for each in golden.logits])
+    for search, found in golden.found.items():
+        arrays.update(_pack(search, [each.tokens for each in found]))
+        arrays[f"{search}.scores"] = on_grid([each.score for each in found], 2.0**-GRID)
+    arrays["steady"], arrays["longest"] = np.array(golden.steady), np.array(golden.longest)
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # its keywords are arrays but for one
+
+
+def load_golden(bundle: Bundle) -> Golden:
+    """The goldens of a bundle; `BundleError` if there are none, or none that fit its model."""
+    if GOLDEN not in bundle.manifest.files:
+        raise BundleError(f"{bundle.path} holds no {GOLDEN} to be verified with; export it again")
+    path, config = bundle.path / GOLDEN, bundle.manifest.config
+    try:
+        golden = _unpack(read_arrays(path, MEMBERS), config)
+    except DocumentError as error:
+        raise BundleError(f"{error}; export the bundle again") from error
+    except ValueError as error:
+        raise BundleError(f"{path} is damaged: {error}; export the bundle again") from error
+    return golden
+
+
+def _pack(name: str, lists: Sequence[Sequence[int]]) -> Arrays:
+    """Lists of unequal lengths as two arrays."""
+    ids = np.array([id_ for each in lists for id_ in each], np.int64)
+    return {name: ids, f"{name}.lengths": np.array([len(each) for each in lists])}
+
+
+def _split(arrays: Arrays, name: str, lengths: str) -> list[NDArray[Any]]:
+    counts = arrays[lengths]
+    if not len(counts) or counts.min() < 1 or counts.sum() != len(arrays[name]):
+        raise ValueError(f"{name} has {len(arrays[name])} places, which do not part into those of {lengths}")
+    return np.split(arrays[name], np.cumsum(counts)[:-1])
+
+
+def _lists(arrays: Arrays, name: str) -> list[tuple[int, ...]]:
+    return [tuple(each.tolist()) for each in _split(arrays, name, f"{name}.lengths")]
+
+
+def _unpack(arrays: Arrays, config: TransformerConfig) -> Golden:
+    """The goldens that arrays hold; `ValueError` if they do not fit one another, or the model."""
+    sources, targets, longest = _lists(arrays, "sources"), _lists(arrays, "targets"), int(arrays["longest"])
+    tokens = {search: _lists(arrays, search) for search in SEARCHES}
+    if not 1 <= longest <= config.max_length:
+        raise ValueError(f"targets of up to {longest} tokens are more than the model's {config.max_length}")
+    _require_tokens(sources, config.source_vocab_size, config.max_length)
+    _require_tokens(targets, config.target_vocab_size, config.max_length)
+    for each in tokens.values():
+        _require_tokens(each, config.target_vocab_size, longest)
+    columns = {"ids": min(LIKELIEST, config.target_vocab_size), "sums": min(SUMS, config.target_vocab_size)}
+    columns["values"] = columns["ids"]
+    for name, count in columns.items():
+        if arrays[name].shape[1] != count:
+            raise ValueError(f"{name} has {arrays[name].shape[1]} columns, expected {count}")
+    if not 0 <= arrays["ids"].min() <= arrays["ids"].max() < config.target_vocab_size:
+        raise ValueError("its likeliest tokens are not those of the model's vocabulary")
+    for name in ("largest", "rms", "noise"):
+        if not (0 <= arrays[name].min() <= arrays[name].max() <= np.finfo(np.float32).max):
+            raise ValueError(f"{name} holds what no logit can have")
+    of_each: list[list[Any]] = [arrays[name].tolist() for name in ("largest", "rms", "noise", "steady")]
+    scores = {search: arrays[f"{search}.scores"].tolist() for search in SEARCHES}
+    if any(len(each) != len(sources) for each in (targets, *of_each, *tokens.values(), *scores.values())):
+        raise ValueError("its parts have different lengths")
+    found = {search: [Found(*each) for each in zip(tokens[search], scores[search], strict=True)] for search in SEARCHES}
+    parts = [_split(arrays, name, "targets.lengths") for name in ("ids", "values", "sums")]
+    stored = [GoldenLogits(*each) for each in zip(*parts, *of_each[:3], strict=True)]
+    return Golden(sources, targets, stored, found, of_each[3], longest)
+
+
+def _require_tokens(lists: Sequence[Sequence[int]], vocabulary: int, longest: int) -> None:
+    for tokens in lists:
+        if not 1 <= len(tokens) <= longest or not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise ValueError(f"{quoted(list(tokens))} is no sequence of this model")
