@@ -16,8 +16,10 @@ import txport
 from tests.proof.faults import Edit
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, load_bundle, seal
+from txport.bundles.forms import DYNAMIC, Form
 from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.exporters import quantize as quantizer
+from txport.exporters import rewrite
 from txport.exporters.export import export_graphs
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.measures import Comparison
@@ -25,8 +27,8 @@ from txport.proof.parity import check
 from txport.proof.weights import compare_weights
 
 Array = NDArray[Any]
-Quantize = Callable[[Array, str], quantizer.Quantized]
-DYNAMIC, RIGHT = quantizer.DYNAMIC, quantizer.quantize
+Quantize = Callable[[Array, Form], quantizer.Quantized]
+RIGHT = quantizer.quantize
 KEY = "decoder.0.attention.key.weight"
 
 
@@ -155,12 +157,12 @@ def test_what_is_computed_from_weights_is_computed_anew(
 def longer(factor: float) -> Quantize:
     """Every weight the nearest on a grid whose steps are longer than they need be."""
 
-    def quantize(matrix: Array, form: str) -> quantizer.Quantized:
+    def quantize(matrix: Array, form: Form) -> quantizer.Quantized:
         scales = np.float32(factor) * RIGHT(matrix, form).scales
-        if form in quantizer.WHOLE_ROWS:
+        if form.has_row_scales:
             values = np.rint(matrix / scales[:, None]).astype(np.int8)
             return quantizer.Quantized(form, np.ascontiguousarray(values.T if form == DYNAMIC else values), scales)
-        bits, block = quantizer.read_blocks(form)
+        bits, block = form.bits, form.block or 1
         half = 2 ** (bits - 1)
         values = np.clip(np.rint(matrix.reshape(len(matrix), -1, block) / scales[..., None]), -half, half - 1) + half
         return quantizer.Quantized(form, packed(values.astype(np.uint8), bits), scales)
@@ -168,12 +170,12 @@ def longer(factor: float) -> Quantize:
     return quantize
 
 
-def a_step_too_low(matrix: Array, form: str) -> quantizer.Quantized:
+def a_step_too_low(matrix: Array, form: Form) -> quantizer.Quantized:
     """As if another number stood for zero, in blocks."""
     found = RIGHT(matrix, form)
-    if form in quantizer.WHOLE_ROWS:
+    if form.has_row_scales:
         return found
-    bits, _ = quantizer.read_blocks(form)
+    bits = form.bits
     values = (
         found.values if bits == 8 else np.stack([found.values & 15, found.values >> 4], -1).reshape(len(matrix), -1)
     )
@@ -213,5 +215,5 @@ def exported(
     checkpoint: Checkpoint, folder: Path, quantize: Quantize, monkeypatch: pytest.MonkeyPatch, **how: Any
 ) -> Bundle:
     with monkeypatch.context() as patch:
-        patch.setattr(quantizer, "quantize", quantize)
+        patch.setattr(rewrite, "quantize", quantize)
         return seal(folder, export_graphs(checkpoint, folder, target="cpu", **how))
