@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from txport.exporters import quantize as quantizer
 from txport.exporters import rewrite
 from txport.exporters.export import export_graphs
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.proof.bisect import bisect
 from txport.proof.measures import Comparison
 from txport.proof.parity import check
 from txport.proof.weights import compare_weights
@@ -149,6 +151,21 @@ def test_what_is_computed_from_weights_is_computed_anew(
     found = failed(edit_graph(copy.path, role, edit), checkpoint)
     assert len(found) >= 1
     assert any(name.startswith(each.tensor) for each in found)
+
+
+def test_nothing_is_read_back_from_the_names_of_initializers(
+    fused: dict[str, tuple[Checkpoint, Bundle]], tmp_path: Path
+) -> None:
+    """A packed matrix in 8 bits is found under any name that the manifest records, and under no other."""
+    checkpoint, bundle = fused["int8"]
+    old = next(name for name, each in bundle.manifest.weights.items() if KEY in each.weights)
+    copy = Path(shutil.copytree(bundle.path, tmp_path / "copy"))
+    edited = edit_graph(copy, STEP, renamed(old, "anything"))
+    assert {each.tensor for each in failed(edited, checkpoint)} >= {"anything", KEY}
+    table = {"anything" if name == old else name: each for name, each in bundle.manifest.weights.items()}
+    recorded = seal(copy, replace(edited.manifest, weights=table))
+    assert failed(recorded, checkpoint) == []
+    assert bisect(recorded, checkpoint) is None
 
 
 # --- grids ------------------------------------------------------------------------------------------------------
