@@ -15,11 +15,11 @@ import txport
 from tests.tiny import tiny_config, tiny_model
 from txport import runtimes
 from txport.bundles.bundle import Bundle, seal
+from txport.bundles.forms import INVARIANT, PLAIN, blocks_of
 from txport.bundles.manifest import MANIFEST
 from txport.bundles.ports import ENCODER, STEP
 from txport.exporters.check import operators
 from txport.exporters.export import export_graphs
-from txport.exporters.quantize import INVARIANT, PLAIN
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.check import check
@@ -179,7 +179,7 @@ def test_matrices_that_stay_in_fp32_depend_on_no_others_either(precision: str, t
     out.mkdir()
     names = [name for name, _ in checkpoint.model.named_parameters() if "feed_forward" in name or "query" in name]
     bundle = seal(out, export_graphs(checkpoint, out, target="cpu", precision=precision, keep=names))
-    assert {PLAIN, INVARIANT} <= set(bundle.manifest.quantization.values())
+    assert {PLAIN, INVARIANT} <= set(bundle.manifest.forms.values())
     assert differing(bundle) == 0
 
 
@@ -237,8 +237,8 @@ def test_every_matrix_has_a_form_and_no_operator_quantises_all_rows_at_once(
 ) -> None:
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(**kind)))
     bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu", precision=precision)
-    config, forms = bundle.manifest.config, set(bundle.manifest.quantization.values())
-    blocks = {"4-bit blocks of 32", "4-bit blocks of 16"}
+    config, forms = bundle.manifest.config, set(bundle.manifest.forms.values())
+    blocks = {blocks_of(4, 32), blocks_of(4, 16)}
     assert INVARIANT in forms
     assert forms <= {INVARIANT} | (blocks if precision == "int4" else set())
     products = 0

@@ -21,6 +21,7 @@ import txport
 from tests.tiny import edit_graph, tiny_config, tiny_model, unread
 from txport import bandwidth, runtimes
 from txport.bundles.bundle import Bundle
+from txport.bundles.forms import DYNAMIC, INVARIANT, ROWS, Form, blocks_of
 from txport.bundles.ports import (
     COUNT,
     ENCODER,
@@ -35,7 +36,7 @@ from txport.bundles.ports import (
 from txport.cli import cli
 from txport.errors import TxportError, UnsupportedError
 from txport.exporters.check import operators
-from txport.exporters.quantize import DYNAMIC, INVARIANT, ROWS, dequantize, quantize, steps
+from txport.exporters.quantize import dequantize, quantize, steps
 from txport.exporters.screening import BLOCK, shorten
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.parity.cases import Case
@@ -324,14 +325,14 @@ def test_sources_get_slots_for_the_most_rows_of_any() -> None:
 
 @given(
     seed=st.integers(0, 2**32 - 1),
-    form=st.sampled_from([DYNAMIC, ROWS, INVARIANT, "8-bit blocks of 16", "4-bit blocks of 16"]),
+    form=st.sampled_from([DYNAMIC, ROWS, INVARIANT, blocks_of(8, 16), blocks_of(4, 16)]),
 )
-def test_quantised_weights_come_back_within_their_steps(seed: int, form: str) -> None:
+def test_quantised_weights_come_back_within_their_steps(seed: int, form: Form) -> None:
     matrix = np.random.default_rng(seed).standard_normal((5, 48)).astype(np.float32)
     matrix[2] = 0
     quantized = quantize(matrix, form)
     error = np.abs(dequantize(quantized) - matrix) / steps(quantized)
-    assert error.max() <= (2.1 if form.startswith("4") else 0.501)
+    assert error.max() <= (2.1 if form.bits == 4 else 0.501)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])

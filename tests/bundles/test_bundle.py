@@ -9,10 +9,13 @@ import pytest
 
 from tests.tiny import tiny_config
 from txport.bundles.bundle import Bundle, load_bundle, seal
+from txport.bundles.forms import INVARIANT, PLAIN, ROWS, Form, Stored, blocks_of
 from txport.bundles.manifest import FORMAT, MANIFEST, Manifest
 from txport.bundles.ports import DECODER, ENCODER, SELECT
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError
+
+RIGHT = {"weights": ["a.weight"], "form": INVARIANT.to_dict(), "scales": "a.scale"}
 
 
 def tiny_manifest(**changes: Any) -> Manifest:
@@ -179,11 +182,77 @@ def test_a_bundle_says_how_much_of_it_is_in_fp32(quantised: Bundle) -> None:
             load_bundle(quantised.path)
 
 
-@pytest.mark.parametrize("change", [{"rows": 8}, {"quantization": {"a.weight": "int8 rows"}}])
+@pytest.mark.parametrize("change", [{"rows": 8}, {"weights": {"a": RIGHT}}])
 def test_what_is_quantised_is_said_where_something_is(change: dict[str, Any], sealed: Bundle) -> None:
     change_manifest(sealed, **change)
     with pytest.raises(BundleError, match="a bundle of portable fp32 has no quantised weights"):
         load_bundle(sealed.path)
+
+
+def test_what_initializers_are_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    table = {
+        "a.{b,c}.weight": Stored(("a.b.weight", "a.c.weight"), INVARIANT, "a.scale"),
+        "tokens": Stored(("tokens.weight",), blocks_of(4, 32), "tokens.scale", "tokens.lookup"),
+        "kept.weight": Stored(("kept.weight",), PLAIN),
+        "a.{b,c}.bias": Stored(("a.b.bias", "a.c.bias")),
+    }
+    sealed = seal_stand_ins(tmp_path / "bundle", tiny_manifest(target="cpu", precision="int4", weights=table))
+    manifest = load_bundle(sealed.path).manifest
+    assert manifest.weights == table
+    assert list(manifest.quantization) == ["a.{b,c}.weight", "tokens", "kept.weight"]
+    assert manifest.forms["a.c.weight"] == INVARIANT
+    assert "a.c.bias" not in manifest.forms
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        None,
+        "int8 rows",
+        {},
+        {"form": INVARIANT.to_dict(), "scales": "a.scale"},
+        {"weights": []},
+        {"weights": "a.weight"},
+        {"weights": [1]},
+        {"weights": ["a.weight", "a.weight"]},
+        {**RIGHT, "more": 1},
+        {**RIGHT, "scales": 1},
+        {"weights": ["a.weight"], "form": INVARIANT.to_dict()},
+        {"weights": ["a.weight"], "scales": "a.scale"},
+        {**RIGHT, "lookup_scales": "a.lookup"},
+        {**RIGHT, "form": "int8 invariant"},
+        {**RIGHT, "form": {"kind": "invariant"}},
+        {**RIGHT, "form": {"kind": ["invariant"], "bits": 8, "block": None}},
+        {**RIGHT, "form": {"kind": "invariant", "bits": 4, "block": None}},
+        {**RIGHT, "form": {"kind": "invariant", "bits": True, "block": None}},
+        {**RIGHT, "form": {"kind": "invariant", "bits": 8, "block": 16}},
+        {**RIGHT, "form": {"kind": "blocks", "bits": 8, "block": None}},
+        {**RIGHT, "form": {"kind": "blocks", "bits": 8, "block": 10**12}},
+        {**RIGHT, "form": {"kind": "blocks", "bits": 16, "block": 16}},
+        {**RIGHT, "form": {"kind": "\x1b[2J", "bits": 8, "block": None}},
+    ],
+    ids=repr,
+)
+def test_what_no_initializer_can_be_is_refused_in_one_line(junk: Any, quantised: Bundle) -> None:
+    change_manifest(quantised, weights={"a": RIGHT})
+    assert load_bundle(quantised.path).manifest.forms == {"a.weight": INVARIANT}
+    change_manifest(quantised, weights={"a": junk})
+    with pytest.raises(BundleError, match=r"^[^\n\x1b]*txport\.json is damaged: [^\n\x1b]*$"):
+        load_bundle(quantised.path)
+
+
+def test_no_weight_lies_in_two_initializers(quantised: Bundle) -> None:
+    change_manifest(quantised, weights={"a": RIGHT, "b": {"weights": ["a.weight"]}})
+    with pytest.raises(BundleError, match=r"the weight 'a\.weight' is in two initializers"):
+        load_bundle(quantised.path)
+
+
+def test_forms_say_what_they_are() -> None:
+    assert [form.describe() for form in (PLAIN, ROWS, INVARIANT)] == ["fp32", "int8 rows", "int8 invariant"]
+    assert blocks_of(4, 32).describe() == "4-bit blocks of 32"
+    assert Form.from_dict(blocks_of(8, 128).to_dict()) == blocks_of(8, 128)
+    with pytest.raises(ValueError, match="there is no form 'blocks' with bits 8 and block 48"):
+        blocks_of(8, 48)
 
 
 def test_file_entries_with_junk(sealed: Bundle) -> None:

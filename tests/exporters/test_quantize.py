@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.tiny import tiny_config, tiny_model
+from txport.bundles.forms import INVARIANT, blocks_of
+from txport.bundles.ports import ENCODER, STEP
+from txport.exporters.choose import choose_form, tables_of, tags_of
 from txport.exporters.quantize import ENDS, best_scales, sums_of_squares
 
 # Hundredths: of each block, two scales leave nearly the same error, and sums in float32 found the wrong one less.
@@ -43,3 +48,27 @@ def test_squares_are_summed_one_after_the_other_in_float64() -> None:
             total += value * value
         expected.append(total)
     assert sums_of_squares(values).tolist() == expected
+
+
+@pytest.mark.parametrize("tied", ["none", "target", "all"])
+def test_maps_and_tables_are_known_by_their_modules(tied: str) -> None:
+    model = tiny_model(tiny_config(tied=tied))
+    tags, tables = tags_of(model), tables_of(model)
+    untied = {"source_embedding.tokens.weight", "target_embedding.tokens.weight"}
+    expected = {"none": untied, "target": {"source_embedding.tokens.weight", "projection.weight"}}
+    assert tables == expected.get(tied, {"projection.weight"})
+    assert tags["projection.weight"] == "projection"
+    assert tags["decoder.0.cross_attention.key.weight"] == "cross_key"
+    assert tags["decoder.0.attention.key.weight"] == "key"
+    assert tags["encoder.0.feed_forward.outer.weight"] == "ffn_out"
+    assert {name.removesuffix(".weight") for name in tags} == {
+        name for name, module in model.named_modules() if hasattr(module, "tag")
+    }
+
+
+def test_space_counts_in_the_encoder_only_where_it_is_said() -> None:
+    how: dict[str, Any] = {"precision": "int4", "rows": None}
+    assert choose_form((8, 64), **how, role=ENCODER, small=True) == blocks_of(4, 32)
+    assert choose_form((8, 64), **how, role=ENCODER) == INVARIANT
+    assert choose_form((8, 64), **how, role=STEP) == blocks_of(4, 32)
+    assert choose_form((8, 60), **how, role=STEP) == INVARIANT

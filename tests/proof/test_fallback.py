@@ -15,11 +15,10 @@ from torch import nn
 import txport
 from tests.tiny import VOCABULARY, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle
+from txport.bundles.forms import INVARIANT, PLAIN, Stored
 from txport.bundles.manifest import AUTO_LIMIT, Manifest
 from txport.cli import cli, main
 from txport.errors import ParityError, UnsupportedError
-from txport.exporters.fusions import split_name
-from txport.exporters.quantize import PLAIN
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.tokenizer import spelling_tokenizer
 from txport.models.transformer import Transformer
@@ -29,7 +28,7 @@ from txport.proof.fallback import aliases, fall_back_to_fp32, kept_share, worst_
 LAYER = 1
 OUTLIER = 3e4
 QUANTISED = (nn.Linear, nn.Embedding)
-QUERY, PACKED = "decoder.0.attention.query.weight", "decoder.0.attention.{query,key,value}.weight"
+QUERY, KEY, VALUE = (f"decoder.0.attention.{name}.weight" for name in ("query", "key", "value"))
 OUTER, INNER = (f"decoder.0.feed_forward.{name}.weight" for name in ("outer", "inner"))
 
 
@@ -51,8 +50,7 @@ def held_in_fp32(bundle: Bundle, model: Transformer) -> float:
     """The share of the weights of linear maps and embeddings that a bundle says it holds in fp32, tied ones once."""
     owners = ((name, module) for name, module in model.named_modules() if isinstance(module, QUANTISED))
     sizes = {id(module.weight): (f"{name}.weight", module.weight.numel()) for name, module in owners}
-    forms = bundle.manifest.quantization.items()
-    plain = {part for name, form in forms if form == PLAIN for part in split_name(name)}
+    plain = {name for name, form in bundle.manifest.forms.items() if form == PLAIN}
     return sum(size for name, size in sizes.values() if name in plain) / sum(size for _, size in sizes.values())
 
 
@@ -67,22 +65,23 @@ def test_the_matrix_at_fault_is_kept_and_the_bundle_holds(spoilt: Path, tmp_path
     bundle = txport.export(spoilt, tmp_path / "out", target="cpu", auto=True, **how)
     manifest, culprit = bundle.manifest, f"decoder.{LAYER}.feed_forward.inner.weight"
     assert manifest.parity["verdict"] == "pass"
-    kept = manifest.kept_in_fp32
-    assert kept["kept"][0] == culprit
-    assert manifest.quantization[culprit] == PLAIN
-    assert sum(form != PLAIN for form in manifest.quantization.values()) > len(manifest.quantization) / 2
-    assert kept["bytes"] > kept["bytes_before"]
-    assert kept["limit"] == AUTO_LIMIT
-    assert 0 < kept["share"] <= AUTO_LIMIT
-    assert kept["share"] == held_in_fp32(bundle, load_checkpoint(str(spoilt)).model)
-    assert f"{how['precision']} ({100 * kept['share']:.3g} % of its weights in fp32)," in inspected(bundle)
+    assert manifest.kept_in_fp32["kept"][0] == culprit
+    assert manifest.forms[culprit] == PLAIN
+    assert sum(form != PLAIN for form in manifest.forms.values()) > len(manifest.forms) / 2
+    assert manifest.kept_in_fp32["bytes"] > manifest.kept_in_fp32["bytes_before"]
+    assert manifest.kept_in_fp32["limit"] == AUTO_LIMIT
+    assert 0 < manifest.kept_in_fp32["share"] <= AUTO_LIMIT
+    assert manifest.kept_in_fp32["share"] == held_in_fp32(bundle, load_checkpoint(str(spoilt)).model)
+    assert f"{how['precision']} ({100 * manifest.kept_in_fp32['share']:.3g} % of its weights in fp32)," in inspected(
+        bundle
+    )
     assert worst_matrices(bundle, load_checkpoint(str(spoilt)))[0] != culprit
 
 
 def test_a_bundle_that_holds_is_left_alone(checkpoint: Path, tmp_path: Path) -> None:
     bundle = txport.export(checkpoint, tmp_path / "out", target="cpu", precision="int8", auto=True)
     assert bundle.manifest.kept_in_fp32 == {}
-    assert PLAIN not in bundle.manifest.quantization.values()
+    assert PLAIN not in bundle.manifest.forms.values()
     assert "precision: int8, opset" in inspected(bundle)
 
 
@@ -119,10 +118,11 @@ def test_as_much_is_kept_as_the_limit_lets_and_no_more(
 ) -> None:
     """One matrix, then as many again each time, or as many as fit; here nothing helps."""
     model = tiny_model(tiny_config())
-    forms = dict.fromkeys((PACKED, OUTER, INNER, "projection.weight"), "int8 invariant")
+    packs = ((QUERY, KEY, VALUE), (OUTER,), (INNER,), ("projection.weight",))
+    table = {f"{names[0]}.stored": Stored(names, INVARIANT, f"{names[0]}.scale") for names in packs}
     given = {"name": "toy", "sha256": "0" * 64}
     manifest = Manifest(
-        target="cpu", precision="int8", opset=18, config=model.config, checkpoint=given, tools={}, quantization=forms
+        target="cpu", precision="int8", opset=18, config=model.config, checkpoint=given, tools={}, weights=table
     )
     asked: list[set[str]] = []
 
@@ -146,7 +146,7 @@ def test_as_much_is_kept_as_the_limit_lets_and_no_more(
 def test_a_share_counts_tied_tensors_once_and_what_is_packed_together() -> None:
     model = tiny_model(tiny_config(tied="all"))
     table, square = len(VOCABULARY) * 16, 16 * 16
-    names = ["projection.weight", PACKED, "source_embedding.tokens.weight"]
+    names = [("projection.weight",), (QUERY, KEY, VALUE), ("source_embedding.tokens.weight",)]
     every = table + 3 * square
     assert kept_share(model, names, []) == 0
     assert kept_share(model, names, [QUERY]) == 3 * square / every

@@ -6,11 +6,12 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from txport.bundles.forms import Form, Stored
 from txport.bundles.ports import CONTRACTS, Graph
 from txport.errors import UnsupportedError, quoted
 from txport.models.config import TransformerConfig
 
-FORMAT = 5
+FORMAT = 6
 MANIFEST = "txport.json"
 TARGETS = tuple(CONTRACTS)
 # precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too
@@ -53,7 +54,9 @@ class Manifest:
     tools: dict[str, str]  # versions
     generation: dict[str, Any] = field(default_factory=dict)
     passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> how often it fired
-    quantization: dict[str, str] = field(default_factory=dict)  # weight -> the form in which it is held
+    # initializer -> what it is, of those that hold several weights or one in a form that the precision chose; any other
+    # has the checkpoint's name and values
+    weights: dict[str, Stored] = field(default_factory=dict)
     rows: int | None = None  # of a step, for which its kernels are the fastest; None: no row depends on the others
     kept_in_fp32: dict[str, Any] = field(default_factory=dict)  # which matrices, their share, its limit, bytes
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # weight of several graphs -> where it lies
@@ -64,6 +67,17 @@ class Manifest:
     def dtype(self) -> str:
         """NumPy's name for the type of hidden states, caches and logits."""
         return PRECISIONS[self.precision]
+
+    @property
+    def quantization(self) -> dict[str, Stored]:
+        """The initializers for which the precision chose a form, be it fp32; none where it has no choice."""
+        return {name: stored for name, stored in self.weights.items() if stored.form is not None}
+
+    @property
+    def forms(self) -> dict[str, Form]:
+        """Each weight of the checkpoint for which the precision chose a form -> that form."""
+        table = self.weights.values()
+        return {name: stored.form for stored in table if stored.form is not None for name in stored.weights}
 
     @property
     def described_precision(self) -> str:
@@ -81,5 +95,6 @@ class Manifest:
         """As JSON values, with the graphs and their ports spelt out for other programs."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         values["config"] = self.config.to_dict()
+        values["weights"] = {name: stored.to_dict() for name, stored in self.weights.items()}
         values["graphs"] = {role: graph.to_dict() for role, graph in self.graphs.items()}
         return values

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
+from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
 from txport.bundles.manifest import FORMAT, MANIFEST, Manifest, is_quantised, require_offer
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
@@ -22,7 +23,7 @@ VALUES: Mapping[str, type | UnionType] = {
     "tools": dict,
     "generation": dict,
     "passes": dict,
-    "quantization": dict,
+    "weights": dict,
     "rows": int | None,
     "kept_in_fp32": dict,
     "shared": dict,
@@ -79,7 +80,8 @@ def _manifest(values: dict[str, Any]) -> Manifest:
         raise KeyError(*(name for name in config.to_dict() if name not in values["config"]))
     names = {entry.name for entry in dataclasses.fields(Manifest)}
     kept = {name: value for name, value in values.items() if name in names}
-    manifest = Manifest(**{**kept, "config": config})
+    weights = {name: Stored.from_dict(each) for name, each in values["weights"].items()}
+    manifest = Manifest(**{**kept, "config": config, "weights": weights})
     _check_quantization(manifest)
     _check_graphs(manifest, values["graphs"])
     return manifest
@@ -106,11 +108,11 @@ def _check_shared(name: str, entry: Any, files: Mapping[str, Any]) -> None:
 
 
 def _check_quantization(manifest: Manifest) -> None:
-    """Only where weights take fewer bits has each a form, kernels are chosen, and some stay in fp32."""
+    """No weight lies in two initializers; forms and kernels are chosen only where weights take fewer bits."""
+    require_distinct(list(manifest.weights.values()))
     if is_quantised(manifest.target, manifest.precision):
-        if not all(isinstance(form, str) for form in manifest.quantization.values()):
-            raise TypeError("the form of a weight must be a text")
-    elif manifest.quantization or manifest.kept_in_fp32 or manifest.rows:
+        return
+    if manifest.quantization or manifest.kept_in_fp32 or manifest.rows:
         raise ValueError(f"a bundle of {manifest.target} {manifest.precision} has no quantised weights")
 
 

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from txport.bundles.forms import Stored
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import STEP, shortens
 from txport.exporters.check import check_graph
+from txport.exporters.choose import choose_forms, tables_of, tags_of
 from txport.exporters.conditional import make_conditional
 from txport.exporters.fused import FUSED, FUSED_FORMS, require_fusable
 from txport.exporters.fusions import check_fusions
 from txport.exporters.passes import run_passes
-from txport.exporters.quantize import apply_forms, choose_forms
+from txport.exporters.rewrite import apply_forms, packs
 from txport.exporters.top import add_top, without_top
 from txport.exporters.trace import sign, trace
 from txport.exporters.weights import share_weights
@@ -34,11 +36,9 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collec
     counts[STEP]["make attention conditional"] = make_conditional(models[STEP], manifest.graphs[STEP])
     for role, model in models.items():
         check_fusions(model, config, role)
-    forms: dict[str, dict[str, str]] = {}
+    weights = {name: stored for model in models.values() for name, stored in packs(model).items()}
     if manifest.precision != "fp32":
-        forms = choose_forms(models, manifest.precision, manifest.rows, keep)
-        for role, model in models.items():
-            counts[role]["quantize"] = apply_forms(model, forms[role])
+        weights = _quantize(models, manifest, checkpoint, keep, counts)
     shorten = shortens(config, manifest.precision)
     add_top(models[STEP], manifest.graphs[STEP], shorten=shorten)
     counts[STEP]["screening"] = int(shorten)
@@ -48,5 +48,22 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collec
         path = folder / manifest.graphs[role].file
         ir.save(model, path)
         check_graph(path, manifest.graphs[role], manifest)
-    quantization = {name: form for each in forms.values() for name, form in each.items()}
-    return dataclasses.replace(manifest, passes=counts, quantization=quantization, shared=shared)
+    return dataclasses.replace(manifest, passes=counts, weights=weights, shared=shared)
+
+
+def _quantize(
+    models: dict[str, ir.Model],
+    manifest: Manifest,
+    checkpoint: Checkpoint,
+    keep: Collection[str],
+    counts: dict[str, dict[str, int]],
+) -> dict[str, Stored]:
+    """Put every matrix into its form, and count them; -> what the initializers are."""
+    tags, tables = tags_of(checkpoint.model), tables_of(checkpoint.model)
+    forms = choose_forms(models, manifest.precision, manifest.rows, tags=tags, tables=tables, keep=keep)
+    weights: dict[str, Stored] = {}
+    for role, model in models.items():
+        found = apply_forms(model, forms, tables)
+        counts[role]["quantize"] = sum(stored.is_quantised for stored in found.values())
+        weights |= {**packs(model), **found}
+    return weights

@@ -12,6 +12,8 @@ from txport.bundles.ports import ENCODER, STEP, Graph
 from txport.exporters.check import GraphError
 from txport.models.config import TransformerConfig
 
+PARTS = "txport.parts"  # where an initializer that several weights are packed in records their names
+
 
 def pack_projections(model: ir.Model, graph: Graph) -> int:
     """Linear maps of one input whose results are joined become one linear map: a layer's query, key and value."""
@@ -44,17 +46,19 @@ def is_linear(node: ir.Node) -> bool:
 
 
 def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
-    """One initializer out of several, along their first axis, bearing the names of all: `a.{b,c}.weight`."""
+    """One initializer out of several, along their first axis, which records their names and bears them all."""
     known = [value for value in values if value is not None and value.const_value is not None]
     array = np.concatenate([value.const_value.numpy() for value in known if value.const_value is not None])
-    joined = ir.Value(name=join_names([str(value.name) for value in known]), const_value=ir.tensor(array))
+    names = [str(value.name) for value in known]
+    joined = ir.Value(name=join_names(names), const_value=ir.tensor(array))
+    joined.meta[PARTS] = tuple(names)
     joined.shape, joined.type = ir.Shape(array.shape), known[0].type
     model.graph.register_initializer(joined)
     return joined
 
 
 def join_names(names: list[str]) -> str:
-    """`a.b.weight`, `a.c.weight` -> `a.{b,c}.weight`."""
+    """`a.b.weight`, `a.c.weight` -> `a.{b,c}.weight`, for people who look at the graph."""
     split = [name.split(".") for name in names]
     different = [at for at, parts in enumerate(zip(*split, strict=True)) if len(set(parts)) > 1]
     assert len(different) == 1, names
@@ -62,13 +66,10 @@ def join_names(names: list[str]) -> str:
     return ".".join([*split[0][:at], "{" + ",".join(name[at] for name in split) + "}", *split[0][at + 1 :]])
 
 
-def split_name(name: str) -> list[str]:
-    """`a.{b,c}.weight` -> `a.b.weight`, `a.c.weight`; any other name as it is."""
-    if "{" not in name:
-        return [name]
-    before, rest = name.split("{")
-    inner, after = rest.split("}")
-    return [f"{before}{part}{after}" for part in inner.split(",")]
+def parts_of(value: ir.Value) -> tuple[str, ...]:
+    """The checkpoint's names of the weights in an initializer, in the order of their rows."""
+    parts: tuple[str, ...] = value.meta.get(PARTS, (str(value.name),))
+    return parts
 
 
 def expected(config: TransformerConfig, role: str) -> dict[str, int]:

@@ -21,8 +21,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from txport.bundles.forms import ROWS
 from txport.exporters.fused import MICROSOFT
-from txport.exporters.quantize import ROWS, add_initializer, dequantize, quantize, sums_of_squares
+from txport.exporters.quantize import dequantize, quantize, sums_of_squares
+from txport.exporters.rewrite import add_initializer
 
 BLOCK = 64  # in the smallest vocabulary that is worth it, more blocks than tokens can be asked for
 SHARE, MOST = 16, 1 << 16  # beyond one in so many logits, or so many candidates, the whole product is computed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import read_model
 from txport.bundles.ports import ENCODER, STEP
 from txport.errors import ParityError
-from txport.exporters.fusions import split_name
-from txport.exporters.quantize import Quantized, dequantize, read_name, read_scales, steps
+from txport.exporters.quantize import Quantized, dequantize, steps
 from txport.models.checkpoint import Checkpoint
 
 Array = NDArray[Any]
@@ -77,7 +77,7 @@ class Held:
 
     name: str
     values: Array
-    form: str | None = None
+    form: Form | None = None
     steps: Array | None = None
 
 
@@ -107,19 +107,28 @@ def _tensors(graph: onnx.GraphProto, place: str = "") -> Iterator[tuple[str, Arr
                 yield from _tensors(attribute.g, f"{place}{number}.{attribute.name}/")
 
 
-def held_weights(initializers: Mapping[str, Array]) -> Iterator[Held]:
-    """The weights among the tensors of a graph, dequantised and unpacked."""
+def held_weights(initializers: Mapping[str, Array], table: Mapping[str, Stored]) -> Iterator[Held]:
+    """The weights among the tensors of a graph, dequantised and unpacked; `table` says what they are."""
     for name, values in initializers.items():
-        base, form = read_name(name)
-        if form is None:
-            yield from _unpack(name, values)
-        elif (scales := read_scales(name, initializers)) is not None:
-            quantized = Quantized(form, values, scales)
-            yield from _unpack(base, dequantize(quantized), form, steps(quantized))
+        stored = table.get(name, Stored((name,)))
+        if stored.form is None or not stored.is_quantised:
+            yield from _unpack(stored.weights, values)
+        elif (scales := read_scales(stored, initializers)) is not None:
+            quantized = Quantized(stored.form, values, scales)
+            yield from _unpack(stored.weights, dequantize(quantized), stored.form, steps(quantized))
 
 
-def _unpack(name: str, values: Array, form: str | None = None, sizes: Array | None = None) -> Iterator[Held]:
-    names = split_name(name)
+def read_scales(stored: Stored, tensors: Mapping[str, Array]) -> Array | None:
+    """The scales of a stored matrix among the tensors of a graph, those of a lookup if it has no others; else None."""
+    if stored.scales is not None and stored.scales in tensors:
+        return tensors[stored.scales]
+    lookup = tensors.get(stored.lookup_scales) if stored.lookup_scales else None
+    return None if lookup is None else lookup[..., 0]
+
+
+def _unpack(
+    names: Sequence[str], values: Array, form: Form | None = None, sizes: Array | None = None
+) -> Iterator[Held]:
     parts = np.split(values, len(names)) if len(names) > 1 else [values]
     each = np.split(sizes, len(names)) if sizes is not None and len(names) > 1 else [sizes] * len(names)
     for part, array, size in zip(names, parts, each, strict=True):
@@ -134,7 +143,7 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for role in (ENCODER, STEP):
-            for held in held_weights(graph_weights(bundle.file(role))):
+            for held in held_weights(graph_weights(bundle.file(role)), bundle.manifest.weights):
                 if held.form is not None:
                     _replace(held, parameters)
     return dataclasses.replace(checkpoint, model=model)

@@ -76,16 +76,25 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     return attention_weights(query, key, bias) @ value
 
 
+class Linear(nn.Linear):
+    """A linear map that knows what it is for: its `tag`."""
+
+    def __init__(self, inputs: int, outputs: int, tag: str, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.tag = tag
+
+
 class Attention(nn.Module):
     """Multi-head attention, its projections kept apart so that a cache can stand between them."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, key: str = "key", value: str = "value") -> None:
+        """`key` and `value` are the tags of these two projections."""
         super().__init__()
         self.heads = config.heads
-        self.query = nn.Linear(config.d_model, config.d_model)
-        self.key = nn.Linear(config.d_model, config.d_model)
-        self.value = nn.Linear(config.d_model, config.d_model)
-        self.output = nn.Linear(config.d_model, config.d_model)
+        self.query = Linear(config.d_model, config.d_model, "query")
+        self.key = Linear(config.d_model, config.d_model, key)
+        self.value = Linear(config.d_model, config.d_model, value)
+        self.output = Linear(config.d_model, config.d_model, "attention_out")
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, D) -> (B, N, T, H)."""
@@ -108,8 +117,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
-        self.inner = nn.Linear(config.d_model, config.feed_forward)
-        self.outer = nn.Linear(config.feed_forward, config.d_model)
+        self.inner = Linear(config.d_model, config.feed_forward, "ffn_in")
+        self.outer = Linear(config.feed_forward, config.d_model, "ffn_out")
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
@@ -160,7 +169,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.attention = Attention(config)
         self.attention_residual = Residual(config)
-        self.cross_attention = Attention(config)
+        self.cross_attention = Attention(config, "cross_key", "cross_value")
         self.cross_attention_residual = Residual(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_residual = Residual(config)
@@ -234,7 +243,7 @@ class Transformer(nn.Module):
         self.target_embedding = Embedding(config, config.target_vocab_size)
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.decoder_norm = self.final_norm()
-        self.projection = nn.Linear(config.d_model, config.target_vocab_size, bias=False)
+        self.projection = Linear(config.d_model, config.target_vocab_size, "projection", bias=False)
         self.tie()
         self.initialise()
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from txport.bundles.bundle import Bundle, seal
+from txport.bundles.forms import PLAIN
 from txport.bundles.manifest import percent
 from txport.errors import ParityError
-from txport.exporters.fusions import split_name
-from txport.exporters.quantize import PLAIN
 from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.transformer import Transformer
@@ -41,30 +40,31 @@ def fall_back_to_fp32(
     or, if not even that helps, one with all in fp32. Raises `ParityError` before more than the share `limit` of the
     weights would stay in fp32.
     """
-    size, kept, forms = bundle.size, list[str](), bundle.manifest.quantization
+    size, kept = bundle.size, list[str]()
+    matrices = [stored.weights for stored in bundle.manifest.quantization.values()]
     while not report.passed and (worst := [name for name in worst_matrices(bundle, checkpoint) if name not in kept]):
         wanted = [kept + worst[: count + 1] for count in range(max(1, len(kept)))]
-        fitting = [each for each in wanted if kept_share(checkpoint.model, forms, each) <= limit]
+        fitting = [each for each in wanted if kept_share(checkpoint.model, matrices, each) <= limit]
         if not fitting:
-            raise ParityError(beyond(checkpoint, report, forms, kept, worst, limit))
+            raise ParityError(beyond(checkpoint, report, matrices, kept, worst, limit))
         more = fitting[-1][len(kept) :]
         kept += more
         progress(f"it differs; {', '.join(more)} in fp32, and again")
         shutil.rmtree(bundle.path / "onnx")
         bundle, report = prove(write(checkpoint, bundle.path, keep=aliases(checkpoint.model, kept), **how), checkpoint)
-    share = kept_share(checkpoint.model, forms, kept)
+    share = kept_share(checkpoint.model, matrices, kept)
     record = {"kept": kept, "share": share, "limit": limit, "bytes": bundle.size, "bytes_before": size}
     sealed = seal(bundle.path, dataclasses.replace(bundle.manifest, kept_in_fp32=record))
     return dataclasses.replace(sealed, measured=bundle.measured), report
 
 
-def kept_share(model: Transformer, matrices: Iterable[str], kept: Iterable[str]) -> float:
-    """Of the weights in `matrices`, as a graph calls those that its precision quantises, the share in fp32.
+def kept_share(model: Transformer, matrices: Iterable[Sequence[str]], kept: Iterable[str]) -> float:
+    """Of the weights in `matrices`, those packed together side by side, the share in fp32.
 
     Beside `kept`, that is what is packed with them; a tied tensor counts once.
     """
     first, parameters = first_names(model), dict(model.named_parameters())
-    packs = [{first[part] for part in split_name(name)} for name in matrices]
+    packs = [{first[name] for name in names} for names in matrices]
     names = {first[name] for name in kept}
     every, plain = (
         sum(parameters[name].numel() for name in set[str]().union(*some))
@@ -74,7 +74,12 @@ def kept_share(model: Transformer, matrices: Iterable[str], kept: Iterable[str])
 
 
 def beyond(
-    checkpoint: Checkpoint, report: Report, matrices: Iterable[str], kept: list[str], worst: list[str], limit: float
+    checkpoint: Checkpoint,
+    report: Report,
+    matrices: Iterable[Sequence[str]],
+    kept: list[str],
+    worst: list[str],
+    limit: float,
 ) -> str:
     """Why no more is kept in fp32, and what to do instead."""
     now, then = (percent(kept_share(checkpoint.model, matrices, names)) for names in (kept, [*kept, worst[0]]))
@@ -105,7 +110,7 @@ def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> lis
     held = Reference(Exact.of(holding(bundle, checkpoint).model), manifest)
     probes = {role: probe_file(bundle, role) for role in manifest.graphs if role in WEIGHTED}
     seen = activation_errors(observations(probes, held, cases, seed), manifest.precision)
-    quantised = {part for name, form in manifest.quantization.items() if form != PLAIN for part in split_name(name)}
+    quantised = {name for name, form in manifest.forms.items() if form != PLAIN}
     total = {name: float(np.hypot(errors.get(name, 0.0), seen.get(name, 0.0))) for name in quantised}
     return sorted(total, key=lambda name: (-np.nan_to_num(total[name], nan=np.inf), name))
 

@@ -33,10 +33,11 @@ from tests.proof.faults import (
 )
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, seal
+from txport.bundles.forms import INVARIANT, Form, Stored
 from txport.bundles.ports import DECODER, ENCODER, STEP, Graph
 from txport.cli import cli
 from txport.errors import ParityError, UnsupportedError
-from txport.exporters import cpu
+from txport.exporters import cpu, rewrite
 from txport.exporters import quantize as quantizer
 from txport.exporters.export import export_graphs
 from txport.exporters.fused import FUSED_FORMS
@@ -464,7 +465,7 @@ def test_a_quantised_weight_that_is_off_by_few_steps_is_named(
     """Two steps in 8 bits; eight in 4, where rounding alone may cut two."""
     name = "decoder.1.cross_attention.query.weight"
     bundle = quantised[precision]
-    stored = f"{name}.{bundle.manifest.quantization[name].replace(' ', '-')}"
+    stored = next(value for value, each in bundle.manifest.weights.items() if name in each.weights)
 
     def step(array: Array) -> Array:
         array.flat[3] ^= 0x88 if precision == "int4" else 2
@@ -480,22 +481,22 @@ def test_a_quantised_weight_that_is_off_by_few_steps_is_named(
 
 def coarse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter that takes steps for one matrix that are eight times as long as they need be."""
-    store, quantize = quantizer._store, quantizer.quantize
+    store, quantize = rewrite._store, quantizer.quantize
 
-    def rounded(matrix: Array, form: str) -> quantizer.Quantized:
+    def rounded(matrix: Array, form: Form) -> quantizer.Quantized:
         scales = 8 * quantize(matrix, form).scales
-        if form == quantizer.INVARIANT:
+        if form == INVARIANT:
             return quantizer.Quantized(form, np.rint(matrix / scales[:, None]).astype(np.int8), scales)
         blocks = matrix.reshape(*scales.shape, -1)
         return quantizer.Quantized(form, (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8), scales)
 
-    def patched(model: ir.Model, given: ir.Value, form: str) -> tuple[ir.Value, Array]:
+    def patched(model: ir.Model, given: ir.Value, form: Form, **how: Any) -> tuple[ir.Value, Stored, Array]:
         with pytest.MonkeyPatch.context() as patch:
             if given.name == name:
-                patch.setattr(quantizer, "quantize", rounded)
-            return store(model, given, form)
+                patch.setattr(rewrite, "quantize", rounded)
+            return store(model, given, form, **how)
 
-    monkeypatch.setattr(quantizer, "_store", patched)
+    monkeypatch.setattr(rewrite, "_store", patched)
 
 
 @pytest.mark.parametrize(

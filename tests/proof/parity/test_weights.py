@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,20 @@ import txport
 from tests.proof.faults import Edit
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, load_bundle, seal
+from txport.bundles.forms import DYNAMIC, Form
 from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.exporters import quantize as quantizer
+from txport.exporters import rewrite
 from txport.exporters.export import export_graphs
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.check import check
 from txport.proof.parity.measures import Comparison
 from txport.proof.parity.weights import compare_weights
 
 Array = NDArray[Any]
-Quantize = Callable[[Array, str], quantizer.Quantized]
-DYNAMIC, RIGHT = quantizer.DYNAMIC, quantizer.quantize
+Quantize = Callable[[Array, Form], quantizer.Quantized]
+RIGHT = quantizer.quantize
 KEY = "decoder.0.attention.key.weight"
 
 
@@ -149,18 +153,33 @@ def test_what_is_computed_from_weights_is_computed_anew(
     assert any(name.startswith(each.tensor) for each in found)
 
 
+def test_nothing_is_read_back_from_the_names_of_initializers(
+    fused: dict[str, tuple[Checkpoint, Bundle]], tmp_path: Path
+) -> None:
+    """A packed matrix in 8 bits is found under any name that the manifest records, and under no other."""
+    checkpoint, bundle = fused["int8"]
+    old = next(name for name, each in bundle.manifest.weights.items() if KEY in each.weights)
+    copy = Path(shutil.copytree(bundle.path, tmp_path / "copy"))
+    edited = edit_graph(copy, STEP, renamed(old, "anything"))
+    assert {each.tensor for each in failed(edited, checkpoint)} >= {"anything", KEY}
+    table = {"anything" if name == old else name: each for name, each in bundle.manifest.weights.items()}
+    recorded = seal(copy, replace(edited.manifest, weights=table))
+    assert failed(recorded, checkpoint) == []
+    assert bisect(recorded, checkpoint) is None
+
+
 # --- grids ------------------------------------------------------------------------------------------------------
 
 
 def longer(factor: float) -> Quantize:
     """Every weight the nearest on a grid whose steps are longer than they need be."""
 
-    def quantize(matrix: Array, form: str) -> quantizer.Quantized:
+    def quantize(matrix: Array, form: Form) -> quantizer.Quantized:
         scales = np.float32(factor) * RIGHT(matrix, form).scales
-        if form in quantizer.WHOLE_ROWS:
+        if form.has_row_scales:
             values = np.rint(matrix / scales[:, None]).astype(np.int8)
             return quantizer.Quantized(form, np.ascontiguousarray(values.T if form == DYNAMIC else values), scales)
-        bits, block = quantizer.read_blocks(form)
+        bits, block = form.bits, form.block or 1
         half = 2 ** (bits - 1)
         values = np.clip(np.rint(matrix.reshape(len(matrix), -1, block) / scales[..., None]), -half, half - 1) + half
         return quantizer.Quantized(form, packed(values.astype(np.uint8), bits), scales)
@@ -168,12 +187,12 @@ def longer(factor: float) -> Quantize:
     return quantize
 
 
-def a_step_too_low(matrix: Array, form: str) -> quantizer.Quantized:
+def a_step_too_low(matrix: Array, form: Form) -> quantizer.Quantized:
     """As if another number stood for zero, in blocks."""
     found = RIGHT(matrix, form)
-    if form in quantizer.WHOLE_ROWS:
+    if form.has_row_scales:
         return found
-    bits, _ = quantizer.read_blocks(form)
+    bits = form.bits
     values = (
         found.values if bits == 8 else np.stack([found.values & 15, found.values >> 4], -1).reshape(len(matrix), -1)
     )
@@ -213,5 +232,5 @@ def exported(
     checkpoint: Checkpoint, folder: Path, quantize: Quantize, monkeypatch: pytest.MonkeyPatch, **how: Any
 ) -> Bundle:
     with monkeypatch.context() as patch:
-        patch.setattr(quantizer, "quantize", quantize)
+        patch.setattr(rewrite, "quantize", quantize)
         return seal(folder, export_graphs(checkpoint, folder, target="cpu", **how))

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import ParityError, TxportError, brief
-from txport.exporters.quantize import read_bits
 from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.transformer import Transformer
@@ -134,13 +133,14 @@ def _running(
 def wrong_weights(bundle: Bundle, model: Transformer) -> dict[str, WrongWeight]:
     """Weights and tables that are not the checkpoint's, by its own name for them, in its order."""
     known: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    known.update((name, each) for name, each in model.named_buffers() if name.endswith(".positions"))
+    known.update(model.named_buffers())
     names = {id(tensor): name for name, tensor in reversed(known.items())}
     wrong: dict[str, WrongWeight] = {}
     for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
-        for held in (held for held in held_weights(graph_weights(bundle.file(role))) if held.name in known):
+        graph = graph_weights(bundle.file(role))
+        for held in (held for held in held_weights(graph, bundle.manifest.weights) if held.name in known):
             expected = known[held.name].detach().numpy().astype(bundle.manifest.dtype)
-            limit = 0.0 if held.form is None or held.steps is None else OWN_STEPS[read_bits(held.form)] * held.steps
+            limit = 0.0 if held.form is None or held.steps is None else OWN_STEPS[held.form.bits] * held.steps
             if held.values.shape != expected.shape or not np.all(np.abs(held.values - expected) <= limit):
                 wrong[names[id(known[held.name])]] = WrongWeight(held.name, held.values, expected)
     return {name: wrong[name] for name in known if name in wrong}
@@ -195,5 +195,5 @@ def _rounded(bundle: Bundle, checkpoint: Checkpoint, seed: int) -> Culprit | Non
         where=describe([bad.name.removesuffix(".weight")]),
         kind="quantisation",
         what=describe_rounding(bad, found),
-        figures={**asdict(bad), "errors": {each.name: each.error for each in found}},
+        figures={**asdict(bad), "form": bad.form.describe(), "errors": {each.name: each.error for each in found}},
     )

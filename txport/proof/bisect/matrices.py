@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from txport.bundles.bundle import Bundle
-from txport.exporters.quantize import read_bits
+from txport.bundles.forms import Form
 from txport.exporters.weights import graph_weights, held_weights
 from txport.models.transformer import Transformer
 from txport.proof.bisect.taps import recording
@@ -33,7 +33,7 @@ class Rounding:
     """One quantised matrix: its error and what its bits would leave, as shares of the product, root mean squares."""
 
     name: str
-    form: str
+    form: Form
     error: float
     possible: float
 
@@ -48,7 +48,7 @@ def roundings(bundle: Bundle, model: Transformer, inputs: Mapping[str, Array]) -
     weights = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, Rounding] = {}
     for role in bundle.manifest.graphs:
-        for held in held_weights(graph_weights(bundle.file(role))):
+        for held in held_weights(graph_weights(bundle.file(role)), bundle.manifest.weights):
             if held.form is not None and held.name not in found:
                 expected = weights[held.name].detach().numpy().astype(np.float64)
                 x = inputs.get(held.name.removesuffix(".weight"))
@@ -56,7 +56,7 @@ def roundings(bundle: Bundle, model: Transformer, inputs: Mapping[str, Array]) -
     return sorted(found.values(), key=lambda each: -each.error)
 
 
-def _rounding(name: str, form: str, held: Array, expected: Array, x: Array | None) -> Rounding:
+def _rounding(name: str, form: Form, held: Array, expected: Array, x: Array | None) -> Rounding:
     """The errors of one matrix (out, in); of itself, where nothing is multiplied with it."""
     x = np.eye(expected.shape[1]) if x is None else x.astype(np.float64)
     size = max(float(np.sqrt(np.square(x @ expected.T).mean())), 1e-30)
@@ -75,7 +75,7 @@ def badly_quantised(found: Sequence[Rounding]) -> Rounding | None:
 
 def _middle(one: Rounding, found: Sequence[Rounding]) -> float:
     """The middle error of the matrices that are held in as many bits: 4 leave sixteen times the error of 8."""
-    return float(np.median([each.error for each in found if read_bits(each.form) == read_bits(one.form)]))
+    return float(np.median([each.error for each in found if each.form.bits == one.form.bits]))
 
 
 def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:
@@ -83,9 +83,9 @@ def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:
     others = [each for each in found if each is not bad]
     beside = f"; the worst of the others, {others[0].name}, by {others[0].error:.2%}" if others else ""
     if bad.coarseness > COARSE:
-        why = f"{bad.coarseness:.3g} times what {bad.form} leave"
+        why = f"{bad.coarseness:.3g} times what {bad.form.describe()} leave"
     else:
-        why = f"a few large weights leave too few steps of {bad.form} to the rest"
+        why = f"a few large weights leave too few steps of {bad.form.describe()} to the rest"
     return f"rounding {bad.name} changes its product by {bad.error:.2%}, {why}{beside}"
 
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.forms import Stored
 from txport.bundles.graphs import read_ir
 from txport.errors import ParityError, brief
 from txport.proof.bisect.taps import OUT, Runner, Tap, find_taps, isolate, recording, show, truth
@@ -88,10 +89,15 @@ class Finding:
     cases: tuple[str, ...]
 
 
-def make_probe(load: Callable[[], ir.Model], role: str, precision: str, dtype: str, folder: Path) -> Probe:
-    """Two sessions of a graph: one that shows its taps, one that also reads PyTorch's values there."""
+def make_probe(
+    load: Callable[[], ir.Model], table: Mapping[str, Stored], role: str, precision: str, dtype: str, folder: Path
+) -> Probe:
+    """Two sessions of a graph: one that shows its taps, one that also reads PyTorch's values there.
+
+    `table` says what its initializers are.
+    """
     plain, isolated = load(), load()
-    taps = find_taps(plain, role)
+    taps = find_taps(plain, role, table)
     for model in (plain, isolated):
         show(model, [tap.value for tap in taps])
     isolate(isolated, taps, dtype)
@@ -101,7 +107,7 @@ def make_probe(load: Callable[[], ir.Model], role: str, precision: str, dtype: s
 def probe_file(bundle: Bundle, role: str) -> Probe:
     """A graph of a bundle as it lies on disk."""
     file, manifest = bundle.file(role), bundle.manifest
-    return make_probe(lambda: read_ir(file), role, manifest.precision, manifest.dtype, file.parent)
+    return make_probe(lambda: read_ir(file), manifest.weights, role, manifest.precision, manifest.dtype, file.parent)
 
 
 def observations(

@@ -18,9 +18,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from txport.bundles.forms import Stored
 from txport.bundles.ports import ENCODER, IDS, is_attention
-from txport.exporters.fusions import split_name
-from txport.exporters.quantize import read_name
 from txport.runtimes.onnx_runtime import ort
 from txport.runtimes.sessions import may_saturate
 
@@ -94,15 +93,15 @@ def truth(tap: Tap, record: Mapping[str, tuple[Array, Array]], expected: Mapping
     return parts[0] if tap.side == IN else np.concatenate(parts, axis=-1)
 
 
-def find_taps(model: ir.Model, role: str) -> list[Tap]:
-    """Every tap of a graph, in the order in which it computes them."""
+def find_taps(model: ir.Model, role: str, table: Mapping[str, Stored]) -> list[Tap]:
+    """Every tap of a graph, in the order in which it computes them; `table` says what its initializers are."""
     found: list[Tap] = []
     for value in model.graph.initializers.values():
-        base, form = read_name(str(value.name).removeprefix("model."))  # as a trace calls it at first
-        if base.endswith(".weight"):
-            modules = tuple(name.removesuffix(".weight") for name in split_name(base))
+        stored = table.get(str(value.name), Stored((str(value.name),)))
+        if all(name.endswith(".weight") for name in stored.weights):
+            modules = tuple(name.removesuffix(".weight") for name in stored.weights)
             for node, place in _readers(value):
-                found.extend(_taps_of(node, place, modules, role, form is not None))
+                found.extend(_taps_of(node, place, modules, role, stored.is_quantised))
     known = {tap.value for tap in found if tap.side == OUT}
     # attention that the graph itself reads is no end of a part, and what follows from it shows
     ends = (each for each in model.graph.outputs if not (is_attention(str(each.name)) and list(each.uses())))
@@ -166,7 +165,7 @@ def _with_bias(node: ir.Node) -> ir.Value:
     uses = list(node.outputs[0].uses())
     if len(uses) == 1 and uses[0][0].op_type == "Add":
         other = uses[0][0].inputs[1 - uses[0][1]]
-        if other is not None and other.is_initializer() and str(other.name).endswith(".bias"):
+        if other is not None and other.is_initializer() and other.shape is not None and len(other.shape) == 1:
             return uses[0][0].outputs[0]
     return node.outputs[0]
 

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.forms import PLAIN
 from txport.errors import BundleError, LoadError, ParityError, brief
-from txport.exporters.fusions import split_name
-from txport.exporters.quantize import PLAIN
 from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
 from txport.proof.parity.calls import compare_call
@@ -112,7 +111,7 @@ def exact_of(bundle: Bundle, checkpoint: Checkpoint) -> Exact:
     """What a bundle is held against: the checkpoint, with the weights that it holds where they are quantised."""
     manifest = bundle.manifest
     held, together = holding(bundle, checkpoint).model, manifest.rows is not None
-    plain = {part for name, form in manifest.quantization.items() if form == PLAIN for part in split_name(name)}
+    plain = {name for name, form in manifest.forms.items() if form == PLAIN}
     return Exact.of(held, manifest.precision, together=together, plain=plain)
 
 

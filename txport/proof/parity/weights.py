@@ -10,20 +10,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.forms import Form, Stored
 from txport.bundles.ports import DECODER, ENCODER, STEP
-from txport.exporters.fusions import split_name
-from txport.exporters.quantize import (
-    TINY,
-    WHOLE_ROWS,
-    lookup_name,
-    read_bits,
-    read_blocks,
-    read_name,
-    read_scales,
-    scale_name,
-)
+from txport.exporters.rewrite import TINY
 from txport.exporters.screening import shorten
-from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights
+from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_scales
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.transformer import Transformer
 from txport.proof.parity.measures import WEIGHTS, Comparison, compare, wrong
@@ -47,8 +38,9 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
     dtype = np.dtype(bundle.manifest.dtype)
     for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
         initializers = graph_weights(bundle.file(role))
-        known = derived(initializers, checkpoint)
-        for held in held_weights(initializers):
+        table = bundle.manifest.weights
+        known = derived(initializers, table, checkpoint)
+        for held in held_weights(initializers, table):
             if held.name in aliases:
                 found.add(aliases[held.name])
                 yield compare_held(role, held, own[aliases[held.name]].detach().numpy().astype(dtype))
@@ -94,10 +86,10 @@ def compare_held(role: str, held: Held, expected: Array) -> Comparison:
     steps = np.maximum(finest(expected, held.form), TINY)
     wanted, found = expected / steps, held.values / steps
     error = COARSE / np.sqrt(12) / max(float(np.sqrt(np.square(wanted).mean())), TINY)
-    return compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[read_bits(held.form)], rms=error, kind=WEIGHTS)
+    return compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[held.form.bits], rms=error, kind=WEIGHTS)
 
 
-def derived(initializers: Mapping[str, Array], checkpoint: Checkpoint) -> dict[str, Array]:
+def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], checkpoint: Checkpoint) -> dict[str, Array]:
     """What a graph may hold beside the checkpoint's weights, by name, computed anew.
 
     Tables of sinusoids, scales in the shape that a look-up wants, and the screening of a large projection. A scale
@@ -105,10 +97,9 @@ def derived(initializers: Mapping[str, Array], checkpoint: Checkpoint) -> dict[s
     """
     known = {name: buffer.detach().numpy() for name, buffer in checkpoint.model.named_buffers()}
     for name, values in initializers.items():
-        if read_name(name)[1] is not None and (scale := read_scales(name, initializers)) is not None:
-            names = split_name(scale_name(name))
-            known |= dict(zip(names, np.split(scale, len(names)), strict=True))
-            known[lookup_name(name)] = scale[..., None]
+        stored = table.get(name)
+        if stored is not None and (scale := read_scales(stored, initializers)) is not None:
+            known |= {str(stored.scales): scale, str(stored.lookup_scales): scale[..., None]}
         if name == f"zeros.{values.size}":
             known[name] = np.zeros(values.size, np.int8)
     if "screening.weight" in initializers:
@@ -123,9 +114,9 @@ def is_arithmetic(values: Array) -> bool:
     return values.size <= 1 or values.dtype in (np.int64, np.int32, np.bool_)
 
 
-def finest(matrix: Array, form: str) -> Array:
+def finest(matrix: Array, form: Form) -> Array:
     """The smallest step for each weight (out, in) at which the largest of its row or block is still in range."""
-    block = matrix.shape[1] if form in WHOLE_ROWS else read_blocks(form)[1]
+    block = form.block or matrix.shape[1]
     largest = np.abs(matrix.reshape(len(matrix), -1, block)).max(axis=2)
-    steps: Array = np.repeat(largest / (2 ** (read_bits(form) - 1) - 0.5), block, axis=1)
+    steps: Array = np.repeat(largest / (2 ** (form.bits - 1) - 0.5), block, axis=1)
     return steps

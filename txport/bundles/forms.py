@@ -1,0 +1,124 @@
+"""How a bundle holds its weights: the form of a matrix, and which of the checkpoint's weights an initializer is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from txport.errors import quoted
+
+BLOCKS = (128, 64, 32, 16)  # inputs that share a scale; the larger, the fewer scales there are to read
+BITS: dict[str, tuple[int, ...]] = {"plain": (32,), "dynamic": (8,), "rows": (8,), "invariant": (8,), "blocks": (8, 4)}
+DESCRIPTIONS = {"plain": "fp32", "dynamic": "dynamic int8", "rows": "int8 rows", "invariant": "int8 invariant"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the numbers of a matrix (out, in) are held. Raises `ValueError` for a form that there is not.
+
+    `plain` is fp32. `dynamic`, `rows` and `invariant` have one scale for each row of `out`, `blocks` one for each
+    `block` of inputs.
+    """
+
+    kind: str
+    bits: int
+    block: int | None = None
+
+    def __post_init__(self) -> None:
+        sizes = BLOCKS if self.kind == "blocks" else (None,)
+        if self.bits not in BITS.get(self.kind, ()) or self.block not in sizes:
+            said = f"{quoted(self.kind)} with bits {quoted(self.bits)} and block {quoted(self.block)}"
+            raise ValueError(f"there is no form {said}")
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Whether there is one scale for each row of `out`."""
+        return self.kind in ("dynamic", "rows", "invariant")
+
+    def describe(self) -> str:
+        """For people: `int8 invariant`, `4-bit blocks of 32`."""
+        return DESCRIPTIONS.get(self.kind, f"{self.bits}-bit blocks of {self.block}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Form:
+        """Of JSON values; `TypeError` or `ValueError` for what is no form."""
+        _check_keys("a form", values, {"kind", "bits", "block"}, {"kind", "bits"})
+        kind, bits, block = values["kind"], values["bits"], values.get("block")
+        if not isinstance(kind, str) or type(bits) is not int or type(block) not in (int, type(None)):
+            raise TypeError(f"a form must be a kind, its bits and its block, got {quoted(values)}")
+        return cls(kind, bits, block)
+
+
+PLAIN = Form("plain", 32)
+DYNAMIC, ROWS, INVARIANT = (Form(kind, 8) for kind in ("dynamic", "rows", "invariant"))
+
+
+def blocks_of(bits: int, block: int) -> Form:
+    """The form with a scale for each block of inputs."""
+    return Form("blocks", bits, block)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What an initializer of the graphs is: the checkpoint's weights in it, and how their numbers are held.
+
+    `weights` are the checkpoint's names, in the order of their rows; several are packed along the first axis, alike in
+    size. `form` is None where the precision has no choice: biases, and all weights of a bundle in fp32. `scales` and
+    `lookup_scales` name the initializers with the scales, (out,) or (out, blocks) of a product and (out, blocks, 1) of
+    a lookup. A graph that only looks tokens up may have no `scales`, and only blocks have `lookup_scales`.
+    """
+
+    weights: tuple[str, ...]
+    form: Form | None = None
+    scales: str | None = None
+    lookup_scales: str | None = None
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the numbers are held in fewer bits than fp32."""
+        return self.form not in (None, PLAIN)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, without what is None."""
+        form = self.form and self.form.to_dict()
+        values = {**vars(self), "weights": list(self.weights), "form": form}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Stored:
+        """Of JSON values; `TypeError` or `ValueError` for what no initializer can be."""
+        _check_keys("a stored weight", values, {each.name for each in dataclasses.fields(cls)}, {"weights"})
+        weights, form = values["weights"], values.get("form")
+        scales, lookup = values.get("scales"), values.get("lookup_scales")
+        if not isinstance(weights, list) or not weights or not all(isinstance(each, str) for each in weights):
+            raise TypeError(f"weights of an initializer must be a list of names, got {quoted(weights)}")
+        if not all(isinstance(each, str | None) for each in (scales, lookup)):
+            raise TypeError(f"scales must be names, got {quoted(scales)} and {quoted(lookup)}")
+        stored = cls(tuple(weights), None if form is None else Form.from_dict(form), scales, lookup)
+        if stored.is_quantised != (scales is not None) or (lookup is not None and not _in_blocks(stored.form)):
+            raise ValueError(f"{quoted(weights)} must have the scales that the form wants, got {quoted(values)}")
+        return stored
+
+
+def _in_blocks(form: Form | None) -> bool:
+    return form is not None and form.kind == "blocks"
+
+
+def _check_keys(what: str, values: Any, known: set[str], needed: set[str]) -> None:
+    if not isinstance(values, dict) or not needed <= values.keys() <= known:
+        raise TypeError(f"{what} must have {', '.join(sorted(needed))}, got {quoted(values)}")
+
+
+def require_distinct(table: Sequence[Stored]) -> None:
+    """Raise `ValueError` if a weight is said to lie in two initializers."""
+    seen: set[str] = set()
+    for name in (name for stored in table for name in stored.weights):
+        if name in seen:
+            raise ValueError(f"the weight {quoted(name)} is in two initializers")
+        seen.add(name)

@@ -1,0 +1,84 @@
+"""Which form each matrix of the graphs takes, by what it does, the precision and the rows of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import onnx_ir as ir
+from torch import nn
+
+from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, PLAIN, ROWS, Form, blocks_of
+from txport.bundles.ports import STEP
+from txport.exporters.fusions import is_linear, parts_of
+from txport.exporters.trace import weight_names
+from txport.models.transformer import Linear
+
+ALIKE = (32, 16)  # blocks whose sums, in 4 bits, do not depend on how many rows there are
+FEW_ROWS = 2  # up to here, reading weights is all the work
+# Linear maps of the encoder, which works on many rows at once, that are held in 4 bits to save space: those with the
+# most bytes for the time that they lose.
+FOUR_BITS = frozenset({"ffn_out", "cross_key", "cross_value"})
+
+
+def tags_of(module: nn.Module) -> dict[str, str]:
+    """What each linear map of a module is for: the name that a trace gives its weight -> its tag."""
+    names = weight_names(module)
+    return {names[id(each.weight)]: each.tag for each in module.modules() if isinstance(each, Linear)}
+
+
+def tables_of(module: nn.Module) -> set[str]:
+    """The tables of tokens of a module, by the names that a trace gives them."""
+    names = weight_names(module)
+    return {names[id(each.weight)] for each in module.modules() if isinstance(each, nn.Embedding)}
+
+
+def choose_form(shape: Sequence[int], precision: str, rows: int | None, *, role: str, small: bool = False) -> Form:
+    """The form for a matrix (out, in) of one graph: the fastest for a step of so many rows.
+
+    For None, the fastest in which no row depends on the others, nor on how many there are. `small` says that space
+    counts more than time.
+    """
+    block = next((size for size in (ALIKE if rows is None else BLOCKS) if shape[1] % size == 0), None)
+    if block and precision == "int4" and (role == STEP or small):
+        return blocks_of(4, block)
+    if rows is None:
+        return INVARIANT
+    if block and role == STEP and rows <= FEW_ROWS:
+        return blocks_of(8, block)
+    return DYNAMIC
+
+
+def choose_forms(
+    models: Mapping[str, ir.Model],
+    precision: str,
+    rows: int | None,
+    *,
+    tags: Mapping[str, str],
+    tables: Collection[str],
+    keep: Collection[str] = (),
+) -> dict[str, Form]:
+    """Initializer -> form. A weight that several nodes or graphs read has one form, fit for all of them.
+
+    `tags` say what linear maps are for, `tables` which weights tokens are looked up in, by the checkpoint's names.
+    Those named in `keep` stay in fp32, and what is packed with them.
+    """
+    forms: dict[str, Form] = {}
+    kept: set[str] = set()
+    for role, model in models.items():
+        for node in filter(is_linear, model.graph):
+            weight = node.inputs[1]
+            assert weight is not None
+            small = all(tags[part] in FOUR_BITS for part in parts_of(weight))
+            forms[str(weight.name)] = choose_form(_shape(weight), precision, rows, role=role, small=small)
+    for value in (each for model in models.values() for each in model.graph.initializers.values()):
+        name = str(value.name)
+        if name in tables:
+            form = forms.setdefault(name, choose_form(_shape(value), precision, rows, role=STEP))
+            forms[name] = ROWS if form == DYNAMIC else form
+        kept.update([name] if any(part in keep for part in parts_of(value)) else [])
+    return {name: PLAIN if name in kept else form for name, form in forms.items()}
+
+
+def _shape(weight: ir.Value) -> Sequence[int]:
+    assert weight.const_value is not None
+    return weight.const_value.shape.numpy()

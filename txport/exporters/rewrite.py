@@ -1,0 +1,163 @@
+"""Every matrix of a graph in the form that was chosen for it: values, scales, and the operators that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from txport.bundles.forms import DYNAMIC, PLAIN, Form, Stored
+from txport.exporters.fused import MICROSOFT
+from txport.exporters.fusions import is_linear, parts_of
+from txport.exporters.quantize import quantize
+
+Array = NDArray[Any]
+
+MIDDLE, TINY = 128, 1e-30  # what stands for zero in 8 bits; more than nothing, for rows of zeros
+
+
+def apply_forms(model: ir.Model, forms: Mapping[str, Form], tables: Collection[str]) -> dict[str, Stored]:
+    """Put every linear map and every lookup in `tables` into the form of its weight; -> each initializer, recorded.
+
+    `forms` and `tables` go by the names of the graph's initializers; what has no form stays as it is.
+    """
+    recorded: dict[str, Stored] = {}
+    held: dict[str, tuple[ir.Value, Stored, Array]] = {}
+    for node in list(model.graph):
+        weight = node.inputs[1] if is_linear(node) else _table(node, tables)
+        form = None if weight is None else forms.get(str(weight.name))
+        if weight is None or form is None:
+            continue
+        name = str(weight.name)
+        if form == PLAIN:
+            recorded[name] = Stored(parts_of(weight), PLAIN)
+            continue
+        if name not in held:
+            held[name] = _store(model, weight, form, is_table=name in tables)
+        values, stored, scales = held[name]
+        recorded[str(values.name)] = stored
+        build = _linear if is_linear(node) else _lookup
+        _replace(model, node, list(build(model, node, stored, values, scales)))
+    for name in held:
+        del model.graph.initializers[name]
+    if any(node.domain == MICROSOFT for node in model.graph):
+        model.opset_imports[MICROSOFT] = 1
+    return recorded
+
+
+def packs(model: ir.Model) -> dict[str, Stored]:
+    """The initializers of a graph that several weights are packed in, as they are."""
+    found = ((str(value.name), parts_of(value)) for value in model.graph.initializers.values())
+    return {name: Stored(parts) for name, parts in found if len(parts) > 1}
+
+
+def _replace(model: ir.Model, node: ir.Node, made: Sequence[ir.Node]) -> None:
+    """Nodes in the place of one; the last gives what it gave."""
+    model.graph.insert_before(node, made)
+    old, new = node.outputs[0], made[-1].outputs[0]
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    new.name, new.shape, new.type = old.name, old.shape, old.type
+    model.graph.remove(node, safe=True)
+
+
+def _table(node: ir.Node, tables: Collection[str]) -> ir.Value | None:
+    """The table of tokens that a node looks rows up in."""
+    table = node.inputs[0] if node.op_type == "Gather" else None
+    return table if table is not None and table.is_initializer() and table.name in tables else None
+
+
+def _store(model: ir.Model, weight: ir.Value, form: Form, *, is_table: bool) -> tuple[ir.Value, Stored, Array]:
+    """-> the values in the graph, what they are, and the scales, which each operator adds in the shape it wants."""
+    assert weight.const_value is not None
+    name, quantized = str(weight.name), quantize(weight.const_value.numpy(), form)
+    values = add_initializer(model, f"{name}.{form.describe().replace(' ', '-')}", quantized.values)
+    lookup = f"{values.name}.lookup.scale" if is_table and form.kind == "blocks" else None
+    return values, Stored(parts_of(weight), form, f"{name}.scale", lookup), quantized.scales
+
+
+def add_initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
+    """Give a graph one more weight."""
+    value = ir.Value(name=name, const_value=ir.tensor(array))
+    value.shape, value.type = ir.Shape(array.shape), ir.TensorType(ir.DataType.from_numpy(array.dtype))
+    model.graph.register_initializer(value)
+    return value
+
+
+def _linear(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, scales: Array) -> Iterator[ir.Node]:
+    """X @ weight.T + bias in the operator of the form."""
+    scale, form = _once(model, str(stored.scales), scales), stored.form
+    assert form is not None
+    x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    if form == DYNAMIC:
+        yield ir.node("DynamicQuantizeMatMul", [x, values, scale, None, bias], domain=MICROSOFT)
+    elif form.kind in ("rows", "invariant"):
+        zeros = _zeros(model, len(scales))
+        product = _each_row if form.kind == "invariant" else _all_rows
+        made = product(model, x, [values, scale, zeros])
+        yield from made
+        if bias is not None:
+            yield ir.node("Add", [made[-1].outputs[0], bias])
+    else:
+        out, blocks = scales.shape
+        sizes = {"K": blocks * (form.block or 1), "N": out, "bits": form.bits, "block_size": form.block}
+        attributes = {**sizes, "accuracy_level": 4}
+        inputs: list[ir.Value | None] = [x, values, scale, None, None, bias]
+        yield ir.node("MatMulNBits", inputs, attributes=attributes, domain=MICROSOFT)
+
+
+def _all_rows(_: ir.Model, x: ir.Value | None, weight: Sequence[ir.Value]) -> list[ir.Node]:
+    """X @ weight.T, the activations quantised with one scale for all rows."""
+    ready = ir.node("DynamicQuantizeLinear", [x], num_outputs=3)
+    return [ready, ir.node("QGemm", [*ready.outputs, *weight], attributes={"transB": 1}, domain=MICROSOFT)]
+
+
+def _each_row(model: ir.Model, x: ir.Value | None, weight: Sequence[ir.Value]) -> list[ir.Node]:
+    """X @ weight.T, each row of the activations divided by its largest value before it is quantised."""
+    axes, tiny, step, middle = (
+        _once(model, f"row.{name}", np.array(value, dtype))
+        for name, value, dtype in (
+            ("axes", [1], np.int64),
+            ("tiny", TINY, np.float32),
+            ("step", 1 / 127, np.float32),
+            ("middle", MIDDLE, np.uint8),
+        )
+    )
+    size = ir.node("Abs", [x])
+    top = ir.node("ReduceMax", [size.outputs[0], axes])
+    largest = ir.node("Max", [top.outputs[0], tiny])  # (R, 1)
+    near = ir.node("Div", [x, largest.outputs[0]])
+    ready = ir.node("QuantizeLinear", [near.outputs[0], step, middle])
+    inputs = [ready.outputs[0], step, middle, *weight]
+    result = ir.node("QGemm", inputs, attributes={"transB": 1}, domain=MICROSOFT)
+    scaled = ir.node("Mul", [result.outputs[0], largest.outputs[0]])
+    return [size, top, largest, near, ready, result, scaled]
+
+
+def _once(model: ir.Model, name: str, array: Array) -> ir.Value:
+    return model.graph.initializers.get(name) or add_initializer(model, name, array)
+
+
+def _zeros(model: ir.Model, size: int) -> ir.Value:
+    return _once(model, f"zeros.{size}", np.zeros(size, np.int8))
+
+
+def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, scales: Array) -> Iterator[ir.Node]:
+    """Rows of an embedding by token: (R,) -> (R, D)."""
+    tokens = node.inputs[1]
+    form = stored.form
+    assert form is not None
+    if form.has_row_scales:
+        table = _once(model, str(stored.scales), scales)
+        yield (row := ir.node("Gather", [values, tokens], attributes={"axis": 0}))
+        yield (scale := ir.node("Gather", [table, tokens], attributes={"axis": 0}))
+        yield ir.node("DequantizeLinear", [row.outputs[0], scale.outputs[0]], attributes={"axis": 0})
+        return
+    name = str(stored.lookup_scales)
+    lookup = _once(model, name, scales[..., None])  # the same bytes as the scales of a product
+    attributes = {"gather_axis": 0, "quantize_axis": 2, "block_size": form.block, "bits": form.bits}
+    yield (rows := ir.node("GatherBlockQuantized", [values, tokens, lookup], attributes=attributes, domain=MICROSOFT))
+    joined = add_initializer(model, f"{name}.shape", np.array([0, -1]))
+    yield ir.node("Reshape", [rows.outputs[0], joined])
