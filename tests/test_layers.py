@@ -128,7 +128,10 @@ def test_breach_is_found(room: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("room", "source"),
     [
-        ("exporters", "from txport.version import __version__\nfrom txport.models.config import PRESETS\nimport torch"),
+        (
+            "exporters",
+            "from txport.version import __version__\nfrom txport.models.architectures.transformer import PRESETS\nimport torch",
+        ),
         ("runtimes", "from txport.runtimes.base import Ints\nfrom txport.bundles import ports"),
         ("models", "from txport.models import config\nimport txport.models.names"),
         ("product", "from txport import runtimes\nfrom txport.exporters.export import export_graphs"),

@@ -12,8 +12,8 @@ import torch
 
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import MANIFEST
-from txport.models.config import TransformerConfig
-from txport.models.transformer import Transformer
+from txport.models.architectures.transformer import TransformerConfig
+from txport.models.architectures.transformer import Transformer
 from txport.system.documents import write_json
 from txport.system.files import sha256
 

@@ -24,7 +24,7 @@ from txport import runtimes
 from txport.arguments import listed, many, paired, require_many, require_unknown, sizes, token_ids
 from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
 from txport.release import Progress, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
@@ -78,8 +78,8 @@ class Generated:
 class Model:
     """A model that is loaded and ready; `load` makes one."""
 
-    def __init__(self, runtime: Runtime, tokenizer: Tokenizer, config: TransformerConfig, workers: int = 1) -> None:
-        self.runtime, self.tokenizer, self.config, self.workers = runtime, tokenizer, config, workers
+    def __init__(self, runtime: Runtime, tokenizer: Tokenizer, facts: Facts, workers: int = 1) -> None:
+        self.runtime, self.tokenizer, self.facts, self.workers = runtime, tokenizer, facts, workers
         self._numbers = numbers_only(runtime)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
@@ -139,7 +139,7 @@ class Model:
             raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {chosen.nbest}")
         if not (source := self._encode_known(text, unknown)):
             return (each for each in [""])
-        steps = search(self._numbers, [source], self.config, chosen, [begin])
+        steps = search(self._numbers, [source], self.facts, chosen, [begin])
         return _grow(steps, self.tokenizer)
 
     def search(
@@ -212,10 +212,10 @@ class Model:
 
         def work(batch: list[tuple[list[int], list[int]]]) -> list[Item]:
             sources, wanted = zip(*batch, strict=True)
-            return how(self._numbers, sources, wanted, self.config)
+            return how(self._numbers, sources, wanted, self.facts)
 
         encoded = (
-            (self.encode(text, unknown), [*self._begin(target, "a target"), self.config.eos_id])
+            (self.encode(text, unknown), [*self._begin(target, "a target"), self.facts.writes.end])
             for text, target in paired(many("texts", texts), many("targets", targets), "targets")
         )
         return in_batches(encoded, work, batch_size, length=lambda pair: len(pair[1]), workers=self.workers)
@@ -231,26 +231,26 @@ class Model:
     ) -> list[list[Found]]:
         """Search one batch, or, with so many slots, one after the other as slots get free."""
         if slots is not None and isinstance(self._numbers, ContinuousRuntime):
-            return Scheduler(self._numbers, requests, self.config, options, slots).run()
+            return Scheduler(self._numbers, requests, self.facts, options, slots).run()
         sources, prefixes = zip(*requests, strict=True)
-        return generate(self._numbers, sources, self.config, options, prefixes)
+        return generate(self._numbers, sources, self.facts, options, prefixes)
 
     def _options(self, options: dict[str, Any], prefixes: Ids) -> SearchOptions:
-        longest = self.config.max_length - max(map(len, prefixes), default=0)
+        longest = self.facts.writes.longest - max(map(len, prefixes), default=0)
         limit = options.get("max_new_tokens")
         known = [entry.name for entry in dataclasses.fields(SearchOptions)]
         for name in options:
             if name not in known:
                 raise UnsupportedError(f"there is no option {name!r}; there are {', '.join(known)}")
         chosen = SearchOptions(**{**options, "max_new_tokens": max(1, longest) if limit is None else limit})
-        require_fit(prefixes, self.config, chosen)
+        require_fit(prefixes, self.facts, chosen)
         return chosen
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """Token ids of a text, checked against the longest sequence of the model."""
         if not isinstance(text, str):
             raise TextError(f"a text must be a string, got {quoted(text)}")
-        ids, longest = self.tokenizer.encode(text, unknown), self.config.max_length
+        ids, longest = self.tokenizer.encode(text, unknown), self.facts.reads.longest
         if len(ids) > longest:
             raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
         return ids
@@ -271,7 +271,7 @@ class Model:
         return self.tokenizer.ids(text)
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
-        source, longest, size = token_ids("a source", tokens), self.config.max_length, self.config.source_vocab_size
+        source, longest, size = token_ids("a source", tokens), self.facts.reads.longest, self.facts.reads.size
         if not 1 <= len(source) <= longest:
             raise TextError(f"a source must have 1 to {longest} tokens, got {len(source)}")
         if not 0 <= min(source) <= max(source) < size:
@@ -336,5 +336,5 @@ def load(
         engine = runtimes.load_torch(source, provider=provider, threads=threads)
     else:
         engine = runtimes.load(runtime, bundle, provider=provider, threads=threads)
-    config = bundle.manifest.config
-    return Model(engine, load_tokenizer(bundle.path, config), config, workers)
+    facts = bundle.manifest.facts
+    return Model(engine, load_tokenizer(bundle.path, facts), facts, workers)

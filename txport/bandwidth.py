@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
-from txport.bundles.ports import STEP, shortens
+from txport.bundles.ports import STEP, screens
 from txport.system.machine import cores
 
 PASSES = 10
@@ -28,7 +28,7 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
     from txport.runtimes.sessions import may_saturate
 
     graph = read_model(bundle.file(STEP), weights=False).graph
-    shortened = shortens(bundle.manifest.config, bundle.manifest.precision) and not may_saturate()
+    shortened = screens(bundle.manifest.facts, bundle.manifest.precision) and not may_saturate()
     likeliest = beams == 1 and shortened
     unread = "logits" if likeliest else "screening"  # of the nodes with branches, the one that has nothing to do
     kept = onnx.GraphProto(node=[node for node in graph.node if node.name != unread])

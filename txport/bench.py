@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 from txport import bandwidth, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import TextError, TxportError, UnavailableError, UnsupportedError, brief
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.models.names import digest, label
 from txport.release import Progress, load_checkpoint, silent
 from txport.runtimes.base import Ints, Runtime
+from txport.search.generate import first_tokens
 from txport.system import machine
 from txport.system.documents import DocumentError, read_json
 
@@ -68,10 +69,10 @@ def run(
     bundle: Bundle, checkpoint: str | None, names: Sequence[str], protocol: Protocol, progress: Progress = silent
 ) -> dict[str, Any]:
     """Measure each runtime of `names`; -> the machine, the protocol, and quartiles by runtime and phase."""
-    longest = bundle.manifest.config.max_length
+    longest = bundle.manifest.facts.writes.longest
     if max(protocol.source, protocol.tokens) > longest:
         raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {longest}")
-    if protocol.beams > (words := bundle.manifest.config.target_vocab_size):
+    if protocol.beams > (words := bundle.manifest.facts.writes.size):
         raise UnsupportedError(f"beams must not exceed the model's target vocabulary, {words}; got {protocol.beams}")
     if checkpoint is not None:
         bundle.require_source(label(checkpoint), digest(checkpoint))
@@ -176,12 +177,13 @@ def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protoc
         bundle = load_bundle(Path(path))
         runtime = _load(name, bundle, checkpoint, protocol)
         load = 1e3 * (time.perf_counter() - started)
-        config = bundle.manifest.config
-        source = draw_source(config, protocol)
+        facts = bundle.manifest.facts
+        source = draw_source(facts, protocol)
+        longest = protocol.tokens + (protocol.source - 1 if facts.task == "causal" else 0)
         ids: Ints | None = None
         while True:
             if pipe.recv() == "round":
-                times, ids = _round(runtime, source, config.bos_id, protocol)
+                times, ids = _round(runtime, source, first_tokens(source.tolist(), facts), longest, protocol)
                 pipe.send(times)
             else:
                 assert ids is not None
@@ -215,28 +217,31 @@ def _load(name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol)
     return runtimes.load_torch(model, provider=protocol.provider, threads=protocol.threads, precision=precision)
 
 
-def draw_source(config: TransformerConfig, protocol: Protocol) -> Ints:
+def draw_source(facts: Facts, protocol: Protocol) -> Ints:
     """Seeded sources (B, S) without special tokens but the start and the end that the model expects."""
-    special, size = (config.pad_id, config.bos_id, config.eos_id), config.source_vocab_size
-    allowed = [id_ for id_ in range(size) if id_ not in special] or [min(config.eos_id, size - 1)]
+    special, size = facts.writes.special, facts.reads.size
+    allowed = [id_ for id_ in range(size) if id_ not in special] or [min(facts.writes.end, size - 1)]
     source: Ints = np.random.default_rng(0).choice(allowed, (protocol.batch, protocol.source)).astype(np.int64)
-    if config.add_source_bos:
-        source[:, 0] = config.bos_id
-    if config.add_source_eos:
-        source[:, -1] = config.eos_id
+    before, after = facts.reads.before, facts.reads.after
+    if before:
+        source[:, : len(before)] = before
+    if after:
+        source[:, -len(after) :] = after
     return source
 
 
-def _round(runtime: Runtime, source: Ints, start: int, protocol: Protocol) -> tuple[dict[str, float], Ints]:
+def _round(
+    runtime: Runtime, source: Ints, first: Ints, longest: int, protocol: Protocol
+) -> tuple[dict[str, float], Ints]:
     """Encode, then `tokens` steps whatever they say of the end; -> milliseconds by phase, and the tokens.
 
     Greedy search takes the likeliest token without its log-probability.
     """
     beams, clock = protocol.beams, [time.perf_counter()]
-    state = runtime.start(source, np.full(len(source), source.shape[1]), max_length=protocol.tokens)
+    state = runtime.start(source, np.full(len(source), source.shape[1]), max_length=longest)
     clock.append(time.perf_counter())
     how: dict[str, Any] = {"top": 1, "normalise": False} if beams == 1 else {"top": 2 * beams}
-    scores, state = runtime.step(np.full(len(source), start), state, **how)
+    scores, state = runtime.step(first, state, **how)
     assert scores.ids is not None
     tokens = scores.ids[:, :beams].ravel()
     if beams > 1:

@@ -22,7 +22,7 @@ from benchmarks.peers.duel import Place
 from benchmarks.peers.lines import BASE, LENGTH, LINES, TINY, AbsentError, Line, quick
 from txport.cli.guard import run_guarded
 from txport.errors import TxportError, UnavailableError, UnsupportedError
-from txport.models.config import PRESETS
+from txport.models.architectures.transformer import PRESETS
 from txport.models.names import PRESET
 from txport.system import machine
 

@@ -11,7 +11,7 @@ from benchmarks.peers.engines import Search
 from recipes.g2p_en.g2p import read_dictionary
 from txport import bench
 from txport.errors import UnavailableError
-from txport.models.config import PRESETS, TransformerConfig
+from txport.models.architectures.transformer import PRESETS, TransformerConfig
 from txport.models.names import CONFIG, find_folder, preset_name
 from txport.models.tokenizer import load_tokenizer
 

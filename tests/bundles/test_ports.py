@@ -20,7 +20,7 @@ from txport.bundles.ports import (
     portable,
     present,
 )
-from txport.models.config import TransformerConfig
+from txport.models.architectures.transformer import TransformerConfig
 
 # D 24, 3 heads of 8, 11 source and 13 target tokens, 1 + 2 layers: every number is another.
 CONFIG = TransformerConfig(

@@ -22,7 +22,7 @@ from txport.bundles.ports import DECODER, ENCODER
 from txport.bundles.reading import least_bytes, read_manifest
 from txport.errors import BundleError, ParityError, RunError
 from txport.models.checkpoint import save_checkpoint
-from txport.models.transformer import Transformer
+from txport.models.architectures.transformer import Transformer
 from txport.proof.verify.check import verify
 
 Json = dict[str, Any]

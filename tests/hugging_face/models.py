@@ -17,7 +17,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from txport.models.config import TransformerConfig
+from txport.models.architectures.transformer import TransformerConfig
 from txport.runtimes.base import Ints, Scores, scores
 
 VOCABULARY, PAD, EOS, START = 24, 0, 1, 2

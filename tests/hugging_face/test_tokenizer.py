@@ -13,7 +13,7 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from recipes.g2p_en.g2p import LETTERS, VOCABULARY, read_dictionary
-from txport.models.config import TransformerConfig
+from txport.models.architectures.transformer import TransformerConfig
 from txport.models.hugging_face import write_tokenizers
 from txport.models.names import CONFIG, SHIPPED, TARGET_TOKENIZER, TOKENIZER
 from txport.models.tokenizer import FileTokenizer, load_tokenizer, spelling_tokenizer

@@ -13,7 +13,7 @@ from tests.tiny import VOCABULARY, tiny_config, tiny_model
 from txport.errors import CheckpointError, ConfigError, OutputError
 from txport.models import checkpoint
 from txport.models.checkpoint import expected_tensors, load_checkpoint, save_checkpoint
-from txport.models.config import CHOICES, PRESETS
+from txport.models.architectures.transformer import CHOICES, PRESETS
 from txport.models.names import digest, label, shipped
 from txport.models.tokenizer import spelling_tokenizer
 

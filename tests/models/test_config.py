@@ -9,7 +9,7 @@ import pytest
 
 from tests.tiny import tiny_config
 from txport.errors import ConfigError
-from txport.models.config import CHOICES, PRESETS, TransformerConfig
+from txport.models.architectures.transformer import CHOICES, PRESETS, TransformerConfig
 
 SIZES = {"source_vocab_size": 20, "target_vocab_size": 20}
 

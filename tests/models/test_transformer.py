@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from tests import tiny
 from tests.tiny import VOCABULARY, tiny_config
-from txport.models.config import CHOICES, PRESETS, TransformerConfig
-from txport.models.transformer import Attention, Memory, Transformer, sinusoids
+from txport.models.architectures.transformer import CHOICES, PRESETS, TransformerConfig
+from txport.models.architectures.transformer import Attention, Memory, Transformer, sinusoids
 
 SMALL = {"d_model": 8, "feed_forward": 12, "max_length": 12}
 VARIANTS = [

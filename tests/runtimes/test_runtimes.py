@@ -21,7 +21,7 @@ from txport.bundles.manifest import MANIFEST
 from txport.bundles.ports import DECODER, ENCODER, is_cross, past
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError
 from txport.models.checkpoint import load_checkpoint
-from txport.models.transformer import Transformer
+from txport.models.architectures.transformer import Transformer
 from txport.runtimes import ort, providers, reference, sessions
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.system.documents import write_json

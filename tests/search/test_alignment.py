@@ -16,7 +16,7 @@ from tests.search.test_generate import SEEDS, SOURCES, every_sequence, search, s
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import alignment_layer
 from txport.models.checkpoint import load_checkpoint
-from txport.models.transformer import Transformer
+from txport.models.architectures.transformer import Transformer
 
 SIZE = 6
 WAYS: list[dict[str, Any]] = [

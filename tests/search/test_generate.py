@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import Table, TableRuntime, TableState, Tokens, coarse_table, random_table
 from txport.errors import UnsupportedError
-from txport.models.config import TransformerConfig
+from txport.models.architectures.transformer import TransformerConfig
 from txport.runtimes.base import Floats, Ints, Scores, scores
 from txport.search.beams import settle
 from txport.search.constraints import Constraints

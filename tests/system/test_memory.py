@@ -13,7 +13,7 @@ import pytest
 from tests.tiny import tiny_config, tiny_model
 from txport.errors import ConfigError, UnavailableError
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.config import TransformerConfig
+from txport.models.architectures.transformer import TransformerConfig
 from txport.system import memory
 
 LIMITED = """

@@ -9,9 +9,9 @@ from typing import Any
 from txport.bundles.forms import Form, Stored
 from txport.bundles.ports import CONTRACTS, Graph
 from txport.errors import UnsupportedError, quoted
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 
-FORMAT = 6
+FORMAT = 7
 MANIFEST = "txport.json"
 TARGETS = tuple(CONTRACTS)
 # precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too
@@ -49,11 +49,14 @@ class Manifest:
     target: str
     precision: str
     opset: int
-    config: TransformerConfig
+    architecture: str
+    config: dict[str, Any]  # of the architecture
+    facts: Facts
     checkpoint: dict[str, str]  # name and sha256 of what was exported
     tools: dict[str, str]  # versions
     generation: dict[str, Any] = field(default_factory=dict)
     passes: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> pass -> how often it fired
+    parts: dict[str, dict[str, int]] = field(default_factory=dict)  # graph -> operator -> how many parts became it
     # initializer -> what it is, of those that hold several weights or one in a form that the precision chose; any other
     # has the checkpoint's name and values
     weights: dict[str, Stored] = field(default_factory=dict)
@@ -89,12 +92,12 @@ class Manifest:
     @property
     def graphs(self) -> dict[str, Graph]:
         """The bundle's graphs by role, with their ports."""
-        return {graph.role: graph for graph in CONTRACTS[self.target](self.config, self.dtype)}
+        return {graph.role: graph for graph in CONTRACTS[self.target][self.facts.task](self.facts, self.dtype)}
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, with the graphs and their ports spelt out for other programs."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        values["config"] = self.config.to_dict()
+        values["facts"] = self.facts.to_dict()
         values["weights"] = {name: stored.to_dict() for name, stored in self.weights.items()}
         values["graphs"] = {role: graph.to_dict() for role, graph in self.graphs.items()}
         return values

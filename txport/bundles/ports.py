@@ -35,7 +35,7 @@ ENCODER_HIDDEN_STATES = "encoder_hidden_states"
 ENCODER_ATTENTION_MASK = "encoder_attention_mask"
 SOURCE_LENGTHS = "source_lengths"
 PAST_LENGTHS = "past_lengths"
-PROMPT_LENGTHS = "prompt_lengths"
+LAST_PLACES = "last_places"
 PROMPT_SIZE = "prompt_size"
 CAPACITY = "cache_capacity"
 LOGITS = "logits"
@@ -135,7 +135,7 @@ def _portable_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
         Port(ENCODER_ATTENTION_MASK, "int64", tokens),
         *_caches(facts, dtype, _seq2seq_name("past_key_values"), BATCH, {"row": PAST_TARGET, "source": PAST_SOURCE}),
     )
-    grown = {"row": f"{PAST_TARGET} + {TARGET}", "source": SOURCE}
+    grown: dict[Owner, Dim] = {"row": f"{PAST_TARGET} + {TARGET}", "source": SOURCE}
     outputs = [
         Port(LOGITS, dtype, (BATCH, TARGET, facts.writes.size)),
         *_caches(facts, dtype, _seq2seq_name("present"), BATCH, grown),
@@ -177,7 +177,7 @@ def _cpu_causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:
     """Prompts into the caches, and one step."""
     inputs = (
         Port(INPUT_IDS, "int64", (BATCH, TOKENS)),
-        Port(PROMPT_LENGTHS, "int32", (BATCH,)),
+        Port(LAST_PLACES, "int32", (BATCH,)),  # sequence_length - 1, of each row
         Port(PROMPT_SIZE, "int32", (1,)),  # sequence_length
         *_own(facts, dtype, "past", BATCH),
     )

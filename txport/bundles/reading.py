@@ -13,7 +13,7 @@ from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
 from txport.bundles.manifest import FORMAT, MANIFEST, Manifest, is_quantised, require_offer
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.system.documents import DocumentError, read_json
 
 LARGEST = 8 << 20  # bytes
@@ -22,7 +22,11 @@ VALUES: Mapping[str, type | UnionType] = {
     "checkpoint": dict,
     "tools": dict,
     "generation": dict,
+    "architecture": str,
+    "config": dict,
+    "facts": dict,
     "passes": dict,
+    "parts": dict,
     "weights": dict,
     "rows": int | None,
     "kept_in_fp32": dict,
@@ -75,13 +79,11 @@ def _manifest(values: dict[str, Any]) -> Manifest:
     for name, entry in values["shared"].items():
         _check_shared(name, entry, values["files"])
     require_offer(values["target"], values["precision"])
-    config = TransformerConfig.from_dict(values["config"])
-    if config.to_dict() != values["config"]:
-        raise KeyError(*(name for name in config.to_dict() if name not in values["config"]))
+    facts = Facts.from_dict(values["facts"])
     names = {entry.name for entry in dataclasses.fields(Manifest)}
     kept = {name: value for name, value in values.items() if name in names}
     weights = {name: Stored.from_dict(each) for name, each in values["weights"].items()}
-    manifest = Manifest(**{**kept, "config": config, "weights": weights})
+    manifest = Manifest(**{**kept, "facts": facts, "weights": weights})
     _check_quantization(manifest)
     _check_graphs(manifest, values["graphs"])
     return manifest
@@ -119,19 +121,19 @@ def _check_quantization(manifest: Manifest) -> None:
 def _check_graphs(manifest: Manifest, graphs: Any) -> None:
     """The target's graphs with their ports, each with a hash, in files that are large enough for such a model."""
     if manifest.to_dict()["graphs"] != graphs:
-        raise ValueError(f"its graphs or ports are not those that target {manifest.target!r} has for this config")
+        raise ValueError(f"its graphs or ports are not those that target {manifest.target!r} has for these facts")
     if missing := [graph.file for graph in manifest.graphs.values() if graph.file not in manifest.files]:
         raise ValueError(f"it lists no hash for {', '.join(missing)}")
     least, size = least_bytes(manifest), sum(entry["bytes"] for entry in manifest.files.values())
     if size < least:
-        raise ValueError(f"its files have {size} bytes, and a model of its config at least {least}")
+        raise ValueError(f"its files have {size} bytes, and a model of its facts at least {least}")
 
 
 def least_bytes(manifest: Manifest) -> int:
-    """How many bytes the files of a bundle have at least: a table of positions and one of tokens.
+    """How many bytes the files of a bundle have at least: those of a table of tokens.
 
     Layers may be equal, and are then held once.
     """
-    config, width = manifest.config, BYTES[manifest.dtype]
+    facts, width = manifest.facts, BYTES[manifest.dtype]
     bits = FEWEST_BITS if is_quantised(manifest.target, manifest.precision) else 8 * width
-    return config.d_model * (config.max_length * width + config.target_vocab_size * bits // 8)
+    return facts.width * facts.writes.size * bits // 8

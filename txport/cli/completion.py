@@ -46,10 +46,10 @@ def answer(command: click.Command) -> None:
 
 def models(context: Any, parameter: Any, incomplete: str) -> Items:
     """A checkpoint or a bundle: the names of what ships and of presets, and folders."""
-    from txport.models.config import PRESETS
-    from txport.models.names import PRESET, shipped
+    from txport.models.names import PRESET, presets, shipped
 
-    names = [*shipped(), *(PRESET + name for name in PRESETS), *_folders_here(incomplete)]
+    known = presets() if incomplete.startswith(PRESET) else [""]  # they take PyTorch a second to import
+    names = [*shipped(), *(PRESET + name for name in known), *_folders_here(incomplete)]
     return _starting(names, incomplete) or folders(context, parameter, incomplete)
 
 

@@ -11,7 +11,7 @@ from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, PLAIN, ROWS, Form, 
 from txport.bundles.ports import STEP
 from txport.exporters.fusions import is_linear, parts_of
 from txport.exporters.trace import weight_names
-from txport.models.transformer import Linear
+from txport.models.parts import Linear
 
 ALIKE = (32, 16)  # blocks whose sums, in 4 bits, do not depend on how many rows there are
 FEW_ROWS = 2  # up to here, reading weights is all the work

@@ -10,6 +10,7 @@ from pathlib import Path
 from txport.bundles.manifest import Manifest, is_quantised, require_offer
 from txport.errors import UnsupportedError
 from txport.exporters import cpu, portable
+from txport.models import architecture
 from txport.models.checkpoint import Checkpoint
 from txport.version import __version__
 
@@ -43,10 +44,12 @@ def export_graphs(
         target=target,
         precision=precision,
         opset=opset,
-        config=checkpoint.config,
+        architecture=architecture.name_of(checkpoint.config),
+        config=checkpoint.config.to_dict(),
+        facts=checkpoint.facts,
         checkpoint={"name": checkpoint.name, "sha256": checkpoint.sha256},
         tools={"txport": __version__, **{name: version(name) for name in ("torch", "onnx", "onnxscript")}},
-        generation={"beams": 1, "max_new_tokens": checkpoint.config.max_length},
+        generation={"beams": 1, "max_new_tokens": checkpoint.facts.writes.longest} if checkpoint.facts.target else {},
         rows=rows,
     )
     (folder / "onnx").mkdir()

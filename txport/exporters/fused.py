@@ -1,4 +1,4 @@
-"""The cpu target's ops: parts become ONNX Runtime's fused operators where there is one, plain nodes where there is none.
+"""The cpu target's ops: parts become ONNX Runtime's fused operators, and plain nodes where there is none.
 
 Activations are (rows, D) between the operators, so that every linear map becomes one Gemm. In PyTorch itself the
 attention functions compute what the operators do, by the same parts: so these modules are their own reference.
@@ -9,9 +9,10 @@ M capacity of the caches.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,15 +22,16 @@ from txport.bundles.ports import ENCODER, MODEL, PREFILL, STEP
 from txport.errors import UnsupportedError
 from txport.exporters.forms import FORMS
 from txport.exporters.symbols import Form, Symbol, Tracer
+from txport.models.facts import Task
 from txport.models.model import Model
 from txport.models.ops import State, additive, padding_mask
-from txport.models.parts import Attention, Linear
+from txport.models.parts import Attention, DotProduct, Linear
 
 MICROSOFT = "com.microsoft"
 HEAD_SIZE_STEP = 8  # GroupQueryAttention takes head sizes that are multiples of it
 MASKED = -3e38  # MultiHeadAttention's own -10000 would let padding through where scores are large
 MULTI_HEAD, GROUPED, PLAIN = "MultiHeadAttention", "GroupQueryAttention", "plain attention"
-PACKED = "packed linear maps"
+PACKED = "packs of linear maps"
 
 
 def require_fusable(model: Model) -> None:
@@ -64,7 +66,7 @@ class FusedOps:
     def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
         """See `Ops`; one product gives them all."""
         packed = torch.cat([each(x) for each in maps], 1)
-        self.became[PACKED] += len(maps) - 1
+        self.became[PACKED] += 1
         return packed.split([each.out_features for each in maps], 1)
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
@@ -102,22 +104,22 @@ class EncoderOps(FusedOps):
 class PromptOps(FusedOps):
     """All tokens of prompts at once, over empty caches, which the run fills in place."""
 
-    def __init__(self, input_ids: Tensor, lengths: Tensor, total: Tensor, state: State) -> None:
+    def __init__(self, input_ids: Tensor, last: Tensor, total: Tensor, state: State) -> None:
         super().__init__(input_ids.shape[0], input_ids.shape[1])
-        self.lengths, self.total, self.state = lengths, total, state
+        self.last, self.total, self.state = last, total, state
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
         caches = own_caches(self.state, layer)
         key, value = (self.state[each] for each in caches)
-        start = self.lengths * 0
+        start = self.last * 0
         if part.core.has_operator:
             self.became[GROUPED] += 1
             packed = self.whole(torch.cat(self.projected(part, x), 1))
             places = torch.arange(self.length)
             distances = (places[None, :] - places[:, None])[None] if part.uses_distances else None
             mixed, key, value = grouped_query_attention(
-                part, packed, key, value, start, self.lengths - 1, self.total, distances
+                part, packed, key, value, start, self.last, self.total, distances
             )
             mixed = mixed.flatten(0, 1)
         else:
@@ -127,7 +129,7 @@ class PromptOps(FusedOps):
 
     def projected(self, part: Attention, x: Tensor) -> list[Tensor]:
         """Queries, keys and values, to be joined into one product."""
-        self.became[PACKED] += 2
+        self.became[PACKED] += 1
         return [part.query(x), part.key(x), part.value(x)]
 
 
@@ -166,7 +168,7 @@ class StepOps(FusedOps):
             distances = places - self.past_lengths.long()[:, None, None]  # (R, 1, M)
         if part.core.has_operator:
             self.became[GROUPED] += 1
-            self.became[PACKED] += 2
+            self.became[PACKED] += 1
             packed = torch.cat([part.query(x), part.key(x), part.value(x)], 1)[:, None]  # (R, 1, (N + 2 G) x H)
             past = self.past_lengths
             mixed, key, value = grouped_query_attention(part, packed, key, value, past, past, self.capacity, distances)
@@ -242,16 +244,19 @@ class CpuModel(nn.Module):
 
 
 class CpuPrefill(nn.Module):
-    """Prompts of a causal model, padded at the right, into caches that are empty: the caches."""
+    """Prompts of a causal model, padded at the right, into caches that are empty: the caches.
+
+    No token sees what comes after it, so padding needs no mask; what it leaves in the caches is written over.
+    """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, prompt_lengths: Tensor, total: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """(B, S), (B,), (1,) that is S, then (B, G, M, H) twice a layer -> the caches."""
+    def forward(self, input_ids: Tensor, last_places: Tensor, size: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        """(B, S), (B,) that are S - 1, (1,) that is S, then (B, G, M, H) twice a layer -> the caches."""
         state = dict(zip(self.model.facts.state, caches, strict=True))
-        self.ops = ops = PromptOps(input_ids, prompt_lengths, total, state)
+        self.ops = ops = PromptOps(input_ids, last_places, size, state)
         self.model.decoder_states(input_ids, ops)
         return tuple(ops.state.values())
 
@@ -293,7 +298,7 @@ def multi_head_attention(
     `distances` (T, S) are wanted where positions add to the scores.
     """
     if has_torch_function((query,)):
-        bias = None if distances is None else part.core.bias(distances)  # type: ignore[union-attr,misc]
+        bias = _bias(part, distances)
         arguments = (part, query, key, value, lengths, bias)
         mixed: Tensor = handle_torch_function(multi_head_attention, (query,), *arguments)
         return mixed
@@ -319,7 +324,7 @@ def grouped_query_attention(
     the buffers. `distances` (R or 1, T, M or T) are wanted where positions add to the scores.
     """
     if has_torch_function((packed,)):
-        bias = None if distances is None else part.core.bias(distances)  # type: ignore[union-attr,misc]
+        bias = _bias(part, distances)
         arguments = (part, packed, key, value, past, last, total, bias)
         found: tuple[Tensor, Tensor, Tensor] = handle_torch_function(grouped_query_attention, (packed,), *arguments)
         return found
@@ -333,6 +338,12 @@ def grouped_query_attention(
     far = slots - places[:, :, None] if part.uses_distances else None
     mixed: Tensor = part.core(part.queries(query, places), key, value, mask, far)[0]
     return mixed.transpose(1, 2).flatten(2), key, value
+
+
+def _bias(part: Attention, distances: Tensor | None) -> Tensor | None:
+    """What positions add to the scores."""
+    core = part.core
+    return core.bias(distances) if isinstance(core, DotProduct) and core.bias is not None else None
 
 
 def written(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
@@ -391,7 +402,7 @@ def _grouped_query_attention(
     size = part.query.out_features
     attended = tuple(example.new_empty(*example.shape[:2], size) for example in packed.examples)
     found = tracer.given(mixed, (attended[0], attended[1]))
-    return found, *(tracer.given(each, x.examples) for each, x in zip(grown, (key, value), strict=True))
+    return found, tracer.given(grown[0], key.examples), tracer.given(grown[1], value.examples)
 
 
 def _scale(part: Attention) -> dict[str, float]:
@@ -402,8 +413,6 @@ def _scale(part: Attention) -> dict[str, float]:
 
 def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Symbol:
     """One ScatterND, which leaves all else of a buffer in place where output and input are bound to one memory."""
-    import numpy as np
-
     heads = int(cache.examples[0].shape[1])
     rows = tracer.op("write/rows", "Range", [tracer.scalar(each) for each in (0, cache.shape[0], 1)])
     place = tracer.op("write/places", "Cast", [places.value], to=7)
@@ -413,7 +422,9 @@ def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Sym
              for each in (rows, place)]  # fmt: skip
     own = tracer.constant(np.arange(heads)[None, :, None])
     zero = tracer.op("write/zero", "Mul", [parts[0], tracer.constant(np.array(0))])
-    index = tracer.op("write/index", "Concat", [parts[0], tracer.op("write/head", "Add", [zero, own]), parts[1]], axis=2)
+    index = tracer.op(
+        "write/index", "Concat", [parts[0], tracer.op("write/head", "Add", [zero, own]), parts[1]], axis=2
+    )
     update = tracer.op("write/new", "Squeeze", [new.value, tracer.constant(np.array([2]))])  # (R, G, H)
     value = tracer.op("write", "ScatterND", [cache.value, index, update])
     return tracer.given(value, cache.examples)
@@ -425,20 +436,8 @@ FUSED_FORMS: dict[str, Form] = {
     "grouped_query_attention": _grouped_query_attention,
     "write_at": _write_at,
 }
-FUSED: dict[str, Callable[[Model], nn.Module]] = {
-    ENCODER: CpuEncoder,
-    MODEL: CpuModel,
-    PREFILL: CpuPrefill,
-    STEP: CpuStep,
+FUSED: dict[Task, dict[str, Callable[[Model], nn.Module]]] = {
+    "seq2seq": {ENCODER: CpuEncoder, STEP: CpuStep},
+    "causal": {PREFILL: CpuPrefill, STEP: CpuStep},
+    "encode": {MODEL: CpuModel},
 }
-
-
-def became(module: Any) -> Counter[str]:
-    """What the parts of a module became in its last run."""
-    found: Counter[str] = module.ops.became
-    return found
-
-
-def names_of(counts: Counter[str]) -> Sequence[str]:
-    """Those that are operators."""
-    return [name for name in counts if name not in (PLAIN, PACKED)]

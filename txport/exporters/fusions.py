@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from txport.bundles.ports import ENCODER, STEP, Graph
+from txport.bundles.ports import Graph
 from txport.exporters.check import GraphError
-from txport.models.config import TransformerConfig
+from txport.exporters.fused import GROUPED, MULTI_HEAD, PACKED, PLAIN
 
 PARTS = "txport.parts"  # where an initializer that several weights are packed in records their names
 
@@ -20,14 +20,17 @@ def pack_projections(model: ir.Model, graph: Graph) -> int:
     fired = 0
     for node in list(model.graph):
         parts = [value.producer() for value in node.inputs if value is not None] if node.op_type == "Concat" else []
-        linear = [part for part in parts if part is not None and is_linear(part) and len(part.inputs) == 3]
-        if len(parts) < 2 or len(linear) != len(parts) or len({id(part.inputs[0]) for part in linear}) != 1:
+        linear = [part for part in parts if part is not None and is_linear(part)]
+        if len(parts) < 2 or len(linear) != len(parts):
             continue
-        weights = [part.inputs[1] for part in linear]
-        biases = [part.inputs[2] for part in linear]
+        if (
+            len({(id(part.inputs[0]), len(part.inputs)) for part in linear}) != 1
+        ):  # of one input, all with a bias or none
+            continue
+        joined = [_join(model, each) for each in list(zip(*(part.inputs for part in linear), strict=True))[1:]]
         packed = ir.node(
             "Gemm",
-            [linear[0].inputs[0], _join(model, weights), _join(model, biases)],
+            [linear[0].inputs[0], *joined],
             attributes={"transB": 1},
             outputs=[ir.Value(name=f"{node.outputs[0].name}.packed", type=node.outputs[0].type)],
         )
@@ -72,29 +75,13 @@ def parts_of(value: ir.Value) -> tuple[str, ...]:
     return parts
 
 
-def expected(config: TransformerConfig, role: str) -> dict[str, int]:
-    """How many fused operators a graph of this model has, if nothing was missed."""
-    encoder, decoder = config.encoder_layers, config.decoder_layers
-    final = 1 if config.norm == "pre" else 0
-    counts = {
-        ENCODER: {"MultiHeadAttention": encoder, "LayerNormalization": 2 * encoder + final},
-        STEP: {
-            "GroupQueryAttention": decoder,
-            "MultiHeadAttention": decoder,
-            "LayerNormalization": 3 * decoder + final,
-        },
-    }
-    linear = {ENCODER: 6 * encoder + 2 * decoder, STEP: 6 * decoder + 1}
-    return {**counts[role], "linear maps": linear[role]}
-
-
-def check_fusions(model: ir.Model, config: TransformerConfig, role: str) -> None:
-    """Raise `GraphError` unless every part of the model has become the operator that is meant for it."""
+def check_parts(model: ir.Model, became: Mapping[str, int], packed: int, role: str) -> None:
+    """Raise `GraphError` unless every part of the model is the operator that it became when it was traced."""
     found = Counter(node.op_type for node in model.graph)
-    found["linear maps"] = sum(is_linear(node) for node in model.graph)
-    wanted = expected(config, role)
+    found[PACKED] = packed
+    wanted = {name: became.get(name, 0) for name in (MULTI_HEAD, GROUPED, PACKED)}
     missed = [f"{found[name]} {name} instead of {count}" for name, count in wanted.items() if found[name] != count]
-    if found["MatMul"] or found["Softmax"]:
+    if not became.get(PLAIN) and (found["MatMul"] or found["Softmax"]):
         missed.append(f"{found['MatMul']} MatMul and {found['Softmax']} Softmax left over")
     if missed:
-        raise GraphError(f"the {role} graph was not fused as this model's shape says: {', '.join(missed)}")
+        raise GraphError(f"the {role} graph was not fused as this model's parts say: {', '.join(missed)}")

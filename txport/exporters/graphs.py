@@ -45,7 +45,7 @@ class DecoderGraph(nn.Module):
 
 
 class CausalGraph(nn.Module):
-    """input_ids, attention_mask, position_ids, the state -> logits, and the grown state; rows are padded at the left."""
+    """input_ids, attention_mask, position_ids, the state -> logits, the grown state; rows are padded at the left."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()

@@ -54,6 +54,7 @@ def name_dims(model: ir.Model, graph: Graph) -> int:
     return len(graph.outputs)
 
 
+PACK = "pack projections"
 CLEANING: dict[str, Pass] = {
     "fold constants": fold_constants,
     "remove unused nodes": library(passes.RemoveUnusedNodesPass),
@@ -64,17 +65,10 @@ FINISHING: dict[str, Pass] = {
     "lift constants": library(lambda: passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)),
     "name dims": name_dims,
 }
-PASSES: dict[str, dict[str, Pass]] = {
-    "portable": {**CLEANING, **FINISHING},
-    "cpu": {
-        **CLEANING,
-        "pack projections": pack_projections,
-        "drop what is left over": library(passes.RemoveUnusedNodesPass),
-        **FINISHING,
-    },
+PORTABLE: dict[str, Pass] = {**CLEANING, **FINISHING}
+CPU: dict[str, Pass] = {
+    **CLEANING,
+    PACK: pack_projections,
+    "drop what is left over": library(passes.RemoveUnusedNodesPass),
+    **FINISHING,
 }
-
-
-def run_passes(model: ir.Model, graph: Graph, target: str) -> dict[str, int]:
-    """Run those of a target, in place; -> how often each fired."""
-    return {name: run(model, graph) for name, run in PASSES[target].items()}

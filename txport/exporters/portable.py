@@ -13,12 +13,11 @@ import torch
 from txport.bundles.manifest import PRECISIONS, Manifest
 from txport.bundles.ports import SELECT
 from txport.exporters.check import check_graph
-from txport.exporters.graphs import PORTABLE
-from txport.exporters.passes import run_passes
-from txport.exporters.select import select_model
-from txport.exporters.trace import sign, trace
+from txport.exporters.targets import TARGETS, Job
+from txport.exporters.trace import sign
+from txport.models import architecture
 from txport.models.checkpoint import Checkpoint
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.models.hugging_face import write_tokenizers
 from txport.system.documents import write_json
 
@@ -36,9 +35,13 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_abo
         path = folder / graph.file
         ir.save(model, path, external_data=f"{path.name}_data" if external and role != SELECT else None)
         check_graph(path, graph, manifest)
-    write_json(folder / "config.json", marian_config(checkpoint.config, manifest.precision, external))
-    write_json(folder / "generation_config.json", generation_config(checkpoint.config))
-    write_tokenizers(folder, checkpoint.config)
+    facts = checkpoint.facts
+    described = architecture.of(checkpoint.config).hugging_face(checkpoint.config)
+    js = transformers_js_config(manifest.precision, external)
+    write_json(folder / "config.json", {**described, **token_config(facts), "transformers.js_config": js})
+    if facts.target is not None:
+        write_json(folder / "generation_config.json", generation_config(facts))
+    write_tokenizers(folder, facts)
     return dataclasses.replace(manifest, passes=counts)
 
 
@@ -46,12 +49,13 @@ def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Mod
     dtype = getattr(torch, manifest.dtype)
     module = checkpoint.model if dtype == torch.float32 else copy.deepcopy(checkpoint.model).to(dtype)
     models, counts = {}, {}
-    for role, graph in manifest.graphs.items():
-        if role == SELECT:
-            models[role] = select_model(graph, manifest.opset)
-        else:
-            models[role] = trace(PORTABLE[role](module), graph, manifest.opset)
-            counts[role] = run_passes(models[role], graph, manifest.target)
+    target = TARGETS[manifest.target]
+    for role in manifest.graphs:
+        job = Job(module, manifest, role)
+        models[role] = target.trace(job)
+        target.run(models[role], job)
+        if job.counts:
+            counts[role] = job.counts
         sign(models[role], role, manifest)
     return models, counts
 
@@ -60,32 +64,18 @@ def _weight_bytes(model: ir.Model) -> int:
     return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
 
 
-def marian_config(config: TransformerConfig, precision: str, external: bool) -> dict[str, Any]:
-    """`config.json` in the words of a model type that Optimum and transformers.js know; ours is `txport.json`."""
-    return {
-        "model_type": "marian",
-        "architectures": ["MarianMTModel"],
-        "is_encoder_decoder": True,
-        "vocab_size": config.target_vocab_size,
-        "decoder_vocab_size": config.target_vocab_size,
-        "d_model": config.d_model,
-        "encoder_layers": config.encoder_layers,
-        "decoder_layers": config.decoder_layers,
-        "num_hidden_layers": config.encoder_layers,
-        "encoder_attention_heads": config.heads,
-        "decoder_attention_heads": config.heads,
-        "encoder_ffn_dim": config.feed_forward,
-        "decoder_ffn_dim": config.feed_forward,
-        "activation_function": config.activation,
-        "scale_embedding": config.scale_embedding,
-        "max_position_embeddings": config.max_length,
-        "pad_token_id": config.pad_id,
-        "bos_token_id": config.bos_id,
-        "eos_token_id": config.eos_id,
-        "decoder_start_token_id": config.bos_id,
-        "use_cache": True,
-        "transformers.js_config": transformers_js_config(precision, external),
-    }
+def token_config(facts: Facts) -> dict[str, Any]:
+    """What any `config.json` says of special tokens; one end token, as a number, where there is one."""
+    tokens = facts.writes
+    ends = tokens.ends or tokens.after
+    found: dict[str, Any] = {"pad_token_id": tokens.pad}
+    if tokens.start is not None:
+        found |= {"bos_token_id": tokens.start, "decoder_start_token_id": tokens.start}
+    if ends:
+        found["eos_token_id"] = ends[0] if len(ends) == 1 else list(ends)
+    if facts.target is not None:
+        found["use_cache"] = True
+    return found
 
 
 def transformers_js_config(precision: str, external: bool) -> dict[str, Any]:
@@ -93,14 +83,7 @@ def transformers_js_config(precision: str, external: bool) -> dict[str, Any]:
     return {"dtype": "fp32", "kv_cache_dtype": PRECISIONS[precision], "use_external_data_format": external}
 
 
-def generation_config(config: TransformerConfig) -> dict[str, Any]:
-    """`generation_config.json`: greedy, from the start token to the end token."""
-    return {
-        "pad_token_id": config.pad_id,
-        "bos_token_id": config.bos_id,
-        "eos_token_id": config.eos_id,
-        "decoder_start_token_id": config.bos_id,
-        "max_length": config.max_length + 1,  # the start token counts too
-        "num_beams": 1,
-        "use_cache": True,
-    }
+def generation_config(facts: Facts) -> dict[str, Any]:
+    """`generation_config.json`: greedy, from the start token, or a prompt, to an end token."""
+    start = 1 if facts.task == "seq2seq" else 0  # the start token counts too
+    return {**token_config(facts), "max_length": facts.writes.longest + start, "num_beams": 1}

@@ -176,6 +176,14 @@ class Tracer(TorchFunctionMode):
 
         return self.size((one, other), make)
 
+    def known_length(self, given: Symbol, result: Symbol, axis: int) -> int:
+        """One dim of what a view of `given` gives: as some tensor has it, or -1, which a view itself finds out."""
+        pair = (int(result.examples[0].shape[axis]), int(result.examples[1].shape[axis]))
+        if pair in self._sizes:
+            return self._sizes[pair]
+        shapes = list(zip(*(each.shape for each in given.examples), strict=True))
+        return self.length(given, shapes.index(pair)) if pair in shapes else -1
+
     def scalar(self, number: int) -> ir.Value:
         """A length, or a number, as an int64 without dims."""
         return number.value if isinstance(number, Size) else self.constant(np.array(number, np.int64))

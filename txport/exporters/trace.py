@@ -19,11 +19,13 @@ from txport.bundles.ports import (
     ALL_ROWS,
     BATCH,
     BEAMS,
+    PAST,
     PAST_SOURCE,
     PAST_TARGET,
     ROOM,
     SOURCE,
     TARGET,
+    TOKENS,
     Graph,
     Port,
 )
@@ -42,7 +44,11 @@ SIZES = {
     BEAMS: (5, 6),
     ROOM: (13, 20),
     ALL_ROWS: (4 * 5, 2 * 6),
+    TOKENS: (23, 26),
+    PAST: (2, 11),
+    f"{PAST} + {TOKENS}": (2 + 23, 11 + 26),
 }
+PARTS = "txport.became"
 IR_VERSION = 10
 
 
@@ -69,7 +75,15 @@ def trace(module: nn.Module, graph: Graph, opset: int, forms: Mapping[str, Form]
     body = ir.Graph(
         values, outputs, nodes=tracer.nodes, initializers=initializers, opset_imports=opsets, name=graph.role
     )
-    return ir.Model(body, ir_version=IR_VERSION)
+    model = ir.Model(body, ir_version=IR_VERSION)
+    model.meta[PARTS] = dict(getattr(getattr(module, "ops", None), "became", {}))
+    return model
+
+
+def parts_of_trace(model: ir.Model) -> dict[str, int]:
+    """What the parts of the model became in a trace, as its ops counted: operator -> parts."""
+    found: dict[str, int] = model.meta.get(PARTS, {})
+    return found
 
 
 def weight_names(module: nn.Module) -> dict[int, str]:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import read_model
-from txport.bundles.ports import ENCODER, STEP
 from txport.errors import ParityError
 from txport.exporters.quantize import Quantized, dequantize, steps
 from txport.models.checkpoint import Checkpoint
@@ -142,7 +141,7 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
     model = copy.deepcopy(checkpoint.model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
-        for role in (ENCODER, STEP):
+        for role in bundle.manifest.graphs:
             for held in held_weights(graph_weights(bundle.file(role)), bundle.manifest.weights):
                 if held.form is not None:
                     _replace(held, parameters)

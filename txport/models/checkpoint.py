@@ -17,8 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from txport.errors import BundleError, CheckpointError, TextError, brief, quoted
-from txport.models.config import PRESETS, TransformerConfig
+from txport.errors import BundleError, CheckpointError, ConfigError, TextError, brief, quoted
+from txport.models import architecture
+from txport.models.config import Config, read_config
+from txport.models.facts import Facts
+from txport.models.model import Model
 from txport.models.names import (
     COMPANIONS,
     CONFIG,
@@ -31,13 +34,14 @@ from txport.models.names import (
     digest,
     find_folder,
     label,
+    preset_config,
     preset_name,
 )
 from txport.models.tokenizer import load_tokenizer
-from txport.models.transformer import Transformer
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
+from txport.system.memory import readable
 
 FLOATS = {
     each
@@ -45,6 +49,8 @@ FLOATS = {
     if isinstance(each := getattr(torch, name), torch.dtype) and each.is_floating_point and "float4" not in name
 }
 NAMED = 200  # tensors in an error
+MOST_MEMORY = 1 << 43  # bytes; no machine that runs one model has more
+OLD_FAMILY = "encoder-decoder"  # what configs said before there were architectures
 COPIES = 2  # of the weights that loading holds at once
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 
@@ -54,14 +60,19 @@ class Checkpoint:
     """A model ready to run in PyTorch, and where it came from."""
 
     name: str
-    model: Transformer
+    model: Model
     sha256: str
     folder: Path | None = None  # None for a preset
 
     @property
-    def config(self) -> TransformerConfig:
+    def config(self) -> Config:
         """What the model is made of."""
         return self.model.config
+
+    @property
+    def facts(self) -> Facts:
+        """What is true of the model."""
+        return self.model.facts
 
     @property
     def companions(self) -> list[Path]:
@@ -85,44 +96,72 @@ def load_checkpoint(name: str) -> Checkpoint:
     if preset := preset_name(name):
         return random_checkpoint(preset)
     folder = find_folder(name)
-    config = TransformerConfig.from_file(folder / CONFIG)
-    memory.require(COPIES * config.memory, f"the model of {folder / CONFIG}")
+    config = config_of(folder)
+    build = architecture.of(config).build
     with torch.device("meta"), Unfilled():
-        model = Transformer(config)
+        model = build(config)
+    _require_memory(model, folder / CONFIG)
     weights = _read_weights(folder / WEIGHTS)
     _check(folder / WEIGHTS, expected_tensors(model), weights)
-    _check_text(folder, config)
+    _check_text(folder, model.facts)
     with Unfilled():
-        model = Transformer(config)
+        model = build(config)
     model.load_state_dict(weights, strict=False)  # a tied weight is stored once; _check saw to the rest
     return Checkpoint(label(name), model.eval(), digest(name), folder)
 
 
+def config_of(folder: Path) -> Config:
+    """The config of a checkpoint: `config.json` without its `architecture`, which is `transformer` where none is named.
+
+    Raises `ConfigError` for an architecture or a key that there is not, and for values that do not go together.
+    """
+    path = folder / CONFIG
+    values = dict(read_config(path))
+    try:
+        if "architecture" not in values and values.get("family") == OLD_FAMILY:
+            del values["family"]
+        return architecture.find(values.pop("architecture", "transformer")).config.from_dict(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _require_memory(model: Model, path: Path) -> None:
+    """Raise `ConfigError` for a model that no machine can hold, `MemoryError` for one that this one can't."""
+    size = sum(4 * each.numel() for each in (*model.parameters(), *model.buffers()))
+    if size > MOST_MEMORY:
+        sizes = f"{readable(size)} in fp32, the most that is taken is {readable(MOST_MEMORY)}"
+        raise ConfigError(f"{path}: a model of these sizes needs {sizes}; check its width and its vocabularies")
+    memory.require(COPIES * size, f"the model of {path}")
+
+
 def random_checkpoint(preset: str) -> Checkpoint:
     """A published size with seeded random weights, for benchmarks and tests; the same on every machine."""
-    with torch.random.fork_rng(devices=[]):
-        model = Transformer(PRESETS[preset])
+    config = preset_config(preset)
+    with Unfilled():
+        model = architecture.of(config).build(config)
     fill(model, np.random.default_rng(0))
     name = PRESET + preset
     return Checkpoint(name, model.eval(), digest(name))
 
 
 @torch.no_grad()
-def fill(model: Transformer, rng: np.random.Generator) -> None:
-    """Random matrices as large as those of `Transformer.initialise`, but uniform.
+def fill(model: Model, rng: np.random.Generator) -> None:
+    """Random matrices as large as those of `Model.initialise`, but uniform; norms of weight 1, biases of 0.
 
     PyTorch's normal ones are rounded otherwise under each instruction set.
     """
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            variance = 1 / model.config.d_model if "embedding" in name else 2 / sum(parameter.shape)
+            variance = 1 / model.facts.width if model.is_table(name) else 2 / sum(parameter.shape)
             uniform = rng.random(tuple(parameter.shape), dtype=np.float32)
             parameter.copy_(torch.from_numpy((uniform * 2 - 1) * np.float32((3 * variance) ** 0.5)))
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
 def save_checkpoint(
     out: str | Path,
-    model: Transformer,
+    model: Model,
     tokenizer: str | None = None,
     target_tokenizer: str | None = None,
     *,
@@ -136,14 +175,14 @@ def save_checkpoint(
     """
     weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(model).items()}
     with staged_files(Path(out), (CONFIG, WEIGHTS, TOKENIZER, TARGET_TOKENIZER)) as folder:
-        write_json(folder / CONFIG, model.config.to_dict())
+        write_json(folder / CONFIG, {"architecture": architecture.name_of(model.config), **model.config.to_dict()})
         save_file({name: tensor.half() if half else tensor for name, tensor in weights.items()}, folder / WEIGHTS)
         for name, text in ((TOKENIZER, tokenizer), (TARGET_TOKENIZER, target_tokenizer)):
             if text is not None:
                 (folder / name).write_text(text, encoding="utf-8")
 
 
-def expected_tensors(model: Transformer) -> dict[str, Tensor]:
+def expected_tensors(model: Model) -> dict[str, Tensor]:
     """The tensors of a checkpoint by name; one that is tied stands under its first name only."""
     return dict(model.named_parameters())  # named_parameters leaves out what it has seen
 
@@ -177,10 +216,10 @@ def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) ->
         raise CheckpointError(f"{path} does not fit its config: {'; '.join([*sorted(problems)[:NAMED], *more])}")
 
 
-def _check_text(folder: Path, config: TransformerConfig) -> None:
+def _check_text(folder: Path, facts: Facts) -> None:
     """The tokenizers must be this model's, the samples text that it takes."""
     try:
-        tokenizer = load_tokenizer(folder, config)
+        tokenizer = load_tokenizer(folder, facts)
     except BundleError as error:
         raise CheckpointError(str(error)) from error
     path = folder / SAMPLES
@@ -189,8 +228,8 @@ def _check_text(folder: Path, config: TransformerConfig) -> None:
         longest = max((len(tokenizer.encode(sample)) for sample in samples), default=0)
     except (DocumentError, TextError) as error:
         raise CheckpointError(f"{path} must hold text that the model takes: {error}") from error
-    if longest > config.max_length:
-        raise CheckpointError(f"{path} has a line of {longest} tokens, the model takes at most {config.max_length}")
+    if longest > facts.reads.longest:
+        raise CheckpointError(f"{path} has a line of {longest} tokens, the model takes at most {facts.reads.longest}")
 
 
 def _shape(tensor: Tensor) -> str:

@@ -143,13 +143,12 @@ class Facts:
     def from_dict(cls, values: Mapping[str, Any]) -> Facts:
         """The facts of JSON values; `KeyError`, `TypeError` or `ValueError` for values that can't be facts."""
         _require_keys("facts", values, cls)
-        source, target = (None if values[side] is None else _tokens(side, values[side]) for side in ("source", "target"))
+        sides = {side: None if (each := values[side]) is None else _tokens(side, each) for side in ("source", "target")}
         attention = values["attention"]
         facts = cls(
             task=values["task"],
             width=_whole("width", values["width"], 1),
-            source=source,
-            target=target,
+            **sides,
             state=tuple(map(_state_tensor, _several("state", values["state"], MOST_STATE))),
             attention=None if attention is None else _cross_attention(attention),
             outputs=tuple(map(_output, _several("outputs", values["outputs"], MOST_OUTPUTS))),
@@ -272,7 +271,9 @@ def _switch(what: str, value: Any) -> bool:
 def key_values(layers: int, owner: Owner, heads: int, head_size: int) -> tuple[StateTensor, ...]:
     """Keys and values of each decoder layer, (rows, G, length, H) each."""
     roles: tuple[Role, ...] = get_args(Role)
-    return tuple(StateTensor(layer, role, owner, (heads, LENGTH, head_size)) for layer in range(layers) for role in roles)
+    return tuple(
+        StateTensor(layer, role, owner, (heads, LENGTH, head_size)) for layer in range(layers) for role in roles
+    )
 
 
 def by_layer(*groups: Sequence[StateTensor]) -> tuple[StateTensor, ...]:

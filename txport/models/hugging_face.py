@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from txport.errors import BundleError
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts, Tokens
 from txport.models.names import TARGET_TOKENIZER, TOKENIZER
 from txport.models.tokenizer import read_tokenizer, refusals, unknown_id
 from txport.system.documents import write_json
@@ -17,29 +17,36 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 SOURCE_FOLDER, TARGET_FOLDER = "source_tokenizer", "target_tokenizer"
 
 
-def write_tokenizers(folder: Path, config: TransformerConfig) -> None:
+def write_tokenizers(folder: Path, facts: Facts) -> None:
     """Write what `AutoTokenizer` needs beside the tokenizers that lie in `folder`, if there are some.
 
     Where source and target have a vocabulary each, so have they a folder, and at the root there is no
     `tokenizer_config.json`: a pipeline has one tokenizer, and would write targets in the source's vocabulary.
     """
-    target = {"pad_token": config.pad_id, "bos_token": config.bos_id, "eos_token": config.eos_id}
+    target = special_tokens(facts.writes)
     if (folder / TARGET_TOKENIZER).is_file():
-        in_sources = {"pad_token": True, "bos_token": config.add_source_bos, "eos_token": config.add_source_eos}
-        source = {name: id_ for name, id_ in target.items() if in_sources[name]}
-        _write_side(folder / TOKENIZER, folder / SOURCE_FOLDER, source, config)
-        _write_side(folder / TARGET_TOKENIZER, folder / TARGET_FOLDER, target, config)
+        source = special_tokens(facts.reads)
+        _write_side(folder / TOKENIZER, folder / SOURCE_FOLDER, source, facts)
+        _write_side(folder / TARGET_TOKENIZER, folder / TARGET_FOLDER, target, facts)
     elif (folder / TOKENIZER).is_file():
-        write_json(folder / TOKENIZER_CONFIG, tokenizer_config(folder / TOKENIZER, target, config))
+        write_json(folder / TOKENIZER_CONFIG, tokenizer_config(folder / TOKENIZER, target, facts))
 
 
-def _write_side(file: Path, folder: Path, special: Mapping[str, int], config: TransformerConfig) -> None:
+def special_tokens(tokens: Tokens) -> dict[str, int]:
+    """The special tokens of one side, by the names that `AutoTokenizer` has for them."""
+    start = tokens.start if tokens.start is not None else next(iter(tokens.before), None)
+    end = next(iter((*tokens.ends, *tokens.after)), None)
+    found = {"pad_token": tokens.pad, "bos_token": start, "eos_token": end}
+    return {name: id_ for name, id_ in found.items() if id_ is not None}
+
+
+def _write_side(file: Path, folder: Path, special: Mapping[str, int], facts: Facts) -> None:
     folder.mkdir()
     shutil.copyfile(file, folder / TOKENIZER)
-    write_json(folder / TOKENIZER_CONFIG, tokenizer_config(file, special, config))
+    write_json(folder / TOKENIZER_CONFIG, tokenizer_config(file, special, facts))
 
 
-def tokenizer_config(file: Path, special: Mapping[str, int], config: TransformerConfig) -> dict[str, Any]:
+def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> dict[str, Any]:
     """The settings with which others encode and decode as `FileTokenizer` does; `special` tokens by their ids."""
     with refusals(BundleError, f"{file} is not a tokenizer"):
         tokenizer = read_tokenizer(file)
@@ -50,7 +57,7 @@ def tokenizer_config(file: Path, special: Mapping[str, int], config: Transformer
         named["unk_token"] = added[unknown].content
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.max_length,
+        "model_max_length": facts.reads.longest,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,  # "</s>" in a user's text is four characters

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from txport.models.config import Config
 from txport.models.facts import Facts, StateTensor
 from txport.models.ops import Ops, PlainOps, State, additive, causal_mask, padding_mask
-from txport.models.parts import Attention
+from txport.models.parts import Attention, Embedding
 
 
 class Memory(NamedTuple):
@@ -109,11 +109,15 @@ class Model(nn.Module):
         memory = self.encode(source, lengths)
         return self.decode(tokens, memory, self.empty_state(tokens.shape[0])).logits
 
+    def is_table(self, name: str) -> bool:
+        """Whether a parameter holds a vector for each token or position."""
+        owner = self.get_submodule(name.rpartition(".")[0])
+        return isinstance(owner, nn.Embedding | Embedding)
+
     def initialise(self) -> None:
         """Xavier uniform for matrices (Glorot and Bengio 2010), zero biases, embeddings of deviation 1/sqrt(D)."""
-        tables = {id(each.weight) for each in self.modules() if isinstance(each, nn.Embedding)}
         for name, parameter in self.named_parameters():
-            if id(parameter) in tables or name.endswith("positions"):
+            if self.is_table(name):
                 nn.init.normal_(parameter, std=self.facts.width**-0.5)
             elif parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)

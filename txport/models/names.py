@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from txport.errors import CheckpointError
-from txport.models.config import PRESETS
+from txport.models.config import Config
 from txport.system.files import complete, hash_of, sha256
+from txport.system.packages import needed
 
 PRESET = "preset:"
 CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"
@@ -28,20 +30,30 @@ def is_shipped(name: str) -> bool:
 
 
 def preset_name(name: str) -> str | None:
-    """`base` of `preset:base`; None for any other name, `CheckpointError` for an unknown preset."""
-    if not name.startswith(PRESET):
-        return None
-    preset = name.removeprefix(PRESET)
-    if preset not in PRESETS:
-        raise CheckpointError(f"unknown preset {preset!r}; there are {', '.join(PRESETS)}")
-    return preset
+    """`base` of `preset:base`; None for any other name."""
+    return name.removeprefix(PRESET) if name.startswith(PRESET) else None
+
+
+def presets() -> Mapping[str, Config]:
+    """Published sizes of all architectures, which are PyTorch modules; `UnavailableError` where that is not here."""
+    with needed("txport[export]", "a preset"):
+        from txport.models import architecture
+    return architecture.presets()
+
+
+def preset_config(preset: str) -> Config:
+    """The config of a preset; `CheckpointError` if there is none of this name."""
+    known = presets()
+    if preset not in known:
+        raise CheckpointError(f"unknown preset {preset!r}; there are {', '.join(known)}")
+    return known[preset]
 
 
 def find_folder(name: str) -> Path:
     """The folder of a checkpoint given by path or shipped name."""
     folder = SHIPPED / name if is_shipped(name) else Path(name)
     if not folder.is_dir():
-        known = ", ".join([*shipped(), *(PRESET + preset for preset in PRESETS)])
+        known = ", ".join([*shipped(), f"{PRESET}NAME"])
         raise CheckpointError(f"there is no checkpoint {name}; give a folder with {CONFIG}, or one of {known}")
     try:
         complete(folder)
@@ -55,7 +67,7 @@ def find_folder(name: str) -> Path:
 def digest(name: str) -> str:
     """One SHA-256 over all that makes a checkpoint."""
     if preset := preset_name(name):
-        return hash_of({"preset": preset, "config": repr(PRESETS[preset])})
+        return hash_of({"preset": preset, "config": repr(preset_config(preset))})
     folder = find_folder(name)
     files = (folder / file for file in (CONFIG, WEIGHTS, *COMPANIONS))
     return hash_of({path.name: sha256(path) for path in files if path.is_file()})

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txport.models.facts import StateTensor
+from txport.models.facts import Role, StateTensor
 from txport.models.parts import Attention, Linear
 
 State = dict[StateTensor, Tensor]
@@ -97,7 +97,7 @@ class PlainOps:
             return key, value
         return self._grow(layer, "key", key), self._grow(layer, "value", value)
 
-    def _grow(self, layer: int, role: str, new: Tensor) -> Tensor:
+    def _grow(self, layer: int, role: Role, new: Tensor) -> Tensor:
         cache = self._caches[layer, "row", role]
         self.state[cache] = torch.cat([self.state[cache], new], 2)
         return self.state[cache]
@@ -105,7 +105,8 @@ class PlainOps:
     def _over_source(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         assert self.source is not None
         assert self.source_mask is not None
-        caches = [self._caches[layer, "source", role] for role in ("key", "value")]
+        roles: tuple[Role, ...] = get_args(Role)
+        caches = [self._caches[layer, "source", role] for role in roles]
         rest = self.source[:, self.state[caches[0]].shape[2] :]  # all of it in the first run, nothing later
         new = part.keys(part.key(rest), None), part.split(part.value(rest))
         for cache, each in zip(caches, new, strict=True):

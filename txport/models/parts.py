@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
+unflatten = cast(Callable[[Tensor, int, tuple[int, ...]], Tensor], torch.unflatten)  # which has no types
 Pairing = Literal["halves", "interleaved"]
 WAVES = (math.sin, math.cos)
 
@@ -140,7 +141,7 @@ class Embedding(nn.Module):
             x = x * self.scale
         if self.positions is not None:
             x = ops.add_positions(x, self.positions, self.offset)
-        return self.dropout(x if self.norm is None else self.norm(x))
+        return cast(Tensor, self.dropout(x if self.norm is None else self.norm(x)))
 
 
 class Rotary(nn.Module):
@@ -171,7 +172,7 @@ class Rotary(nn.Module):
         if self.pairing == "halves":
             first, second = x.chunk(2, -1)
             return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-        pairs = x.unflatten(-1, (-1, 2))  # (B, N, T, H / 2, 2)
+        pairs = unflatten(x, -1, (-1, 2))  # (B, N, T, H / 2, 2)
         first, second = (each.flatten(-2) for each in pairs.chunk(2, -1))
         turned = [first * cos - second * sin, second * cos + first * sin]
         return torch.cat([each.unsqueeze(-1) for each in turned], -1).flatten(-2)
@@ -280,7 +281,7 @@ class DotProduct(nn.Module):
         if self.heads == self.key_heads:
             return x @ y
         groups = (self.key_heads, self.heads // self.key_heads)
-        return (x.unflatten(1, groups) @ y[:, :, None]).flatten(1, 2)
+        return (unflatten(x, 1, groups) @ y[:, :, None]).flatten(1, 2)
 
 
 def _beside_heads(vectors: Tensor) -> Tensor:
@@ -344,7 +345,7 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, N x H) -> (B, N, T, H)."""
-        return x.unflatten(2, (-1, self.head_size)).transpose(1, 2)
+        return unflatten(x, 2, (-1, self.head_size)).transpose(1, 2)
 
     def queries(self, x: Tensor, places: Tensor | None) -> Tensor:
         """Projected queries (B, T, N x H) at positions (T,) or (B, T) -> (B, N, T, H), as they meet keys."""
@@ -366,7 +367,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, ops: Ops, layer: int) -> Tensor:
         """(..., D) -> (..., D)."""
-        return self.output(ops.attend(self, x, layer))
+        return cast(Tensor, self.output(ops.attend(self, x, layer)))
 
 
 class FeedForward(nn.Module):
@@ -380,7 +381,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, ops: Ops) -> Tensor:
         """(..., D) -> (..., D)."""
-        return self.outer(ACTIVATIONS[self.activation](self.inner(x)))
+        return cast(Tensor, self.outer(ACTIVATIONS[self.activation](self.inner(x))))
 
 
 class GatedFeedForward(nn.Module):
@@ -396,7 +397,7 @@ class GatedFeedForward(nn.Module):
     def forward(self, x: Tensor, ops: Ops) -> Tensor:
         """(..., D) -> (..., D)."""
         gate, inner = ops.together(x, self.gate, self.inner)
-        return self.outer(ACTIVATIONS[self.activation](gate) * inner)
+        return cast(Tensor, self.outer(ACTIVATIONS[self.activation](gate) * inner))
 
 
 class Residual(nn.Module):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from txport.errors import BundleError, TextError, TokenError, TxportError, UnknownTextError, brief
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.models.names import TARGET_TOKENIZER, TOKENIZER
 from txport.system.documents import require_size
 from txport.system.machine import is_out_of_memory
@@ -209,15 +209,15 @@ class TokenizerPair:
 class NumberTokenizer:
     """For a checkpoint without a tokenizer: text is token ids, apart by spaces."""
 
-    def __init__(self, config: TransformerConfig) -> None:
-        self._config = config
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
-        """See `Tokenizer.encode`; the start and end tokens that the config wants are added."""
+        """See `Tokenizer.encode`; the start and end tokens that the model expects are added."""
         if not text.strip():
             fix = "this model has no tokenizer, so give token ids such as '5 17 3'"
             raise UnknownTextError(f"the text is empty; {fix}")
-        size, ids, wrong = self._config.source_vocab_size, [], []
+        size, ids, wrong = self._facts.reads.size, [], []
         for word in text.split():
             if _is_below(size, word):
                 ids.append(int(word))
@@ -228,23 +228,23 @@ class NumberTokenizer:
             raise TextError(f"this model has no tokenizer, so text is {ids_wanted}; got {shorten(' '.join(wrong))}")
         if not ids:
             raise UnknownTextError(f"{shorten(text)} has no number from 0 to {size - 1}")
-        return self._config.add_special_tokens(ids)
+        return self._facts.reads.with_special(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
-        special = special_ids(self._config)
+        special = self._facts.writes.special
         return " ".join(self.tokens([id_ for id_ in ids if id_ not in special]))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
-        size = self._config.target_vocab_size
+        size = self._facts.writes.size
         if strange := [id_ for id_ in ids if not 0 <= id_ < size]:
             raise TokenError(f"{strange[0]} is not the id of a token: a number from 0 to {size - 1}")
         return [str(id_) for id_ in ids]
 
     def ids(self, tokens: str) -> list[int]:
         """See `Tokenizer.ids`."""
-        size = self._config.target_vocab_size
+        size = self._facts.writes.size
         strange = [token for token in tokens.split() if not _is_below(size, token)]
         if strange:
             raise TextError(f"{shorten(strange[0])} is not a token: a number from 0 to {size - 1}")
@@ -266,34 +266,29 @@ def shorten(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-def special_ids(config: TransformerConfig) -> tuple[int, ...]:
-    """The tokens of a target that are no text."""
-    return config.pad_id, config.bos_id, config.eos_id
-
-
-def load_tokenizer(folder: Path, config: TransformerConfig) -> Tokenizer:
+def load_tokenizer(folder: Path, facts: Facts) -> Tokenizer:
     """The tokenizer of a checkpoint or a bundle; without a file, token ids stand for text.
 
     `tokenizer.json` is the source's, and the target's too if that has none of its own. Raises `BundleError` for one
     that does not fit the model's vocabularies.
     """
     file, target_file = folder / TOKENIZER, folder / TARGET_TOKENIZER
-    sizes = config.source_vocab_size, config.target_vocab_size
+    sizes = facts.reads.size, facts.writes.size
     if not file.exists() and not target_file.exists():
-        return NumberTokenizer(config)
+        return NumberTokenizer(facts)
     if not file.exists():
         raise BundleError(f"{target_file} is there, but not the source's tokenizer; add {TOKENIZER}")
-    source = _load_file(file, "source", sizes[0], config)
+    source = _load_file(file, "source", sizes[0], facts)
     if target_file.exists():
-        return TokenizerPair(source, _load_file(target_file, "target", sizes[1], config))
+        return TokenizerPair(source, _load_file(target_file, "target", sizes[1], facts))
     if sizes[0] != sizes[1]:
         both = f"a source vocabulary of {sizes[0]} and a target vocabulary of {sizes[1]}"
         raise BundleError(f"{file} can't serve both {both}; add {TARGET_TOKENIZER}, the target's, to the checkpoint")
     return source
 
 
-def _load_file(path: Path, side: str, size: int, config: TransformerConfig) -> FileTokenizer:
-    tokenizer = FileTokenizer(path, special_ids(config), config.max_length)
+def _load_file(path: Path, side: str, size: int, facts: Facts) -> FileTokenizer:
+    tokenizer = FileTokenizer(path, facts.writes.special, facts.reads.longest)
     if tokenizer.size > size:
         sizes = f"{tokenizer.size} tokens, the model's {side} vocabulary {size}"
         raise BundleError(f"{path} has {sizes}: it belongs to another model")

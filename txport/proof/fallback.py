@@ -15,14 +15,14 @@ from txport.bundles.manifest import percent
 from txport.errors import ParityError
 from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
-from txport.models.transformer import Transformer
+from txport.models.model import Model
 from txport.proof.bisect.matrices import linear_inputs, roundings
 from txport.proof.bisect.probe import Observation, Probe, compare_tap, observations, probe_file
 from txport.proof.bisect.taps import OUT
 from txport.proof.parity.cases import draw_cases
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.replay import Reference
-from txport.proof.parity.weights import WEIGHTED, first_names
+from txport.proof.parity.weights import first_names, weighted
 from txport.proof.proven import prove, write
 from txport.proof.reports.report import Report
 
@@ -58,7 +58,7 @@ def fall_back_to_fp32(
     return dataclasses.replace(sealed, measured=bundle.measured), report
 
 
-def kept_share(model: Transformer, matrices: Iterable[Sequence[str]], kept: Iterable[str]) -> float:
+def kept_share(model: Model, matrices: Iterable[Sequence[str]], kept: Iterable[str]) -> float:
     """Of the weights in `matrices`, those packed together side by side, the share in fp32.
 
     Beside `kept`, that is what is packed with them; a tied tensor counts once.
@@ -91,7 +91,7 @@ def beyond(
     )
 
 
-def aliases(model: Transformer, names: Iterable[str]) -> set[str]:
+def aliases(model: Model, names: Iterable[str]) -> set[str]:
     """Every name of some weights; tied ones have several."""
     first = first_names(model)
     wanted = {first[name] for name in names}
@@ -108,7 +108,7 @@ def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> lis
     calls = (call for case in cases for call in exact.replay(case, seed))
     errors = {each.name: each.error for each in roundings(bundle, checkpoint.model, linear_inputs(exact.model, calls))}
     held = Reference(Exact.of(holding(bundle, checkpoint).model), manifest)
-    probes = {role: probe_file(bundle, role) for role in manifest.graphs if role in WEIGHTED}
+    probes = {role: probe_file(bundle, role) for role in weighted(manifest)}
     seen = activation_errors(observations(probes, held, cases, seed), manifest.precision)
     quantised = {name for name, form in manifest.forms.items() if form != PLAIN}
     total = {name: float(np.hypot(errors.get(name, 0.0), seen.get(name, 0.0))) for name in quantised}

@@ -43,7 +43,7 @@ def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int =
 
 
 def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
-    tokenizer = load_tokenizer(bundle.path, checkpoint.config)
+    tokenizer = load_tokenizer(bundle.path, checkpoint.facts)
     real = [tokenizer.encode(text) for text in bundle.samples[:REAL]]
     exact = exact_of(bundle, checkpoint)
     tolerance, longest = tolerance_of(bundle.manifest.precision), SHORT if is_large(checkpoint) else LONGEST
@@ -51,4 +51,4 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     def noise_of(largest: float, source: Sequence[int], target: Sequence[int]) -> float:
         return tolerance.lasting_noise(largest, exact.rounding_error([source], [target]))
 
-    save_golden(bundle.path / GOLDEN, record(TorchRuntime(exact.model), checkpoint.config, real, noise_of, longest))
+    save_golden(bundle.path / GOLDEN, record(TorchRuntime(exact.model), checkpoint.facts, real, noise_of, longest))

@@ -46,7 +46,11 @@ class Runtime(Protocol):
     """Encode once, then step token by token; rows are kept, dropped, repeated and reordered by `select`."""
 
     def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
-        """Sources (B, S), right-padded, and their lengths (B,) -> a state of B rows for up to `max_length` tokens."""
+        """Sources (B, S), right-padded, and their lengths (B,) -> a state of B rows for up to `max_length` tokens.
+
+        For a causal model they are prompts, of which all but the last token go into the state: that one is the first
+        that `step` is given. Their tokens count.
+        """
         ...
 
     def step(
@@ -61,6 +65,15 @@ class Runtime(Protocol):
 
     def select(self, state: State, rows: Ints) -> State:
         """The state whose row i is the old row `rows[i]`; a state may be changed in place, so the old one is gone."""
+        ...
+
+
+@runtime_checkable
+class EncoderRuntime(Protocol):
+    """What runs a model that only encodes."""
+
+    def infer(self, source: Ints, source_lengths: Ints) -> dict[str, NDArray[Any]]:
+        """Sources (B, S), right-padded, and their lengths (B,) -> the model's outputs by name."""
         ...
 
 

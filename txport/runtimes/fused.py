@@ -23,16 +23,19 @@ from txport.bundles.ports import (
     ENCODER,
     IDS,
     INPUT_IDS,
+    LAST_PLACES,
     LIKELIEST,
     LOG_PROBS,
     LOGITS,
+    MODEL,
     PAST_LENGTHS,
+    PREFILL,
+    PROMPT_SIZE,
     SOURCE_LENGTHS,
     STEP,
-    cross_names,
-    own_names,
-    shortens,
+    screens,
 )
+from txport.models.facts import Owner
 from txport.runtimes.base import GraphPorts, Ints, Scores, running, scores
 from txport.runtimes.onnx_runtime import ort
 from txport.runtimes.pool import Hold, Pool
@@ -41,6 +44,7 @@ from txport.runtimes.slots import seat
 
 FIRST_CAPACITY = 32
 ENCODED_TOGETHER = 1024  # tokens: with more, what the layers hand on no longer fits the processor's caches
+
 TOGETHER = 4  # attention sums over so many places of a source at a time, and over what is left otherwise
 SEVERAL = 2  # queries over one source; from this number on a product sums the same for each, one by itself otherwise
 NOBODY = -1  # in place of a token
@@ -97,22 +101,25 @@ class Binding:
     """
 
     def __init__(self, runtime: FusedRuntime, state: FusedState) -> None:
-        size, vocabulary = state.size, runtime.config.target_vocab_size
+        size = state.size
         self.hold = Hold()
         self.tokens = np.empty((len(state.source.lengths), state.beams), np.int64)
         self.flat = self.tokens.ravel()
         self.attention = (size, state.source.caches.shape[3])
-        self.logits = runtime.pool.take(self.hold, (size, vocabulary))
-        self._session = runtime.sessions[STEP]
+        self.logits = runtime.pool.take(self.hold, (size, runtime.facts.writes.size))
+        self._session, self._aligns = runtime.sessions[STEP], runtime.facts.attention is not None
         self._seeking: dict[tuple[int, bool], tuple[Any, Scores]] = {}
         self._values: list[Any] = []  # a bound OrtValue must outlive the binding
         capacity = np.array([state.rows.caches.shape[3]], np.int32)
-        lengths = {PAST_LENGTHS: state.lengths, CAPACITY: capacity, SOURCE_LENGTHS: state.source.lengths}
+        lengths = {PAST_LENGTHS: state.lengths, CAPACITY: capacity}
+        if runtime.has_source:
+            lengths[SOURCE_LENGTHS] = state.source.lengths
         inputs: dict[str, NDArray[Any]] = {INPUT_IDS: self.tokens, **lengths}
-        inputs.update(zip(cross_names(runtime.config), state.source.caches, strict=True))
+        graph = runtime.graphs[STEP]
+        inputs.update(zip(graph.past("source").values(), state.source.caches, strict=True))
         self._inputs = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
         self._outputs = {LOGITS: ort.OrtValue.ortvalue_from_numpy(self.logits)}
-        pairs = zip(own_names(runtime.config, "past"), own_names(runtime.config, "present"), strict=True)
+        pairs = zip(graph.past("row").values(), graph.present("row").values(), strict=True)
         for (past, present), array in zip(pairs, state.rows.caches, strict=True):
             # the same memory: the kernel writes in place
             self._inputs[past] = self._outputs[present] = ort.OrtValue.ortvalue_from_numpy(array[:size])
@@ -128,7 +135,9 @@ class Binding:
         return scores
 
     def _seek(self, count: int, align: bool) -> tuple[Any, Scores]:
-        asked = {COUNT: np.array([count]), ALIGN: np.array([align])}
+        asked = {COUNT: np.array([count])}
+        if self._aligns:
+            asked[ALIGN] = np.array([align])
         inputs = {**self._inputs, **{name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in asked.items()}}
         outputs, scores = dict(self._outputs), Scores(self.logits, None)
         if count < 0:
@@ -154,29 +163,67 @@ class FusedRuntime:
     """`Runtime` over the sessions of a cpu bundle. A state is changed in place: use the one that came last."""
 
     def __init__(self, bundle: Bundle, sessions: Sessions) -> None:
-        self.config, self.sessions, self.pool = bundle.manifest.config, sessions, Pool()
-        self._graphs = bundle.manifest.graphs
+        self.facts, self.sessions, self.pool = bundle.manifest.facts, sessions, Pool()
+        self.graphs, self.has_source = bundle.manifest.graphs, self.facts.task == "seq2seq"
         # its bound holds for exact sums, and the session option for these does not reach into branches of a graph
-        self._shortens = shortens(self.config, bundle.manifest.precision) and not may_saturate()
+        self._screens = screens(self.facts, bundle.manifest.precision) and not may_saturate()
 
     def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> FusedState:
         """See `Runtime.start`."""
-        config, hold, (batch, size) = self.config, Hold(), source.shape
-        shape = (2 * config.decoder_layers, batch, config.heads, size, config.head_size)
-        held = Source(hold, self.pool.take(hold, shape), source_lengths.astype(np.int32))
+        if not self.has_source:
+            return self._prefill(source, source_lengths, max_length)
+        batch, size = source.shape
+        held = self._make_source(batch, size, source_lengths)
         count = max(1, ENCODED_TOGETHER // size)
-        for part in (slice(start, start + count) for start in range(0, batch, count)):
+        for part in (slice(first, first + count) for first in range(0, batch, count)):
             self._encode(source[part], held.lengths[part], held.caches[:, part])
         if rest := -size % TOGETHER:  # so that no row is summed otherwise for the length of others
             held = self._widen(held, size + rest)
         return FusedState(held, self._make_rows(batch, min(FIRST_CAPACITY, max_length)), max_length)
+
+    def _prefill(self, prompts: Ints, lengths: Ints, max_length: int) -> FusedState:
+        """All but the last token of each prompt, at once, into the rows' caches."""
+        batch, size = prompts.shape
+        capacity = min(max(FIRST_CAPACITY, 2 * size), max(max_length, size))
+        state = FusedState(self._make_source(batch, 0, np.zeros(batch, np.int64)), self._make_rows(batch, capacity), 0)
+        state.max_length = max_length
+        if size > 1:
+            kept = lengths - 1
+            count = max(1, ENCODED_TOGETHER // size)
+            for part in (slice(first, first + count) for first in range(0, batch, count)):
+                self._fill(prompts[part, :-1], state.rows.caches[:, part])
+            rows, places = np.arange(batch)[:, None], np.arange(size - 1)[None, :]
+            state.rows.origin[:, : size - 1] = rows + places * batch
+            state.writes = batch * size
+            state.lengths[:] = kept
+        return state
+
+    def _fill(self, prompts: Ints, caches: NDArray[np.float32]) -> None:
+        """Run prompts (B, S) into caches (2 L, B, G, M, H)."""
+        graph = self.graphs[PREFILL]
+        batch, size = prompts.shape
+        lengths = {LAST_PLACES: np.full(batch, size - 1, np.int32), PROMPT_SIZE: np.array([size], np.int32)}
+        inputs: dict[str, NDArray[Any]] = {INPUT_IDS: np.ascontiguousarray(prompts), **lengths}
+        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
+        own = [ort.OrtValue.ortvalue_from_numpy(array) for array in caches]
+        io = self.sessions[PREFILL].io_binding()
+        for name, value in (*values.items(), *zip(graph.past("row").values(), own, strict=True)):
+            io.bind_ortvalue_input(name, value)
+        for name, value in zip(graph.present("row").values(), own, strict=True):
+            io.bind_ortvalue_output(name, value)
+        with running(PREFILL, "ONNX Runtime"):
+            self.sessions[PREFILL].run_with_iobinding(io)
+
+    def infer(self, source: Ints, source_lengths: Ints) -> dict[str, NDArray[Any]]:
+        """See `Runtime.infer`."""
+        return self.run_graph(MODEL, {INPUT_IDS: source, SOURCE_LENGTHS: source_lengths.astype(np.int32)})
 
     def _encode(self, source: Ints, lengths: NDArray[np.int32], caches: NDArray[np.float32]) -> None:
         io = self.sessions[ENCODER].io_binding()
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (source, lengths, *caches)]
         io.bind_ortvalue_input(INPUT_IDS, values[0])
         io.bind_ortvalue_input(SOURCE_LENGTHS, values[1])
-        for name, value in zip(cross_names(self.config), values[2:], strict=True):
+        for name, value in zip(self.graphs[ENCODER].present().values(), values[2:], strict=True):
             io.bind_ortvalue_output(name, value)
         with running(ENCODER, "ONNX Runtime"):
             self.sessions[ENCODER].run_with_iobinding(io)
@@ -201,10 +248,10 @@ class FusedRuntime:
         if length == state.rows.caches.shape[3]:
             self._grow(state)
         binding = state.binding = state.binding or Binding(self, state)
-        top = None if top is None else min(top, self.config.target_vocab_size)
+        top = None if top is None else min(top, self.facts.writes.size)
         if top is None or normalise:
             found = binding.run(tokens, top or 0, align)
-        elif self._shortens and top <= LIKELIEST:
+        elif self._screens and top <= LIKELIEST:
             found = binding.run(tokens, -top, align)
         else:  # NumPy is faster than the operators
             every = binding.run(tokens, 0, align)
@@ -243,10 +290,25 @@ class FusedRuntime:
         state.source.caches[:, places, :, :wider] = others.source.caches[:, chosen]
         state.source.lengths[places] = others.source.lengths[chosen]
         state.lengths.reshape(-1, state.beams)[places] = 0
+        if others.length:
+            self._admit_rows(state, places * state.beams, others, chosen)
         return state
+
+    def _admit_rows(self, state: FusedState, rows: Ints, others: FusedState, chosen: Ints) -> None:
+        """Let prompts that were filled into another state stand in some rows."""
+        lengths = others.lengths[chosen]
+        longest = int(lengths.max())
+        if longest > state.rows.caches.shape[3]:
+            self._grow(state, longest)
+        state.rows.caches[:, rows, :, :longest] = others.rows.caches[:, chosen, :, :longest]
+        state.rows.origin[rows, :longest] = state.writes + np.arange(len(rows) * longest).reshape(len(rows), longest)
+        state.writes += len(rows) * longest
+        state.lengths[rows] = lengths
 
     def reserve(self, state: FusedState, rows: int) -> FusedState:
         """See `ContinuousRuntime.reserve`; room for two is enough, and costs less in the first step."""
+        if not self.has_source:
+            return state  # rows attend to nothing that they share
         assert state.length == state.writes == 0, "room is made before the first step"
         count, room = len(state.slots), min(rows, SEVERAL)
         state.beams, state.lengths = room, np.zeros(count * room, np.int32)
@@ -260,7 +322,7 @@ class FusedRuntime:
 
     def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """See `GraphRuntime.run_graph`."""
-        names = [port.name for port in self._graphs[role].outputs]
+        names = [port.name for port in self.graphs[role].outputs]
         with running(role, "ONNX Runtime"):
             return dict(zip(names, self.sessions[role].run(names, inputs), strict=True))
 
@@ -268,10 +330,19 @@ class FusedRuntime:
         """See `GraphRuntime.placement`."""
         return placement(self.sessions)
 
+    def _make_source(self, batch: int, size: int, lengths: Ints) -> Source:
+        hold = Hold()
+        return Source(hold, self.pool.take(hold, self._shape("source", batch, size)), lengths.astype(np.int32))
+
     def _make_rows(self, size: int, capacity: int) -> Rows:
-        config, hold = self.config, Hold()
-        shape = (2 * config.decoder_layers, size, config.heads, capacity, config.head_size)
-        return Rows(hold, self.pool.take(hold, shape), np.zeros((size, capacity), np.int64))
+        hold = Hold()
+        caches = self.pool.take(hold, self._shape("row", size, capacity))
+        return Rows(hold, caches, np.zeros((size, capacity), np.int64))
+
+    def _shape(self, owner: Owner, rows: int, length: int) -> tuple[int, ...]:
+        """Of all tensors of the state that belong to rows or to sources, which are alike."""
+        owned = self.facts.owned(owner)
+        return (len(owned), *owned[0].shape(rows, length)) if owned else (0, rows, 1, length, 1)
 
     def _pick_rows(self, state: FusedState, rows: Ints, capacity: int) -> Rows:
         """The rows asked for, in new memory."""
@@ -287,8 +358,8 @@ class FusedRuntime:
         caches[:, :, :, : old.shape[3]], caches[:, :, :, old.shape[3] :] = old, 0
         return Source(hold, caches, source.lengths)
 
-    def _grow(self, state: FusedState) -> None:
-        capacity = min(2 * state.rows.caches.shape[3], state.max_length)
+    def _grow(self, state: FusedState, least: int = 0) -> None:
+        capacity = max(least, min(2 * state.rows.caches.shape[3], state.max_length))
         state.rows, state.binding = self._pick_rows(state, np.arange(state.size), capacity), None
 
 

@@ -18,12 +18,10 @@ from txport.bundles.ports import (
     INPUT_IDS,
     LAST_HIDDEN_STATE,
     LOGITS,
+    MODEL,
+    POSITION_IDS,
     ROWS,
     SELECT,
-    cross_attention,
-    is_cross,
-    past,
-    present,
 )
 from txport.errors import RunError
 from txport.runtimes.base import GraphPorts, Ints, Scores, scores
@@ -72,21 +70,37 @@ class PortableRuntime(Generic[T]):
     """`Runtime` and `GraphRuntime` over an engine."""
 
     def __init__(self, engine: Engine[T], manifest: Manifest) -> None:
-        self._engine, self._manifest = engine, manifest
-        self._becomes = dict(zip(present(manifest.config), past(manifest.config), strict=True))
-        self._attention = cross_attention(manifest.config)
-        self._grows = {output: name for output, name in self._becomes.items() if not is_cross(name)}
+        self._engine, self._manifest, self._facts = engine, manifest, manifest.facts
+        self._decoder = manifest.graphs.get(DECODER)
+        self._becomes = {} if self._decoder is None else self._decoder.becomes
+        grown = {} if self._decoder is None else self._decoder.present("row")
+        self._grows = {name: self._becomes[name] for name in grown.values()}
 
     def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
         """See `Runtime.start`."""
+        if self._facts.task == "causal":
+            return self._prefill(source, source_lengths, max_length)
         source = self._fill_up(source)
         mask = (np.arange(source.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
         engine_mask = self._engine.from_numpy(mask)
         inputs = {INPUT_IDS: self._engine.from_numpy(source), ATTENTION_MASK: engine_mask}
         hidden = self._engine.run(ENCODER, inputs, [LAST_HIDDEN_STATE])[LAST_HIDDEN_STATE]
         tensors = {ENCODER_HIDDEN_STATES: hidden, ENCODER_ATTENTION_MASK: engine_mask}
-        empty = self._engine.from_numpy(self._empty_cache(source.shape[0]))
-        return PortableState({**tensors, **dict.fromkeys(self._becomes.values(), empty)}, 0, max_length)
+        return PortableState({**tensors, **self._empty_caches(len(source))}, 0, max_length)
+
+    def _prefill(self, prompts: Ints, lengths: Ints, max_length: int) -> PortableState[T]:
+        """All but the last token of each prompt, padded at the left, so that all rows end at one place."""
+        size = int(lengths.max()) - 1
+        mask = (np.arange(size)[None, :] >= size - (lengths - 1)[:, None]).astype(np.int64)
+        tensors = self._empty_caches(len(prompts))
+        if size:
+            moved = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # the place of each in its prompt
+            ids = np.where(mask, np.take_along_axis(prompts, np.maximum(moved, 0), axis=1), self._facts.reads.pad)
+            inputs = {INPUT_IDS: ids, ATTENTION_MASK: mask, POSITION_IDS: np.maximum(moved, 0)}
+            given = {name: self._engine.from_numpy(np.ascontiguousarray(each)) for name, each in inputs.items()}
+            results = self._engine.run(DECODER, {**given, **tensors}, [*self._becomes])
+            tensors = {name: results[output] for output, name in self._becomes.items()}
+        return PortableState({ATTENTION_MASK: self._engine.from_numpy(mask), **tensors}, size, max_length)
 
     def step(
         self,
@@ -99,19 +113,28 @@ class PortableRuntime(Generic[T]):
     ) -> tuple[Scores, PortableState[T]]:
         """See `Runtime.step`; the source's keys and values are fetched once, in the first step."""
         assert state.length < state.max_length, "a step beyond max_length"
+        assert self._decoder is not None
         fetched = self._becomes if state.length == 0 else self._grows
-        inputs = {INPUT_IDS: self._engine.from_numpy(tokens[:, None]), **state.tensors}
-        results = self._engine.run(DECODER, inputs, [LOGITS, *fetched, *([self._attention] if align else [])])
-        wanted = (len(tokens), 1, self._manifest.config.target_vocab_size)
+        inputs = {INPUT_IDS: self._engine.from_numpy(tokens[:, None]), **state.tensors, **(more := self._beside(state))}
+        aligned = [str(self._decoder.attention)] if align else []
+        results = self._engine.run(DECODER, inputs, [LOGITS, *fetched, *aligned])
+        wanted = (len(tokens), 1, self._facts.writes.size)
         logits = self._fetch(LOGITS, results, wanted)[:, -1].astype(np.float32, copy=False)  # (R, V)
-        tensors = {**state.tensors, **{name: results[output] for output, name in fetched.items()}}
+        more.pop(POSITION_IDS, None)
+        tensors = {**state.tensors, **more, **{name: results[output] for output, name in fetched.items()}}
         found = scores(logits, top, normalise)
         if align:
             source = state.tensors[ENCODER_ATTENTION_MASK]
-            dims = (len(tokens), self._manifest.config.heads, 1, self._engine.to_numpy(source).shape[1])
-            attention = self._fetch(self._attention, results, dims)[:, :, -1]  # (R, N, S)
+            assert self._facts.attention is not None
+            dims = (len(tokens), self._facts.attention.heads, 1, self._engine.to_numpy(source).shape[1])
+            attention = self._fetch(aligned[0], results, dims)[:, :, -1]  # (R, N, S)
             found = found._replace(attention=attention.mean(1, dtype=np.float32))
         return found, replace(state, tensors=tensors, length=state.length + 1)
+
+    def infer(self, source: Ints, source_lengths: Ints) -> dict[str, NDArray[Any]]:
+        """See `Runtime.infer`."""
+        mask = (np.arange(source.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
+        return self.run_graph(MODEL, {INPUT_IDS: source, ATTENTION_MASK: mask})
 
     def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:
         """See `Runtime.select`; the rows are gathered where the tensors live."""
@@ -145,9 +168,25 @@ class PortableRuntime(Generic[T]):
     def _fill_up(self, source: Ints) -> Ints:
         """Padded until nothing is left, so that no row is summed otherwise for the length of others."""
         size = source.shape[1]
-        rest = min(-size % TOGETHER[self._manifest.dtype], self._manifest.config.max_length - size)
+        rest = min(-size % TOGETHER[self._manifest.dtype], self._facts.reads.longest - size)
         return np.pad(source, ((0, 0), (0, rest))) if rest > 0 else source
 
-    def _empty_cache(self, rows: int) -> NDArray[Any]:
-        config = self._manifest.config
-        return np.zeros((rows, config.heads, 0, config.head_size), dtype=self._manifest.dtype)
+    def _beside(self, state: PortableState[T]) -> dict[str, T]:
+        """What a step of a causal model reads beside token and caches: a mask that grew by it, and its place."""
+        if ATTENTION_MASK not in state.tensors:
+            return {}
+        before = self._engine.to_numpy(state.tensors[ATTENTION_MASK])
+        mask = np.concatenate([before, np.ones((len(before), 1), np.int64)], axis=1)
+        places = before.sum(axis=1, keepdims=True)
+        return {ATTENTION_MASK: self._engine.from_numpy(mask), POSITION_IDS: self._engine.from_numpy(places)}
+
+    def _empty_caches(self, rows: int) -> dict[str, T]:
+        assert self._decoder is not None
+        empty: dict[tuple[int, ...], T] = {}
+        caches = {}
+        for each, name in self._decoder.past().items():
+            shape = each.shape(rows, 0)
+            if shape not in empty:
+                empty[shape] = self._engine.from_numpy(np.zeros(shape, self._manifest.dtype))
+            caches[name] = empty[shape]
+        return caches

@@ -3,56 +3,86 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from txport.bundles.ports import alignment_layer
 from txport.errors import UnavailableError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
-from txport.models.transformer import Cache, LayerCache, Memory, Transformer
+from txport.models.model import Memory, Model
+from txport.models.ops import State, padding_mask
 from txport.runtimes.base import Ints, Scores, scores
 
 
 class TorchState(NamedTuple):
-    """The source as the decoder sees it, and the decoder's cache."""
+    """What the decoder reads beside the tokens: the source, or which tokens so far are real (R, P), and the state."""
 
-    memory: Memory
-    cache: Cache
+    memory: Memory | Tensor
+    state: State
 
 
 class TorchRuntime:
-    """`Runtime` over the reference model, on one device; a model in float64 says float64, any other float32."""
+    """`Runtime` over the reference model, on one device; a model in float64 gives float64, any other float32."""
 
-    def __init__(self, model: Transformer, device: str = "cpu") -> None:
+    def __init__(self, model: Model, device: str = "cpu") -> None:
         self._model, self._device = model, torch.device(device)
 
     @torch.inference_mode()
     def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TorchState:
         """See `Runtime.start`."""
-        memory = self._model.encode(self._tensor(source), self._tensor(source_lengths))
-        return TorchState(memory, self._model.empty_cache(source.shape[0]))
+        state = self._model.empty_state(source.shape[0])
+        if self._model.facts.task == "causal":
+            return self._prefill(source, source_lengths, state)
+        return TorchState(self._model.encode(self._tensor(source), self._tensor(source_lengths)), state)
+
+    def _prefill(self, prompts: Ints, lengths: Ints, state: State) -> TorchState:
+        """All but the last token of each prompt, padded at the left."""
+        size = int(lengths.max()) - 1
+        places = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # of each in its prompt
+        ids = np.take_along_axis(prompts, np.maximum(places, 0), axis=1)
+        mask = self._tensor(places) >= 0
+        if size:
+            state = self._model.extend(self._tensor(ids), mask, self._tensor(np.maximum(places, 0)), state).state
+        return TorchState(mask, state)
 
     @torch.inference_mode()
     def step(
         self, tokens: Ints, state: TorchState, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, TorchState]:
         """See `Runtime.step`."""
-        logits, cache, attentions = self._model.decode(self._tensor(tokens)[:, None], state.memory, state.cache)
-        last = logits[:, -1].cpu()
-        found = scores((last if last.dtype == torch.float64 else last.float()).numpy(), top, normalise)
+        model, new = self._model, self._tensor(tokens)[:, None]
+        if isinstance(state.memory, Tensor):
+            mask = torch.cat([state.memory, state.memory.new_ones(len(new), 1)], 1)
+            found = model.extend(new, mask, state.memory.sum(1, keepdim=True), state.state)
+            memory: Memory | Tensor = mask
+        else:
+            found, memory = model.decode(new, state.memory, state.state), state.memory
+        last = found.logits[:, -1].cpu()
+        given = scores((last if last.dtype == torch.float64 else last.float()).numpy(), top, normalise)
         if align:
-            attention = attentions[alignment_layer(self._model.config)][:, :, -1].mean(1)  # -> (R, S)
-            found = found._replace(attention=attention.float().cpu().numpy())
-        return found, TorchState(state.memory, cache)
+            assert model.facts.attention is not None
+            mean = found.attention[model.facts.attention.layer][:, :, -1].mean(1)  # -> (R, S)
+            given = given._replace(attention=mean.float().cpu().numpy())
+        return given, TorchState(memory, found.state)
 
     @torch.inference_mode()
     def select(self, state: TorchState, rows: Ints) -> TorchState:
         """See `Runtime.select`."""
-        index = self._tensor(rows)
-        memory = Memory(*(tensor[index] for tensor in state.memory))
-        return TorchState(memory, tuple(LayerCache(*(tensor[index] for tensor in layer)) for layer in state.cache))
+        index, memory = self._tensor(rows), state.memory
+        kept = memory[index] if isinstance(memory, Tensor) else Memory(*(tensor[index] for tensor in memory))
+        return TorchState(kept, {each: tensor[index] for each, tensor in state.state.items()})
+
+    @torch.inference_mode()
+    def infer(self, source: Ints, source_lengths: Ints) -> dict[str, NDArray[Any]]:
+        """See `Runtime.infer`."""
+        mask = padding_mask(self._tensor(source_lengths), source.shape[1])
+        found = self._model.infer(self._tensor(source), mask)
+        return {
+            each.name: one.float().cpu().numpy() for each, one in zip(self._model.facts.outputs, found, strict=True)
+        }
 
     def _tensor(self, array: Ints) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from txport.errors import UnsupportedError
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.runtimes.base import Floats, Ints, Scores, log_softmax, scores
 from txport.search.options import SearchOptions
 from txport.search.requests import SearchRequest, Step
@@ -37,8 +37,8 @@ class Candidates(NamedTuple):
 class Constraints:
     """Those of one batch: of the options, and of what each target must begin with."""
 
-    def __init__(self, options: SearchOptions, config: TransformerConfig, prefixes: Sequence[Sequence[int]]) -> None:
-        self._options, self._ends = options, np.asarray(options.ends(config))
+    def __init__(self, options: SearchOptions, facts: Facts, prefixes: Sequence[Sequence[int]]) -> None:
+        self._options, self._ends = options, np.asarray(options.ends(facts))
         self._suppressed = np.asarray(options.suppress_tokens, np.int64)
         self._prefixes = _pad(prefixes)  # (B, longest)
         self.prefix_lengths = np.array([len(prefix) for prefix in prefixes], np.int64)

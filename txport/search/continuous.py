@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.runtimes.base import ContinuousRuntime, Ints, Scores, State
 from txport.runtimes.slots import spread
 from txport.search.generate import longest_target, plan, start
@@ -49,12 +49,12 @@ class Scheduler:
         self,
         runtime: ContinuousRuntime,
         requests: Sequence[GenerationRequest],
-        config: TransformerConfig,
+        facts: Facts,
         options: SearchOptions,
         slots: int,
     ) -> None:
         self._runtime, self._requests = runtime, requests
-        self._config, self._options = config, options
+        self._facts, self._options = facts, options
         self._longest = longest_target(options, [prefix for _, prefix in requests])
         self._width = options.nbest if options.do_sample else options.beams
         self.results: list[list[Found]] = [[] for _ in requests]
@@ -79,12 +79,12 @@ class Scheduler:
         for first in range(0, len(self._requests), self._slots):
             numbers = range(first, min(first + self._slots, len(self._requests)))
             sources = [self._requests[number][0] for number in numbers]
-            yield Encoded(start(self._runtime, sources, self._config, self._longest), first, numbers)
+            yield Encoded(start(self._runtime, sources, self._facts, self._longest), first, numbers)
 
     def _assign(self, numbers: range, slots: Ints) -> None:
         """A new group at free slots; at each, the first row is used until the search wants more."""
         sources, prefixes = zip(*(self._requests[number] for number in numbers), strict=True)
-        search = plan(sources, self._config, self._options, prefixes, at_once=True)
+        search = plan(sources, self._facts, self._options, prefixes, at_once=True)
         self._groups.append(group := RequestGroup(numbers, search, slots * self._width))
         self._answer(group, None)
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 
 from txport.errors import UnsupportedError
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.runtimes.base import ContinuousRuntime, Ints, Runtime, State
 from txport.search.alignment import fit
 from txport.search.beams import Beams
@@ -26,13 +26,13 @@ Steps = Generator[Certain, None, list[list[Found]]]
 
 
 def generate(
-    runtime: Runtime, sources: Ids, config: TransformerConfig, options: SearchOptions, prefixes: Ids | None = None
+    runtime: Runtime, sources: Ids, facts: Facts, options: SearchOptions, prefixes: Ids | None = None
 ) -> list[list[Found]]:
     """Search one batch: token ids of each source -> its `nbest` hypotheses, best first, or as they were drawn.
 
     `prefixes` are what each target begins with; their tokens count neither as new ones nor for the score.
     """
-    steps = search(runtime, sources, config, options, prefixes)
+    steps = search(runtime, sources, facts, options, prefixes)
     while True:
         try:
             next(steps)
@@ -41,21 +41,20 @@ def generate(
             return found
 
 
-def search(
-    runtime: Runtime, sources: Ids, config: TransformerConfig, options: SearchOptions, prefixes: Ids | None = None
-) -> Steps:
+def search(runtime: Runtime, sources: Ids, facts: Facts, options: SearchOptions, prefixes: Ids | None = None) -> Steps:
     """As `generate`, step by step: after each it yields what tells the tokens that are certain by now.
 
     Closing it ends the search.
     """
     prefixes = [()] * len(sources) if prefixes is None else prefixes
-    requests = plan(sources, config, options, prefixes)
-    return carry_out(requests, runtime, sources, config, longest_target(options, prefixes))
+    requests = plan(sources, facts, options, prefixes)
+    longest = longest_target(options, prefixes, sources if facts.task == "causal" else ())
+    return carry_out(requests, runtime, sources, facts, longest)
 
 
-def carry_out(requests: Search, runtime: Runtime, sources: Ids, config: TransformerConfig, longest: int) -> Steps:
+def carry_out(requests: Search, runtime: Runtime, sources: Ids, facts: Facts, longest: int) -> Steps:
     """Do what a search asks for, in a state of its own."""
-    state, found = start(runtime, sources, config, longest), None
+    state, found = start(runtime, sources, facts, longest), None
     while True:
         try:
             request = requests.send(found)
@@ -74,56 +73,67 @@ def carry_out(requests: Search, runtime: Runtime, sources: Ids, config: Transfor
             yield request.certain
 
 
-def plan(
-    sources: Ids, config: TransformerConfig, options: SearchOptions, prefixes: Ids, *, at_once: bool = False
-) -> Search:
+def plan(sources: Ids, facts: Facts, options: SearchOptions, prefixes: Ids, *, at_once: bool = False) -> Search:
     """The search of one batch, as it asks for steps; `UnsupportedError` for what this model can't do.
 
     Rows leave `at_once` when they have ended, or some time later, if others have to move; but a processor of one's
     own is never shown those that have ended.
     """
-    require_fit(prefixes, config, options)
-    constraints = Constraints(options, config, prefixes)
+    require_fit(prefixes, facts, options)
+    constraints = Constraints(options, facts, prefixes)
     lengths = np.array([len(source) for source in sources], np.int64)
+    first = first_tokens(sources, facts)
     if options.beams > 1:
-        return by_beams(lengths, config, options, constraints)
+        return by_beams(lengths, first, options, constraints, facts)
     at_once = at_once or options.logits_processor is not None
-    return by_rows(lengths, config, options, constraints, at_once=at_once)
+    return by_rows(lengths, first, options, constraints, facts, at_once=at_once)
 
 
-def longest_target(options: SearchOptions, prefixes: Ids) -> int:
-    """How many tokens a target may have, its prefix counted."""
-    return max(map(len, prefixes), default=0) + options.max_new_tokens
+def first_tokens(sources: Ids, facts: Facts) -> Ints:
+    """What generation starts from: the start token, or each prompt's last token: (B,)."""
+    start = facts.writes.start if facts.task == "seq2seq" else None
+    return np.array([source[-1] if start is None else start for source in sources], np.int64)
 
 
-def require_fit(prefixes: Ids, config: TransformerConfig, options: SearchOptions) -> None:
+def longest_target(options: SearchOptions, prefixes: Ids, prompts: Ids = ()) -> int:
+    """How many tokens a row may have to hold, its prefix and its prompt counted; a last token need not be held."""
+    return max(map(len, prefixes), default=0) + options.max_new_tokens + max(map(len, prompts), default=1) - 1
+
+
+def require_fit(prefixes: Ids, facts: Facts, options: SearchOptions) -> None:
     """Raise `UnsupportedError` for options and prefixes with which this model can't begin a target."""
     longest = max(map(len, prefixes), default=0)
-    options.require_fit(config, longest)
+    options.require_fit(facts, longest)
     if options.forced_bos_token_id is not None and longest:
         raise UnsupportedError("a prefix says what the first token is; forced_bos_token_id must not")
     for token in {token for prefix in prefixes for token in prefix}:
-        if not 0 <= token < config.target_vocab_size:
-            limit = f"0 to {config.target_vocab_size - 1}"
+        if not 0 <= token < facts.writes.size:
+            limit = f"0 to {facts.writes.size - 1}"
             raise UnsupportedError(f"a prefix must lie in the vocabulary, {limit}; got {token}")
-        if token in options.ends(config):
+        if token in options.ends(facts):
             raise UnsupportedError(f"a prefix must not hold an end token; got {token}")
 
 
-def start(runtime: Runtime, sources: Ids, config: TransformerConfig, max_length: int) -> State:
-    """Pad the sources at the right and encode them."""
+def start(runtime: Runtime, sources: Ids, facts: Facts, max_length: int) -> State:
+    """Pad the sources, or prompts, at the right, and start from them."""
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
-    padded = np.full((len(sources), lengths.max()), config.pad_id, dtype=np.int64)  # (B, S)
+    padded = np.full((len(sources), lengths.max()), facts.reads.pad, dtype=np.int64)  # (B, S)
     for row, source in zip(padded, sources, strict=True):
         row[: len(source)] = source
     return runtime.start(padded, lengths, max_length=max_length)
 
 
 def by_rows(
-    lengths: Ints, config: TransformerConfig, options: SearchOptions, constraints: Constraints, *, at_once: bool = False
+    lengths: Ints,
+    first: Ints,
+    options: SearchOptions,
+    constraints: Constraints,
+    facts: Facts,
+    *,
+    at_once: bool = False,
 ) -> Search:
-    """Every row for itself, greedy or drawn, until an end token."""
-    rows = Rows(lengths, constraints.prefix_lengths, options, config, at_once=at_once)
+    """Every row for itself, greedy or drawn, until an end token; `first` (B,) is the token that each starts from."""
+    rows = Rows(lengths, first, constraints.prefix_lengths, options, options.ends(facts), at_once=at_once)
     if rows.samples > 1:
         yield Select(rows.sources)
     uniforms = draw_uniforms(options, len(lengths)) if options.do_sample else None
@@ -141,14 +151,14 @@ def by_rows(
             yield Select(kept)
 
 
-def by_beams(lengths: Ints, config: TransformerConfig, options: SearchOptions, constraints: Constraints) -> Search:
+def by_beams(lengths: Ints, first: Ints, options: SearchOptions, constraints: Constraints, facts: Facts) -> Search:
     """Keep the K best running hypotheses of each source; enough candidates that ended ones starve nobody."""
     kind = Beams if options.beam_groups == 1 else Groups
-    beams = kind(lengths, constraints.prefix_lengths, options, options.ends(config))
+    beams = kind(lengths, constraints.prefix_lengths, options, options.ends(facts))
     yield Reserve(options.beams)
     if options.beam_groups > 1:
         yield Select(beams.sources)
-    token_ids = np.full((len(beams.sources), 1), config.bos_id)  # (R, T)
+    token_ids = first[beams.sources][:, None]  # (R, T)
     while True:
         found = yield from constraints.best(token_ids, beams.sources, beams.wanted, log=True)
         rows = beams.advance(found.values, found.ids, fit(found.attention, int(lengths.max())))

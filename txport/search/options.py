@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from txport.errors import UnsupportedError, quoted
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.runtimes.base import Floats, Ints
 from txport.system.numbers import is_switch, number, switch, whole
 
@@ -118,16 +118,16 @@ class SearchOptions:
         """Whether attention over the source is needed."""
         return self.alignment is not None or self.coverage_penalty > 0
 
-    def ends(self, config: TransformerConfig) -> tuple[int, ...]:
+    def ends(self, facts: Facts) -> tuple[int, ...]:
         """The tokens that end a target."""
-        return (config.eos_id,) if self.eos_token_id is None else tuple(self.eos_token_id)  # type: ignore[arg-type]
+        return facts.writes.ends if self.eos_token_id is None else tuple(self.eos_token_id)  # type: ignore[arg-type]
 
-    def require_fit(self, config: TransformerConfig, prefix: int = 0) -> None:
+    def require_fit(self, facts: Facts, prefix: int = 0) -> None:
         """Raise `UnsupportedError` for options that this model can't take, with a prefix of so many tokens."""
-        limit = f"the model's longest sequence, {config.max_length}"
-        if prefix >= config.max_length:
+        limit = f"the model's longest sequence, {facts.writes.longest}"
+        if prefix >= facts.writes.longest:
             raise UnsupportedError(f"a prefix of {prefix} tokens leaves no room for a target in {limit}; shorten it")
-        if (longest := prefix + self.max_new_tokens) > config.max_length:
+        if (longest := prefix + self.max_new_tokens) > facts.writes.longest:
             what = "a prefix and max_new_tokens" if prefix else "max_new_tokens"
             raise UnsupportedError(f"{what} must not exceed {limit}; got {longest}")
         named: dict[str, Iterable[int]] = {
@@ -135,14 +135,14 @@ class SearchOptions:
             "bad_words_ids": (token for words in self.bad_words_ids for token in words),
             "forced_bos_token_id": _given(self.forced_bos_token_id),
             "forced_eos_token_id": _given(self.forced_eos_token_id),
-            "eos_token_id": self.ends(config),
+            "eos_token_id": self.ends(facts),
         }
         for name, tokens in named.items():
             for token in tokens:
-                if not 0 <= token < config.target_vocab_size:
-                    limit = f"0 to {config.target_vocab_size - 1}"
+                if not 0 <= token < facts.writes.size:
+                    limit = f"0 to {facts.writes.size - 1}"
                     raise UnsupportedError(f"{name} must lie in the vocabulary, {limit}; got {token}")
-        if self.min_new_tokens and self.forced_bos_token_id in self.ends(config):
+        if self.min_new_tokens and self.forced_bos_token_id in self.ends(facts):
             fault = "forced_bos_token_id must not be an end token where min_new_tokens forbids it"
             raise UnsupportedError(f"{fault}; got {self.forced_bos_token_id}")
 

@@ -5,9 +5,10 @@ Shape comments: R rows that are still held, T tokens so far, A all rows: samples
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from txport.models.config import TransformerConfig
 from txport.runtimes.base import Doubles, Floats, Ints
 from txport.search.alignment import alignment
 from txport.search.options import Found, SearchOptions
@@ -21,14 +22,15 @@ class Rows:
     def __init__(
         self,
         lengths: Ints,
+        first: Ints,
         prefix_lengths: Ints,
         options: SearchOptions,
-        config: TransformerConfig,
+        ends: Sequence[int],
         *,
         at_once: bool = False,
     ) -> None:
         self._waits = not at_once
-        self._options, self._ends = options, np.asarray(options.ends(config))
+        self._options, self._ends = options, np.asarray(ends)
         self.samples = options.nbest if options.do_sample else 1
         self._source_lengths = np.repeat(lengths, self.samples)
         self._prefix_lengths = np.repeat(prefix_lengths, self.samples)
@@ -37,7 +39,8 @@ class Rows:
         count = len(self._limits)
         self._held = np.arange(count)  # which of all rows is held: (R,)
         self._running = np.ones(count, np.bool_)  # (R,)
-        self._ids = np.full((count, 1 + self.longest), config.bos_id)  # the start token first
+        self._ids = np.zeros((count, 1 + self.longest), np.int64)
+        self._ids[:, 0] = np.repeat(first, self.samples)
         self._log_probs: Doubles = np.zeros((count, self.longest))
         self._lengths: Ints = np.zeros(count, np.int64)
         places = int(lengths.max()) if options.aligns else 0

@@ -10,21 +10,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from txport.errors import TextError
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.runtimes.base import Floats, Ints, Runtime, log_softmax
-from txport.search.generate import Ids, start
+from txport.search.generate import Ids, first_tokens, start
 from txport.search.options import Found
 
 
-def score(
-    runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig, length_penalty: float = 1.0
-) -> list[Found]:
+def score(runtime: Runtime, sources: Ids, targets: Ids, facts: Facts, length_penalty: float = 1.0) -> list[Found]:
     """Score one batch: sources and their targets, end tokens included -> each target with the log-probs of its tokens.
 
     A score is the sum of the log-probabilities over the length to the power of `length_penalty`.
     """
     log_probs: list[list[float]] = [[] for _ in targets]
-    for rows, tokens, values in teacher_forced_logits(runtime, sources, targets, config):
+    for rows, tokens, values in teacher_forced_logits(runtime, sources, targets, facts):
         chosen = values[np.arange(len(rows)), tokens][:, None]
         for row, log_prob in zip(rows.tolist(), log_softmax(values, chosen)[:, 0].tolist(), strict=True):
             log_probs[row].append(log_prob)
@@ -34,26 +32,26 @@ def score(
     ]
 
 
-def logits(runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig) -> list[Floats]:
+def logits(runtime: Runtime, sources: Ids, targets: Ids, facts: Facts) -> list[Floats]:
     """All logits of one batch: for each target, the logits before each of its tokens (T, V)."""
     kept: list[list[Floats]] = [[] for _ in targets]
-    for rows, _, values in teacher_forced_logits(runtime, sources, targets, config):
+    for rows, _, values in teacher_forced_logits(runtime, sources, targets, facts):
         for row, each in zip(rows.tolist(), values, strict=True):
             kept[row].append(each.copy())
     return [np.stack(each) for each in kept]
 
 
 def teacher_forced_logits(
-    runtime: Runtime, sources: Ids, targets: Ids, config: TransformerConfig
+    runtime: Runtime, sources: Ids, targets: Ids, facts: Facts
 ) -> Iterator[tuple[Ints, Ints, Floats]]:
     """Step through given targets: which of them are not yet at their end (R,), their next tokens, logits (R, V)."""
-    require_targets(targets, config)
+    require_targets(targets, facts)
     lengths = np.array([len(target) for target in targets])
     wanted = np.zeros((len(targets), lengths.max()), np.int64)
     for number, target in enumerate(targets):
         wanted[number, : len(target)] = target
-    state = start(runtime, sources, config, int(lengths.max()))
-    rows, last = np.arange(len(targets)), np.full(len(targets), config.bos_id)
+    state = start(runtime, sources, facts, int(lengths.max()))
+    rows, last = np.arange(len(targets)), first_tokens(sources, facts)
     for place in range(int(lengths.max())):
         if place and len(kept := np.flatnonzero(lengths[rows] > place)) < len(rows):
             state, rows, last = runtime.select(state, kept), rows[kept], last[kept]
@@ -62,11 +60,11 @@ def teacher_forced_logits(
         yield rows, last, scores.values
 
 
-def require_targets(targets: Ids, config: TransformerConfig) -> None:
+def require_targets(targets: Ids, facts: Facts) -> None:
     """Raise `TextError` for targets that the model cannot give."""
     for target in targets:
-        if not 1 <= len(target) <= config.max_length:
-            raise TextError(f"a target must have 1 to {config.max_length} tokens, got {len(target)}")
-        if not 0 <= min(target) <= max(target) < config.target_vocab_size:
-            limit = f"0 to {config.target_vocab_size - 1}"
+        if not 1 <= len(target) <= facts.writes.longest:
+            raise TextError(f"a target must have 1 to {facts.writes.longest} tokens, got {len(target)}")
+        if not 0 <= min(target) <= max(target) < facts.writes.size:
+            limit = f"0 to {facts.writes.size - 1}"
             raise TextError(f"a target must lie in the vocabulary, {limit}; got {min(target)} to {max(target)}")

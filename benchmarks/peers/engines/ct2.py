@@ -17,8 +17,8 @@ from benchmarks.peers.engines import Model, Search, Sources
 if TYPE_CHECKING:  # a process that generates holds no PyTorch
     from torch import nn
 
-    from txport.models.config import TransformerConfig
-    from txport.models.transformer import Attention, Residual, Transformer
+    from txport.models.architectures.transformer import TransformerConfig
+    from txport.models.architectures.transformer import Attention, Residual, Transformer
 
 PACKAGES = ("ctranslate2", "numpy")
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH"}

@@ -14,8 +14,8 @@ from benchmarks.peers.engines import Model, Search, Sources, before_end
 from txport.errors import UnsupportedError
 from txport.exporters import portable
 from txport.models.checkpoint import load_checkpoint
-from txport.models.config import TransformerConfig
-from txport.models.transformer import Transformer, padding_mask
+from txport.models.architectures.transformer import TransformerConfig
+from txport.models.architectures.transformer import Transformer, padding_mask
 
 PACKAGES = ("optimum", "optimum-onnx", "transformers", "onnxruntime", "torch")
 LOGITS_TOLERANCE = 1e-4

@@ -12,6 +12,7 @@ from torch import Tensor
 from txport.exporters.forms.common import FORMS, cast, form, require, value_of_argument
 from txport.exporters.symbols import Form, Symbol, Tracer
 
+
 def _binary(name: str, operator: str, function: Callable[..., Any]) -> Form:
     """Two tensors, or one and a number, in the type that PyTorch computes them in."""
 
@@ -88,5 +89,3 @@ def total(tracer: Tracer, x: Symbol, dim: int, keepdim: bool = False) -> Symbol:
     axes = tracer.constant(np.array([dim]))
     value = tracer.op("sum", "ReduceSum", [x.value, axes], keepdims=int(keepdim))
     return tracer.symbol(value, torch.sum, x, dim, keepdim)
-
-

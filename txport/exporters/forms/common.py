@@ -50,5 +50,3 @@ def cast(tracer: Tracer, name: str, x: Any, dtype: torch.dtype) -> ir.Value:
     value = value_of_argument(tracer, x, dtype)
     wanted = ir.DataType.from_numpy(np.dtype(str(dtype).removeprefix("torch.")))
     return value if given == dtype else tracer.op(name, "Cast", [value], to=wanted.value)
-
-

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,6 +15,7 @@ from txport.exporters.symbols import Symbol, Tracer
 
 GELU_OPSET = 20  # from here on, Gelu is an operator
 RMS_OPSET = 23  # and RMSNormalization
+
 
 @form("linear")
 def linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = None) -> Symbol:
@@ -140,5 +140,3 @@ def silu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
     """X sigmoid(x)."""
     sigmoid = tracer.op("silu/sigmoid", "Sigmoid", [x.value])
     return tracer.given(tracer.op("silu", "Mul", [x.value, sigmoid]), x.examples)
-
-

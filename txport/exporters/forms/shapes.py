@@ -15,6 +15,7 @@ from txport.exporters.symbols import Form, Size, Symbol, Tracer
 
 REST = np.iinfo(np.int64).max  # a slice to the end
 
+
 @form("arange")
 def arange(tracer: Tracer, start: int, end: int | None = None, *, device: object = None) -> Symbol:
     """Whole numbers, int64."""
@@ -52,7 +53,7 @@ def split(tracer: Tracer, x: Symbol, sizes: Sequence[int], dim: int) -> tuple[Sy
     """Parts of known sizes along one dim."""
     lengths = tracer.constant(np.array(sizes))
     values = tracer.ops("split", "Split", [x.value, lengths], len(sizes), axis=dim)
-    return _parts(tracer, values, [example.split(list(sizes), dim) for example in x.examples])
+    return _parts(tracer, values, [torch.split(example, list(sizes), dim) for example in x.examples])
 
 
 @form("chunk")
@@ -96,7 +97,8 @@ def _dims(tracer: Tracer, x: Symbol, result: Symbol) -> ir.Value:
             for at, (one, other) in enumerate(wanted)]  # fmt: skip
     if dims.count(None) <= 1:
         return tracer.constant(np.array([-1 if dim is None else dim for dim in dims]))
-    known = [tracer.length(result, at) if dim is None else dim for at, dim in enumerate(dims)]
+    known = [tracer.known_length(x, result, at) if dim is None else dim for at, dim in enumerate(dims)]
+    require(sum(not isinstance(dim, Size) and dim == -1 for dim in known) <= 1, "a view with several lengths that nothing else has")
     one = tracer.constant(np.array([-1]))
     parts = [
         tracer.op("dims", "Reshape", [dim.value, one]) if isinstance(dim, Size) else tracer.constant(np.array([dim]))

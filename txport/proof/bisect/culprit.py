@@ -18,7 +18,7 @@ from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import ParityError, TxportError, brief
 from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.checkpoint import Checkpoint
-from txport.models.transformer import Transformer
+from txport.models.model import Model
 from txport.proof.bisect.causes import cause_of
 from txport.proof.bisect.evidence import Evidence, WrongWeight, place_of
 from txport.proof.bisect.faults.common import describe_weight
@@ -32,7 +32,7 @@ from txport.proof.parity.cases import draw_cases
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.measures import Comparison, finite
 from txport.proof.parity.replay import Reference
-from txport.proof.parity.weights import WEIGHTED
+from txport.proof.parity.weights import weighted
 
 # Steps of its own grid that a quantised weight may lie from the checkpoint's: by rounding half a step; in 4 bits the
 # largest of a block may be cut. Whether the grid is good is for `badly_quantised` to say.
@@ -102,7 +102,7 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Cul
     held = holding(bundle, checkpoint).model
     reference = Reference(Exact.of(held, bundle.manifest.precision), bundle.manifest)
     cases = draw_cases(bundle, seed, more)
-    probes = {role: probe_file(bundle, role) for role in bundle.manifest.graphs if role in WEIGHTED}
+    probes = {role: probe_file(bundle, role) for role in weighted(bundle.manifest)}
     failures: list[tuple[Probe, ParityError]] = []
     findings = find(_running(observations(probes, reference, cases, seed), failures))
     wrong = wrong_weights(bundle, checkpoint.model)
@@ -130,13 +130,13 @@ def _running(
             yield probe, result
 
 
-def wrong_weights(bundle: Bundle, model: Transformer) -> dict[str, WrongWeight]:
+def wrong_weights(bundle: Bundle, model: Model) -> dict[str, WrongWeight]:
     """Weights and tables that are not the checkpoint's, by its own name for them, in its order."""
     known: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     known.update(model.named_buffers())
     names = {id(tensor): name for name, tensor in reversed(known.items())}
     wrong: dict[str, WrongWeight] = {}
-    for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
+    for role in weighted(bundle.manifest):
         graph = graph_weights(bundle.file(role))
         for held in (held for held in held_weights(graph, bundle.manifest.weights) if held.name in known):
             expected = known[held.name].detach().numpy().astype(bundle.manifest.dtype)
@@ -146,7 +146,7 @@ def wrong_weights(bundle: Bundle, model: Transformer) -> dict[str, WrongWeight]:
     return {name: wrong[name] for name in known if name in wrong}
 
 
-def _explain(findings: list[Finding], model: Transformer, wrong: Mapping[str, WrongWeight]) -> Culprit:
+def _explain(findings: list[Finding], model: Model, wrong: Mapping[str, WrongWeight]) -> Culprit:
     first, *others = (Evidence(finding, model, wrong) for finding in findings)
     cause = cause_of(first)
     also = tuple(dict.fromkeys(place_of(each) for each in others))

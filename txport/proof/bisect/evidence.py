@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from txport.models.transformer import Transformer
+from txport.models.model import Model
 from txport.proof.bisect.parts import block_of, describe
 from txport.proof.bisect.probe import Finding
 from txport.proof.bisect.taps import OUT, PORT, Span, Tap, span_before
@@ -43,7 +43,7 @@ class Evidence:
     """What is known of one tap that errs."""
 
     finding: Finding
-    model: Transformer
+    model: Model
     wrong: Mapping[str, WrongWeight]  # by the model's first name for it
 
     @property

@@ -18,7 +18,7 @@ from torch import nn
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form
 from txport.exporters.weights import graph_weights, held_weights
-from txport.models.transformer import Transformer
+from txport.models.model import Model
 from txport.proof.bisect.taps import recording
 from txport.proof.parity.weights import COARSE, finest
 
@@ -43,7 +43,7 @@ class Rounding:
         return self.error / max(self.possible, 1e-30)
 
 
-def roundings(bundle: Bundle, model: Transformer, inputs: Mapping[str, Array]) -> list[Rounding]:
+def roundings(bundle: Bundle, model: Model, inputs: Mapping[str, Array]) -> list[Rounding]:
     """Every quantised matrix of a bundle, those of the largest error first; `inputs` (rows, in) by module."""
     weights = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, Rounding] = {}
@@ -89,12 +89,12 @@ def describe_rounding(bad: Rounding, found: Sequence[Rounding]) -> str:
     return f"rounding {bad.name} changes its product by {bad.error:.2%}, {why}{beside}"
 
 
-def linear_inputs(model: Transformer, calls: Iterable[object]) -> dict[str, Array]:
+def linear_inputs(model: Model, calls: Iterable[object]) -> dict[str, Array]:
     """What goes into each linear map of the model that replays `calls`: (rows, in), at most `ROWS_ENOUGH` rows."""
     found: dict[str, list[Array]] = {}
     with recording(model) as record:
         for _ in calls:
-            for name, (x, _) in record.items():
+            for name, (x, *_) in record.items():
                 if isinstance(model.get_submodule(name), nn.Linear):
                     found.setdefault(name, []).append(x.reshape(-1, x.shape[-1])[:ROWS_ENOUGH])
             record.clear()

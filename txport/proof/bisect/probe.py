@@ -51,7 +51,7 @@ class Observation:
 
     case: str
     call: Call
-    record: Mapping[str, tuple[Array, Array]]
+    record: Mapping[str, tuple[Array, ...]]
     feed: Mapping[str, Array]  # all inputs of the isolated graph
     truths: Mapping[Tap, Array]
     seen: Mapping[Tap, Array]
@@ -126,7 +126,7 @@ def observations(
                 record.clear()
 
 
-def observe(probe: Probe, case: str, call: Call, record: Mapping[str, tuple[Array, Array]]) -> Observation:
+def observe(probe: Probe, case: str, call: Call, record: Mapping[str, tuple[Array, ...]]) -> Observation:
     """Run a graph once as it is, for the shapes, and once with PyTorch's values at every tap."""
     free = {**call.inputs, **probe.free.run(call.inputs)}
     truths: dict[Tap, Array] = {}

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.bundles.forms import Stored
-from txport.bundles.ports import ENCODER, IDS, is_attention
+from txport.bundles.ports import CROSS_ATTENTION, ENCODER, IDS, MODEL
+from txport.models.parts import NORM_TYPES, Additive, DotProduct
 from txport.runtimes.onnx_runtime import ort
 from txport.runtimes.sessions import may_saturate
 
@@ -63,17 +64,21 @@ class Span:
 
 
 @contextlib.contextmanager
-def recording(model: nn.Module) -> Iterator[dict[str, tuple[Array, Array]]]:
-    """What goes into each linear map, norm and embedding, and what comes out, while the model runs in the context."""
-    record: dict[str, tuple[Array, Array]] = {}
+def recording(model: nn.Module) -> Iterator[dict[str, tuple[Array, ...]]]:
+    """The call of each part while the model runs in the context: its arguments, and last what came out.
+
+    Of linear maps, norms and embeddings there is one argument; of the core of an attention those of `DotProduct`.
+    """
+    record: dict[str, tuple[Array, ...]] = {}
 
     def hook(name: str) -> Any:
-        def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            record[name] = (inputs[0].numpy(), output.numpy())
+        def note(module: nn.Module, inputs: tuple[Tensor | None, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+            given = output[0] if isinstance(output, tuple) else output
+            record[name] = (*(each.numpy() for each in inputs if each is not None), given.numpy())
 
         return note
 
-    kinds = (nn.Linear, nn.LayerNorm, nn.Embedding)
+    kinds = (nn.Linear, nn.Embedding, *NORM_TYPES, DotProduct, Additive)
     watched = [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
     handles = [module.register_forward_hook(hook(name)) for name, module in watched]
     try:
@@ -83,11 +88,11 @@ def recording(model: nn.Module) -> Iterator[dict[str, tuple[Array, Array]]]:
             handle.remove()
 
 
-def truth(tap: Tap, record: Mapping[str, tuple[Array, Array]], expected: Mapping[str, Array]) -> Array | None:
+def truth(tap: Tap, record: Mapping[str, tuple[Array, ...]], expected: Mapping[str, Array]) -> Array | None:
     """What PyTorch computed at a tap; None if it did not get there."""
     if tap.side == PORT:
         return expected.get(tap.modules[0])
-    parts = [record[name][tap.side == OUT] for name in tap.modules if name in record]
+    parts = [record[name][-1 if tap.side == OUT else 0] for name in tap.modules if name in record]
     if len(parts) != len(tap.modules):
         return None
     return parts[0] if tap.side == IN else np.concatenate(parts, axis=-1)
@@ -104,7 +109,9 @@ def find_taps(model: ir.Model, role: str, table: Mapping[str, Stored]) -> list[T
                 found.extend(_taps_of(node, place, modules, role, stored.is_quantised))
     known = {tap.value for tap in found if tap.side == OUT}
     # attention that the graph itself reads is no end of a part, and what follows from it shows
-    ends = (each for each in model.graph.outputs if not (is_attention(str(each.name)) and list(each.uses())))
+    ends = (
+        each for each in model.graph.outputs if not (str(each.name).startswith(CROSS_ATTENTION) and list(each.uses()))
+    )
     ports = (str(each.name) for each in ends)
     found += [Tap((name,), PORT, name) for name in ports if name not in known and name != IDS]  # two may be as good
     order = {str(value.name): at for at, node in enumerate(model.graph) for value in node.outputs}
@@ -122,7 +129,7 @@ def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
 
 def _taps_of(node: ir.Node, place: int, modules: tuple[str, ...], role: str, quantized: bool) -> Iterator[Tap]:
     if node.op_type in LOOKUPS and place == 0:
-        embedding = "source_embedding" if role == ENCODER else "target_embedding"
+        embedding = "source_embedding" if role in (ENCODER, MODEL) else "target_embedding"
         yield Tap((f"{embedding}.tokens",), OUT, str(_end_of_lookup(node).name))
         return
     if node.op_type == NORM and place == 1:

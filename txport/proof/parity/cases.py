@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from txport.bundles.bundle import Bundle
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.models.tokenizer import load_tokenizer
 
 PLACES, FEW_TOKENS = 96, 12  # of a large model's targets: given, and searched for
@@ -35,67 +35,85 @@ class Case:
 class Draw:
     """Seeded sources and targets that fit a model."""
 
-    def __init__(self, config: TransformerConfig, rng: np.random.Generator) -> None:
-        self.config, self.rng = config, rng
+    def __init__(self, facts: Facts, rng: np.random.Generator) -> None:
+        self.facts, self.rng = facts, rng
 
     def sources(self, *lengths: int) -> list[list[int]]:
-        """Random tokens, with the start and the end token that the model expects, if there is room for both."""
-        config = self.config
-        special = len(config.add_special_tokens([]))
-        drawn = [self._tokens(config.source_vocab_size, length - special) for length in lengths]
-        return [config.add_special_tokens(tokens)[-length:] for tokens, length in zip(drawn, lengths, strict=True)]
+        """Random tokens, with the special tokens that the model expects around them, if there is room for all."""
+        tokens = self.facts.reads
+        special = len(tokens.with_special([]))
+        drawn = [self._tokens(tokens.size, length - special) for length in lengths]
+        return [tokens.with_special(each)[-length:] for each, length in zip(drawn, lengths, strict=True)]
 
     def targets(self, *lengths: int) -> tuple[tuple[int, ...], ...]:
         """Random tokens."""
-        return tuple(tuple(self._tokens(self.config.target_vocab_size, max(1, length))) for length in lengths)
+        return tuple(tuple(self._tokens(self.facts.writes.size, max(1, length))) for length in lengths)
 
     def _tokens(self, size: int, count: int) -> list[int]:
-        config = self.config
-        special = {config.pad_id, config.bos_id, config.eos_id}
-        allowed = np.array([id_ for id_ in range(size) if id_ not in special] or [min(config.eos_id, size - 1)])
+        special = set(self.facts.writes.special)
+        ends = self.facts.writes.ends or (0,)
+        allowed = np.array([id_ for id_ in range(size) if id_ not in special] or [min(ends[0], size - 1)])
         return [int(id_) for id_ in self.rng.choice(allowed, max(0, count))]
 
 
 def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
     """The cases that every bundle has to pass: shapes at the edges, padding, real input; and `more` random ones."""
-    config = bundle.manifest.config
-    draw, longest = Draw(config, np.random.default_rng(seed)), config.max_length
-    middle = max(1, min(longest // 2, 11))
-    ragged = (middle, 1, max(1, middle // 2), max(1, middle - 1))
+    facts = bundle.manifest.facts
+    draw, (longest, room) = Draw(facts, np.random.default_rng(seed)), sides(facts)
+    middle, said = max(1, min(longest // 2, 11)), max(1, min(room // 2, 11))
+    ragged, others = _ragged(middle), _ragged(said)
     beyond = (min(longest, 48), min(longest, 37))
     many = tuple(1 + 5 * row % min(longest, 9) for row in range(MANY))
+    more_targets = tuple(1 + 5 * row % min(room, 9) for row in range(MANY))
+    further = (min(room, 48), min(room, 37))
     spare = min(3, longest - middle)
     cases = [
-        Case("one row", draw.sources(middle), fitting(config, 1, 1, 1, 1), draw.targets(middle)),
-        Case("length 1", draw.sources(1), fitting(config, 1, 2), draw.targets(1)),
-        Case("padded rows", draw.sources(*ragged), fitting(config, 3, 1, 2), draw.targets(*reversed(ragged))),
-        Case("every row padded", draw.sources(*ragged), fitting(config, 2, 1), padding=spare),
-        Case("many rows", draw.sources(*many), fitting(config, 2, 1, 1), draw.targets(*many)),
-        Case("longer than traced", draw.sources(*beyond), fitting(config, 17, 1, 5), draw.targets(*beyond)),
-        Case("longest", draw.sources(longest), fitting(config, longest - 1, 1), draw.targets(longest)),
+        Case("one row", draw.sources(middle), fitting(room, 1, 1, 1, 1), draw.targets(said)),
+        Case("length 1", draw.sources(1), fitting(room, 1, 2), draw.targets(1)),
+        Case("padded rows", draw.sources(*ragged), fitting(room, 3, 1, 2), draw.targets(*reversed(others))),
+        Case("every row padded", draw.sources(*ragged), fitting(room, 2, 1), padding=spare),
+        Case("many rows", draw.sources(*many), fitting(room, 2, 1, 1), draw.targets(*more_targets)),
+        Case("longer than traced", draw.sources(*beyond), fitting(room, 17, 1, 5), draw.targets(*further)),
+        Case("longest", draw.sources(longest), fitting(room, room - 1, 1), draw.targets(room)),
     ]
     if bundle.samples:
-        tokenizer = load_tokenizer(bundle.path, config)
+        tokenizer = load_tokenizer(bundle.path, facts)
         texts = [tokenizer.encode(text) for text in bundle.samples]
-        cases.append(Case("real", texts, fitting(config, 1, 4, 1)))
-    return cases + [draw_case(config, seed, number) for number in range(1, more + 1)]
+        left = facts.writes.longest - max(map(len, texts)) if facts.task == "causal" else room
+        cases.append(Case("real", texts, fitting(left, 1, 4, 1)))
+    cases += [draw_case(facts, seed, number) for number in range(1, more + 1)]
+    if facts.target is None:
+        return [replace(case, steps=(), targets=(), search_tokens=0) for case in cases]
+    return cases
 
 
-def draw_case(config: TransformerConfig, seed: int, number: int) -> Case:
+def sides(facts: Facts) -> tuple[int, int]:
+    """How long sources and targets may be; prompts and what follows them share the longest sequence."""
+    longest = facts.reads.longest
+    if facts.task != "causal":
+        return longest, facts.writes.longest
+    return max(1, longest // 2), max(1, longest - longest // 2)
+
+
+def _ragged(middle: int) -> tuple[int, ...]:
+    return middle, 1, max(1, middle // 2), max(1, middle - 1)
+
+
+def draw_case(facts: Facts, seed: int, number: int) -> Case:
     """One more case; the same for a seed and a number, however many there are."""
-    rng, longest = np.random.default_rng((seed, number)), config.max_length
-    draw, rows = Draw(config, rng), int(rng.integers(1, 9))
-    lengths, others = rng.integers(1, longest + 1, (2, rows))
-    steps = fitting(config, *(int(step) for step in rng.integers(1, 1 + max(1, longest // 3), 5)))
+    rng, (longest, room) = np.random.default_rng((seed, number)), sides(facts)
+    draw, rows = Draw(facts, rng), int(rng.integers(1, 9))
+    lengths, others = rng.integers(1, longest + 1, rows), rng.integers(1, room + 1, rows)
+    steps = fitting(room, *(int(step) for step in rng.integers(1, 1 + max(1, room // 3), 5)))
     padding = int(rng.integers(0, 1 + longest - lengths.max()))
     return Case(f"random {number}", draw.sources(*lengths), steps, draw.targets(*others), padding)
 
 
-def fitting(config: TransformerConfig, *lengths: int) -> tuple[int, ...]:
+def fitting(longest: int, *lengths: int) -> tuple[int, ...]:
     """As many of the calls as fit into the longest target."""
     total, kept = 0, []
     for length in lengths:
-        if length > 0 and total + length <= config.max_length:
+        if length > 0 and total + length <= longest:
             total += length
             kept.append(length)
     return tuple(kept)

@@ -127,7 +127,7 @@ class Truth:
         self._exact = exact_of(bundle, checkpoint)
         self._graphs = Reference(self._exact, bundle.manifest)
         runtime = TorchRuntime(self._exact.model)
-        self._found = search_together(cases, runtime, checkpoint.config)
+        self._found = search_together(cases, runtime, checkpoint.facts)
         self._cases = [replace(case, targets=case.targets or self._said(case)) for case in cases]
         self.pytorch = self._compare_pytorch(checkpoint)
         self._right = right_ones(bundle, TorchRuntime(Exact.of(checkpoint.model).model), texts) if texts else []

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from txport.models.transformer import Transformer
+from txport.models.model import Model
+from txport.models.ops import padding_mask
 
 Array = NDArray[Any]
 Ids = Sequence[Sequence[int]]
@@ -105,15 +106,13 @@ class Exact:
     not so far off, but off by the same on every machine.
     """
 
-    model: Transformer
+    model: Model
     own: Computation
     rounded: Computation
     _said: dict[Any, list[Array]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, model: Transformer, precision: str = "fp32", *, together: bool = False, plain: Collection[str] = ()
-    ) -> Exact:
+    def of(cls, model: Model, precision: str = "fp32", *, together: bool = False, plain: Collection[str] = ()) -> Exact:
         """Of a model in fp32, its weights as they are.
 
         `together` says that activations of 8 bits have one scale; `plain` names weights whose products stay in fp32.
@@ -157,7 +156,7 @@ class Exact:
 class Computation:
     """A model, and the context in which it computes: the one of each draw."""
 
-    model: Transformer
+    model: Model
     context: Callable[[int], AbstractContextManager[Any]]
 
 
@@ -176,13 +175,25 @@ def _worst(right: Sequence[Array], found: Sequence[Array]) -> float:
 
 
 @torch.inference_mode()
-def one_pass(model: Transformer, sources: Ids, targets: Ids) -> list[Array]:
+def one_pass(model: Model, sources: Ids, targets: Ids) -> list[Array]:
     """What a model says before each token of each target, in one pass: (T, V) of each."""
-    config = model.config
-    ids, lengths = pad(sources, config.pad_id)
-    tokens, _ = pad([(config.bos_id, *target[:-1]) for target in targets], config.pad_id)
+    facts = model.facts
+    ids, lengths = pad(sources, facts.reads.pad)
+    if facts.task == "causal":
+        return _one_pass_causal(model, sources, targets)
+    tokens, _ = pad([(facts.writes.start or 0, *target[:-1]) for target in targets], facts.reads.pad)
     logits = model(*map(torch.from_numpy, (ids, lengths, tokens))).float().numpy()
     return [each[: len(target)] for each, target in zip(logits, targets, strict=True)]
+
+
+def _one_pass_causal(model: Model, prompts: Ids, targets: Ids) -> list[Array]:
+    rows = [[*prompt, *target[:-1]] for prompt, target in zip(prompts, targets, strict=True)]
+    ids, lengths = (torch.from_numpy(each) for each in pad(rows, model.facts.reads.pad))
+    mask = padding_mask(lengths, ids.shape[1])
+    places = torch.arange(ids.shape[1])[None, :].expand(ids.shape)
+    logits = model.extend(ids, mask, places, model.empty_state(len(ids))).logits.float().numpy()
+    starts = [len(prompt) - 1 for prompt in prompts]
+    return [each[first : first + len(target)] for each, first, target in zip(logits, starts, targets, strict=True)]
 
 
 def pad(sources: Ids, pad_id: int, padding: int = 0) -> tuple[Array, Array]:

@@ -33,7 +33,7 @@ def compare_forced(
     expected, pairs = exact.logits(case.sources, case.targets), []
     whole = cache(partial(_whole, exact, case))
     for place, (rows, _, actual) in enumerate(
-        teacher_forced_logits(runtime, case.sources, case.targets, exact.model.config)
+        teacher_forced_logits(runtime, case.sources, case.targets, exact.model.facts)
     ):
         wanted = np.stack([expected[row][place] for row in rows])
         largest = float(np.abs(wanted).max())

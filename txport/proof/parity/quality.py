@@ -71,15 +71,15 @@ def digest_of(texts: Texts) -> str:
 
 def right_ones(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[bool]:
     """Whether the output of each text is one of its targets."""
-    config = bundle.manifest.config
-    tokenizer = load_tokenizer(bundle.path, config)
-    options = SearchOptions(max_new_tokens=config.max_length, scores=False)
+    facts = bundle.manifest.facts
+    tokenizer = load_tokenizer(bundle.path, facts)
+    options = SearchOptions(max_new_tokens=facts.writes.longest, scores=False)
     encoded = [tokenizer.encode(text) for text in texts]
     order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))
     outputs: dict[int, str] = {}
     for start in range(0, len(order), BATCH):
         part = order[start : start + BATCH]
-        found = generate(runtime, [encoded[at] for at in part], config, options)
+        found = generate(runtime, [encoded[at] for at in part], facts, options)
         outputs |= {at: tokenizer.decode(each[0].tokens) for at, each in zip(part, found, strict=True)}
     return [outputs[at] in targets for at, targets in enumerate(texts.values())]
 

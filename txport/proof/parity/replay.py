@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,25 +23,26 @@ from txport.bundles.ports import (
     IDS,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
+    LAST_PLACES,
     LOGITS,
+    MODEL,
     PAST_LENGTHS,
+    POSITION_IDS,
+    PREFILL,
+    PROMPT_SIZE,
     SOURCE_LENGTHS,
     STEP,
-    cross_names,
-    own_names,
-    past,
-    present,
-    shortens,
+    screens,
 )
-from txport.exporters.fused import FUSED
-from txport.exporters.graphs import PORTABLE
-from txport.models.config import TransformerConfig
-from txport.models.transformer import Transformer
+from txport.exporters.targets import TARGETS
+from txport.models.facts import Facts, Task
+from txport.models.model import Model
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact, pad
 
 Array = NDArray[Any]
 TOP_COUNT, LIKELIEST = 5, 2
+SPARE = 3  # places of a prompt's caches that it does not fill
 QUIET = 0.25  # of the size of the model's own keys: over random ones, attention would be sharper than it ever is
 
 
@@ -58,6 +59,7 @@ class Call:
     inputs: dict[str, Array]
     expected: dict[str, Array]
     choices: Array | None = None
+    becomes: Mapping[str, str] = field(default_factory=dict)  # output -> the input that brought what it goes on from
 
     @property
     def logits(self) -> Array | None:
@@ -66,7 +68,7 @@ class Call:
 
     def new_places(self, name: str) -> NDArray[np.bool_] | None:
         """Where an output that goes on from an input of the same shape differs from it; None for what does not."""
-        before = self.inputs.get(name.replace("present.", "past.", 1))
+        before = self.inputs.get(self.becomes.get(name, ""))
         after = self.expected[name]
         return None if before is None or before is after or before.shape != after.shape else before != after
 
@@ -82,23 +84,24 @@ class Reference:
         )  # of a call: inputs, outputs by draw
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> Model:
         """What computes, in float64: the one to watch."""
         return self._exact.model
 
     def replay(self, case: Case, seed: int) -> Iterator[Call]:
         """The encoder, then a call of the decoder for each of the case's steps."""
-        return REPLAYS[self.manifest.target](self, case, np.random.default_rng(seed))
+        return REPLAYS[self.manifest.target, self.facts.task](self, case, np.random.default_rng(seed))
 
     @property
-    def config(self) -> TransformerConfig:
+    def facts(self) -> Facts:
         """The model's."""
-        return self.manifest.config
+        return self.manifest.facts
 
     def call(self, role: str, step: int, inputs: Mapping[str, Array]) -> Call:
         """What is right for the ports of one graph, whose inputs are as the bundle's precision holds them."""
         cast = {name: array.astype(self.manifest.dtype) if is_float(array) else array for name, array in inputs.items()}
-        return Call(role, step, cast, self._run(self._exact.model, role, cast))
+        becomes = self.manifest.graphs[role].becomes
+        return Call(role, step, cast, self._run(self._exact.model, role, cast), becomes=becomes)
 
     def own(self, call: Call, name: str, draw: int = 0) -> Array:
         """What PyTorch itself gives for one output in the bundle's precision; for other draws, with other last bits."""
@@ -111,10 +114,11 @@ class Reference:
         return known[draw][name]
 
     @torch.inference_mode()
-    def _run(self, model: Transformer, role: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _run(self, model: Model, role: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         dtype = next(model.parameters()).dtype
         given = ((torch.from_numpy(array), is_float(array)) for array in inputs.values())
-        outputs = MODULES[self.manifest.target][role](model)(*(x.to(dtype) if cast else x for x, cast in given))
+        module = module_of(model, self.manifest, role)
+        outputs = module(*(x.to(dtype) if cast else x for x, cast in given))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         names = [port.name for port in self.manifest.graphs[role].outputs]
         stored = (each.float() if each.is_floating_point() else each for each in outputs)
@@ -126,75 +130,140 @@ def is_float(array: Array) -> bool:
     return bool(np.issubdtype(array.dtype, np.floating))
 
 
-def step_reference(model: Transformer) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """A step of the cpu target, and the best tokens as PyTorch chooses them."""
+def module_of(model: Model, manifest: Manifest, role: str) -> Callable[..., Any]:
+    """What computes a graph in PyTorch; of a step of the cpu target, with the best tokens as PyTorch chooses them."""
+    module = TARGETS[manifest.target].modules[manifest.facts.task][role](model)
+    if role != STEP:
+        return module
+    aligns = manifest.facts.attention is not None
 
     def step(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        *traced, align, count = inputs
-        logits, *caches, attention = FUSED[STEP](model)(*traced)
+        *traced, count = inputs
+        align = traced.pop() if aligns else None
+        logits, *caches = module(*traced)
         scores = torch.log_softmax(logits, 1) if count > 0 else logits
-        return (logits, *caches, attention if align else attention[:0, :0], *scores.topk(abs(int(count)), dim=1))
+        if align is not None:
+            attention = caches.pop()
+            caches.append(attention if align else attention[:0, :0])
+        return (logits, *caches, *scores.topk(abs(int(count)), dim=1))
 
     return step
 
 
-MODULES: dict[str, dict[str, Callable[[Transformer], Any]]] = {
-    "portable": PORTABLE,
-    "cpu": {**FUSED, STEP: step_reference},
-}
-
-
 def replay_portable(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The encoder, then the decoder over random tokens, its cache growing from call to call."""
-    config, sources = reference.config, case.sources
-    ids, lengths = pad(sources, config.pad_id, case.padding)
+    facts, sources = reference.facts, case.sources
+    ids, lengths = pad(sources, facts.reads.pad, case.padding)
     mask = (np.arange(ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
     encoded = reference.call(ENCODER, 0, {INPUT_IDS: ids, ATTENTION_MASK: mask})
     yield encoded
-    nothing = np.zeros((len(sources), config.heads, 0, config.head_size), dtype=np.float32)
-    memory = {ENCODER_HIDDEN_STATES: encoded.expected[LAST_HIDDEN_STATE], ENCODER_ATTENTION_MASK: mask}
-    state = {**memory, **dict.fromkeys(past(config), nothing)}
+    state = {ENCODER_HIDDEN_STATES: encoded.expected[LAST_HIDDEN_STATE], ENCODER_ATTENTION_MASK: mask}
+    state |= _empty(reference, len(sources))
     for step, length in enumerate(case.steps):
-        tokens = rng.integers(0, config.target_vocab_size, (len(sources), length))
+        tokens = rng.integers(0, facts.writes.size, (len(sources), length))
         call = reference.call(DECODER, step, {INPUT_IDS: tokens, **state})
         yield call
-        state.update(zip(past(config), (call.expected[name] for name in present(config)), strict=True))
+        state |= {name: call.expected[output] for output, name in call.becomes.items()}
+
+
+def replay_portable_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+    """The prompts, padded at the left, then more random tokens, the cache growing from call to call."""
+    facts, rows = reference.facts, len(case.sources)
+    ids, lengths = pad(case.sources, facts.reads.pad, case.padding)
+    size = ids.shape[1]
+    mask = (np.arange(size)[None, :] >= size - lengths[:, None]).astype(np.int64)
+    places = np.maximum(np.arange(size)[None, :] - (size - lengths)[:, None], 0)
+    ids = np.where(mask, np.take_along_axis(ids, places, axis=1), facts.reads.pad)
+    state = _empty(reference, rows)
+    for step, length in enumerate((None, *case.steps)):
+        if length is not None:
+            ids = rng.integers(0, facts.writes.size, (rows, length))
+            places = mask.sum(axis=1, keepdims=True) + np.arange(length)[None, :]
+            mask = np.concatenate([mask, np.ones((rows, length), np.int64)], axis=1)
+        call = reference.call(DECODER, step, {INPUT_IDS: ids, ATTENTION_MASK: mask, POSITION_IDS: places, **state})
+        yield call
+        state = {name: call.expected[output] for output, name in call.becomes.items()}
+
+
+def replay_portable_encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+    """The only graph, over all sources."""
+    ids, lengths = pad(case.sources, reference.facts.reads.pad, case.padding)
+    mask = (np.arange(ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
+    yield reference.call(MODEL, 0, {INPUT_IDS: ids, ATTENTION_MASK: mask})
 
 
 def replay_cpu(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The encoder, then single tokens over random caches that end at each of `steps`, rows of unequal lengths.
-
-    What the caches hold is about as large as what the model itself puts there.
-
-    The first row always has the longest past; one beam a source in turn with two.
-    """
-    config, sources = reference.config, case.sources
-    ids, lengths = pad(sources, config.pad_id, case.padding)
+    """The encoder, then single tokens over random caches that end at each of `steps`, rows of unequal lengths."""
+    ids, lengths = pad(case.sources, reference.facts.reads.pad, case.padding)
     source_lengths = lengths.astype(np.int32)
     encoded = reference.call(ENCODER, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: source_lengths})
     yield encoded
-    for step, position in enumerate(np.cumsum(case.steps)):
+    sizes = [QUIET * _size(each) for each in encoded.expected.values()]
+    shared = {SOURCE_LENGTHS: source_lengths, **encoded.expected}
+    yield from _steps(reference, case, rng, shared, sizes, 0)
+
+
+def replay_cpu_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+    """The prompts, then single tokens over random caches."""
+    graph, rows = reference.manifest.graphs[PREFILL], len(case.sources)
+    ids, _ = pad(case.sources, reference.facts.reads.pad, case.padding)
+    size = ids.shape[1]
+    room = {name: np.zeros(each.shape(rows, size + SPARE), np.float32) for each, name in graph.past().items()}
+    places = {LAST_PLACES: np.full(rows, size - 1, np.int32), PROMPT_SIZE: np.array([size], np.int32)}
+    filled = reference.call(PREFILL, 0, {INPUT_IDS: ids, **places, **room})
+    yield filled
+    sizes = [QUIET * _size(each[:, :, :size]) for each in filled.expected.values()]
+    yield from _steps(reference, case, rng, {}, sizes, size)
+
+
+def replay_cpu_encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+    """The only graph, over all sources."""
+    ids, lengths = pad(case.sources, reference.facts.reads.pad, case.padding)
+    yield reference.call(MODEL, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: lengths.astype(np.int32)})
+
+
+def _steps(
+    reference: Reference,
+    case: Case,
+    rng: np.random.Generator,
+    shared: Mapping[str, Array],
+    sizes: Sequence[float],
+    before: int,
+) -> Iterator[Call]:
+    """Single tokens over random caches that end at each of `steps`, `before` tokens further, rows of unequal lengths.
+
+    What the caches hold is about as large as what the model itself puts there: `sizes`. The first row always has the
+    longest past; one beam a source in turn with two.
+    """
+    facts, past = reference.facts, reference.manifest.graphs[STEP].past("row")
+    for step, position in enumerate(before + np.cumsum(case.steps, dtype=np.int64)):
         beams = 1 + step % 2
-        rows = beams * len(sources)
+        rows = beams * len(case.sources)
         past_lengths = rng.integers(0, position, rows).astype(np.int32)
         past_lengths[0] = position - 1
-        shape = (rows, config.heads, position, config.head_size)
         real = (np.arange(position) < past_lengths[:, None])[:, None, :, None]  # beyond, a kernel may write zeros
-        sizes = [QUIET * _size(encoded.expected[name]) for name in cross_names(config)]
         own = {
-            name: (size * real * rng.standard_normal(shape)).astype(np.float32)
-            for name, size in zip(own_names(config, "past"), sizes, strict=True)
+            name: (size * real * rng.standard_normal(each.shape(rows, int(position)))).astype(np.float32)
+            for (each, name), size in zip(past.items(), sizes, strict=True)
         }
-        tokens = rng.integers(0, config.target_vocab_size, (len(sources), beams))
-        fixed = {PAST_LENGTHS: past_lengths, CAPACITY: np.array([position], np.int32), SOURCE_LENGTHS: source_lengths}
+        tokens = rng.integers(0, facts.writes.size, (len(case.sources), beams))
+        fixed = {PAST_LENGTHS: past_lengths, CAPACITY: np.array([position], np.int32)}
         for count in _counts(reference.manifest):
-            asked = {ALIGN: np.array([count > 0]), COUNT: np.array([count])}
-            call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **encoded.expected, **own, **asked})
+            asked = {COUNT: np.array([count])}
+            if facts.attention is not None:
+                asked = {ALIGN: np.array([count > 0]), **asked}
+            call = reference.call(STEP, step, {INPUT_IDS: tokens, **fixed, **shared, **own, **asked})
             every = call.expected[LOGITS].astype(np.float64)
             choices = every if count < 0 else every - np.logaddexp.reduce(every, axis=1, keepdims=True)
             unknown = (IDS, LOGITS) if count < 0 else (IDS,)  # two tokens may be as good, and logits need not be there
             expected = {name: values for name, values in call.expected.items() if name not in unknown}
             yield replace(call, expected=expected, choices=choices)
+
+
+def _empty(reference: Reference, rows: int) -> dict[str, Array]:
+    """The caches of the portable decoder before the first token."""
+    past = reference.manifest.graphs[DECODER].past()
+    return {name: np.zeros(each.shape(rows, 0), np.float32) for each, name in past.items()}
 
 
 def _size(values: Array) -> float:
@@ -206,10 +275,17 @@ def _counts(manifest: Manifest) -> list[int]:
     """The numbers of best tokens to ask for: screening only where its sums are exact, as the driver does."""
     from txport.runtimes.sessions import may_saturate
 
-    config, counts = manifest.config, [TOP_COUNT]
-    if not (shortens(config, manifest.precision) and may_saturate()):
+    facts, counts = manifest.facts, [TOP_COUNT]
+    if not (screens(facts, manifest.precision) and may_saturate()):
         counts.append(-LIKELIEST)
-    return [max(-config.target_vocab_size, min(count, config.target_vocab_size)) for count in counts]
+    return [max(-facts.writes.size, min(count, facts.writes.size)) for count in counts]
 
 
-REPLAYS = {"portable": replay_portable, "cpu": replay_cpu}
+REPLAYS: dict[tuple[str, Task], Callable[[Reference, Case, np.random.Generator], Iterator[Call]]] = {
+    ("portable", "seq2seq"): replay_portable,
+    ("portable", "causal"): replay_portable_causal,
+    ("portable", "encode"): replay_portable_encode,
+    ("cpu", "seq2seq"): replay_cpu,
+    ("cpu", "causal"): replay_cpu_causal,
+    ("cpu", "encode"): replay_cpu_encode,
+}

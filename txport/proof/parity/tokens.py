@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.noise import Noisy
@@ -58,31 +58,29 @@ class TokenComparison:
         return f"{self.runtime}, case {self.case}: {self.search} tokens differ: {self.wrong}"
 
 
-def search_all(case: Case, runtime: Runtime, config: TransformerConfig) -> dict[str, list[Found]]:
+def search_all(case: Case, runtime: Runtime, facts: Facts) -> dict[str, list[Found]]:
     """The best target of each source by each kind of search."""
     if not case.search_tokens:
         return {}
-    options = {name: _options(config, beams, case.search_tokens) for name, beams in SEARCHES.items()}
-    return {name: [each[0] for each in generate(runtime, case.sources, config, options[name])] for name in SEARCHES}
+    options = {name: _options(facts, beams, case.search_tokens) for name, beams in SEARCHES.items()}
+    return {name: [each[0] for each in generate(runtime, case.sources, facts, options[name])] for name in SEARCHES}
 
 
-def search_together(
-    cases: Sequence[Case], runtime: Runtime, config: TransformerConfig
-) -> dict[str, dict[str, list[Found]]]:
+def search_together(cases: Sequence[Case], runtime: Runtime, facts: Facts) -> dict[str, dict[str, list[Found]]]:
     """As `search_all` for several cases at once, on a runtime in float64, which gives no row anything of the others."""
     together: dict[str, dict[str, list[Found]]] = {case.name: {} for case in cases}
     for tokens in {case.search_tokens for case in cases} - {0}:
         chosen = [case for case in cases if case.search_tokens == tokens]
         every = replace(chosen[0], sources=[source for case in chosen for source in case.sources])
-        for name, found in search_all(every, runtime, config).items():
+        for name, found in search_all(every, runtime, facts).items():
             rest = iter(found)
             for case in chosen:
                 together[case.name][name] = list(islice(rest, len(case.sources)))
     return together
 
 
-def _options(config: TransformerConfig, beams: int, tokens: int) -> SearchOptions:
-    return SearchOptions(max_new_tokens=min(tokens, config.max_length), beams=beams)
+def _options(facts: Facts, beams: int, tokens: int) -> SearchOptions:
+    return SearchOptions(max_new_tokens=min(tokens, facts.writes.longest), beams=beams)
 
 
 def compare_search(
@@ -94,7 +92,7 @@ def compare_search(
     tolerance: Tolerance,
 ) -> Iterator[TokenComparison]:
     """Greedy and beam tokens, row by row, with what PyTorch found; a row that differs passes only as a near-tie."""
-    for search, actual in search_all(case, runtime, exact.model.config).items():
+    for search, actual in search_all(case, runtime, exact.model.facts).items():
         wanted, ties, wrong = expected[search], list[Tie](), None
         other = [row for row, (one, two) in enumerate(zip(wanted, actual, strict=True)) if one.tokens != two.tokens]
         for row in other:
@@ -160,11 +158,11 @@ def _found_in_noise(
 
     `noise` is over the largest logit.
     """
-    config, runtime = exact.model.config, TorchRuntime(exact.model)
+    facts, runtime = exact.model.facts, TorchRuntime(exact.model)
     own = score_of(exact, source, actual.tokens).mean()
-    options = _options(config, beams, max(len(expected.tokens), len(actual.tokens)))
+    options = _options(facts, beams, max(len(expected.tokens), len(actual.tokens)))
     for share in SHARES:
-        found = generate(Noisy(runtime, share * noise, 0), [source] * NOISY_RUNS, config, options)
+        found = generate(Noisy(runtime, share * noise, 0), [source] * NOISY_RUNS, facts, options)
         others = {tokens for (each, *_) in found if (tokens := each.tokens) != expected.tokens}
         if actual.tokens in others:
             return True

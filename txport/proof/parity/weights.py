@@ -11,21 +11,25 @@ from torch import nn
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
-from txport.bundles.ports import DECODER, ENCODER, STEP
+from txport.bundles.manifest import Manifest
 from txport.exporters.rewrite import TINY
 from txport.exporters.screening import shorten
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_scales
 from txport.models.checkpoint import Checkpoint, expected_tensors
-from txport.models.transformer import Transformer
+from txport.models.model import Model
 from txport.proof.parity.measures import WEIGHTS, Comparison, compare, wrong
 
 Array = NDArray[Any]
 
-WEIGHTED = (ENCODER, DECODER, STEP)
 # How far a quantised weight may lie from the checkpoint's, in the finest steps that its bits allow: by rounding, half a
 # step; in 4 bits the largest of a block may be cut so that the others are finer.
 STEPS = {8: 0.51, 4: 1.8}
 COARSE = 2.5  # times the error that the bits leave: more than chance in small matrices, less than two bits lost
+
+
+def weighted(manifest: Manifest) -> list[str]:
+    """The graphs that hold weights of the checkpoint, by role."""
+    return [role for role, graph in manifest.graphs.items() if graph.has_weights]
 
 
 def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparison]:
@@ -36,7 +40,7 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
     """
     own, aliases, found = expected_tensors(checkpoint.model), first_names(checkpoint.model), set()
     dtype = np.dtype(bundle.manifest.dtype)
-    for role in (role for role in bundle.manifest.graphs if role in WEIGHTED):
+    for role in weighted(bundle.manifest):
         initializers = graph_weights(bundle.file(role))
         table = bundle.manifest.weights
         known = derived(initializers, table, checkpoint)
@@ -56,7 +60,7 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
         yield wrong(name, "is in no graph", case=WEIGHTS, runtime="bundle", step=0, kind=WEIGHTS)
 
 
-def compare_epsilons(role: str, bundle: Bundle, model: Transformer) -> Iterator[Comparison]:
+def compare_epsilons(role: str, bundle: Bundle, model: Model) -> Iterator[Comparison]:
     """The epsilon of each norm in a graph with that of its module: where values are large, it shows in no output."""
     norms = {name: each for name, each in model.named_modules() if isinstance(each, nn.LayerNorm)}
     for weight, epsilon in graph_epsilons(bundle.file(role)):
@@ -69,7 +73,7 @@ def compare_epsilons(role: str, bundle: Bundle, model: Transformer) -> Iterator[
         yield compare(WEIGHTS, role, 0, f"{name}.epsilon", expected, found, 0.0, kind=WEIGHTS)
 
 
-def first_names(model: Transformer) -> dict[str, str]:
+def first_names(model: Model) -> dict[str, str]:
     """Each name of each weight -> the name that a checkpoint has for it; tied ones have several."""
     first = {id(tensor): name for name, tensor in model.named_parameters()}
     return {name: first[id(tensor)] for name, tensor in model.named_parameters(remove_duplicate=False)}
@@ -103,7 +107,7 @@ def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], chec
         if name == f"zeros.{values.size}":
             known[name] = np.zeros(values.size, np.int8)
     if "screening.weight" in initializers:
-        found = shorten(checkpoint.model.projection.weight.detach().numpy())
+        found = shorten(checkpoint.model.get_parameter("projection.weight").detach().numpy())
         zeros = np.zeros(len(found.values), np.int8)
         known |= {"screening.weight": found.values, "screening.scale": found.scales, "screening.zeros": zeros}
     return known

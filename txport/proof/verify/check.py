@@ -142,7 +142,7 @@ def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
     """The library that is installed here must split text as the one did at export."""
     texts = bundle.samples[:REAL]
     try:
-        tokenizer = load_tokenizer(bundle.path, bundle.manifest.config)
+        tokenizer = load_tokenizer(bundle.path, bundle.manifest.facts)
         if not texts:
             return Check(TOKENIZER, "not run", "the bundle has no samples of text")
         found = [tuple(tokenizer.encode(text)) for text in texts]
@@ -163,7 +163,7 @@ def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | 
     found: list[Floats] = []
 
     def look_at_logits() -> Check:
-        found.extend(logits(runtime, golden.sources, golden.targets, manifest.config))
+        found.extend(logits(runtime, golden.sources, golden.targets, manifest.facts))
         return compare_logits(golden, found, manifest.precision)
 
     def look_at_batch() -> Check:
@@ -198,7 +198,7 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
     """
     problems, most = [], 0.0
     for row, (source, target) in enumerate(zip(golden.sources, golden.targets, strict=True)):
-        gaps = np.abs(logits(runtime, [source], [target], manifest.config)[0] - together[row]).max(axis=1)
+        gaps = np.abs(logits(runtime, [source], [target], manifest.facts)[0] - together[row]).max(axis=1)
         stored = golden.logits[row]
         limit = _limit(stored, manifest)
         if others := np.flatnonzero(~(gaps <= limit)).tolist():
@@ -214,16 +214,16 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
 
 def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Iterator[str]:
     """The searches with several rows a source, some of which end before the others, that find other targets alone."""
-    config = manifest.config
-    ends = range(0, config.target_vocab_size, UNEVEN)
+    facts = manifest.facts
+    ends = range(0, facts.writes.size, UNEVEN)
     searches: dict[str, dict[str, Any]] = {
         "samples": {"do_sample": True, "nbest": 3, "seed": 0, "eos_token_id": ends},
         "beam groups": {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": 4},
     }
     for name, how in searches.items():
-        options = SearchOptions(max_new_tokens=min(SPOKEN, config.max_length), **how)
-        together = generate(runtime, golden.sources, config, options)
-        alone = [generate(runtime, [source], config, options)[0] for source in golden.sources]
+        options = SearchOptions(max_new_tokens=min(SPOKEN, facts.writes.longest), **how)
+        together = generate(runtime, golden.sources, facts, options)
+        alone = [generate(runtime, [source], facts, options)[0] for source in golden.sources]
         limits = [2 * _limit(stored, manifest) for stored in golden.logits]
         other = [row for row, limit in enumerate(limits) if not _same(together[row], alone[row], limit)]
         if len(other) > (0 if manifest.quantization else 1):  # rounding may decide where a draw falls, but hardly twice
@@ -273,7 +273,7 @@ def _rms(values: NDArray[Any]) -> float:
 
 def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manifest) -> Check:
     """The tokens that a search finds, and their score; others may be as good, or noise decides."""
-    expected, actual = golden.found[name], find(runtime, manifest.config, golden.sources, name, golden.longest)
+    expected, actual = golden.found[name], find(runtime, manifest.facts, golden.sources, name, golden.longest)
     pairs = list(zip(expected, actual, strict=True))
     other = [row for row, (one, two) in enumerate(pairs) if one.tokens != two.tokens]
     limits = [stored.noise for stored in golden.logits]
@@ -299,7 +299,7 @@ def _worse(
     if not limits:
         return
     ours, theirs = (
-        score(runtime, [golden.sources[row] for row in limits], [each[row].tokens for row in limits], manifest.config)
+        score(runtime, [golden.sources[row] for row in limits], [each[row].tokens for row in limits], manifest.facts)
         for each in (golden.found[name], actual)
     )
     for (row, limit), one, two in zip(limits.items(), ours, theirs, strict=True):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.errors import BundleError, quoted
-from txport.models.config import TransformerConfig
+from txport.models.facts import Facts
 from txport.models.names import GOLDEN
 from txport.proof.parity.cases import Draw
 from txport.proof.parity.noise import Noisy
@@ -89,7 +89,7 @@ class Golden:
 
 def record(
     runtime: Runtime,
-    config: TransformerConfig,
+    facts: Facts,
     real: Iterable[Sequence[int]],
     noise_of: Callable[[float, Sequence[int], Sequence[int]], float],
     longest: int = LONGEST,
@@ -100,31 +100,29 @@ def record(
     more than `longest` tokens.
     """
     known = [tuple(source) for source in real][:REAL]
-    longest = min(longest, config.max_length)
+    longest = min(longest, facts.writes.longest)
     rng = np.random.default_rng(0)
-    drawn = Draw(config, rng).sources(*(min(length, config.max_length) for length in DRAWN))
+    drawn = Draw(facts, rng).sources(*(min(length, facts.writes.longest) for length in DRAWN))
     sources = [*known, *map(tuple, drawn)]
-    found = {name: find(runtime, config, sources, name, longest) for name in SEARCHES}
+    found = {name: find(runtime, facts, sources, name, longest) for name in SEARCHES}
     targets = [each.tokens for each in found[GREEDY][: len(known)]]
     for length in DRAWN:
-        tokens = rng.integers(0, config.target_vocab_size, min(length, longest, config.max_length))
+        tokens = rng.integers(0, facts.writes.size, min(length, longest, facts.writes.longest))
         targets.append(tuple(tokens.tolist()))
-    values = logits(runtime, sources, targets, config)
+    values = logits(runtime, sources, targets, facts)
     noises = [noise_of(float(np.abs(each).max()), *pair) for each, *pair in zip(values, sources, targets, strict=True)]
     stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
     share = max(each.noise / max(each.largest, TINY) for each in stored)
-    noisy = find(Noisy(runtime, share, 0), config, sources * DISTURBED, BEAM, longest)
+    noisy = find(Noisy(runtime, share, 0), facts, sources * DISTURBED, BEAM, longest)
     tries = [each.tokens for each in noisy]
     steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
     return Golden(sources, targets, stored, found, steady, longest)
 
 
-def find(
-    runtime: Runtime, config: TransformerConfig, sources: Sequence[Sequence[int]], search: str, longest: int
-) -> list[Found]:
+def find(runtime: Runtime, facts: Facts, sources: Sequence[Sequence[int]], search: str, longest: int) -> list[Found]:
     """The best target of each source by one of `SEARCHES`, of up to so many tokens."""
-    options = SearchOptions(max_new_tokens=min(longest, config.max_length), **SEARCHES[search])
-    return [each[0] for each in generate(runtime, sources, config, options)]
+    options = SearchOptions(max_new_tokens=min(longest, facts.writes.longest), **SEARCHES[search])
+    return [each[0] for each in generate(runtime, sources, facts, options)]
 
 
 def shorten(values: Floats, noise: float) -> GoldenLogits:
@@ -190,9 +188,9 @@ def load_golden(bundle: Bundle) -> Golden:
     """The goldens of a bundle; `BundleError` if there are none, or none that fit its model."""
     if GOLDEN not in bundle.manifest.files:
         raise BundleError(f"{bundle.path} holds no {GOLDEN} to be verified with; export it again")
-    path, config = bundle.path / GOLDEN, bundle.manifest.config
+    path, facts = bundle.path / GOLDEN, bundle.manifest.facts
     try:
-        golden = _unpack(read_arrays(path, MEMBERS), config)
+        golden = _unpack(read_arrays(path, MEMBERS), facts)
     except DocumentError as error:
         raise BundleError(f"{error}; export the bundle again") from error
     except ValueError as error:
@@ -217,22 +215,22 @@ def _lists(arrays: Arrays, name: str) -> list[tuple[int, ...]]:
     return [tuple(each.tolist()) for each in _split(arrays, name, f"{name}.lengths")]
 
 
-def _unpack(arrays: Arrays, config: TransformerConfig) -> Golden:
+def _unpack(arrays: Arrays, facts: Facts) -> Golden:
     """The goldens that arrays hold; `ValueError` if they do not fit one another, or the model."""
     sources, targets, longest = _lists(arrays, "sources"), _lists(arrays, "targets"), int(arrays["longest"])
     tokens = {search: _lists(arrays, search) for search in SEARCHES}
-    if not 1 <= longest <= config.max_length:
-        raise ValueError(f"targets of up to {longest} tokens are more than the model's {config.max_length}")
-    _require_tokens(sources, config.source_vocab_size, config.max_length)
-    _require_tokens(targets, config.target_vocab_size, config.max_length)
+    if not 1 <= longest <= facts.writes.longest:
+        raise ValueError(f"targets of up to {longest} tokens are more than the model's {facts.writes.longest}")
+    _require_tokens(sources, facts.reads.size, facts.writes.longest)
+    _require_tokens(targets, facts.writes.size, facts.writes.longest)
     for each in tokens.values():
-        _require_tokens(each, config.target_vocab_size, longest)
-    columns = {"ids": min(LIKELIEST, config.target_vocab_size), "sums": min(SUMS, config.target_vocab_size)}
+        _require_tokens(each, facts.writes.size, longest)
+    columns = {"ids": min(LIKELIEST, facts.writes.size), "sums": min(SUMS, facts.writes.size)}
     columns["values"] = columns["ids"]
     for name, count in columns.items():
         if arrays[name].shape[1] != count:
             raise ValueError(f"{name} has {arrays[name].shape[1]} columns, expected {count}")
-    if not 0 <= arrays["ids"].min() <= arrays["ids"].max() < config.target_vocab_size:
+    if not 0 <= arrays["ids"].min() <= arrays["ids"].max() < facts.writes.size:
         raise ValueError("its likeliest tokens are not those of the model's vocabulary")
     for name in ("largest", "rms", "noise"):
         if not (0 <= arrays[name].min() <= arrays[name].max() <= np.finfo(np.float32).max):

@@ -8,20 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from txport.bundles.ports import (
-    ATTENTION_MASK,
-    DECODER,
-    ENCODER,
-    ENCODER_ATTENTION_MASK,
-    INPUT_IDS,
-    PAST_LENGTHS,
-    SOURCE_LENGTHS,
-    STEP,
-    past,
-)
-from txport.models.config import TransformerConfig
+from txport.models.parts import DotProduct
 from txport.proof.bisect.evidence import Cause, Evidence
 from txport.proof.bisect.probe import Observation
 
@@ -33,26 +24,34 @@ STEPS = 200  # of the search for a factor
 
 @dataclass(frozen=True)
 class Attended:
-    """What PyTorch's attention read: (B, N, T, H), (B, N, S, H) twice, and which places may be seen (..., T, S)."""
+    """What PyTorch's attention read: (B, N, T, H), (B, N, S, H) twice, and which places may be seen (..., T, S).
+
+    `scale` is the factor of the scores, `bias` (..., T, S) what positions add to them.
+    """
 
     query: Array
     key: Array
     value: Array
     mask: Array
+    scale: float
+    bias: Array | None = None
 
-    def replace(self, **changes: Array) -> Attended:
+    def replace(self, **changes: Any) -> Attended:
         """With other keys, values or masks."""
         return dataclasses.replace(self, **changes)
 
 
-def attended(place: str, role: str, observation: Observation, config: TransformerConfig) -> Attended:
-    """What the attention `decoder.1.cross_attention` reads in one call."""
-    query = _split(f"{place}.query", observation, config)
-    key, value = (
-        _split(f"{place}.{part}", observation, config) if name is None else _cached(name, observation)
-        for part, name in zip(("key", "value"), _caches(place, role), strict=True)
-    )
-    return Attended(query, key, value, _mask(place, role, observation, config))
+def attended(place: str, observation: Observation, model: nn.Module) -> Attended:
+    """What the attention `decoder.1.cross_attention` reads in one call; keys and values once for each head."""
+    name = f"{place}.core"
+    core = model.get_submodule(name)
+    query, key, value, mask, *rest = observation.record[name]
+    key, value = (np.repeat(each, query.shape[1] // each.shape[1], axis=1) for each in (key, value))
+    bias = None
+    if isinstance(core, DotProduct) and core.bias is not None and len(rest) > 1:
+        bias = core.bias(torch.from_numpy(rest[0])).detach().numpy()
+    scale = core.scale if isinstance(core, DotProduct) else 1.0
+    return Attended(query, key, value, mask == 0, scale, bias)
 
 
 def attend(given: Attended, scale: float = 1.0) -> Array:
@@ -66,58 +65,19 @@ def inner_values(given: Attended, scale: float = 1.0) -> Iterator[Array]:
     """The steps of attention: products, scores, masked scores, weights, and the values that they mix (B, N, T, H)."""
     query, key = given.query.astype(np.float64), given.key.astype(np.float64)
     yield (products := query @ key.swapaxes(2, 3))  # (B, N, T, S)
-    yield (scores := products * (scale / np.sqrt(query.shape[-1])))
+    yield (scores := products * (scale * given.scale))
+    if given.bias is not None:
+        yield (scores := scores + given.bias)
     yield (masked := np.where(given.mask, scores, MASKED))
     powers = np.exp(masked - masked.max(axis=-1, keepdims=True))
     yield (weights := powers / powers.sum(axis=-1, keepdims=True))
     yield weights @ given.value
 
 
-def _split(name: str, observation: Observation, config: TransformerConfig) -> Array:
-    """What a linear map gave, as heads: (B, N, T, H)."""
-    batch, length = observation.call.inputs[INPUT_IDS].shape
-    if observation.call.role == STEP and ".attention." in name:
-        batch, length = batch * length, 1  # beams are rows to themselves
-    output: Array = observation.record[name][1].reshape(batch, length, config.heads, -1)
-    return output.swapaxes(1, 2)
-
-
-def _caches(place: str, role: str) -> tuple[str | None, str | None]:
-    """The ports that hold what an attention looks at; None where its own maps do."""
-    layer, block = place.split(".")[1:]
-    if role == ENCODER:
-        return None, None
-    if role == DECODER:
-        side = "encoder" if block == "cross_attention" else "decoder"
-        return f"present.{layer}.{side}.key", f"present.{layer}.{side}.value"
-    side = f"cross.{layer}" if block == "cross_attention" else f"present.{layer}"
-    return f"{side}.key", f"{side}.value"
-
-
-def _cached(name: str, observation: Observation) -> Array:
-    return observation.call.expected[name] if name in observation.call.expected else observation.call.inputs[name]
-
-
-def _mask(place: str, role: str, observation: Observation, config: TransformerConfig) -> Array:
-    inputs, own = observation.call.inputs, place.endswith(".attention")
-    if role == DECODER and own:
-        length, before = inputs[INPUT_IDS].shape[1], inputs[past(config)[0]].shape[2]
-        return np.arange(before + length) <= np.arange(before, before + length)[:, None]  # (T, P + T)
-    if role == STEP and own:
-        room = inputs["past.0.key"].shape[2]
-        return (np.arange(room) <= inputs[PAST_LENGTHS][:, None])[:, None, None, :]
-    if SOURCE_LENGTHS in inputs:
-        size = inputs[INPUT_IDS].shape[1] if role == ENCODER else inputs["cross.0.key"].shape[2]
-        return (np.arange(size) < inputs[SOURCE_LENGTHS][:, None])[:, None, None, :]
-    mask = inputs[ATTENTION_MASK if role == ENCODER else ENCODER_ATTENTION_MASK]
-    return mask.astype(bool)[:, None, None, :]
-
-
 def read_by(evidence: Evidence) -> Attended:
     """What PyTorch's attention reads where this one errs."""
     place = evidence.module.removesuffix(".output")
-    finding = evidence.finding
-    return attended(place, finding.probe.role, finding.observation, evidence.model.config)
+    return attended(place, evidence.finding.observation, evidence.model)
 
 
 def other_mask(evidence: Evidence) -> Cause | None:

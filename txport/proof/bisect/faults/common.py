@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from txport.models.transformer import ACTIVATIONS
+from txport.models.parts import ACTIVATIONS
 from txport.proof.bisect.evidence import EXPLAINED, Cause, Evidence, WrongWeight
 from txport.proof.bisect.parts import describe
 from txport.proof.bisect.taps import IN, Tap
@@ -123,8 +123,9 @@ def no_bias(evidence: Evidence) -> Cause | None:
 def other_activation(evidence: Evidence) -> Cause | None:
     """An activation that is not the model's."""
     x = torch.from_numpy(evidence.before_activation)
+    own = evidence.model.get_submodule(evidence.module.rpartition(".")[0]).activation
     kinds: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATIONS, "no activation": nn.Identity()}
     for name, function in kinds.items():
         if evidence.explains(function(x).numpy()):
-            return Cause("activation", f"{name} in place of {evidence.model.config.activation}")
+            return Cause("activation", f"{name} in place of {own}")
     return None

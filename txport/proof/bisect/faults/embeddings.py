@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txport.bundles.ports import DECODER, INPUT_IDS, PAST_LENGTHS, STEP, past
+from txport.bundles.ports import INPUT_IDS, PAST_LENGTHS, POSITION_IDS, STEP
 from txport.proof.bisect.evidence import Cause, Evidence
 from txport.proof.bisect.faults.common import describe_weight, wrong_sum
 
@@ -66,9 +66,11 @@ def _positions(evidence: Evidence, places: Array) -> Array:
 
 def _places(evidence: Evidence) -> Array:
     """The position of each token that goes in, in their order."""
-    inputs, role = evidence.finding.observation.call.inputs, evidence.finding.probe.role
-    if role == STEP:
-        return inputs[PAST_LENGTHS].astype(np.int64)
-    rows, length = inputs[INPUT_IDS].shape
-    start = inputs[past(evidence.model.config)[0]].shape[2] if role == DECODER else 0
+    call = evidence.finding.observation.call
+    if call.role == STEP:
+        return call.inputs[PAST_LENGTHS].astype(np.int64)
+    if POSITION_IDS in call.inputs:
+        return call.inputs[POSITION_IDS].ravel()
+    rows, length = call.inputs[INPUT_IDS].shape
+    start = next((call.inputs[name].shape[2] for name in call.becomes.values()), 0)
     return np.tile(np.arange(start, start + length), rows)

@@ -1,0 +1,163 @@
+"""The targets of an export, a record each: what models become, and the stages that each graph goes through.
+
+Export runs all stages of a graph; the search for the culprit of an error runs them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import onnx_ir as ir
+from torch import nn
+
+from txport.bundles.forms import Form, Stored
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import ALIGN, SELECT, STEP, Graph, screens
+from txport.exporters import passes
+from txport.exporters.choose import tables_of
+from txport.exporters.conditional import make_conditional
+from txport.exporters.forms import FORMS
+from txport.exporters.fused import FUSED, FUSED_FORMS, require_fusable
+from txport.exporters.fusions import check_parts
+from txport.exporters.graphs import PORTABLE
+from txport.exporters.rewrite import apply_forms, packs
+from txport.exporters.select import select_model
+from txport.exporters.symbols import Form as OnnxForm
+from txport.exporters.top import add_top, without_top
+from txport.exporters.trace import parts_of_trace, trace
+from txport.models.facts import Task
+from txport.models.model import Model
+
+QUANTISE, TOP, CONDITION = "quantise", "choose the best tokens", "make attention conditional"
+
+
+@dataclass
+class Job:
+    """One graph on its way: what it is to be, and what its initializers have become."""
+
+    model: Model
+    manifest: Manifest
+    role: str
+    counts: dict[str, int] = field(default_factory=dict)  # stage -> how often it fired
+    weights: dict[str, Stored] = field(default_factory=dict)
+
+    @property
+    def ports(self) -> Graph:
+        """The graph as the bundle has it."""
+        return self.manifest.graphs[self.role]
+
+
+Stage = Callable[[ir.Model, Job], int]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a bundle is made for.
+
+    `modules` are the graphs' modules for each task, whose arguments are the ports that `traced` leaves; `forms` say
+    what functions become; `stages` change a graph after its trace, `last` once the form of each weight is known.
+    """
+
+    modules: Mapping[Task, Mapping[str, Callable[[Model], nn.Module]]]
+    forms: Mapping[str, OnnxForm]
+    stages: Mapping[str, Stage]
+    last: Callable[[Job, Mapping[str, Form] | None], Mapping[str, Stage]] = lambda job, forms: {}
+    traced: Callable[[Graph], Graph] = lambda graph: graph
+    require: Callable[[Model], None] = lambda model: None
+
+    def module(self, job: Job) -> nn.Module:
+        """The module of a graph."""
+        return self.modules[job.manifest.facts.task][job.role](job.model)
+
+    def trace(self, job: Job) -> ir.Model:
+        """A graph as it is traced; of the one that picks rows, all there is."""
+        if job.role == SELECT:
+            return select_model(job.ports, job.manifest.opset)
+        return trace(self.module(job), self.traced(job.ports), job.manifest.opset, self.forms)
+
+    def run(self, graph: ir.Model, job: Job) -> None:
+        """Run the stages that do not need the forms of weights, in place."""
+        for name, stage in self.stages.items() if job.role != SELECT else ():
+            job.counts[name] = stage(graph, job)
+        job.weights = packs(graph)
+
+    def finish(self, graph: ir.Model, job: Job, forms: Mapping[str, Form] | None) -> None:
+        """Run the rest; `forms` are those of quantised weights, None where the precision has none."""
+        for name, stage in self.last(job, forms).items():
+            job.counts[name] = stage(graph, job)
+
+
+def stages(
+    target: Target, job: Job, forms_of: Callable[[ir.Model], Mapping[str, Form] | None]
+) -> Iterator[tuple[str, ir.Model]]:
+    """One graph as each step of the export leaves it, changed in place; the name of each step.
+
+    `forms_of` gives the forms of its weights, once they are packed.
+    """
+    graph = target.trace(job)
+    yield "the trace of the model", graph
+    for name, stage in target.stages.items():
+        stage(graph, job)
+        yield f"the pass {name!r}", graph
+    for name, stage in target.last(job, forms_of(graph)).items():
+        stage(graph, job)
+        yield f"the pass {name!r}", graph
+
+
+def _of_ports(run: passes.Pass, traced: Callable[[Graph], Graph]) -> Stage:
+    return lambda graph, job: run(graph, traced(job.ports))
+
+
+def _condition(graph: ir.Model, job: Job) -> int:
+    has_switch = any(port.name == ALIGN for port in job.ports.inputs)
+    return make_conditional(graph, job.ports) if has_switch else 0
+
+
+def _check(graph: ir.Model, job: Job) -> int:
+    """Hold the graph against what its parts became; -> how many parts that were."""
+    became = parts_of_trace(graph)
+    check_parts(graph, became, job.counts.get(passes.PACK, became.get("packs of linear maps", 0)), job.role)
+    return sum(became.values())
+
+
+def _quantise(forms: Mapping[str, Form], tables: Collection[str], graph: ir.Model, job: Job) -> int:
+    found = apply_forms(graph, forms, tables)
+    job.weights = {**packs(graph), **found}
+    return sum(stored.is_quantised for stored in found.values())
+
+
+def _choose(graph: ir.Model, job: Job) -> int:
+    """Add the choice of the best tokens; -> whether screening finds them."""
+    screened = screens(job.manifest.facts, job.manifest.precision)
+    add_top(graph, job.ports, shorten=screened)
+    return int(screened)
+
+
+def _last_of_cpu(job: Job, forms: Mapping[str, Form] | None) -> Mapping[str, Stage]:
+    found: dict[str, Stage] = {}
+    if forms is not None:
+        found[QUANTISE] = partial(_quantise, forms, tables_of(job.model))
+    if job.role == STEP:
+        found[TOP] = _choose
+    return found
+
+
+TARGETS = {
+    "portable": Target(
+        PORTABLE, FORMS, {name: _of_ports(run, lambda graph: graph) for name, run in passes.PORTABLE.items()}
+    ),
+    "cpu": Target(
+        FUSED,
+        FUSED_FORMS,
+        {
+            **{name: _of_ports(run, without_top) for name, run in passes.CPU.items()},
+            CONDITION: _condition,
+            "check parts": _check,
+        },
+        _last_of_cpu,
+        without_top,
+        require_fusable,
+    ),
+}
