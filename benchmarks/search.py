@@ -32,7 +32,7 @@ def main(bundle: Path, batch: int, beams: int, length: int, rounds: int) -> None
     times = dict.fromkeys(PARTS, 0.0)
     for name in PARTS:
         setattr(model.runtime, name, timed(getattr(model.runtime, name), times, name))
-    sources = bench.draw_source(model.config, bench.Protocol(batch=batch, source=length)).tolist()
+    sources = bench.draw_source(model.facts, bench.Protocol(batch=batch, source=length)).tolist()
     found = []
     for number in range(1 + rounds):
         times.update(dict.fromkeys(PARTS, 0.0))

@@ -42,7 +42,7 @@ def main(
         sessions.SPIN = str(each)
         models[f"{threads} threads, {each} µs"] = api.load(bundle, threads=threads)
     rng = np.random.default_rng(0)
-    size = models["1 thread"].config.source_vocab_size
+    size = models["1 thread"].facts.reads.size
     sources = rng.integers(4, size, (texts, tokens)).tolist()
     how: dict[str, Any] = {
         "batch_size": batch_size,

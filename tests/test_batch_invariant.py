@@ -76,7 +76,7 @@ def bundle(request: pytest.FixtureRequest, kind: dict[str, Any], tmp_path_factor
 
 def sources(bundle: Bundle, count: int = 31) -> list[list[int]]:
     """Of every length that the model takes, in no order."""
-    rng, longest = np.random.default_rng(5), bundle.manifest.config.max_length
+    rng, longest = np.random.default_rng(5), bundle.manifest.facts.reads.longest
     lengths = rng.permutation(np.arange(count) % longest + 1)
     return [[*rng.integers(4, 13, length - 1).tolist(), 2] for length in lengths]
 
@@ -88,7 +88,7 @@ def opened(bundle: Bundle) -> GraphRuntime:
 def found(bundle: Bundle, runtime: GraphRuntime, texts: list[list[int]], **options: Any) -> list[str]:
     """All that is found for each text, as Python writes it: to the last bit, and no score (NaN) equals none."""
     chosen = SearchOptions(**{**LENGTHS, **options})
-    return [repr(each) for each in generate(runtime, texts, bundle.manifest.config, chosen)]
+    return [repr(each) for each in generate(runtime, texts, bundle.manifest.facts, chosen)]
 
 
 @pytest.mark.parametrize("options", SEARCHES, ids=str)
@@ -111,7 +111,7 @@ def test_what_is_found_is_the_same_in_continuous_batches(bundle: Bundle, options
 
     def continuous(texts: list[list[int]], slots: int) -> list[str]:
         chosen = SearchOptions(**{**LENGTHS, **options})
-        found = Scheduler(runtime, [(text, ()) for text in texts], bundle.manifest.config, chosen, slots).run()
+        found = Scheduler(runtime, [(text, ()) for text in texts], bundle.manifest.facts, chosen, slots).run()
         return [repr(each) for each in found]
 
     alone = [continuous([text], 1)[0] for text in texts]
@@ -132,11 +132,11 @@ def test_any_texts_in_any_order_change_nothing(bundle: Bundle, options: dict[str
 
 @pytest.mark.parametrize("bundle", CONTINUOUS, ids=" ".join, indirect=True)
 def test_a_text_that_is_streamed_ends_as_it_does_in_a_batch(bundle: Bundle) -> None:
-    texts, runtime, config = sources(bundle, 6), opened(bundle), bundle.manifest.config
+    texts, runtime, facts = sources(bundle, 6), opened(bundle), bundle.manifest.facts
     for options in SEARCHES:
         chosen, together = SearchOptions(**{**LENGTHS, **options}), found(bundle, runtime, texts, **options)
         for text, expected in zip(texts, together, strict=True):
-            steps = search(runtime, [text], config, chosen)
+            steps = search(runtime, [text], facts, chosen)
             assert repr(ended(steps)[0]) == expected
 
 
@@ -218,14 +218,14 @@ def looked_at(bundle: Bundle) -> Check:
 
 def differing(bundle: Bundle, count: int = 31) -> int:
     """How many texts have other logits before given targets in some batch than alone."""
-    runtime, config, texts = opened(bundle), bundle.manifest.config, sources(bundle, count)
+    runtime, facts, texts = opened(bundle), bundle.manifest.facts, sources(bundle, count)
     targets = [[4 + len(text) % 8, 7, 9, 5, 2] for text in texts]
-    alone = [logits(runtime, [text], [target], config)[0] for text, target in zip(texts, targets, strict=True)]
+    alone = [logits(runtime, [text], [target], facts)[0] for text, target in zip(texts, targets, strict=True)]
     other = set()
     for size in (each + 1 for each in OTHERS):
         for start in range(0, len(texts), size):
             part = slice(start, start + size)
-            for at, values in enumerate(logits(runtime, texts[part], targets[part], config), start):
+            for at, values in enumerate(logits(runtime, texts[part], targets[part], facts), start):
                 if not np.array_equal(values, alone[at]):
                     other.add(at)
     return len(other)
@@ -246,7 +246,7 @@ def test_every_matrix_has_a_form_and_no_operator_quantises_all_rows_at_once(
         counts = operators(bundle.file(role))
         assert not {"DynamicQuantizeLinear", "com.microsoft.DynamicQuantizeMatMul", "Gemm"} & set(counts)
         products += counts.get("com.microsoft.QGemm", 0) + counts.get("com.microsoft.MatMulNBits", 0)
-    assert products == 6 * config.encoder_layers + 8 * config.decoder_layers + 1
+    assert products == 6 * config["encoder_layers"] + 8 * config["decoder_layers"] + 1
     checkpoint = load_checkpoint(str(tmp_path / "toy"))
     assert check(bundle, checkpoint, {"ort": "cpu"}).passed
     assert bisect(bundle, checkpoint) is None

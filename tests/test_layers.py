@@ -130,7 +130,7 @@ def test_breach_is_found(room: str, source: str) -> None:
     [
         (
             "exporters",
-            "from txport.version import __version__\nfrom txport.models.architectures.transformer import PRESETS\nimport torch",
+            "from txport.version import __version__\nfrom txport.models.architectures import transformer\nimport torch",
         ),
         ("runtimes", "from txport.runtimes.base import Ints\nfrom txport.bundles import ports"),
         ("models", "from txport.models import config\nimport txport.models.names"),

@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from benchmarks.peers.engines import Search
 from recipes.g2p_en.g2p import read_dictionary
 from txport import bench
 from txport.errors import UnavailableError
-from txport.models.architectures.transformer import PRESETS, TransformerConfig
-from txport.models.names import CONFIG, find_folder, preset_name
+from txport.models import architecture
+from txport.models.checkpoint import config_of
+from txport.models.facts import Facts
+from txport.models.names import find_folder, preset_config, preset_name
 from txport.models.tokenizer import load_tokenizer
 
 Unit = Literal["tokens/s", "words/s", "MB"]
@@ -113,23 +117,24 @@ def quick(line: Line) -> Line:
 def search_of(task: Task) -> Search:
     """How a task's targets are searched."""
     longest = LENGTH if task.forced else LONGEST_WORD
-    return Search(beams=task.beams, max_new_tokens=min(longest, config_of(task).max_length), forced=task.forced)
+    return Search(beams=task.beams, max_new_tokens=min(longest, facts_of(task).writes.longest), forced=task.forced)
 
 
-def config_of(task: Task) -> TransformerConfig:
-    """What the task's model is made of."""
-    if preset := preset_name(task.checkpoint):
-        return PRESETS[preset]
-    return TransformerConfig.from_file(find_folder(task.checkpoint) / CONFIG)
+def facts_of(task: Task) -> Facts:
+    """What is true of the task's model."""
+    preset = preset_name(task.checkpoint)
+    config = preset_config(preset) if preset else config_of(find_folder(task.checkpoint))
+    with torch.device("meta"):
+        return architecture.of(config).build(config).facts
 
 
 def sources_of(task: Task, words: Path | None) -> list[list[int]]:
     """Token ids: drawn by seed for random weights, words of the dictionary's test split for the g2p model."""
-    config = config_of(task)
+    facts = facts_of(task)
     if task.forced:
-        drawn = bench.draw_source(config, bench.Protocol(batch=task.sources, source=LENGTH))
+        drawn = bench.draw_source(facts, bench.Protocol(batch=task.sources, source=LENGTH))
         return [[int(id_) for id_ in row] for row in drawn]
-    tokenizer = load_tokenizer(find_folder(task.checkpoint), config)
+    tokenizer = load_tokenizer(find_folder(task.checkpoint), facts)
     return [tokenizer.encode(word) for word in read_words(words)[: task.sources]]
 
 

@@ -17,7 +17,7 @@ from benchmarks.peers import candidates, duel, report
 from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.duel import Place
 from benchmarks.peers.engines import Model, Search, before_end, txport_cpu
-from benchmarks.peers.lines import LINES, AbsentError, Line, Task, config_of, quick, search_of, sources_of
+from benchmarks.peers.lines import LINES, AbsentError, Line, Task, facts_of, quick, search_of, sources_of
 from benchmarks.peers.process import ROOT, Worker, WorkerError
 from benchmarks.peers.worker import in_order
 from txport.models.names import digest
@@ -111,11 +111,11 @@ def test_a_peer_has_the_weights_that_txport_has() -> None:
 
 
 def test_sources_are_seeded_whole_and_end() -> None:
-    config, sources = config_of(TINY), sources_of(TINY, None)
+    facts, sources = facts_of(TINY), sources_of(TINY, None)
     assert sources == sources_of(TINY, None)
     assert len({tuple(source) for source in sources}) == TINY.sources
-    assert all(len(source) == 32 and source[-1] == config.eos_id for source in sources)
-    assert not {config.pad_id, config.bos_id, config.eos_id} & {id_ for source in sources for id_ in source[:-1]}
+    assert all(len(source) == 32 and source[-1] == facts.writes.end for source in sources)
+    assert not set(facts.writes.special) & {id_ for source in sources for id_ in source[:-1]}
 
 
 def test_words_come_from_the_dictionary_and_end_by_themselves(tmp_path: Path) -> None:

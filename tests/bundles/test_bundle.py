@@ -7,7 +7,7 @@ from typing import Any
 import onnx
 import pytest
 
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_facts
 from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.forms import INVARIANT, PLAIN, ROWS, Form, Stored, blocks_of
 from txport.bundles.manifest import FORMAT, MANIFEST, Manifest
@@ -21,7 +21,8 @@ RIGHT = {"weights": ["a.weight"], "form": INVARIANT.to_dict(), "scales": "a.scal
 def tiny_manifest(**changes: Any) -> Manifest:
     checkpoint, tools = {"name": "toy", "sha256": "0" * 64}, {"txport": "0.1.0"}
     values = {"target": "portable", "precision": "fp32", "opset": 18, "checkpoint": checkpoint, "tools": tools}
-    return Manifest(**{**values, "config": tiny_config(), "parity": {"verdict": "pass"}, **changes})
+    values |= {"architecture": "transformer", "config": tiny_config().to_dict(), "facts": tiny_facts()}
+    return Manifest(**{**values, "parity": {"verdict": "pass"}, **changes})
 
 
 def stand_in(role: str) -> bytes:
@@ -144,7 +145,20 @@ def test_garbage_manifest(text: bytes, sealed: Bundle) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["target", "precision", "opset", "config", "checkpoint", "tools", "rows", "graphs", "files"]
+    "key",
+    [
+        "target",
+        "precision",
+        "opset",
+        "architecture",
+        "config",
+        "facts",
+        "checkpoint",
+        "tools",
+        "rows",
+        "graphs",
+        "files",
+    ],
 )
 def test_manifest_without_a_key(key: str, sealed: Bundle) -> None:
     values = json.loads((sealed.path / MANIFEST).read_text(encoding="utf-8"))
@@ -155,10 +169,18 @@ def test_manifest_without_a_key(key: str, sealed: Bundle) -> None:
 
 
 @pytest.mark.parametrize("junk", [None, 7, "text", [], ["text"], {}, {"text": 1}, {FILES[0]: {}}], ids=repr)
-@pytest.mark.parametrize("key", ["target", "precision", "config", "checkpoint", "graphs", "files"])
+@pytest.mark.parametrize("key", ["target", "precision", "facts", "checkpoint", "graphs", "files"])
 def test_manifest_with_junk_is_refused_not_a_crash(key: str, junk: Any, sealed: Bundle) -> None:
     change_manifest(sealed, **{key: junk})
     with pytest.raises(BundleError, match=r"txport\.json"):
+        load_bundle(sealed.path)
+
+
+@pytest.mark.parametrize("junk", [None, 7, [], ["text"], True], ids=repr)
+@pytest.mark.parametrize("key", ["architecture", "config"])
+def test_what_is_only_told_of_the_model_has_its_type(key: str, junk: Any, sealed: Bundle) -> None:
+    change_manifest(sealed, **{key: junk})
+    with pytest.raises(BundleError, match=rf"txport\.json is damaged: {key} must be "):
         load_bundle(sealed.path)
 
 
@@ -278,9 +300,20 @@ def test_unknown_target_and_precision(sealed: Bundle) -> None:
         change_manifest(sealed, target="portable")
 
 
-def test_config_that_no_model_can_have(sealed: Bundle) -> None:
-    change_manifest(sealed, config={**sealed.manifest.config.to_dict(), "heads": 3})
-    with pytest.raises(BundleError, match=r"txport\.json is damaged: heads must divide d_model"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "translate"}, "task must be one of seq2seq, causal, encode, got 'translate'"),
+        ({"task": "causal"}, "a model of the task causal has other sides"),
+        ({"width": 0}, "width must be a whole number from 1 on, got 0"),
+        ({"state": []}, "the state is none of a model of the task seq2seq"),
+        ({"source": None}, "a model of the task seq2seq has other sides"),
+        ({"family": 1}, "facts has no 'family'"),
+    ],
+)
+def test_facts_that_no_model_can_have(change: dict[str, Any], message: str, sealed: Bundle) -> None:
+    change_manifest(sealed, facts={**sealed.manifest.facts.to_dict(), **change})
+    with pytest.raises(BundleError, match=rf"txport\.json is damaged: {message}"):
         load_bundle(sealed.path)
 
 

@@ -13,14 +13,12 @@ from txport.bundles.ports import (
     DECODER,
     ENCODER,
     SELECT,
+    Graph,
     Port,
     compare_ports,
-    is_cross,
-    past,
-    portable,
-    present,
 )
-from txport.models.architectures.transformer import TransformerConfig
+from txport.models.architectures.transformer import TransformerConfig, facts
+from txport.models.facts import LENGTH, Facts, Output, key_values
 
 # D 24, 3 heads of 8, 11 source and 13 target tokens, 1 + 2 layers: every number is another.
 CONFIG = TransformerConfig(
@@ -33,11 +31,16 @@ CONFIG = TransformerConfig(
     encoder_layers=1,
     decoder_layers=2,
 )
+FACTS = facts(CONFIG)
 B, S, T = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
 PAST_T, PAST_S = "past_decoder_sequence_length", "past_encoder_sequence_length"
 NEW_T = "past_decoder_sequence_length + decoder_sequence_length"
 
 Row = tuple[str, str, tuple[str | int, ...]]
+
+
+def portable(float_type: str) -> dict[str, Graph]:
+    return {graph.role: graph for graph in CONTRACTS["portable"]["seq2seq"](FACTS, float_type)}
 
 
 def contract(float_type: str) -> dict[str, tuple[str, list[Row], list[Row]]]:
@@ -83,14 +86,14 @@ def contract(float_type: str) -> dict[str, tuple[str, list[Row], list[Row]]]:
 @pytest.mark.parametrize("role", [ENCODER, DECODER])
 def test_contract(role: str, float_type: str) -> None:
     file, inputs, outputs = contract(float_type)[role]
-    graph = {graph.role: graph for graph in portable(CONFIG, float_type)}[role]
+    graph = portable(float_type)[role]
     assert graph.file == file
     assert graph.inputs == tuple(Port(*row) for row in inputs)
     assert graph.outputs == tuple(Port(*row) for row in outputs)
 
 
 def test_select_takes_the_whole_state_of_the_decoder() -> None:
-    graphs = {graph.role: graph for graph in portable(CONFIG, "float32")}
+    graphs = portable("float32")
     select, state = graphs[SELECT], graphs[DECODER].inputs[1:]
     assert select.inputs == (*state, Port("rows", "int64", ("selected_rows",)))
     assert select.outputs == tuple(
@@ -100,21 +103,24 @@ def test_select_takes_the_whole_state_of_the_decoder() -> None:
 
 
 def test_each_cache_output_becomes_the_input_of_its_place() -> None:
-    pairs = list(zip(present(CONFIG), past(CONFIG), strict=True))
-    assert len(pairs) == 8
-    assert all(output.removeprefix("present") == name.removeprefix("past_key_values") for output, name in pairs)
-    assert [is_cross(name) for _, name in pairs] == [False, False, True, True] * 2
+    graph = portable("float32")[DECODER]
+    assert len(graph.becomes) == 8
+    for output, name in graph.becomes.items():
+        assert output.removeprefix("present") == name.removeprefix("past_key_values")
+    assert list(graph.past()) == list(graph.present()) == list(FACTS.state)
+    assert [each.owner for each in graph.past()] == ["row", "row", "source", "source"] * 2
+    assert list(graph.past("source").values()) == [name for name in graph.past().values() if ".encoder." in name]
 
 
 def test_no_port_that_breaks_optimum() -> None:
     _, inputs, _ = contract("float32")[DECODER]
-    names = {port.name for graph in portable(CONFIG, "float32") for port in graph.inputs}
+    names = {port.name for graph in portable("float32").values() for port in graph.inputs}
     assert "attention_mask" not in {name for name, *_ in inputs}
     assert "use_cache_branch" not in names
 
 
 def test_manifest_spells_out_the_ports() -> None:
-    graph = portable(CONFIG, "float32")[0]
+    graph = portable("float32")[ENCODER]
     assert graph.to_dict() == {
         "file": "onnx/encoder_model.onnx",
         "inputs": [
@@ -125,9 +131,14 @@ def test_manifest_spells_out_the_ports() -> None:
     }
 
 
+CAUSAL = Facts(task="causal", width=24, target=FACTS.target, state=key_values(2, "row", 3, 8))
+ENCODE = Facts(task="encode", width=24, source=FACTS.source, outputs=(Output("last_hidden_state", (LENGTH, 24)),))
+
+
+@pytest.mark.parametrize("facts", [FACTS, CAUSAL, ENCODE], ids=lambda facts: facts.task)
 @pytest.mark.parametrize("target", CONTRACTS)
-def test_a_port_is_found_by_its_name_which_no_other_has(target: str) -> None:
-    for graph in CONTRACTS[target](CONFIG, "float32"):
+def test_a_port_is_found_by_its_name_which_no_other_has(target: str, facts: Facts) -> None:
+    for graph in CONTRACTS[target][facts.task](facts, "float32"):
         ports = [*graph.inputs, *graph.outputs]
         assert [graph.port(port.name) for port in ports] == ports
 

@@ -15,14 +15,13 @@ import pytest
 import txport
 import txport.api
 import txport.release
-from tests.tiny import edit_graph, reseal, tiny_config, tiny_model
+from tests.tiny import edit_graph, reseal, tiny_config, tiny_facts, tiny_model
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import MANIFEST
 from txport.bundles.ports import DECODER, ENCODER
 from txport.bundles.reading import least_bytes, read_manifest
 from txport.errors import BundleError, ParityError, RunError
 from txport.models.checkpoint import save_checkpoint
-from txport.models.architectures.transformer import Transformer
 from txport.proof.verify.check import verify
 
 Json = dict[str, Any]
@@ -89,32 +88,25 @@ def test_a_shared_weight_lies_in_a_file_of_the_bundle(entry: Json, message: str,
         load_bundle(path)
 
 
-def test_a_config_is_whole(copied: Path) -> None:
-    change(copied, lambda values: values["config"].pop("max_length"))
-    with pytest.raises(BundleError, match="is damaged: 'max_length' is missing"):
+@pytest.mark.parametrize(
+    ("side", "missing"), [("facts", "width"), ("source", "longest"), ("target", "ends"), ("attention", "heads")]
+)
+def test_facts_are_whole(side: str, missing: str, copied: Path) -> None:
+    change(copied, lambda values: (values["facts"] if side == "facts" else values["facts"][side]).pop(missing))
+    with pytest.raises(BundleError, match=rf"is damaged: '{side}\.{missing}' is missing"):
         load_bundle(copied)
 
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"max_length": 200_000}, {"target_vocab_size": 10**6, "source_vocab_size": 10**6}, {"d_model": 1 << 15}],
+    [{"target_vocab_size": 10**6, "source_vocab_size": 10**6}, {"d_model": 1 << 15}],
 )
-def test_files_that_are_too_small_for_the_config_are_refused(sizes: Json, copied: Path) -> None:
+def test_files_that_are_too_small_for_the_facts_are_refused(sizes: Json, copied: Path) -> None:
     manifest = read_manifest(copied)
-    larger = replace(manifest, config=replace(manifest.config, **sizes)).to_dict()
-    change(copied, lambda values: values.update(config=larger["config"], graphs=larger["graphs"]))
-    with pytest.raises(BundleError, match=r"its files have .* bytes, and a model of its config at least"):
+    larger = replace(manifest, facts=tiny_facts(**sizes)).to_dict()
+    change(copied, lambda values: values.update(facts=larger["facts"], graphs=larger["graphs"]))
+    with pytest.raises(BundleError, match=r"its files have .* bytes, and a model of its facts at least"):
         load_bundle(copied)
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, {"tied": "none"}, {"tied": "target", "norm": "post"}, {"positions": "learned"}]
-)
-def test_a_config_knows_how_many_parameters_its_model_has(changes: Json) -> None:
-    config = tiny_config(**changes)
-    model = Transformer(config)
-    assert config.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert config.memory == 4 * (config.parameters + sum(buffer.numel() for buffer in model.buffers()))
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])

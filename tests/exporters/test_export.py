@@ -24,8 +24,8 @@ from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, ENCODER, SELECT, Graph
 from txport.errors import UnsupportedError
+from txport.exporters import passes
 from txport.exporters.export import export_graphs
-from txport.exporters.passes import PASSES
 from txport.exporters.weights import graph_weights
 from txport.models.checkpoint import Checkpoint, expected_tensors, load_checkpoint, save_checkpoint
 from txport.proof.parity.check import check
@@ -213,7 +213,7 @@ def test_passes_say_how_often_they_fired(large: tuple[Manifest, Bundle], variant
     counts, bundle = large[0].passes, large[1]
     assert counts.keys() == {ENCODER, DECODER}
     for role, fired in counts.items():
-        assert list(fired) == list(PASSES["portable"])
+        assert list(fired) == list(passes.PORTABLE)
         assert fired["name dims"] == len(bundle.manifest.graphs[role].outputs)
         for name in ("merge equal nodes", "lift constants"):
             assert fired[name] > 0, name

@@ -9,7 +9,9 @@ import pytest
 
 from tests.tiny import tiny_config
 from txport.errors import ConfigError
-from txport.models.architectures.transformer import CHOICES, PRESETS, TransformerConfig
+from txport.models.architectures.transformer import PRESETS, TransformerConfig, facts
+from txport.models.checkpoint import config_of
+from txport.models.facts import Tokens
 
 SIZES = {"source_vocab_size": 20, "target_vocab_size": 20}
 
@@ -19,7 +21,9 @@ def test_round_trip(tmp_path: Path) -> None:
     assert TransformerConfig.from_dict(config.to_dict()) == config
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config.to_dict()), encoding="utf-8")
-    assert TransformerConfig.from_file(file) == config
+    assert config_of(tmp_path) == config
+    file.write_text(json.dumps({"architecture": "transformer", **config.to_dict()}), encoding="utf-8")
+    assert config_of(tmp_path) == config
 
 
 def test_frozen() -> None:
@@ -37,12 +41,11 @@ def test_frozen() -> None:
         ({"encoder_layers": 0}, "encoder_layers must be at least 1, got 0"),
         ({"decoder_layers": 0}, "decoder_layers must be at least 1, got 0"),
         ({"max_length": 0}, "max_length must be at least 1, got 0"),
-        ({"d_model": 20, "heads": 3}, "heads must divide d_model, got 3 for 20"),
+        ({"d_model": 20, "heads": 3}, "heads must divide d_model, got 3 for 20; or give a head_size"),
         ({"d_model": 15, "heads": 3}, "sinusoidal positions need an even d_model, got 15"),
         ({"target_vocab_size": 21}, "tied 'all' needs one vocabulary for source and target, got sizes 20 and 21"),
-        ({"norm": "middle"}, "norm must be one of pre, post; got 'middle'"),
-        ({"family": "encoder"}, "family must be one of encoder-decoder; got 'encoder'"),
-        ({"tied": ""}, "tied must be one of none, target, all; got ''"),
+        ({"norm": "middle"}, "norm must be one of post, pre; got 'middle'"),
+        ({"tied": ""}, "tied must be one of all, none, target; got ''"),
         ({"heads": "8"}, "heads must be int, got '8'"),
         ({"heads": 8.0}, "heads must be int, got 8.0"),
         ({"heads": None}, "heads must be int, got None"),
@@ -61,6 +64,11 @@ def test_frozen() -> None:
             "bos_id must lie in the source",
         ),
         ({"add_source_eos": 0}, "add_source_eos must be bool, got 0"),
+        ({"position_offset": 2}, "position_offset is for learned positions, got 2 for sinusoidal ones"),
+        ({"positions": "learned", "sinusoids": "halves"}, "sinusoids is for sinusoidal positions, got 'halves'"),
+        ({"head_size": -1}, "head_size must be at least 0, got -1"),
+        ({"output": "probs"}, "output must be one of logits, log_probs; got 'probs'"),
+        ({"bias": 1}, "bias must be bool, got 1"),
         ({"pad_id": -1}, "pad_id must lie in the target vocabulary of 20, got -1"),
     ],
 )
@@ -75,6 +83,8 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
         {"dropout": 0},
         {"d_model": 15, "heads": 3, "positions": "learned"},
         {"target_vocab_size": 9, "tied": "target"},
+        {"d_model": 20, "heads": 3, "head_size": 8},
+        {"positions": "learned", "position_offset": 2},
         {"source_vocab_size": 3, "tied": "none", "bos_id": 7},
         {"source_vocab_size": 3, "tied": "none", "eos_id": 7, "add_source_eos": False},
     ],
@@ -85,9 +95,35 @@ def test_accepted(changes: dict[str, Any]) -> None:
 
 
 def test_a_config_without_the_keys_of_special_tokens_is_what_it_was() -> None:
-    assert TransformerConfig.from_dict(SIZES).add_special_tokens([5, 6]) == [5, 6, 2]
-    assert TransformerConfig.from_dict({**SIZES, "add_source_bos": True}).add_special_tokens([5]) == [1, 5, 2]
-    assert TransformerConfig.from_dict({**SIZES, "add_source_eos": False}).add_special_tokens([5]) == [5]
+    def sources(**changes: bool) -> Tokens:
+        return facts(TransformerConfig.from_dict({**SIZES, **changes})).reads
+
+    assert sources().with_special([5, 6]) == [5, 6, 2]
+    assert sources(add_source_bos=True).with_special([5]) == [1, 5, 2]
+    assert sources(add_source_eos=False).with_special([5]) == [5]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"architecture": "rnn"}, "unknown architecture 'rnn'; there are .*transformer"),
+        ({"architecture": ["transformer"]}, "unknown architecture "),
+        ({"architecture": "../transformer"}, "unknown architecture "),
+        ({"architecture": None}, "unknown architecture None"),
+        ({"family": "encoder"}, "unknown key 'family'"),
+        ({"family": "encoder-decoder", "architecture": "transformer"}, "unknown key 'family'"),
+    ],
+)
+def test_an_architecture_that_there_is_not_is_refused(values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, **values}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=message) as caught:
+        config_of(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_a_config_of_the_time_before_architectures_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "family": "encoder-decoder"}), encoding="utf-8")
+    assert config_of(tmp_path) == TransformerConfig.from_dict(SIZES)
 
 
 def test_missing_key() -> None:
@@ -105,10 +141,10 @@ def test_all_problems_at_once() -> None:
         tiny_config(heads=0, dropout=2.0)
 
 
-@pytest.mark.parametrize("name", list(CHOICES))
+@pytest.mark.parametrize("name", list(TransformerConfig.choices()))
 def test_choices_are_fields_with_a_default_among_them(name: str) -> None:
     field = {field.name: field for field in dataclasses.fields(TransformerConfig)}[name]
-    assert field.default in CHOICES[name]
+    assert field.default in TransformerConfig.choices()[name]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +166,7 @@ def test_file_refused_by_name(text: bytes, message: str, tmp_path: Path) -> None
     file = tmp_path / "config.json"
     file.write_bytes(text)
     with pytest.raises(ConfigError, match=message) as caught:
-        TransformerConfig.from_file(file)
+        config_of(tmp_path)
     assert str(file) in str(caught.value)
 
 

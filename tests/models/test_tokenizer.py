@@ -7,7 +7,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tiny import LETTERS, VOCABULARY, WORDS, tiny_config
+from tests.tiny import LETTERS, VOCABULARY, WORDS, tiny_facts
 from txport.errors import BundleError, TextError, TokenError
 from txport.models.tokenizer import FileTokenizer, NumberTokenizer, load_tokenizer, spelling_tokenizer, unknown_id
 
@@ -67,7 +67,7 @@ def test_white_space_is_no_letter(text: str, spelling: FileTokenizer) -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t", "\u3000"])
 def test_empty_text(text: str, spelling: FileTokenizer) -> None:
-    for tokenizer in (spelling, NumberTokenizer(tiny_config())):
+    for tokenizer in (spelling, NumberTokenizer(tiny_facts())):
         with pytest.raises(TextError, match="the text is empty"):
             tokenizer.encode(text, "skip")
 
@@ -87,7 +87,7 @@ def test_special_tokens_in_text_are_characters(special: str, spelling: FileToken
 
 
 def test_long_text_is_shortened_in_errors(spelling: FileTokenizer) -> None:
-    for tokenizer in (spelling, NumberTokenizer(tiny_config())):
+    for tokenizer in (spelling, NumberTokenizer(tiny_facts())):
         with pytest.raises(TextError, match=r"'x{37}\.\.\.'") as caught:
             tokenizer.encode("x" * 1000)
         assert len(str(caught.value)) < 200
@@ -101,38 +101,38 @@ def test_bytes_that_are_no_text(spelling: FileTokenizer) -> None:
 
 def test_number_of_any_length(spelling: FileTokenizer) -> None:
     with pytest.raises(TextError, match="got '9999"):
-        NumberTokenizer(tiny_config()).encode("9" * 5000)
+        NumberTokenizer(tiny_facts()).encode("9" * 5000)
 
 
 @pytest.mark.parametrize(("side", "name"), [("source", "tokenizer.json"), ("target", "target_tokenizer.json")])
 def test_tokenizer_of_another_model(side: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
     (tmp_path / "target_tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
-    load_tokenizer(tmp_path, tiny_config())
+    load_tokenizer(tmp_path, tiny_facts())
     size = len(VOCABULARY) - 1
-    config = tiny_config(**{f"{side}_vocab_size": size}, tied="none")
+    facts = tiny_facts(**{f"{side}_vocab_size": size}, tied="none")
     message = rf"{tmp_path}/{name} has {size + 1} tokens, the model's {side} vocabulary {size}: it belongs to another"
     with pytest.raises(BundleError, match=message):
-        load_tokenizer(tmp_path, config)
+        load_tokenizer(tmp_path, facts)
 
 
 def test_one_tokenizer_serves_no_two_vocabularies(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
-    config = tiny_config(target_vocab_size=len(VOCABULARY) + 8, tied="none")
+    facts = tiny_facts(target_vocab_size=len(VOCABULARY) + 8, tied="none")
     with pytest.raises(BundleError, match=r"a source vocabulary of 22 and a target vocabulary of 30; add target_token"):
-        load_tokenizer(tmp_path, config)
+        load_tokenizer(tmp_path, facts)
     (tmp_path / "target_tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
-    load_tokenizer(tmp_path, config)
+    load_tokenizer(tmp_path, facts)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(
         BundleError, match=r"target_tokenizer\.json is there, but not the source's .*; add tokenizer\.json"
     ):
-        load_tokenizer(tmp_path, config)
+        load_tokenizer(tmp_path, facts)
 
 
 def test_ids_without_a_token(spelling: FileTokenizer) -> None:
     for ids in ([4, len(VOCABULARY)], [-1]):
-        for name in (spelling.tokens, spelling.decode, NumberTokenizer(tiny_config()).tokens):
+        for name in (spelling.tokens, spelling.decode, NumberTokenizer(tiny_facts()).tokens):
             with pytest.raises(TokenError, match=rf"\b{len(VOCABULARY) - 1}\b") as caught:
                 name(ids)
             assert str(ids[-1]) in str(caught.value)
@@ -142,7 +142,7 @@ def test_special_tokens_of_the_model_are_no_text(tmp_path: Path) -> None:
     """Also where the file does not say that they are special."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<p>": 0, "<b>": 1, "<e>": 2, "a": 3}))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    loaded = load_tokenizer(tmp_path, tiny_config())
+    loaded = load_tokenizer(tmp_path, tiny_facts())
     assert loaded.decode([1, 3, 2, 0, 0]) == "a"
     assert loaded.tokens([1, 3, 2]) == ["<b>", "a", "<e>"]
 
@@ -152,7 +152,7 @@ def test_a_text_is_neither_cut_nor_padded(tmp_path: Path) -> None:
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert len(load_tokenizer(tmp_path, tiny_config()).encode("abba")) == 5
+    assert len(load_tokenizer(tmp_path, tiny_facts()).encode("abba")) == 5
 
 
 def test_damaged_file(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_unknown_id_of_each_kind_of_model() -> None:
 
 @given(ids=st.lists(st.integers(3, len(VOCABULARY) - 1), min_size=1))
 def test_numbers_round_trip(ids: list[int]) -> None:
-    tokenizer = NumberTokenizer(tiny_config())
+    tokenizer = NumberTokenizer(tiny_facts())
     text = " ".join(map(str, ids))
     assert tokenizer.encode(text) == [*ids, END]
     assert tokenizer.decode([1, *ids, END, 0]) == text
@@ -180,12 +180,12 @@ def test_numbers_round_trip(ids: list[int]) -> None:
 
 @pytest.mark.parametrize(("bos", "eos", "expected"), [(0, 0, [5, 6]), (1, 0, [1, 5, 6]), (1, 1, [1, 5, 6, END])])
 def test_numbers_begin_and_end_as_the_config_says(bos: int, eos: int, expected: list[int]) -> None:
-    config = tiny_config(add_source_bos=bool(bos), add_source_eos=bool(eos))
-    assert NumberTokenizer(config).encode("5 6") == expected
+    facts = tiny_facts(add_source_bos=bool(bos), add_source_eos=bool(eos))
+    assert NumberTokenizer(facts).encode("5 6") == expected
 
 
 def test_numbers_outside_the_vocabulary() -> None:
-    tokenizer = NumberTokenizer(tiny_config())
+    tokenizer = NumberTokenizer(tiny_facts())
     with pytest.raises(TextError, match=rf"numbers from 0 to {len(VOCABULARY) - 1}; got '-1 999 x \u0665'"):
         tokenizer.encode("5 -1 999 x \u0665")
     assert tokenizer.encode("5 -1 999 x 6", "skip") == [5, 6, END]
@@ -193,10 +193,10 @@ def test_numbers_outside_the_vocabulary() -> None:
 
 def test_numbers_all_skipped() -> None:
     with pytest.raises(TextError, match="'x y' has no number from 0 to"):
-        NumberTokenizer(tiny_config()).encode("x y", "skip")
+        NumberTokenizer(tiny_facts()).encode("x y", "skip")
 
 
 def test_load_falls_back_to_numbers(tmp_path: Path) -> None:
-    assert isinstance(load_tokenizer(tmp_path, tiny_config()), NumberTokenizer)
+    assert isinstance(load_tokenizer(tmp_path, tiny_facts()), NumberTokenizer)
     (tmp_path / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY))
-    assert isinstance(load_tokenizer(tmp_path, tiny_config()), FileTokenizer)
+    assert isinstance(load_tokenizer(tmp_path, tiny_facts()), FileTokenizer)

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from tests.cli.processes import assert_one_line, run
-from tests.tiny import VOCABULARY, reseal, tiny_config
+from tests.tiny import VOCABULARY, reseal, tiny_facts
 from txport.bundles.bundle import Bundle
 from txport.errors import BundleError, TextError
 from txport.models.hugging_face import tokenizer_config
@@ -51,7 +51,7 @@ def written(folder: Path, model: Any, changes: dict[str, Any] | None = None, spl
 )
 def test_one_that_does_not_load(changes: dict[str, Any], tmp_path: Path) -> None:
     file = written(tmp_path, models.WordLevel(LETTERS, unk_token="?"), changes)  # noqa: S106
-    for load in (FileTokenizer, lambda path: tokenizer_config(path, {}, tiny_config())):
+    for load in (FileTokenizer, lambda path: tokenizer_config(path, {}, tiny_facts())):
         with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer: ") as caught:
             load(file)
         assert "\n" not in str(caught.value)
@@ -110,7 +110,7 @@ def test_a_panic_is_one_line_of_a_command(changes: dict[str, Any], message: str,
 
 
 def test_a_long_text_is_refused_unread(tmp_path: Path, bundle: Bundle) -> None:
-    tokenizer = load_tokenizer(bundle.path, tiny_config())
+    tokenizer = load_tokenizer(bundle.path, tiny_facts())
     started = time.perf_counter()
     for unknown in ("error", "skip"):
         with pytest.raises(TextError, match=r"has 10000000 characters beside spaces, the model takes at most 24 token"):
@@ -137,7 +137,7 @@ def test_unknown_characters_are_named_by_the_first_of_them(tmp_path: Path) -> No
 
 
 def test_many_wrong_numbers_take_no_longer_than_many_right_ones() -> None:
-    tokenizer, started = NumberTokenizer(tiny_config()), time.perf_counter()
+    tokenizer, started = NumberTokenizer(tiny_facts()), time.perf_counter()
     assert len(tokenizer.encode(" ".join(f"{number} 5" for number in range(100, 100_100)), "skip")) == 100_001
     assert time.perf_counter() - started < 5
     assert len(VOCABULARY) < 100

@@ -15,9 +15,13 @@ from torch.nn import functional as F
 
 from tests import tiny
 from tests.tiny import VOCABULARY, tiny_config
-from txport.models.architectures.transformer import CHOICES, PRESETS, TransformerConfig
-from txport.models.architectures.transformer import Attention, Memory, Transformer, sinusoids
+from txport.models.architectures.transformer import PRESETS, Transformer, TransformerConfig
+from txport.models.facts import StateTensor
+from txport.models.model import Memory
+from txport.models.ops import PlainOps
+from txport.models.parts import Attention, sinusoids
 
+CHOICES = TransformerConfig.choices()
 SMALL = {"d_model": 8, "feed_forward": 12, "max_length": 12}
 VARIANTS = [
     dict(zip(("norm", "positions", "activation", "tied", "scale_embedding"), values, strict=True))
@@ -39,9 +43,9 @@ def draw(config: TransformerConfig, *shape: int, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def decode_in_chunks(model: Transformer, memory: Memory, tokens: Tensor, lengths: list[int]) -> Tensor:
-    cache, parts = model.empty_cache(tokens.shape[0]), []
+    state, parts = model.empty_state(tokens.shape[0]), []
     for chunk in tokens.split(lengths, dim=1):
-        logits, cache, _ = model.decode(chunk, memory, cache)
+        logits, state, _ = model.decode(chunk, memory, state)
         parts.append(logits)
     return torch.cat(parts, 1)
 
@@ -76,15 +80,14 @@ def test_cache_grows_by_target_and_holds_source_once() -> None:
     config = tiny_config(encoder_layers=1)
     model = tiny_model(config)
     memory = model.encode(draw(config, 2, 5), torch.tensor([5, 3]))
-    first = model.decode(draw(config, 2, 3), memory, model.empty_cache(2)).cache
-    second = model.decode(draw(config, 2, 4), memory, first).cache
-    assert len(second) == config.decoder_layers
-    for before, after in zip(first, second, strict=True):
-        assert after.key.shape == after.value.shape == (2, config.heads, 7, config.head_size)
-        assert torch.equal(after.key[:, :, :3], before.key)
-        assert torch.equal(after.cross_key, before.cross_key)
-        assert torch.equal(after.cross_value, before.cross_value)
-        assert after.cross_key.shape[2] == 5
+    first = model.decode(draw(config, 2, 3), memory, model.empty_state(2)).state
+    second = model.decode(draw(config, 2, 4), memory, first).state
+    kinds = itertools.product(range(config.decoder_layers), ("row", "source"), ("key", "value"))
+    dims = (config.heads, "length", config.head_size)
+    assert list(second) == [StateTensor(layer, role, owner, dims) for layer, owner, role in kinds]
+    for each, after in second.items():
+        assert after.shape == each.shape(2, 7 if each.grows else 5)
+        assert torch.equal(after[:, :, :3] if each.grows else after, first[each])
 
 
 @pytest.mark.parametrize("norm", CHOICES["norm"])
@@ -152,7 +155,7 @@ def copy_attention(theirs: nn.MultiheadAttention, ours: Attention) -> None:
 
 def copy_layer(theirs: nn.Module, ours: nn.Module, norms: list[str]) -> None:
     copy_attention(theirs.self_attn, ours.attention)
-    if hasattr(ours, "cross_attention"):
+    if ours.cross_attention is not None:
         copy_attention(theirs.multihead_attn, ours.cross_attention)
     theirs.linear1.load_state_dict(ours.feed_forward.inner.state_dict())
     theirs.linear2.load_state_dict(ours.feed_forward.outer.state_dict())
@@ -219,7 +222,8 @@ def test_embedding_is_scaled_only_if_the_config_says_so() -> None:
         embedding = tiny_model(tiny_config(scale_embedding=scale, positions="learned")).source_embedding
         ids = torch.tensor([[5, 7]])
         expected = F.embedding(ids, embedding.tokens.weight) * factor + embedding.positions[2:4]
-        torch.testing.assert_close(embedding(ids, start=2), expected)
+        ops = PlainOps(torch.arange(2, 4), torch.zeros(1))
+        torch.testing.assert_close(embedding(ids, ops), expected)
 
 
 def test_initial_weights() -> None:

@@ -169,7 +169,7 @@ def test_error_rate_is_that_of_greedy_search() -> None:
         training.run_epoch(pairs)
         model = training.average
         found = generate(
-            TorchRuntime(model), [source for source, _ in pairs], model.config, SearchOptions(max_new_tokens=9)
+            TorchRuntime(model), [source for source, _ in pairs], model.facts, SearchOptions(max_new_tokens=9)
         )
         said = [tuple(g2p.VOCABULARY[token] for token in each[0].tokens) for each in found]
         # The end is a phone here: a hypothesis that was cut off is no answer.

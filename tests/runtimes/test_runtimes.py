@@ -18,10 +18,10 @@ from tests.tiny import VOCABULARY, edit_graph, reseal
 from txport import diagnose, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import MANIFEST
-from txport.bundles.ports import DECODER, ENCODER, is_cross, past
+from txport.bundles.ports import DECODER, ENCODER
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError
-from txport.models.checkpoint import load_checkpoint
 from txport.models.architectures.transformer import Transformer
+from txport.models.checkpoint import load_checkpoint
 from txport.runtimes import ort, providers, reference, sessions
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.system.documents import write_json
@@ -123,8 +123,8 @@ def test_the_source_is_projected_once(name: str, bundle: Bundle) -> None:
     state = runtime.start(*sources_of([8, 3]), max_length=24)
     first = runtime.step(np.array([4, 5]), state)[1]
     second = runtime.step(np.array([6, 7]), first)[1]
-    for port in filter(is_cross, past(bundle.manifest.config)):
-        assert runtime._engine.to_numpy(first.tensors[port]).shape == (2, 2, 8, 8)
+    for each, port in bundle.manifest.graphs[DECODER].past("source").items():
+        assert runtime._engine.to_numpy(first.tensors[port]).shape == each.shape(2, 8) == (2, 2, 8, 8)
         assert second.tensors[port] is first.tensors[port]
 
 
@@ -152,22 +152,21 @@ def test_top_of_huge_logits_and_of_ties() -> None:
 
 
 def test_run_graph_returns_every_output(bundle: Bundle) -> None:
-    config = bundle.manifest.config
+    facts = bundle.manifest.facts
     ids = np.array([[5, 6, 2], [7, 2, 0]])
     for name in ("ort", "reference"):
         runtime = runtimes.load(name, bundle)
         mask = np.array([[1, 1, 1], [1, 1, 0]])
         hidden = runtime.run_graph(ENCODER, {"input_ids": ids, "attention_mask": mask})["last_hidden_state"]
-        assert hidden.shape == (2, 3, config.d_model)
-        empty = np.zeros((2, config.heads, 0, config.head_size), dtype=np.float32)
+        assert hidden.shape == (2, 3, facts.width)
         graph = bundle.manifest.graphs[DECODER]
-        caches = {port.name: empty for port in graph.inputs[3:]}
+        caches = {name: np.zeros(each.shape(2, 0), np.float32) for each, name in graph.past().items()}
         inputs = {"input_ids": ids[:, :2], "encoder_hidden_states": hidden, "encoder_attention_mask": mask, **caches}
         outputs = runtime.run_graph(DECODER, inputs)
         assert list(outputs) == [port.name for port in graph.outputs]
-        assert outputs["logits"].shape == (2, 2, config.target_vocab_size)
-        assert outputs["present.1.decoder.key"].shape == (2, config.heads, 2, config.head_size)
-        assert outputs["present.1.encoder.value"].shape == (2, config.heads, 3, config.head_size)
+        assert outputs["logits"].shape == (2, 2, facts.writes.size)
+        for each, name in graph.present().items():
+            assert outputs[name].shape == each.shape(2, 2 if each.grows else 3)
 
 
 def test_threads(bundle: Bundle) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.tiny import tiny_config, tiny_model
 from txport.errors import ConfigError, UnavailableError
-from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.architectures.transformer import TransformerConfig
+from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.system import memory
 
 LIMITED = """
@@ -52,20 +52,30 @@ def test_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        (
-            {"d_model": 2**40, "heads": 8},
-            r"needs .* EB in fp32, the most that is taken is 8\.8 TB",
-        ),
+        ({"d_model": 2**40, "heads": 8}, "d_model must be at most 16777216, got 1099511627776"),
         ({"max_length": 10**12}, "max_length must be at most 1048576, got 1000000000000"),
         ({"encoder_layers": 10**9}, "encoder_layers must be at most 1024"),
-        ({"target_vocab_size": 2**50, "source_vocab_size": 2**50}, "a model of these sizes needs"),
-        ({"feed_forward": 10**4000}, "a model of these sizes needs"),
+        ({"target_vocab_size": 2**50, "source_vocab_size": 2**50}, "source_vocab_size must be at most 16777216"),
+        ({"feed_forward": 10**4000}, "feed_forward must be at most 16777216"),
     ],
 )
-def test_a_model_that_no_machine_holds_is_no_config(sizes: dict[str, int], message: str) -> None:
+def test_sizes_that_no_model_has_are_no_config(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         tiny_config(**sizes)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"source_vocab_size": 1 << 24, "target_vocab_size": 1 << 24, "d_model": 1 << 18}, {"feed_forward": 1 << 24}],
+)
+def test_a_model_that_no_machine_holds_is_refused(sizes: dict[str, int], tmp_path: Path) -> None:
+    """Without making it, or a table of its positions."""
+    save_checkpoint(tmp_path / "toy", tiny_model(tiny_config()))
+    large = tiny_config(**{"d_model": 1 << 18, "heads": 2, **sizes})
+    (tmp_path / "toy/config.json").write_text(json.dumps(large.to_dict()))
+    with pytest.raises(ConfigError, match=r"needs .* TB in fp32, the most that is taken is 8\.8 TB; check its width"):
+        load_checkpoint(str(tmp_path / "toy"))
 
 
 def test_a_model_that_this_machine_can_not_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,8 @@ SIZES = {
     ROOM: (13, 20),
     ALL_ROWS: (4 * 5, 2 * 6),
     TOKENS: (23, 26),
-    PAST: (2, 11),
-    f"{PAST} + {TOKENS}": (2 + 23, 11 + 26),
+    PAST: (6, 12),
+    f"{PAST} + {TOKENS}": (6 + 23, 12 + 26),
 }
 PARTS = "txport.became"
 IR_VERSION = 10

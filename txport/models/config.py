@@ -45,7 +45,7 @@ class Config:
 
     def __post_init__(self) -> None:
         problems = [*_wrong_types(self), *_wrong_choices(self)]
-        problems = problems or [*_wrong_sizes(self), *self.problems()]
+        problems = problems or [*_wrong_sizes(self)] or [*self.problems()]
         if problems:
             raise ConfigError("; ".join(problems))
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from txport.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from txport.models.architectures.transformer import Transformer
 
 Sources = Sequence[Sequence[int]]
 
@@ -51,3 +56,26 @@ class Engine(Protocol):
 def before_end(ids: Iterable[int], eos_id: int) -> list[int]:
     """What stands before the end token."""
     return [int(id_) for id_ in takewhile(lambda id_: id_ != eos_id, ids)]
+
+
+def transformer(checkpoint: str) -> Transformer:
+    """The model of a checkpoint; `UnsupportedError` for one that no peer's format is filled with here."""
+    from txport.models.architectures.transformer import Transformer
+    from txport.models.checkpoint import load_checkpoint
+
+    model = load_checkpoint(checkpoint).model
+    if not isinstance(model, Transformer):
+        raise UnsupportedError(f"peers are measured on models of the architecture transformer, {checkpoint} is another")
+    config = model.config
+    wanted = {
+        "head_size": config.d_model // config.heads,
+        "embedding_norm": False,
+        "position_offset": 0,
+        "bias": True,
+        "output_bias": False,
+        "output": "logits",
+    }
+    if wrong := [name for name, value in wanted.items() if getattr(config, name) != value]:
+        needs = ", ".join(f"{name} {wanted[name]}" for name in wrong)
+        raise UnsupportedError(f"peers are measured on models with {needs}; {checkpoint} is another")
+    return model

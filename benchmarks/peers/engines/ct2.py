@@ -17,8 +17,8 @@ from benchmarks.peers.engines import Model, Search, Sources
 if TYPE_CHECKING:  # a process that generates holds no PyTorch
     from torch import nn
 
-    from txport.models.architectures.transformer import TransformerConfig
-    from txport.models.architectures.transformer import Attention, Residual, Transformer
+    from txport.models.architectures.transformer import Transformer, TransformerConfig
+    from txport.models.parts import Attention, Residual
 
 PACKAGES = ("ctranslate2", "numpy")
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH"}
@@ -28,11 +28,10 @@ SIZES = "sizes.json"
 
 def prepare(model: Model, folder: Path) -> None:
     """Convert a checkpoint; the weights are quantised in the file already."""
-    from txport.models.checkpoint import load_checkpoint
+    from benchmarks.peers.engines import transformer
     from txport.system.documents import write_json
 
-    source = load_checkpoint(model.checkpoint).model
-    spec = convert(source)
+    spec = convert(transformer(model.checkpoint))
     spec.validate()
     spec.optimize(quantization=QUANTIZATION[model.precision])
     spec.save(str(folder))

@@ -10,12 +10,11 @@ import torch
 from optimum.onnxruntime import ORTModelForSeq2SeqLM
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-from benchmarks.peers.engines import Model, Search, Sources, before_end
+from benchmarks.peers.engines import Model, Search, Sources, before_end, transformer
 from txport.errors import UnsupportedError
-from txport.exporters import portable
-from txport.models.checkpoint import load_checkpoint
-from txport.models.architectures.transformer import TransformerConfig
-from txport.models.architectures.transformer import Transformer, padding_mask
+from txport.exporters.portable import token_config
+from txport.models.architectures.transformer import Transformer, hugging_face
+from txport.models.ops import padding_mask
 
 PACKAGES = ("optimum", "optimum-onnx", "transformers", "onnxruntime", "torch")
 LOGITS_TOLERANCE = 1e-4
@@ -44,7 +43,7 @@ def prepare(model: Model, folder: Path) -> None:
     """
     from optimum.exporters.onnx import onnx_export_from_model
 
-    ours = load_checkpoint(model.checkpoint).model
+    ours = transformer(model.checkpoint)
     onnx_export_from_model(convert(ours), folder, task="text2text-generation-with-past", do_validation=False)
     require_same_logits(ours, load(folder))
     if model.precision == "int8":
@@ -65,10 +64,11 @@ def quantise(folder: Path) -> None:
 
 def convert(model: Transformer) -> Any:
     """Our weights in a MarianMTModel."""
-    theirs = MarianMTModel(marian_config(model.config)).eval()
+    theirs = MarianMTModel(marian_config(model)).eval()
     weights = {"model.shared.weight": model.target_embedding.tokens.weight, "lm_head.weight": model.projection.weight}
     for side, embedding in (("encoder", model.source_embedding), ("decoder", model.target_embedding)):
         weights[f"model.{side}.embed_tokens.weight"] = embedding.tokens.weight
+        assert embedding.positions is not None
         weights[f"model.{side}.embed_positions.weight"] = embedding.positions
     for name, parameter in model.named_parameters():
         if name.startswith(("encoder.", "decoder.")):
@@ -80,13 +80,13 @@ def convert(model: Transformer) -> Any:
     return theirs
 
 
-def marian_config(config: TransformerConfig) -> Any:
+def marian_config(model: Transformer) -> Any:
     """The same sizes in their words; `UnsupportedError` for what a MarianMTModel can't be."""
     wanted = {"norm": "post", "tied": "all", "norm_epsilon": 1e-5}
-    wrong = [name for name, value in wanted.items() if getattr(config, name) != value]
+    wrong = [name for name, value in wanted.items() if getattr(model.config, name) != value]
     if wrong:
         raise UnsupportedError(f"a MarianMTModel needs {', '.join(f'{name} {wanted[name]}' for name in wrong)}")
-    return MarianConfig(**portable.marian_config(config, "fp32", external=False), forced_eos_token_id=None)
+    return MarianConfig(**hugging_face(model.config), **token_config(model.facts), forced_eos_token_id=None)
 
 
 @torch.inference_mode()

@@ -32,7 +32,7 @@ class Engine:
         model = load_checkpoint(str(folder / "checkpoint")).model
         if options["compile"]:
             model.decode = torch.compile(model.decode, dynamic=True)  # type: ignore[method-assign]
-        self._runtime, self._config = TorchRuntime(model), model.config
+        self._runtime, self._facts = TorchRuntime(model), model.facts
         length = search.max_new_tokens
         self._options = SearchOptions(
             beams=search.beams, max_new_tokens=length, min_new_tokens=length if search.forced else 0
@@ -44,8 +44,8 @@ class Engine:
 
     def generate(self, inputs: Sources) -> Any:
         """Search one batch."""
-        return generate(self._runtime, inputs, self._config, self._options)
+        return generate(self._runtime, inputs, self._facts, self._options)
 
     def decode(self, outputs: Any) -> list[list[int]]:
         """The best hypothesis of each source."""
-        return [before_end(found[0].tokens, self._config.eos_id) for found in outputs]
+        return [before_end(found[0].tokens, self._facts.writes.end) for found in outputs]

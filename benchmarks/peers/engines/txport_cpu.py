@@ -21,7 +21,7 @@ class Engine:
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         self._model = txport.load(folder, threads=options["threads"], workers=options["workers"])
-        self.end = self._model.config.eos_id
+        self.end = self._model.facts.writes.end
         self._options = {
             "beams": search.beams,
             "max_new_tokens": search.max_new_tokens,

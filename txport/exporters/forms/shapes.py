@@ -98,7 +98,10 @@ def _dims(tracer: Tracer, x: Symbol, result: Symbol) -> ir.Value:
     if dims.count(None) <= 1:
         return tracer.constant(np.array([-1 if dim is None else dim for dim in dims]))
     known = [tracer.known_length(x, result, at) if dim is None else dim for at, dim in enumerate(dims)]
-    require(sum(not isinstance(dim, Size) and dim == -1 for dim in known) <= 1, "a view with several lengths that nothing else has")
+    require(
+        sum(not isinstance(dim, Size) and dim == -1 for dim in known) <= 1,
+        "a view with several lengths that nothing else has",
+    )
     one = tracer.constant(np.array([-1]))
     parts = [
         tracer.op("dims", "Reshape", [dim.value, one]) if isinstance(dim, Size) else tracer.constant(np.array([dim]))
