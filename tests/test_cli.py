@@ -225,7 +225,7 @@ def test_a_stream_ends_as_what_run_prints(call: Cli, bundle: Bundle, options: li
 def test_score_tells_how_likely_a_target_is(call: Cli, bundle: Bundle, model: txport.Model, tmp_path: Path) -> None:
     (best,) = model.generate("bad", beams=3)[0].hypotheses
     target = " ".join(
-        model.tokenizer.tokens(best.tokens[:-1] if best.tokens[-1] == model.config.eos_id else best.tokens)
+        model.tokenizer.tokens(best.tokens[:-1] if best.tokens[-1] == model.facts.writes.end else best.tokens)
     )
     done = call("score", bundle.path, "bad", target, "--json")
     assert (done.code, done.err) == (0, "")

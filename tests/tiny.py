@@ -12,8 +12,9 @@ import torch
 
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import MANIFEST
-from txport.models.architectures.transformer import TransformerConfig
-from txport.models.architectures.transformer import Transformer
+from txport.models.architectures import transformer
+from txport.models.architectures.transformer import Transformer, TransformerConfig
+from txport.models.facts import Facts
 from txport.system.documents import write_json
 from txport.system.files import sha256
 
@@ -28,6 +29,10 @@ def tiny_config(**changes: Any) -> TransformerConfig:
     sizes = {"d_model": 16, "heads": 2, "feed_forward": 24, "encoder_layers": 2, "decoder_layers": 2, "max_length": 24}
     vocabulary = {"source_vocab_size": len(VOCABULARY), "target_vocab_size": len(VOCABULARY)}
     return TransformerConfig(**{**vocabulary, **sizes, "norm": "pre", **changes})
+
+
+def tiny_facts(**changes: Any) -> Facts:
+    return transformer.facts(tiny_config(**changes))
 
 
 def tiny_model(config: TransformerConfig, seed: int = 0) -> Transformer:

@@ -25,9 +25,8 @@ from txport.bundles.bundle import seal
 from txport.bundles.manifest import OFFERED
 from txport.errors import ParityError
 from txport.exporters.export import DEFAULT_OPSET, export_graphs
+from txport.models.architectures.transformer import CHOICES, Transformer, TransformerConfig
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.architectures.transformer import CHOICES, TransformerConfig
-from txport.models.architectures.transformer import Transformer
 from txport.proof.parity.measures import Comparison
 from txport.proof.proven import prove
 from txport.proof.reports.report import Report

@@ -19,9 +19,9 @@ from txport.bundles.forms import INVARIANT, PLAIN, Stored
 from txport.bundles.manifest import AUTO_LIMIT, Manifest
 from txport.cli import cli, main
 from txport.errors import ParityError, UnsupportedError
+from txport.models.architectures.transformer import Transformer
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.tokenizer import spelling_tokenizer
-from txport.models.architectures.transformer import Transformer
 from txport.proof import fallback
 from txport.proof.fallback import aliases, fall_back_to_fp32, kept_share, worst_matrices
 

@@ -24,8 +24,8 @@ from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
 from txport.errors import ParityError, UnsupportedError
 from txport.exporters import export as exporter
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.architectures.transformer import TransformerConfig
+from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.parity.cases import Case, draw_cases
 from txport.proof.parity.check import check
 from txport.proof.parity.exact import Exact
