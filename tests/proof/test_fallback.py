@@ -122,7 +122,15 @@ def test_as_much_is_kept_as_the_limit_lets_and_no_more(
     table = {f"{names[0]}.stored": Stored(names, INVARIANT, f"{names[0]}.scale") for names in packs}
     given = {"name": "toy", "sha256": "0" * 64}
     manifest = Manifest(
-        target="cpu", precision="int8", opset=18, config=model.config, checkpoint=given, tools={}, weights=table
+        target="cpu",
+        precision="int8",
+        opset=18,
+        architecture="transformer",
+        config=model.config.to_dict(),
+        facts=model.facts,
+        checkpoint=given,
+        tools={},
+        weights=table,
     )
     asked: list[set[str]] = []
 

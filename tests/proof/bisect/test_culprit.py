@@ -34,7 +34,7 @@ from tests.proof.faults import (
 )
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, seal
-from txport.bundles.forms import INVARIANT, Form, Stored
+from txport.bundles.forms import DYNAMIC, INVARIANT, Form, Stored, blocks_of
 from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.cli import cli
 from txport.errors import ParityError, UnsupportedError
@@ -540,12 +540,12 @@ def test_a_matrix_that_bears_no_few_bits_is_named(tmp_path: Path) -> None:
 
 def test_matrices_are_held_against_others_of_as_many_bits() -> None:
     """What is usual in 4 bits would be much in 8."""
-    eight = [Rounding(f"eight {number}", "dynamic int8", 0.005, 0.005) for number in range(9)]
-    four = [Rounding(f"four {number}", "4-bit blocks of 16", 0.105, 0.1) for number in range(3)]
+    eight = [Rounding(f"eight {number}", DYNAMIC, 0.005, 0.005) for number in range(9)]
+    four = [Rounding(f"four {number}", blocks_of(4, 16), 0.105, 0.1) for number in range(3)]
     assert badly_quantised([*four, *eight]) is None
-    spoilt = Rounding("spoilt", "4-bit blocks of 16", 0.9, 0.9)
+    spoilt = Rounding("spoilt", blocks_of(4, 16), 0.9, 0.9)
     assert badly_quantised([spoilt, *four, *eight]) is spoilt
-    coarse = Rounding("coarse", "dynamic int8", 0.02, 0.005)
+    coarse = Rounding("coarse", DYNAMIC, 0.02, 0.005)
     assert badly_quantised([spoilt, *four, coarse, *eight]) is coarse
 
 

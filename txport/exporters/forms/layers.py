@@ -87,8 +87,9 @@ def dropout(tracer: Tracer, x: Symbol, p: float = 0.5, training: bool = True, in
 
 
 @form("softmax")
-def softmax(tracer: Tracer, x: Symbol, dim: int) -> Symbol:
-    """Over one dim."""
+def softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 0, dtype: Any = None) -> Symbol:
+    """Over one dim, as `torch` and `torch.nn.functional` have it."""
+    require(dtype is None, "softmax into another dtype")
     return tracer.given(tracer.op("softmax", "Softmax", [x.value], axis=dim), x.examples)
 
 
@@ -130,8 +131,9 @@ def tanh(tracer: Tracer, x: Symbol) -> Symbol:
 
 
 @form("log_softmax")
-def log_softmax(tracer: Tracer, x: Symbol, dim: int) -> Symbol:
-    """Over one dim."""
+def log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 0, dtype: Any = None) -> Symbol:
+    """Over one dim, as `torch` and `torch.nn.functional` have it."""
+    require(dtype is None, "log_softmax into another dtype")
     return tracer.given(tracer.op("log_softmax", "LogSoftmax", [x.value], axis=dim), x.examples)
 
 
