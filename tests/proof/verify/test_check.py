@@ -250,7 +250,7 @@ class Forgetful:
     """A runtime that lets rows stay where they are when beams change places."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self.encode, self.step, self._runtime = runtime.encode, runtime.step, runtime
+        self.start, self.step, self._runtime = runtime.start, runtime.step, runtime
 
     def select(self, state: State, rows: Ints) -> State:
         grows = len(rows) > len(set(rows.tolist())) and rows.max() < 8
