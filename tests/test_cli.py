@@ -225,7 +225,7 @@ def test_a_stream_ends_as_what_run_prints(call: Cli, bundle: Bundle, options: li
 def test_score_tells_how_likely_a_target_is(call: Cli, bundle: Bundle, model: txport.Model, tmp_path: Path) -> None:
     (best,) = model.generate("bad", beams=3)[0].hypotheses
     target = " ".join(
-        model.tokenizer.tokens(best.tokens[:-1] if best.tokens[-1] == model.config.eos_id else best.tokens)
+        model.tokenizer.tokens(best.tokens[:-1] if best.tokens[-1] == model.facts.writes.end else best.tokens)
     )
     done = call("score", bundle.path, "bad", target, "--json")
     assert (done.code, done.err) == (0, "")
@@ -718,7 +718,8 @@ def manifest_with(**changes: Any) -> Callable[[Path], None]:
         (manifest_with(precision="fp64"), "is damaged"),
         (manifest_with(target="cuda"), "'cuda'"),
         (manifest_with(graphs={}), "its graphs or ports are not those that target 'portable' has"),
-        (manifest_with(config={"layers": 2}), "unknown key 'layers'"),
+        (manifest_with(facts={"layers": 2}), "'facts.attention' is missing"),
+        (manifest_with(config=["layers"]), "config must be dict, got ['layers']"),
     ],
 )
 @pytest.mark.parametrize("command", ["run {bundle} bad", "inspect {bundle}"])
@@ -804,9 +805,9 @@ MORE_TOKENS = spelling_tokenizer((*VOCABULARY, "ZH")).encode()
         (config_with(head=2), "config.json: unknown key 'head' (did you mean 'heads'?)"),
         (config_with(d_model=0), "config.json: d_model must be at least 1, got 0"),
         (config_with(decoder_layers=-1), "decoder_layers must be at least 1, got -1"),
-        (config_with(heads=3), "heads must divide d_model, got 3 for 16"),
+        (config_with(heads=3, head_size=0), "heads must divide d_model, got 3 for 16"),
         (config_with(heads="2"), "heads must be int, got '2'"),
-        (config_with(norm="rms"), "norm must be one of pre, post; got 'rms'"),
+        (config_with(norm="rms"), "norm must be one of post, pre; got 'rms'"),
         (config_with(eos_id=99), "eos_id must lie in the target vocabulary of 22, got 99"),
         (lambda folder: lose(folder / "model.safetensors"), "model.safetensors is missing"),
         (lambda folder: empty(folder / "model.safetensors"), "model.safetensors is not a whole safetensors file"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import txport
 from tests.fakes import TableRuntime, random_table
-from tests.search.test_generate import SEEDS, SOURCES, config_of, stopping
+from tests.search.test_generate import SEEDS, SOURCES, facts_of, stopping
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError
 from txport.search.generate import generate, search
@@ -38,14 +38,14 @@ def test_what_is_certain_grows_and_is_what_comes_out(
     early_stopping = options.pop("early_stopping", False)
     options = {**options, **stopping(options.get("beams", 1), early_stopping)}
     table, chosen = random_table(SIZE, seed, spread=2.0), SearchOptions(**options)
-    steps = search(TableRuntime(table), sources, config_of(SIZE), chosen)
+    steps = search(TableRuntime(table), sources, facts_of(SIZE), chosen)
     seen: list[list[tuple[int, ...]]] = []
     try:
         while True:
             seen.append(next(steps)())
     except StopIteration as end:
         found = end.value
-    assert found == generate(TableRuntime(table), sources, config_of(SIZE), chosen)
+    assert found == generate(TableRuntime(table), sources, facts_of(SIZE), chosen)
     for row, best in enumerate(found):
         lengths = [len(certain[row]) for certain in seen]
         assert lengths == sorted(lengths)
@@ -58,7 +58,7 @@ def test_what_is_certain_grows_and_is_what_comes_out(
 
 def test_a_search_that_is_closed_does_no_further_step() -> None:
     runtime = TableRuntime(random_table(SIZE, 0))
-    steps = search(runtime, [[1]], config_of(SIZE), SearchOptions(max_new_tokens=9, min_new_tokens=9))
+    steps = search(runtime, [[1]], facts_of(SIZE), SearchOptions(max_new_tokens=9, min_new_tokens=9))
     next(steps)
     steps.close()
     assert runtime.stepped == [1]

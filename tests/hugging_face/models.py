@@ -17,7 +17,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from txport.models.architectures import transformer
 from txport.models.architectures.transformer import TransformerConfig
+from txport.models.facts import Facts
 from txport.runtimes.base import Ints, Scores, scores
 
 VOCABULARY, PAD, EOS, START = 24, 0, 1, 2
@@ -101,10 +103,11 @@ class HuggingFaceRuntime:
         return HuggingFaceState(state.memory[rows], state.mask[rows], state.tokens[rows])
 
 
-def config_of() -> TransformerConfig:
+def facts_of() -> Facts:
     """What our search has to know of these models."""
     ids = {"pad_id": PAD, "bos_id": START, "eos_id": EOS}
     sizes = {"d_model": 16, "heads": 2, "feed_forward": 16, "encoder_layers": 1, "decoder_layers": 1}
-    return TransformerConfig(
+    config = TransformerConfig(
         source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY, max_length=LONGEST, **sizes, **ids
     )
+    return transformer.facts(config)

@@ -17,7 +17,7 @@ from tests.hugging_face.models import (
     START,
     VOCABULARY,
     HuggingFaceRuntime,
-    config_of,
+    facts_of,
     seeded,
 )
 from txport.search.generate import generate
@@ -106,7 +106,7 @@ def test_tokens_and_scores_are_hugging_faces() -> None:
         family = list(FAMILIES)[number % len(FAMILIES)]
         model, drawn = seeded(family, number), draw(rng)
         sources = [[*rng.choices(OTHERS, k=rng.randint(0, 6)), EOS] for _ in range(rng.randint(1, 4))]
-        found = generate(HuggingFaceRuntime(model), sources, config_of(), SearchOptions(**drawn))
+        found = generate(HuggingFaceRuntime(model), sources, facts_of(), SearchOptions(**drawn))
         expected, scores = theirs(model, sources, drawn)
         where = f"combination {number}, {family}: {drawn}"
         for row, (ours, others) in enumerate(zip(found, expected, strict=True)):

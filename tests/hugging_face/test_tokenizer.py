@@ -13,9 +13,11 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from recipes.g2p_en.g2p import LETTERS, VOCABULARY, read_dictionary
-from txport.models.architectures.transformer import TransformerConfig
+from txport.models.architectures import transformer
+from txport.models.checkpoint import config_of
+from txport.models.facts import Facts
 from txport.models.hugging_face import write_tokenizers
-from txport.models.names import CONFIG, SHIPPED, TARGET_TOKENIZER, TOKENIZER
+from txport.models.names import SHIPPED, TARGET_TOKENIZER, TOKENIZER
 from txport.models.tokenizer import FileTokenizer, load_tokenizer, spelling_tokenizer
 
 EDGES = [
@@ -38,14 +40,14 @@ WORDS = 500
 
 
 @pytest.fixture(scope="module")
-def config() -> TransformerConfig:
-    return TransformerConfig.from_file(SHIPPED / "g2p-en" / CONFIG)
+def facts() -> Facts:
+    return transformer.facts(config_of(SHIPPED / "g2p-en"))
 
 
-def bundled(folder: Path, config: TransformerConfig, **files: str) -> Path:
+def bundled(folder: Path, facts: Facts, **files: str) -> Path:
     for name, text in files.items():
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
-    write_tokenizers(folder, config)
+    write_tokenizers(folder, facts)
     return folder
 
 
@@ -57,9 +59,9 @@ def words() -> list[str]:
     return ["".join(rng.choices(LETTERS, k=rng.randint(1, 12))) for _ in range(WORDS)]
 
 
-def test_the_shipped_models_tokenizer(config: TransformerConfig, tmp_path: Path) -> None:
+def test_the_shipped_models_tokenizer(facts: Facts, tmp_path: Path) -> None:
     shutil.copyfile(SHIPPED / "g2p-en" / TOKENIZER, tmp_path / TOKENIZER)
-    assert_agree(bundled(tmp_path, config), load_tokenizer(tmp_path, config), words() + EDGES)
+    assert_agree(bundled(tmp_path, facts), load_tokenizer(tmp_path, facts), words() + EDGES)
 
 
 def assert_agree(folder: Path, ours: Any, texts: list[str]) -> None:
@@ -78,19 +80,17 @@ def assert_agree(folder: Path, ours: Any, texts: list[str]) -> None:
     assert theirs([texts[0], texts[1]], padding=True).input_ids  # it knows what to pad with
 
 
-def test_special_tokens_that_the_file_does_not_tell(config: TransformerConfig, tmp_path: Path) -> None:
+def test_special_tokens_that_the_file_does_not_tell(facts: Facts, tmp_path: Path) -> None:
     """Those of the model are left out of text by both; an unknown token that the file does not call special by none."""
     plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: at for at, word in enumerate(VOCABULARY)}, "<unk>"))
     plain.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    folder = bundled(tmp_path, config, tokenizer=plain.to_str())
-    assert_agree(folder, load_tokenizer(folder, config), ["a b", "hello </s> a", "AA don 't ."])
+    folder = bundled(tmp_path, facts, tokenizer=plain.to_str())
+    assert_agree(folder, load_tokenizer(folder, facts), ["a b", "hello </s> a", "AA don 't ."])
 
 
-def test_each_vocabulary_has_a_folder_and_no_pipeline_takes_one_for_both(
-    config: TransformerConfig, tmp_path: Path
-) -> None:
+def test_each_vocabulary_has_a_folder_and_no_pipeline_takes_one_for_both(facts: Facts, tmp_path: Path) -> None:
     other = spelling_tokenizer((*VOCABULARY[:4], *reversed(VOCABULARY[4:])))
-    bundled(tmp_path, config, tokenizer=spelling_tokenizer(VOCABULARY), target_tokenizer=other)
+    bundled(tmp_path, facts, tokenizer=spelling_tokenizer(VOCABULARY), target_tokenizer=other)
     for file, name in {TOKENIZER: "source_tokenizer", TARGET_TOKENIZER: "target_tokenizer"}.items():
         assert_agree(tmp_path / name, FileTokenizer(tmp_path / file, (0, 1, 2)), ["hello", "bad"])
     assert AutoTokenizer.from_pretrained(tmp_path, subfolder="target_tokenizer").eos_token == "</s>"  # noqa: S105

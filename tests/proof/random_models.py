@@ -1,8 +1,9 @@
 """Random small models, to see that parity raises no false alarm: `python -m tests.proof.random_models --count 300`.
 
-Each number stands for one configuration, kind of weights, target and precision, the same in every run, so that a range
-of them can be done in parts and a failure repeated by itself (`--first 17 --count 1`). `--instruction-sets` gives each
-of the instruction sets that this processor's libraries can be told to do without a part of them.
+Each number stands for one architecture, configuration, kind of weights, target and precision, the same in every run, so
+that a range of them can be done in parts and a failure repeated by itself (`--first 17 --count 1`). Configurations are
+drawn by the architecture itself: a new one takes part without a word here. `--instruction-sets` gives each of the
+instruction sets that this processor's libraries can be told to do without a part of them.
 """
 
 from __future__ import annotations
@@ -11,23 +12,29 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import click
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.instruction_sets import SETS, describe_processor
 from txport.bundles.bundle import seal
 from txport.bundles.manifest import OFFERED
-from txport.errors import ParityError
+from txport.errors import ParityError, UnsupportedError
 from txport.exporters.export import DEFAULT_OPSET, export_graphs
+from txport.exporters.targets import TARGETS
+from txport.models import architecture
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.architectures.transformer import CHOICES, TransformerConfig
-from txport.models.architectures.transformer import Transformer
+from txport.models.config import Config
+from txport.models.facts import LENGTH, Task
+from txport.models.model import Model
+from txport.models.parts import Attention, DotProduct, Embedding, Linear, Residual
 from txport.proof.parity.measures import Comparison
 from txport.proof.proven import prove
 from txport.proof.reports.report import Report
@@ -35,7 +42,8 @@ from txport.proof.reports.report import Report
 PLANS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
 
 WIDTH = 16  # of a model whose weights are changed by 0.3 each
-STEPS, ROWS, LENGTH = 400, 32, 10  # of training
+STEPS, ROWS, LONGEST = 400, 32, 10  # of training
+TRIES = 100  # to draw a config that a target can run
 
 
 @dataclass(frozen=True)
@@ -43,94 +51,90 @@ class Plan:
     """One model and what it is exported to."""
 
     number: int
-    config: TransformerConfig
+    config: Config
     weights: str
     target: str
     precision: str
 
 
 def draw_plan(number: int) -> Plan:
-    """Every choice of the configuration, sizes from the smallest, and each target, precision and kind of weights."""
-    rng = np.random.default_rng((2017, number))
+    """Each target and precision in turn, within that each architecture, and within that each kind of weights."""
+    rng, names = np.random.default_rng((2017, number)), architecture.names()
     target, precision = PLANS[number % len(PLANS)]
-
-    def pick(*values: int) -> int:
-        return int(rng.choice(values))
-
-    heads = pick(1, 2, 3, 4)
-    head_size = pick(8, 16, 24) if target == "cpu" else pick(2, 4, 6, 8, 16)  # fused operators take multiples of 8
-    if heads * head_size < 8:  # to norm two or four numbers is to take their signs, which no rounding leaves alone
-        heads, head_size = 2, 4
-    tied = str(rng.choice(CHOICES["tied"]))
-    vocabulary = pick(4, 11, 40, 300)
-    config = TransformerConfig(
-        source_vocab_size=vocabulary if tied == "all" else pick(4, 17, 90),
-        target_vocab_size=vocabulary,
-        d_model=heads * head_size,
-        heads=heads,
-        feed_forward=pick(8, 24, 48, 96),
-        encoder_layers=pick(1, 1, 2, 3),
-        decoder_layers=pick(1, 1, 2, 3),
-        max_length=pick(1, 2, 5, 16, 40, 70),
-        norm=str(rng.choice(CHOICES["norm"])),
-        norm_epsilon=float(rng.choice([1e-6, 1e-5, 1e-3])),
-        positions=str(rng.choice(CHOICES["positions"])),
-        activation=str(rng.choice(CHOICES["activation"])),
-        tied=tied,
-        scale_embedding=bool(rng.integers(2)),
-    )
-    weights = list(WEIGHTS)[number // len(PLANS) % len(WEIGHTS)]
-    return Plan(number, config, weights, target, precision)
+    name = names[number // len(PLANS) % len(names)]
+    weights = list(WEIGHTS)[number // (len(PLANS) * len(names)) % len(WEIGHTS)]
+    return Plan(number, draw_config(rng, name, target), weights, target, precision)
 
 
-def plain(model: Transformer) -> None:
+def draw_config(rng: np.random.Generator, name: str, target: str) -> Config:
+    """A config of an architecture that the target does not refuse."""
+    for _ in range(TRIES):
+        config = architecture.find(name).draw(rng)
+        with torch.device("meta"):
+            model = architecture.of(config).build(config)
+        try:
+            TARGETS[target].require(model)
+        except UnsupportedError:
+            continue
+        return config
+    raise UnsupportedError(f"none of {TRIES} configs of {name} suits the {target} target")
+
+
+def plain(model: Model) -> None:
     """Weights, biases and norms that count, and whose gain does not grow with the width, as it does not in training."""
     for parameter in model.parameters():
         size = parameter.shape[-1] if parameter.dim() > 1 else WIDTH
         parameter.add_(0.3 * (WIDTH / size) ** 0.5 * torch.randn(parameter.shape))
 
 
-def rescaled(model: Transformer, factor: float) -> None:
+def rescaled(model: Model, factor: float) -> None:
     """Keys, values, logits and, with norms before the sublayers, the residual stream so many times as large.
 
     Queries, outputs and norms undo it for all that follows.
     """
     plain(model)
-    for name, module in model.named_modules():
-        part, power = name.rpartition(".")[2], 0
-        if "attention" in name:
-            power = {"key": 1, "query": -1, "value": 1, "output": -1}.get(part, 0)
-        if power and hasattr(module, "weight"):
-            module.weight.mul_(factor**power)
-            if part != "output":
-                module.bias.mul_(factor**power)
-    if model.config.norm == "pre":
-        stream = ("attention.output.weight", "attention.output.bias", "outer.weight", "outer.bias", "positions")
-        for name, parameter in model.named_parameters():
-            if name.endswith(stream) or "embedding" in name:
-                parameter.mul_(factor)
+    for part in (each for each in model.modules() if isinstance(each, Attention)):
+        powers = {part.value: 1, part.output: -1}
+        if isinstance(part.core, DotProduct) and part.query_norm is None:
+            powers |= {part.key: 1, part.query: -1}
+        for linear, power in powers.items():
+            linear.weight.mul_(factor**power)
+            if linear is not part.output and linear.bias is not None:
+                linear.bias.mul_(factor**power)
+    residuals = [each.first for each in model.modules() if isinstance(each, Residual)]
+    if residuals and all(residuals):
+        stream = [each for part in model.modules() if isinstance(part, Embedding) for each in part.parameters()]
+        stream += [each for linear in written_to_stream(model) for each in linear.parameters()]
+        for parameter in {id(each): each for each in stream}.values():
+            parameter.mul_(factor)
 
 
-def large(model: Transformer) -> None:
+def written_to_stream(model: Model) -> Iterator[Linear]:
+    """The linear maps whose products are added to the residual stream."""
+    tags = ("attention_out", "cross_attention_out", "ffn_out")
+    yield from (each for each in model.modules() if isinstance(each, Linear) and each.tag in tags)
+
+
+def large(model: Model) -> None:
     """Keys of up to thousands."""
     rescaled(model, 1000.0)
 
 
-def small(model: Transformer) -> None:
+def small(model: Model) -> None:
     """Keys of thousandths."""
     rescaled(model, 1e-3)
 
 
-def outliers(model: Transformer) -> None:
+def outliers(model: Model) -> None:
     """A few channels of the residual stream far from the rest, as in large trained models."""
     plain(model)
-    chosen = torch.randperm(model.config.d_model)[: max(1, model.config.d_model // 16)]
-    for name, parameter in model.named_parameters():
-        if name.removesuffix(".weight").removesuffix(".bias").endswith(("attention.output", "outer")):
+    chosen = torch.randperm(model.facts.width)[: max(1, model.facts.width // 16)]
+    for linear in written_to_stream(model):
+        for parameter in linear.parameters():
             parameter[chosen] *= 40
 
 
-def decaying(model: Transformer) -> None:
+def decaying(model: Model) -> None:
     """Matrices whose singular values fall as those of trained ones do, some far above the rest."""
     plain(model)
     for parameter in model.parameters():
@@ -141,38 +145,72 @@ def decaying(model: Transformer) -> None:
             parameter.copy_(left @ torch.diag(fall) @ right)
 
 
-def trained(model: Transformer) -> None:
-    """A few hundred steps on a small task: to say the source backwards."""
+def trained(model: Model) -> None:
+    """A few hundred steps on a small task."""
     with torch.enable_grad():
         train(model.train(), STEPS)
     model.eval()
 
 
-def train(model: Transformer, steps: int) -> float:
-    """Teach a model to say its source backwards; -> the last loss."""
-    config, loss = model.config, torch.tensor(0.0)
-    optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
-    length = max(1, min(LENGTH, config.max_length - 1))
-    low, high = 3, min(config.source_vocab_size, config.target_vocab_size)
+def train(model: Model, steps: int) -> float:
+    """Teach a model its task; -> the last loss."""
+    optimiser, loss = torch.optim.Adam(model.parameters(), lr=2e-3), torch.tensor(0.0)
     for _ in range(steps):
-        lengths = torch.randint(1, length + 1, (ROWS,))
-        words = torch.randint(low, max(high, low + 1), (ROWS, length)).clamp(max=high - 1)
-        places = torch.arange(length)
-        back = (lengths[:, None] - 1 - places).clamp(min=0)
-        inside = places < lengths[:, None]
-        targets = torch.where(inside, words.gather(1, back), config.eos_id)
-        given = torch.cat([torch.full((ROWS, 1), config.bos_id), targets[:, :-1]], 1)
-        logits = model(torch.where(inside, words, config.pad_id), lengths, given)
-        counted = torch.arange(length) <= lengths[:, None]
-        loss = F.cross_entropy(logits[counted], targets[counted])
+        loss = LOSSES[model.facts.task](model)
         optimiser.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
     return float(loss.detach())
 
 
-WEIGHTS: dict[str, Callable[[Transformer], None]] = {
+def draw_words(model: Model, length: int) -> Tensor:
+    """Tokens that are not special, if there are others: (ROWS, length)."""
+    size = min(model.facts.reads.size, model.facts.writes.size)
+    special = {*model.facts.reads.special, *model.facts.writes.special}
+    words = [token for token in range(size) if token not in special] or [size - 1]
+    return torch.tensor(words)[torch.randint(len(words), (ROWS, length))]
+
+
+def say_backwards(model: Model) -> Tensor:
+    """The loss of a target that is the source backwards."""
+    reads, writes = model.facts.reads, model.facts.writes
+    length = max(1, min(LONGEST, reads.longest - 1, writes.longest - 1))
+    words, lengths, places = draw_words(model, length), torch.randint(1, length + 1, (ROWS,)), torch.arange(length)
+    inside = places < lengths[:, None]
+    back = words.gather(1, (lengths[:, None] - 1 - places).clamp(min=0))
+    targets = torch.where(inside, back, writes.end)
+    given = torch.cat([torch.full((ROWS, 1), cast(int, writes.start)), targets[:, :-1]], 1)
+    logits = model(torch.where(inside, words, reads.pad), lengths, given)
+    counted = places <= lengths[:, None]
+    return F.cross_entropy(logits[counted], targets[counted])
+
+
+def go_on_backwards(model: Model) -> Tensor:
+    """The loss of a text that goes on with its first half backwards."""
+    longest = model.facts.writes.longest
+    half = draw_words(model, max(1, min(LONGEST, longest // 2)))
+    tokens = torch.cat([half, half.flip(1)], 1)[:, : longest + 1]
+    given, mask = tokens[:, :-1], torch.ones_like(tokens[:, :-1]).bool()
+    places = torch.arange(given.shape[1]).expand(given.shape)
+    logits = model.extend(given, mask, places, model.empty_state(ROWS)).logits
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def classify(model: Model) -> Tensor:
+    """The loss of an encoder's first output, which is to tell a token's remainder: of each, or of the first."""
+    words = draw_words(model, min(LONGEST, model.facts.reads.longest))
+    found = model.infer(words, torch.ones_like(words).bool())[0]
+    remainders = (words if LENGTH in model.facts.outputs[0].dims else words[:, 0]) % found.shape[-1]
+    return F.cross_entropy(found.flatten(0, -2), remainders.flatten())
+
+
+LOSSES: dict[Task, Callable[[Model], Tensor]] = {
+    "seq2seq": say_backwards,
+    "causal": go_on_backwards,
+    "encode": classify,
+}
+WEIGHTS: dict[str, Callable[[Model], None]] = {
     "plain": plain,
     "large": large,
     "small": small,
@@ -182,11 +220,11 @@ WEIGHTS: dict[str, Callable[[Transformer], None]] = {
 }
 
 
-def random_model(config: TransformerConfig, weights: str, seed: int) -> Transformer:
+def random_model(config: Config, weights: str, seed: int) -> Model:
     """A seeded model with one kind of weights."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = Transformer(config).eval()
+        model = architecture.of(config).build(config).eval()
         WEIGHTS[weights](model)
     return model
 
@@ -240,7 +278,8 @@ def main(first: int, count: int, step: int, spread: bool) -> None:
         plan = draw_plan(number)
         passed, what = judge(plan)
         alarms += not passed
-        click.echo(f"{number} {plan.target} {plan.precision} {plan.weights} {what}")
+        name = architecture.name_of(plan.config)
+        click.echo(f"{number} {name} {plan.target} {plan.precision} {plan.weights} {what}")
     click.echo(f"{alarms} false alarms in {len(numbers)} sound exports")
     sys.exit(alarms > 0)
 

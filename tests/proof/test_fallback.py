@@ -19,9 +19,9 @@ from txport.bundles.forms import INVARIANT, PLAIN, Stored
 from txport.bundles.manifest import AUTO_LIMIT, Manifest
 from txport.cli import cli, main
 from txport.errors import ParityError, UnsupportedError
+from txport.models.architectures.transformer import Transformer
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.tokenizer import spelling_tokenizer
-from txport.models.architectures.transformer import Transformer
 from txport.proof import fallback
 from txport.proof.fallback import aliases, fall_back_to_fp32, kept_share, worst_matrices
 
@@ -122,7 +122,15 @@ def test_as_much_is_kept_as_the_limit_lets_and_no_more(
     table = {f"{names[0]}.stored": Stored(names, INVARIANT, f"{names[0]}.scale") for names in packs}
     given = {"name": "toy", "sha256": "0" * 64}
     manifest = Manifest(
-        target="cpu", precision="int8", opset=18, config=model.config, checkpoint=given, tools={}, weights=table
+        target="cpu",
+        precision="int8",
+        opset=18,
+        architecture="transformer",
+        config=model.config.to_dict(),
+        facts=model.facts,
+        checkpoint=given,
+        tools={},
+        weights=table,
     )
     asked: list[set[str]] = []
 

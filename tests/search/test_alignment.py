@@ -14,9 +14,8 @@ import txport
 from tests.fakes import attention_of, random_table
 from tests.search.test_generate import SEEDS, SOURCES, every_sequence, search, sum_of
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import alignment_layer
 from txport.models.checkpoint import load_checkpoint
-from txport.models.architectures.transformer import Transformer
+from txport.models.model import Model
 
 SIZE = 6
 WAYS: list[dict[str, Any]] = [
@@ -109,14 +108,16 @@ def test_every_runtime_says_where_pytorch_looked(runtime: str, bundle: Bundle, c
             assert np.array(one.alignment).sum(1) == pytest.approx(np.ones(len(one.tokens)), abs=1e-5)
 
 
-def attention(model: Transformer, source: list[int], tokens: tuple[int, ...]) -> np.ndarray:
+def attention(model: Model, source: list[int], tokens: tuple[int, ...]) -> np.ndarray:
     """The mean over the heads of the layer that is taken for alignment, of one pass over the whole target: (T, S)."""
     import torch
 
     with torch.inference_mode():
         memory = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
-        token_ids = torch.tensor([[model.config.bos_id, *tokens[:-1]]])
-        attention = model.decode(token_ids, memory, model.empty_cache(1)).attentions[alignment_layer(model.config)]
+        token_ids = torch.tensor([[model.facts.writes.start, *tokens[:-1]]])
+        decoded = model.decode(token_ids, memory, model.empty_state(1))
+    assert model.facts.attention is not None
+    attention = decoded.attention[model.facts.attention.layer]
     array: np.ndarray = attention[0].mean(0).numpy()
     return array
 

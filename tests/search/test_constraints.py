@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import TableRuntime, Tokens, random_table
-from tests.search.test_generate import BOS, EOS, SEEDS, config_of, every_sequence, search, sum_of
+from tests.search.test_generate import BOS, EOS, SEEDS, every_sequence, facts_of, search, sum_of
 from txport.errors import UnsupportedError
 from txport.runtimes.base import Floats, Ints
 from txport.search.generate import generate
@@ -43,7 +43,7 @@ def unchanged(scores: Floats, token_ids: Ints) -> Floats:
 def find(seed: int, prefixes: Sequence[Sequence[int]], options: dict[str, Any]) -> list[list[Found]]:
     sources = [[1] * (1 + number) for number in range(len(prefixes))]
     runtime = TableRuntime(random_table(SIZE, seed, spread=2.0))
-    return generate(runtime, sources, config_of(SIZE), SearchOptions(**options), prefixes)
+    return generate(runtime, sources, facts_of(SIZE), SearchOptions(**options), prefixes)
 
 
 def senseless(prefixes: list[list[int]], options: dict[str, Any]) -> bool:
@@ -113,9 +113,9 @@ def test_targets_with_prefixes_of_any_length_are_those_found_alone(
     assume(not senseless(prefixes, options))
     chosen = SearchOptions(**options, repetition_penalty=penalty)
     table, sources = random_table(SIZE, seed, spread=2.0), [[1], [0], [1, 0], [0, 1]][: len(prefixes)]
-    together = generate(TableRuntime(table), sources, config_of(SIZE), chosen, prefixes)
+    together = generate(TableRuntime(table), sources, facts_of(SIZE), chosen, prefixes)
     for source, prefix, found in zip(sources, prefixes, together, strict=True):
-        (alone,) = generate(TableRuntime(table), [source], config_of(SIZE), chosen, [prefix])
+        (alone,) = generate(TableRuntime(table), [source], facts_of(SIZE), chosen, [prefix])
         assert [each.tokens for each in found] == [each.tokens for each in alone]
         assert [each.score for each in found] == pytest.approx([each.score for each in alone], abs=1e-5)
 
@@ -128,7 +128,7 @@ def test_a_prefix_counts_neither_for_length_nor_for_score(seed: int, prefix: lis
     options = SearchOptions(
         max_new_tokens=longest, beams=beams, nbest=beams, length_penalty=penalty, early_stopping="never"
     )
-    (found,) = generate(TableRuntime(table), [[1]], config_of(size), options, [prefix])
+    (found,) = generate(TableRuntime(table), [[1]], facts_of(size), options, [prefix])
     expected = sorted(
         ((score(table, prefix, rest) / len(rest) ** penalty, rest) for rest in every_sequence(size, longest)),
         reverse=True,
@@ -179,7 +179,7 @@ def test_a_users_own_processor_sees_the_tokens_so_far_and_decides() -> None:
 def test_bans_fetch_few_candidates_and_not_all_scores(beams: int) -> None:
     runtime = TableRuntime(random_table(SIZE, 0))
     options = SearchOptions(max_new_tokens=4, beams=beams, suppress_tokens=[2, 3, 4], no_repeat_ngram_size=2)
-    generate(runtime, [[1]], config_of(SIZE), options)
+    generate(runtime, [[1]], facts_of(SIZE), options)
     assert None not in runtime.wanted
 
 
@@ -187,7 +187,7 @@ def test_bans_fetch_few_candidates_and_not_all_scores(beams: int) -> None:
 def test_bad_words_that_nobody_has_begun_cost_nothing(beams: int) -> None:
     runtime = TableRuntime(random_table(SIZE, 0))
     options = SearchOptions(max_new_tokens=1, beams=beams, bad_words_ids=[[token, 3] for token in range(2, SIZE)])
-    generate(runtime, [[1]], config_of(SIZE), options)
+    generate(runtime, [[1]], facts_of(SIZE), options)
     assert runtime.wanted == [1 if beams == 1 else 2 * beams]
 
 
@@ -306,7 +306,7 @@ def test_patience_waits_for_more_hypotheses() -> None:
     for patience in (0.5, 1.0, 2.0, 4.0):
         runtime = TableRuntime(lambda source, prefix: table(source, prefix) + 2 * (np.arange(SIZE) == EOS))
         options = SearchOptions(max_new_tokens=14, beams=2, patience=patience, early_stopping=True)
-        generate(runtime, [[1]], config_of(SIZE), options)
+        generate(runtime, [[1]], facts_of(SIZE), options)
         steps.append(len(runtime.stepped))
     assert steps == sorted(set(steps)), "each waits longer than the one before"
 
@@ -327,7 +327,7 @@ def test_a_processor_has_no_say_in_a_prefix(beams: int) -> None:
         return np.where(np.arange(SIZE) == 5, np.float32(0), np.float32(-np.inf)) + np.zeros_like(scores)
 
     options = SearchOptions(max_new_tokens=2, beams=beams, logits_processor=only_five)
-    found = generate(TableRuntime(random_table(SIZE, 0)), [[1], [0]], config_of(SIZE), options, [[2, 3], []])
+    found = generate(TableRuntime(random_table(SIZE, 0)), [[1], [0]], facts_of(SIZE), options, [[2, 3], []])
     assert [each[0].tokens for each in found] == [(2, 3, 5, 5), (5, 5)]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import txport
 from tests.fakes import SeatedRuntime, TableRuntime, random_table
-from tests.search.test_generate import SEEDS, config_of
+from tests.search.test_generate import SEEDS, facts_of
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError
 from txport.runtimes.slots import spread
@@ -42,7 +42,7 @@ def scheduler(
     width: int, seed: int, requests: list[GenerationRequest], options: SearchOptions, slots: int
 ) -> tuple[Scheduler, Any]:
     runtime = SeatedRuntime(random_table(SIZE, seed, spread=2.0), width)
-    return Scheduler(runtime, requests, config_of(SIZE), options, slots), runtime
+    return Scheduler(runtime, requests, facts_of(SIZE), options, slots), runtime
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -68,7 +68,7 @@ def test_whatever_is_beside_a_request_it_finds_what_it_finds_alone(
     found = scheduler(width, seed, requests, options, slots)[0].run()
     table = random_table(SIZE, seed, spread=2.0)
     for (source, prefix), each in zip(requests, found, strict=True):
-        (alone,) = generate(TableRuntime(table), [source], config_of(SIZE), options, [prefix])
+        (alone,) = generate(TableRuntime(table), [source], facts_of(SIZE), options, [prefix])
         assert [(one.tokens, one.alignment) for one in each] == [(one.tokens, one.alignment) for one in alone]
         assert [one.score for one in each] == pytest.approx([one.score for one in alone], abs=1e-5, nan_ok=True)
 
@@ -126,7 +126,7 @@ def test_a_bundle_finds_the_same_in_continuous_batches(fused: Bundle, options: d
     sources = [rng.integers(4, 20, rng.integers(1, 23)).tolist() for _ in range(20)]
     prefixes = [rng.integers(4, 20, rng.integers(0, 12)).tolist() for _ in range(20)]
     model = txport.load(fused.path, threads=1)
-    longest = model.config.max_length - 11
+    longest = model.facts.writes.longest - 11
 
     def find(continuous: bool) -> list[list[Found]]:
         return model.search(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import re
@@ -16,11 +15,13 @@ from hypothesis import strategies as st
 
 from tests.fakes import Table, TableRuntime, TableState, Tokens, coarse_table, random_table
 from txport.errors import UnsupportedError
+from txport.models.architectures import transformer
 from txport.models.architectures.transformer import TransformerConfig
+from txport.models.facts import Facts
 from txport.runtimes.base import Floats, Ints, Scores, scores
 from txport.search.beams import settle
 from txport.search.constraints import Constraints
-from txport.search.generate import Steps, by_beams, by_rows, carry_out, generate, start
+from txport.search.generate import Steps, by_beams, by_rows, carry_out, first_tokens, generate, start
 from txport.search.options import Found, SearchOptions
 
 BOS, EOS = 0, 1
@@ -29,14 +30,15 @@ SOURCES = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size
 SEEDS = st.integers(0, 10**6)
 
 
-def config_of(size: int, max_length: int = 16) -> TransformerConfig:
+def facts_of(size: int, max_length: int = 16, **changes: Any) -> Facts:
     sizes = {"d_model": 2, "heads": 1, "feed_forward": 1, "encoder_layers": 1, "decoder_layers": 1}
-    ids = {"pad_id": 0, "bos_id": BOS, "eos_id": EOS}
-    return TransformerConfig(source_vocab_size=size, target_vocab_size=size, max_length=max_length, **sizes, **ids)
+    ids = {"pad_id": 0, "bos_id": BOS, "eos_id": EOS, **changes}
+    config = TransformerConfig(source_vocab_size=size, target_vocab_size=size, max_length=max_length, **sizes, **ids)
+    return transformer.facts(config)
 
 
 def search(table: Table, sources: Sequence[Sequence[int]], size: int, **options: Any) -> list[list[Found]]:
-    return generate(TableRuntime(table), sources, config_of(size), SearchOptions(**options))
+    return generate(TableRuntime(table), sources, facts_of(size), SearchOptions(**options))
 
 
 def stopping(beams: int, early_stopping: Any) -> dict[str, Any]:
@@ -97,7 +99,7 @@ def test_a_beam_as_wide_as_everything_equals_brute_force(
     options = SearchOptions(
         max_new_tokens=longest, beams=beams, nbest=beams, length_penalty=penalty, early_stopping="never"
     )
-    results = generate(TableRuntime(narrowed), sources, config_of(size), options)
+    results = generate(TableRuntime(narrowed), sources, facts_of(size), options)
     for source, found in zip(sources, results, strict=True):
         expected = brute_force(narrowed, tuple(source), size, longest, penalty)[:beams]
         assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-5)
@@ -124,13 +126,14 @@ def test_stopping_by_the_present_length_is_exact_when_length_is_not_rewarded(
 @settings(deadline=None, max_examples=80)
 @given(size=st.integers(2, 8), longest=st.integers(1, 9), seed=SEEDS, spread=st.floats(0.1, 3), sources=SOURCES)
 def test_one_beam_equals_greedy(size: int, longest: int, seed: int, spread: float, sources: list[list[int]]) -> None:
-    table, config = random_table(size, seed, spread=spread), config_of(size)
+    table, facts = random_table(size, seed, spread=spread), facts_of(size)
     options = SearchOptions(max_new_tokens=longest)
     object.__setattr__(options, "early_stopping", True)  # else a beam could go on after its best has ended
-    constraints, lengths = Constraints(options, config, [()] * len(sources)), np.array([*map(len, sources)])
+    constraints, lengths = Constraints(options, facts, [()] * len(sources)), np.array([*map(len, sources)])
+    first = first_tokens(sources, facts)
     by_beam, by_greedy = (
-        finish(carry_out(way(lengths, config, options, constraints), TableRuntime(table), sources, config, longest))
-        for way in (by_beams, by_rows)
+        finish(carry_out(requests, TableRuntime(table), sources, facts, longest))
+        for requests in (way(lengths, first, options, constraints, facts) for way in (by_beams, by_rows))
     )
     assert [found[0].tokens for found in by_beam] == [found[0].tokens for found in by_greedy]
     assert [found[0].score for found in by_beam] == pytest.approx([found[0].score for found in by_greedy], abs=1e-6)
@@ -184,7 +187,7 @@ def ends_after(length: int, size: int = 6) -> Table:
 
 def test_greedy_drops_finished_rows_at_once() -> None:
     runtime = TableRuntime(ends_after(2))
-    found = generate(runtime, [[2], [0], [1], [2, 1]], config_of(6), SearchOptions(max_new_tokens=12))
+    found = generate(runtime, [[2], [0], [1], [2, 1]], facts_of(6), SearchOptions(max_new_tokens=12))
     assert [len(each[0].tokens) for each in found] == [5, 1, 3, 5]
     assert runtime.stepped == [4, 3, 3, 2, 2]
     assert set(runtime.wanted) == {1}
@@ -194,7 +197,7 @@ def test_beam_drops_the_rows_of_a_finished_source_at_once() -> None:
     """The first step has one row a source, so a first token that ends leaves K - 1 beams to end in the second."""
     runtime = TableRuntime(ends_after(2))
     options = SearchOptions(max_new_tokens=12, beams=3, nbest=3, early_stopping=True)
-    found = generate(runtime, [[2], [0], [1]], config_of(6), options)
+    found = generate(runtime, [[2], [0], [1]], facts_of(6), options)
     assert [len(each[0].tokens) for each in found] == [5, 1, 3]
     assert runtime.stepped == [3, 9, 6, 3, 3]
     assert set(runtime.wanted) == {6}
@@ -203,14 +206,14 @@ def test_beam_drops_the_rows_of_a_finished_source_at_once() -> None:
 def test_rows_are_selected_only_when_they_move() -> None:
     """Selecting copies the cache: not for rows that stay, not for rows that end together, not after the last step."""
     runtime = TableRuntime(ends_after(2))
-    generate(runtime, [[1], [2], [1]], config_of(6), SearchOptions(max_new_tokens=5))
+    generate(runtime, [[1], [2], [1]], facts_of(6), SearchOptions(max_new_tokens=5))
     assert runtime.selected == [[1]]
     runtime = TableRuntime(ends_after(2))
-    generate(runtime, [[1], [2], [2]], config_of(6), SearchOptions(max_new_tokens=3))
+    generate(runtime, [[1], [2], [2]], facts_of(6), SearchOptions(max_new_tokens=3))
     assert runtime.selected == []
     runtime = TableRuntime(table_of(DIVIDED, 3))
     options = SearchOptions(max_new_tokens=10, beams=2, early_stopping="never")
-    generate(runtime, [[0]], config_of(3), options)
+    generate(runtime, [[0]], facts_of(3), options)
     assert runtime.selected == [[0, 0]]  # one row becomes two; that they change ranks later moves nothing
 
 
@@ -307,7 +310,7 @@ def test_beam_search_follows_the_rules_of_hugging_face(
     options = SearchOptions(
         max_new_tokens=longest, beams=beams, nbest=beams, length_penalty=penalty, early_stopping=early_stopping
     )
-    (found,) = generate(TableRuntime(table), [[1]], config_of(size), options)
+    (found,) = generate(TableRuntime(table), [[1]], facts_of(size), options)
     expected = hugging_face(table, (1,), options)
     assert [each.tokens for each in found] == [each.tokens for each in expected]
     assert [each.score for each in found] == pytest.approx([each.score for each in expected], rel=1e-12)
@@ -348,7 +351,7 @@ DIVIDED = {
 def test_early_stopping_as_documented(early_stopping: Any, expected: list[Tokens], steps: int) -> None:
     runtime = TableRuntime(table_of(DIVIDED, 3))
     options = SearchOptions(max_new_tokens=10, beams=2, nbest=2, early_stopping=early_stopping)
-    (found,) = generate(runtime, [[0]], config_of(3), options)
+    (found,) = generate(runtime, [[0]], facts_of(3), options)
     assert (len(runtime.stepped), [each.tokens for each in found]) == (steps, expected)
 
 
@@ -369,7 +372,7 @@ def test_more_patience_costs_steps_and_never_quality(
         options = SearchOptions(
             max_new_tokens=longest, beams=beams, nbest=beams, length_penalty=penalty, early_stopping=early_stopping
         )
-        (found,) = generate(runtime, [[1]], config_of(size), options)
+        (found,) = generate(runtime, [[1]], facts_of(size), options)
         steps.append(len(runtime.stepped))
         scored.append([each.score for each in found])
     assert steps == sorted(steps)
@@ -407,7 +410,7 @@ def test_tiny_vocabularies_ties_and_impossible_tokens_give_no_dead_hypotheses(
 def test_the_end_token_at_once_is_a_whole_hypothesis(beams: int) -> None:
     runtime = TableRuntime(ends_after(0))
     options = SearchOptions(max_new_tokens=9, beams=beams, **stopping(beams, True))
-    found = generate(runtime, [[1], [2, 1]], config_of(6), options)
+    found = generate(runtime, [[1], [2, 1]], facts_of(6), options)
     assert [[each.tokens for each in row] for row in found] == [[(EOS,)], [(EOS,)]]
     assert [row[0].score for row in found] == pytest.approx([0, 0], abs=1e-6)
     assert len(runtime.stepped) == min(beams, 2)
@@ -417,7 +420,7 @@ def test_the_end_token_at_once_is_a_whole_hypothesis(beams: int) -> None:
 def test_search_ends_when_nothing_else_is_possible(beams: int) -> None:
     table = table_of({(): {EOS: 1.0, A: 0.0, B: 0.0}}, 3)
     runtime = TableRuntime(table)
-    (found,) = generate(runtime, [[0]], config_of(3), SearchOptions(max_new_tokens=9, beams=beams, nbest=beams))
+    (found,) = generate(runtime, [[0]], facts_of(3), SearchOptions(max_new_tokens=9, beams=beams, nbest=beams))
     assert (runtime.stepped, [each.tokens for each in found]) == ([1], [(EOS,)])
 
 
@@ -438,8 +441,8 @@ def test_sources_are_padded_at_the_right_and_the_cache_is_as_long_as_the_target(
             return super().start(source, source_lengths, max_length=max_length)
 
     seen: list[Any] = []
-    config = dataclasses.replace(config_of(6), pad_id=5)
-    start(Recorder(random_table(6, seed=0)), [[3], [2, 4, 1]], config, 7)
+    facts = facts_of(6, pad_id=5)
+    start(Recorder(random_table(6, seed=0)), [[3], [2, 4, 1]], facts, 7)
     assert seen == [[[3, 5, 5], [2, 4, 1]], [1, 3], 7]
 
 
@@ -451,8 +454,8 @@ def test_the_first_token_is_the_start_token(beams: int) -> None:
             return super().step(tokens, state, **how)
 
     seen: list[list[int]] = []
-    config = dataclasses.replace(config_of(6), bos_id=4)
-    generate(Recorder(random_table(6, seed=0)), [[3], [2]], config, SearchOptions(max_new_tokens=1, beams=beams))
+    facts = facts_of(6, bos_id=4)
+    generate(Recorder(random_table(6, seed=0)), [[3], [2]], facts, SearchOptions(max_new_tokens=1, beams=beams))
     assert seen == [[4, 4]]
 
 
@@ -479,14 +482,14 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 def test_the_steepest_penalties_still_give_numbers(penalty: float) -> None:
     longest = 500
     table: Table = lambda source, prefix: np.array([5.0, -5.0, 0.0], dtype=np.float32)  # noqa: E731
-    config, options = config_of(3, longest), SearchOptions(max_new_tokens=longest, beams=2, length_penalty=penalty)
-    (found,) = generate(TableRuntime(table), [[1]], config, options)
+    facts, options = facts_of(3, longest), SearchOptions(max_new_tokens=longest, beams=2, length_penalty=penalty)
+    (found,) = generate(TableRuntime(table), [[1]], facts, options)
     assert math.isfinite(found[0].score)
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused() -> None:
-    runtime, config = TableRuntime(random_table(6, seed=0)), config_of(6, max_length=5)
+    runtime, facts = TableRuntime(random_table(6, seed=0)), facts_of(6, max_length=5)
     with pytest.raises(UnsupportedError, match="longest sequence, 5; got 6"):
-        generate(runtime, [[1]], config, SearchOptions(max_new_tokens=6))
+        generate(runtime, [[1]], facts, SearchOptions(max_new_tokens=6))
     assert runtime.stepped == []
-    assert len(generate(runtime, [[1]], config, SearchOptions(max_new_tokens=5))) == 1
+    assert len(generate(runtime, [[1]], facts, SearchOptions(max_new_tokens=5))) == 1

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import Table, TableRuntime, Tokens, coarse_table, random_table
-from tests.search.test_generate import EOS, SEEDS, SOURCES, config_of, search
+from tests.search.test_generate import EOS, SEEDS, SOURCES, facts_of, search
 from txport.errors import UnsupportedError
 from txport.runtimes.base import Floats, log_softmax
 from txport.search.generate import generate
@@ -91,7 +91,7 @@ def test_groups_follow_the_rules_of_diverse_beam_search(
         beam_groups=groups,
         diversity_penalty=penalty,
     )
-    found = generate(TableRuntime(table), sources, config_of(SIZE), options, prefixes)
+    found = generate(TableRuntime(table), sources, facts_of(SIZE), options, prefixes)
     for source, prefix, each in zip(sources, prefixes, found, strict=True):
         expected = diverse(table, tuple(source), longest, groups, width, penalty, prefix)
         assert [one.tokens for one in each] == [one.tokens for one in expected]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import TableRuntime, random_table
 from tests.search.test_constraints import unchanged
-from tests.search.test_generate import EOS, SEEDS, SOURCES, config_of, search, sum_of
+from tests.search.test_generate import EOS, SEEDS, SOURCES, facts_of, search, sum_of
 from txport.errors import UnsupportedError
 from txport.runtimes.base import Doubles, Floats, Ints
 from txport.search import generate as generate_module
@@ -143,7 +143,7 @@ def test_all_scores_are_ordered_no_further_than_is_drawn_from(
 
 def test_without_a_seed_two_runs_differ() -> None:
     options = SearchOptions(max_new_tokens=12, do_sample=True, suppress_tokens=[EOS])
-    runs = [generate(TableRuntime(random_table(SIZE, 0)), [[1]] * 4, config_of(SIZE), options) for _ in range(2)]
+    runs = [generate(TableRuntime(random_table(SIZE, 0)), [[1]] * 4, facts_of(SIZE), options) for _ in range(2)]
     assert [found[0].tokens for found in runs[0]] != [found[0].tokens for found in runs[1]]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import txport
 from tests.fakes import TableRuntime, random_table
-from tests.search.test_generate import SEEDS, config_of, search, sum_of
+from tests.search.test_generate import SEEDS, facts_of, search, sum_of
 from tests.tiny import SAMPLES
 from txport.bundles.bundle import Bundle
 from txport.errors import TextError, TxportError
@@ -31,7 +31,7 @@ def test_scores_are_what_the_table_says(seed: int, targets: list[list[int]], pen
     table, sources = random_table(SIZE, seed), [[1] * (1 + row) for row in range(len(targets))]
     runtime = TableRuntime(table)
     for source, target, found in zip(
-        sources, targets, score(runtime, sources, targets, config_of(SIZE), penalty), strict=True
+        sources, targets, score(runtime, sources, targets, facts_of(SIZE), penalty), strict=True
     ):
         assert found.tokens == tuple(target)
         assert found.score == pytest.approx(
@@ -47,7 +47,7 @@ def test_scores_are_what_the_table_says(seed: int, targets: list[list[int]], pen
 def test_what_search_finds_scores_the_same(seed: int, beams: int) -> None:
     table = random_table(SIZE, seed, spread=2.0)
     (found,) = search(table, [[1]], SIZE, max_new_tokens=6, beams=beams, nbest=beams)
-    again = score(TableRuntime(table), [[1]] * len(found), [each.tokens for each in found], config_of(SIZE))
+    again = score(TableRuntime(table), [[1]] * len(found), [each.tokens for each in found], facts_of(SIZE))
     for one, other in zip(found, again, strict=True):
         assert one.score == pytest.approx(other.score, abs=1e-5)
         np.testing.assert_allclose(one.token_scores, other.token_scores, atol=1e-5)
@@ -57,7 +57,7 @@ def test_a_model_scores_as_pytorch_does(bundle: Bundle, checkpoint: Any) -> None
     model, source = txport.load(bundle.path), Exact.of(load_checkpoint(str(checkpoint)).model)
     targets = ["AA B", "CH", "D EH F", ""]
     for text, target, found in zip(SAMPLES, targets, model.score(SAMPLES, targets, batch_size=3), strict=True):
-        ids = [*model.tokenizer.ids(target), model.config.eos_id]
+        ids = [*model.tokenizer.ids(target), model.facts.writes.end]
         np.testing.assert_allclose(found.token_scores, score_of(source, model.encode(text), ids), atol=1e-4)
 
 
@@ -65,8 +65,8 @@ def test_logits_are_what_search_steps_on(bundle: Bundle) -> None:
     model, targets = txport.load(bundle.path), ["AA B", "CH", ""]
     log_probs = [each.token_scores for each in model.score(SAMPLES[:3], targets)]
     for values, target, parts in zip(model.logits(SAMPLES[:3], targets, batch_size=2), targets, log_probs, strict=True):
-        ids = [*model.tokenizer.ids(target), model.config.eos_id]
-        assert values.shape == (len(ids), model.config.target_vocab_size)
+        ids = [*model.tokenizer.ids(target), model.facts.writes.end]
+        assert values.shape == (len(ids), model.facts.writes.size)
         normal = values - np.log(np.exp(values.astype(np.float64)).sum(axis=1, keepdims=True))
         np.testing.assert_allclose(normal[np.arange(len(ids)), ids], parts, atol=1e-5)
 
@@ -81,7 +81,7 @@ def test_logits_are_what_search_steps_on(bundle: Bundle) -> None:
 )
 def test_what_cannot_be_scored_is_refused(targets: list[list[int]], message: str) -> None:
     with pytest.raises(TextError, match=re.escape(message)):
-        score(TableRuntime(random_table(SIZE, 0)), [[1]], targets, config_of(SIZE))
+        score(TableRuntime(random_table(SIZE, 0)), [[1]], targets, facts_of(SIZE))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from txport.errors import quoted
+from txport.models.config import LONGEST
 
 Task = Literal["seq2seq", "causal", "encode"]
 Owner = Literal["row", "source"]
@@ -196,7 +197,7 @@ def _tokens(side: str, values: Any) -> Tokens:
     start = values["start"]
     return Tokens(
         size=size,
-        longest=_whole(f"{side}.longest", values["longest"], 1),
+        longest=_whole(f"{side}.longest", values["longest"], 1, LONGEST),
         pad=_id(f"{side}.pad", values["pad"], size),
         start=None if start is None else _id(f"{side}.start", start, size),
         **ids,
@@ -244,9 +245,9 @@ def _several(what: str, values: Any, most: int) -> Sequence[Any]:
     return values
 
 
-def _whole(what: str, value: Any, least: int) -> int:
-    if type(value) is not int or not least <= value < LARGEST:
-        raise ValueError(f"{what} must be a whole number from {least} on, got {quoted(value)}")
+def _whole(what: str, value: Any, least: int, most: int = LARGEST - 1) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{what} must be a whole number from {least} to {most}, got {quoted(value)}")
     return value
 
 

@@ -287,6 +287,11 @@ CONFIGS: dict[str, tuple[str, Any]] = {
     "a lone surrogate": ("activation", "\ud800"),
     "pad_id -1": ("pad_id", -1),
     "family as an object": ("family", {"a": 1}),
+    "architecture as an object": ("architecture", {"a": 1}),
+    "architecture as a list": ("architecture", ["transformer"]),
+    "architecture of escapes": ("architecture", NAME),
+    "architecture as a path": ("architecture", "../../outside"),
+    "architecture of 1 MB": ("architecture", "a" * 1_000_000),
     "tied as a number": ("tied", 1),
     "scale_embedding as a text": ("scale_embedding", "yes"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import os
@@ -14,6 +13,7 @@ from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, edit_val
 from tests.hostile.corpus.values import DEEP, DEEP_LIST, DEEP_OBJECT, DIGITS, HUGE_NUMBER, NAME, ZEROS, spell
 from txport.bundles.manifest import MANIFEST
 from txport.bundles.reading import read_manifest
+from txport.models.facts import CrossAttention, Facts, StateTensor
 from txport.system.documents import write_json
 
 BYTES: dict[str, Callable[[bytes], bytes]] = {
@@ -47,11 +47,14 @@ KEYS = [
     "target",
     "precision",
     "opset",
+    "architecture",
     "config",
+    "facts",
     "checkpoint",
     "tools",
     "generation",
     "passes",
+    "parts",
     "weights",
     "rows",
     "kept_in_fp32",
@@ -62,7 +65,7 @@ KEYS = [
 ]
 SIZES = (2**31 - 1, 2**40, 10**12, 2**63, 10**30)
 # (path to a value, value) that no bundle can have
-WRONG: dict[str, tuple[tuple[str, ...], Any]] = {
+WRONG: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "format of 5,000 digits": (("format",), HUGE_NUMBER),
     "format as a text": (("format",), "5"),
     "format NaN": (("format",), float("nan")),
@@ -74,18 +77,40 @@ WRONG: dict[str, tuple[tuple[str, ...], Any]] = {
     "precision as a list": (("precision",), ["fp32"]),
     "precision as null": (("precision",), None),
     "config as a list": (("config",), []),
-    "config with a key of 200,000 levels": (("config", "more"), DEEP_OBJECT),
-    "config with a name of escapes": (("config", NAME), 1),
-    "max_length NaN": (("config", "max_length"), float("nan")),
-    "max_length of 5,000 digits": (("config", "max_length"), HUGE_NUMBER),
-    "max_length true": (("config", "max_length"), True),
-    "max_length 0": (("config", "max_length"), 0),
-    "norm_epsilon NaN": (("config", "norm_epsilon"), float("nan")),
-    "norm_epsilon of 5,000 digits": (("config", "norm_epsilon"), HUGE_NUMBER),
-    "dropout infinity": (("config", "dropout"), float("inf")),
-    "activation as a list": (("config", "activation"), ["relu"]),
-    "pad_id beyond the vocabulary": (("config", "pad_id"), 2**40),
-    "eos_id below zero": (("config", "eos_id"), -1),
+    "facts as a list": (("facts",), []),
+    "facts with a key of 200,000 levels": (("facts", "more"), DEEP_OBJECT),
+    "facts with a name of escapes": (("facts", NAME), 1),
+    "task of escapes": (("facts", "task"), NAME),
+    "task as a list": (("facts", "task"), ["seq2seq"]),
+    "task of another model": (("facts", "task"), "encode"),
+    "width 0": (("facts", "width"), 0),
+    "width of 5,000 digits": (("facts", "width"), HUGE_NUMBER),
+    "longest NaN": (("facts", "target", "longest"), float("nan")),
+    "longest of 5,000 digits": (("facts", "target", "longest"), HUGE_NUMBER),
+    "longest true": (("facts", "target", "longest"), True),
+    "longest 0": (("facts", "source", "longest"), 0),
+    "source as null": (("facts", "source"), None),
+    "source with a name of escapes": (("facts", "source", NAME), 1),
+    "pad beyond the vocabulary": (("facts", "source", "pad"), 2**40),
+    "end below zero": (("facts", "target", "ends"), [-1]),
+    "ends as a number": (("facts", "target", "ends"), 2),
+    "ends without end": (("facts", "target", "ends"), [2] * 100_000),
+    "start as a text": (("facts", "target", "start"), "<s>"),
+    "start as null": (("facts", "target", "start"), None),
+    "state as an object": (("facts", "state"), {}),
+    "state emptied": (("facts", "state"), []),
+    "state of 200,000 levels": (("facts", "state"), DEEP_LIST),
+    "an owner of escapes": (("facts", "state", 0, "owner"), NAME),
+    "an owner as a list": (("facts", "state", 0, "owner"), ["row"]),
+    "a role as a number": (("facts", "state", 0, "role"), 1),
+    "state of a layer of 5,000 digits": (("facts", "state", 0, "layer"), HUGE_NUMBER),
+    "state with dims of escapes": (("facts", "state", 0, "dims"), [NAME, NAME, NAME]),
+    "state with dims NaN": (("facts", "state", 0, "dims"), [2, "length", float("nan")]),
+    "attention of a layer that there is not": (("facts", "attention", "layer"), 99),
+    "attention as a list": (("facts", "attention"), [1, 2]),
+    "outputs as numbers": (("facts", "outputs"), [1]),
+    "labels as numbers": (("facts", "labels"), [1]),
+    "has_plain_logits as a number": (("facts", "has_plain_logits"), 1),
     "checkpoint name as a list": (("checkpoint", "name"), ["toy"]),
     "checkpoint hash as a number": (("checkpoint", "sha256"), 5),
     "files as a list": (("files",), []),
@@ -114,6 +139,15 @@ WRONG: dict[str, tuple[tuple[str, ...], Any]] = {
 }
 # Values that may be harmless, but are shown, counted or allocated.
 STRANGE: dict[str, tuple[tuple[str, ...], Any]] = {
+    "architecture of escapes": (("architecture",), NAME),
+    "architecture of 1 MB": (("architecture",), "a" * 1_000_000),
+    "architecture as a lone surrogate": (("architecture",), "\ud800"),
+    "config emptied": (("config",), {}),
+    "config with a key of 200,000 levels": (("config", "more"), DEEP_OBJECT),
+    "config with a name of escapes": (("config", NAME), 1),
+    "labels of escapes": (("facts", "labels"), [NAME]),
+    "parts of escapes": (("parts",), {"encoder": {NAME: 5}}),
+    "parts of numbers": (("parts",), {"encoder": 5}),
     "checkpoint name of escapes": (("checkpoint", "name"), NAME),
     "checkpoint name of 1 MB": (("checkpoint", "name"), "a" * 1_000_000),
     "checkpoint name as a path": (("checkpoint", "name"), "../../outside"),
@@ -149,7 +183,7 @@ def cases() -> Iterator[Case]:
     yield from (Case(f"manifest/{key} as a list of one", _value((key,), [1])) for key in KEYS)
     yield from (Case(f"manifest/{name}", _value(*what)) for name, what in WRONG.items())
     yield from (Case(f"manifest/{name}", _value(*what, known=False)) for name, what in STRANGE.items())
-    for name in ("max_length", "d_model", "source_vocab_size", "feed_forward", "heads", "encoder_layers"):
+    for name in ENLARGED:
         yield from (Case(f"manifest/{name} {size}", _size(name, size)) for size in SIZES)
     yield from (Case(f"manifest/{name}", _node(make)) for name, make in NODES.items())
 
@@ -164,7 +198,7 @@ def _bytes(change: Callable[[bytes], bytes], is_wrong: bool) -> Callable[[Place]
     return make
 
 
-def _value(path: tuple[str, ...], value: Any, *, without: bool = False, known: bool = True) -> Any:
+def _value(path: tuple[str | int, ...], value: Any, *, without: bool = False, known: bool = True) -> Any:
     def make(place: Place) -> list[Command]:
         bundle = place.bundle()
 
@@ -192,26 +226,36 @@ def _size(name: str, size: int) -> Callable[[Place], list[Command]]:
     def make(place: Place) -> list[Command]:
         bundle = place.bundle()
         manifest = read_manifest(bundle)
-        changes = {name: size // 2 * 2, **({"target_vocab_size": size // 2 * 2} if name == "source_vocab_size" else {})}
-        if name == "heads":
-            changes = {name: size, "d_model": size * 2}
-        if name == "encoder_layers":  # each has ports of its own
-            _edit(bundle, ("config", name), size)
-            return readers(bundle, place)
-        config = copy.copy(manifest.config)
-        for key, value in changes.items():
-            object.__setattr__(config, key, value)  # of which no config can be made
-        write_json(bundle / MANIFEST, dataclasses.replace(manifest, config=config).to_dict())
-        proofs = provers(bundle, place, (GOOD, FAILED, BAD)) if name == "max_length" else []
+        facts = ENLARGED[name](manifest.facts, size)
+        write_json(bundle / MANIFEST, dataclasses.replace(manifest, facts=facts).to_dict())
+        proofs = provers(bundle, place, (GOOD, FAILED, BAD)) if name == "longest" else []
         return [*readers(bundle, place), *proofs]
 
     return make
 
 
-def _edit(bundle: Path, path: tuple[str, str], value: Any) -> None:
-    edit_values(bundle / MANIFEST, lambda values: values[path[0]].update({path[1]: value}))
+def _both(facts: Facts, **changes: Any) -> Facts:
+    assert facts.source is not None
+    assert facts.target is not None
+    source, target = (dataclasses.replace(each, **changes) for each in (facts.source, facts.target))
+    return dataclasses.replace(facts, source=source, target=target)
 
 
+def _state(facts: Facts, place: int, size: int) -> Facts:
+    def dims(each: StateTensor) -> tuple[int | str, ...]:
+        return (*each.dims[:place], size, *each.dims[place + 1 :])
+
+    return dataclasses.replace(facts, state=tuple(dataclasses.replace(each, dims=dims(each)) for each in facts.state))
+
+
+ENLARGED: dict[str, Callable[[Facts, int], Facts]] = {
+    "longest": lambda facts, size: _both(facts, longest=size),
+    "width": lambda facts, size: dataclasses.replace(facts, width=size),
+    "vocabulary": lambda facts, size: _both(facts, size=size),
+    "heads": lambda facts, size: _state(facts, 0, size),
+    "head size": lambda facts, size: _state(facts, 2, size),
+    "attention heads": lambda facts, size: dataclasses.replace(facts, attention=CrossAttention(1, size)),
+}
 NODES: dict[str, Callable[[Path], object]] = {
     "as a folder": lambda file: file.mkdir(),
     "as a FIFO": lambda file: os.mkfifo(file),

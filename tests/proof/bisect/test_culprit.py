@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -33,20 +34,19 @@ from tests.proof.faults import (
 )
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, seal
-from txport.bundles.forms import INVARIANT, Form, Stored
-from txport.bundles.ports import DECODER, ENCODER, STEP, Graph
+from txport.bundles.forms import DYNAMIC, INVARIANT, Form, Stored, blocks_of
+from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.cli import cli
 from txport.errors import ParityError, UnsupportedError
-from txport.exporters import cpu, rewrite
 from txport.exporters import quantize as quantizer
+from txport.exporters import rewrite
 from txport.exporters.export import export_graphs
 from txport.exporters.fused import FUSED_FORMS
-from txport.exporters.passes import PASSES
 from txport.exporters.symbols import Symbol, Tracer
-from txport.models import transformer
+from txport.exporters.targets import CONDITION, TARGETS, Job, Stage
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.models.ops import PlainOps
 from txport.proof.bisect import culprit as module
-from txport.proof.bisect import origin as steps
 from txport.proof.bisect.culprit import Culprit, bisect
 from txport.proof.bisect.matrices import Rounding, badly_quantised
 from txport.proof.bisect.taps import Runner
@@ -540,12 +540,12 @@ def test_a_matrix_that_bears_no_few_bits_is_named(tmp_path: Path) -> None:
 
 def test_matrices_are_held_against_others_of_as_many_bits() -> None:
     """What is usual in 4 bits would be much in 8."""
-    eight = [Rounding(f"eight {number}", "dynamic int8", 0.005, 0.005) for number in range(9)]
-    four = [Rounding(f"four {number}", "4-bit blocks of 16", 0.105, 0.1) for number in range(3)]
+    eight = [Rounding(f"eight {number}", DYNAMIC, 0.005, 0.005) for number in range(9)]
+    four = [Rounding(f"four {number}", blocks_of(4, 16), 0.105, 0.1) for number in range(3)]
     assert badly_quantised([*four, *eight]) is None
-    spoilt = Rounding("spoilt", "4-bit blocks of 16", 0.9, 0.9)
+    spoilt = Rounding("spoilt", blocks_of(4, 16), 0.9, 0.9)
     assert badly_quantised([spoilt, *four, *eight]) is spoilt
-    coarse = Rounding("coarse", "dynamic int8", 0.02, 0.005)
+    coarse = Rounding("coarse", DYNAMIC, 0.02, 0.005)
     assert badly_quantised([spoilt, *four, coarse, *eight]) is coarse
 
 
@@ -559,17 +559,23 @@ def test_a_fault_in_the_file_alone_is_told_from_one_of_the_exporter(
     assert culprit.node.startswith("MultiHeadAttention ")
 
 
+def with_stage(name: str, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the cpu target have one more stage, or another in place of one."""
+    cpu = TARGETS["cpu"]
+    monkeypatch.setitem(TARGETS, "cpu", dataclasses.replace(cpu, stages={**cpu.stages, name: stage}))
+
+
 def test_a_faulty_pass_is_named(
     checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fusion that loses the epsilon of one norm."""
 
-    def fuse_norms(model: ir.Model, graph: Graph) -> int:
+    def fuse_norms(model: ir.Model, job: Job) -> int:
         norms = [node for node in model.graph if node.op_type == NORM]
         norms[1].attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-2)
         return 1
 
-    monkeypatch.setitem(PASSES, "cpu", {**PASSES["cpu"], "fuse norms": fuse_norms})
+    with_stage("fuse norms", fuse_norms, monkeypatch)
     culprit = bisect(made(checkpoints["post"], tmp_path / "out", target="cpu"), checkpoints["post"])
     assert culprit is not None
     assert (culprit.graph, culprit.kind) == (ENCODER, "epsilon")
@@ -600,20 +606,21 @@ def test_what_only_padding_beyond_all_rows_shows_is_found(
 def test_the_branch_of_attention_is_a_step_of_its_own(
     checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conditional = cpu.make_conditional
+    conditional = TARGETS["cpu"].stages[CONDITION]
 
-    def faulty(model: ir.Model, graph: Graph) -> int:
-        count = conditional(model, graph)
+    def faulty(model: ir.Model, job: Job) -> int:
+        count = conditional(model, job)
+        if job.role != STEP:
+            return count
         norms = [node for node in model.graph if node.op_type == NORM]
         norms[1].attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-2)
         return count
 
-    monkeypatch.setattr(cpu, "make_conditional", faulty)
-    monkeypatch.setattr(steps, "make_conditional", faulty)
+    with_stage(CONDITION, faulty, monkeypatch)
     culprit = bisect(made(checkpoints["post"], tmp_path / "out", target="cpu"), checkpoints["post"])
     assert culprit is not None
     assert (culprit.graph, culprit.kind) == (STEP, "epsilon")
-    assert culprit.origin == "brought in by the branch for attention that is asked for"
+    assert culprit.origin == "brought in by the pass 'make attention conditional'"
 
 
 def test_a_mask_dropped_by_the_trace_is_named(
@@ -639,17 +646,16 @@ def test_positions_off_by_one_in_the_trace_are_named(
     checkpoints: dict[str, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exporter's model starts at 1, PyTorch's at 0."""
-    forward = transformer.Embedding.forward
-    config = checkpoints["pre"].config
+    add = PlainOps.add_positions
     with monkeypatch.context() as patch:
         patch.setattr(
-            transformer.Embedding,
-            "forward",
-            lambda self, tokens, start=0: forward(self, tokens, start + isinstance(tokens, Symbol)),
+            PlainOps,
+            "add_positions",
+            lambda self, x, table, offset: add(self, x, table, offset + isinstance(x, Symbol)),
         )
         bundle = made(checkpoints["pre"], tmp_path / "out")
     culprit = bisect(bundle, checkpoints["pre"])
-    assert config.positions == "sinusoidal"
+    assert tiny_config(**KINDS["pre"]).positions == "sinusoidal"
     assert culprit is not None
     assert (culprit.where, culprit.kind) == ("encoder, embedding", "position")
     assert culprit.what == "positions are off by +1"

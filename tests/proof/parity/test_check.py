@@ -24,8 +24,9 @@ from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
 from txport.errors import ParityError, UnsupportedError
 from txport.exporters import export as exporter
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.models.architectures import transformer
 from txport.models.architectures.transformer import TransformerConfig
+from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.parity.cases import Case, draw_cases
 from txport.proof.parity.check import check
 from txport.proof.parity.exact import Exact
@@ -412,7 +413,7 @@ def test_near_ties_are_told_apart_from_errors(gap: float, tied: bool) -> None:
         model.projection.weight[twin] = model.projection.weight[common] * (1 + gap)
     exact, runtime = Exact.of(model), TorchRuntime(model)
     case = Case("case", [[7, 8, 9, 2], [10, 2], [4, 4, 2]], ())
-    arguments = (search_all(case, runtime, model.config), exact, tolerance_of("fp32"))
+    arguments = (search_all(case, runtime, model.facts), exact, tolerance_of("fp32"))
     same = list(compare_search(case, "same", runtime, *arguments))
     assert [(each.equal, each.near_ties, each.passed) for each in same] == [(3, 0, True)] * 2
     other = list(compare_search(case, "other", Exchanged(runtime, common, twin), *arguments))
@@ -432,7 +433,7 @@ def found(tokens: list[int]) -> Found:
 def test_a_greedy_tie_is_at_the_first_token_that_differs() -> None:
     """What the whole target is worth does not excuse a token that PyTorch would not have said."""
     exact, source = Exact.of(tiny_model(tiny_config())), [7, 8, 9, 2]
-    said = list(generate(TorchRuntime(exact.model), [source], exact.model.config, GREEDY)[0][0].tokens)
+    said = list(generate(TorchRuntime(exact.model), [source], exact.model.facts, GREEDY)[0][0].tokens)
     other = [*said[:-1], 5 if said[-1] != 5 else 6]
     assert near_tie(exact, source, found(said), found(other), 1, tolerance_of("fp32")) is None
     gap = score_of(exact, source, said)[-1] - score_of(exact, source, other)[-1]
@@ -453,11 +454,11 @@ def moving(exact: Exact, source: list[int], targets: list[list[int]], by: float,
 def test_a_beam_that_was_dropped_at_a_tie_is_found_by_shaking() -> None:
     """What PyTorch says when its logits move by the noise passes; what it never says does not."""
     exact, source = Exact.of(tiny_model(tiny_config())), [7, 8, 9, 2]
-    config, runtime = exact.model.config, TorchRuntime(exact.model)
+    facts, runtime = exact.model.facts, TorchRuntime(exact.model)
     options = SearchOptions(max_new_tokens=24, beams=BEAMS)
-    plain = generate(runtime, [source], config, options)[0][0]
+    plain = generate(runtime, [source], facts, options)[0][0]
     strict = moving(exact, source, [list(plain.tokens)], 0.5)
-    shaken = [generate(Noisy(runtime, strict.largest, seed), [source], config, options) for seed in range(NOISY_RUNS)]
+    shaken = [generate(Noisy(runtime, strict.largest, seed), [source], facts, options) for seed in range(NOISY_RUNS)]
     others = [each[0][0] for each in shaken if each[0][0].tokens != plain.tokens]
     assert others, "the noise changed nothing"
     monotone = replace(plain, tokens=(5,) * 24)
@@ -474,7 +475,7 @@ def test_more_cases_are_drawn_by_seed_and_change_none_of_the_others(bundle: Bund
     assert more[: len(usual)] == usual
     assert more[len(usual) : -2] == draw_cases(bundle, 3, 10)[len(usual) :]
     assert more[len(usual) :] != draw_cases(bundle, 4, 12)[len(usual) :]
-    longest = bundle.manifest.config.max_length
+    longest = bundle.manifest.facts.writes.longest
     for case in more:
         assert sum(case.steps) <= longest
         assert max(map(len, case.sources)) + case.padding <= longest
@@ -539,7 +540,8 @@ def test_cases_fit_every_model(max_length: int, vocabulary: int, tmp_path: Path)
         source_vocab_size=vocabulary, target_vocab_size=vocabulary, d_model=8, heads=2, max_length=max_length
     )
     made = {"checkpoint": {}, "tools": {}, "target": "portable", "precision": "fp32", "opset": 18}
-    bundle = Bundle(tmp_path, Manifest(config=config, **made))
+    facts = transformer.facts(config)
+    bundle = Bundle(tmp_path, Manifest(architecture="transformer", config=config.to_dict(), facts=facts, **made))
     cases = {case.name: case for case in draw_cases(bundle, 0)}
     for case in cases.values():
         assert case.sources
@@ -559,7 +561,7 @@ class Jumbled(TorchRuntime):
 
     def step(self, tokens: Ints, state: State, **options: Any) -> tuple[Scores, State]:
         found, after = super().step(tokens, state, **options)
-        place = state.cache[0].key.shape[2]
+        place = next(tensor.shape[2] for each, tensor in state.state.items() if each.grows)
         noise = np.random.default_rng(place).standard_normal(found.values.shape).astype(np.float32)
         values = found.values + self.off * noise * np.sqrt(np.mean(np.square(found.values)))
         return Scores(np.roll(values, 1, axis=1) if place == self.wrong_at else values, None), after

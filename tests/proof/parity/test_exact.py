@@ -74,7 +74,7 @@ def test_eight_bits_are_those_of_the_kernels(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(str(tmp_path / "toy"))
     bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu", precision="int8")
     exact = exact_of(bundle, checkpoint)
-    found = logits(runtimes.load("ort", bundle), SOURCES, TARGETS, checkpoint.config)
+    found = logits(runtimes.load("ort", bundle), SOURCES, TARGETS, checkpoint.facts)
     gaps = [largest_difference(*pair) for pair in zip(exact.own_logits(SOURCES, TARGETS), found, strict=True)]
     assert max(gaps) < exact.own_error(SOURCES, TARGETS) / 10
 

@@ -93,13 +93,13 @@ def test_real_input_and_all_lengths_are_among_the_goldens(bundle: Bundle) -> Non
     tokenizer = txport.load(bundle.path).tokenizer
     assert golden.sources[: len(bundle.samples)] == [tuple(tokenizer.encode(text)) for text in bundle.samples]
     lengths = {len(source) for source in golden.sources}
-    assert {1, bundle.manifest.config.max_length} <= lengths
+    assert {1, bundle.manifest.facts.writes.longest} <= lengths
     assert {len(stored.values) for stored in golden.logits} == {len(target) for target in golden.targets}
 
 
 def test_goldens_come_from_pytorch_in_float64_not_from_the_bundle(bundle: Bundle, checkpoint: Path) -> None:
     golden, exact = load_golden(bundle), Exact.of(load_checkpoint(checkpoint).model)
-    found = logits(TorchRuntime(exact.model), golden.sources, golden.targets, exact.model.config)
+    found = logits(TorchRuntime(exact.model), golden.sources, golden.targets, exact.model.facts)
     for stored, values in zip(golden.logits, found, strict=True):
         np.testing.assert_allclose(stored.sums, fold(values), rtol=0, atol=stored.largest * 2.0**-GRID)
         assert np.abs(stored.sums - fold(values)).max() > 0
@@ -118,7 +118,7 @@ def test_noise_that_is_allowed_is_no_fault_and_twice_as_much_is(
     exact = Exact.of(load_checkpoint(checkpoint).model, precision)
     manifest, tolerance = replace(bundle.manifest, precision=precision), tolerance_of(precision)
     runtime = TorchRuntime(exact.model)
-    golden = record(runtime, manifest.config, [], lambda largest, *_: tolerance.lasting_noise(largest, 0.0))
+    golden = record(runtime, manifest.facts, [], lambda largest, *_: tolerance.lasting_noise(largest, 0.0))
     share = min(each.noise / each.largest for each in golden.logits)
     for seed in range(100, 110):  # half of it, for what is drawn anew in each run
         checks = list(compare(golden, Noisy(runtime, share / 2, seed), manifest, "noise is drawn each time"))
@@ -250,7 +250,7 @@ class Forgetful:
     """A runtime that lets rows stay where they are when beams change places."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self.encode, self.step, self._runtime = runtime.encode, runtime.step, runtime
+        self.start, self.step, self._runtime = runtime.start, runtime.step, runtime
 
     def select(self, state: State, rows: Ints) -> State:
         grows = len(rows) > len(set(rows.tolist())) and rows.max() < 8

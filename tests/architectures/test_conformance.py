@@ -1,0 +1,177 @@
+"""What holds for every architecture in every target and precision: one more needs no word here to be held to it.
+
+Each is tried by its smallest preset, whose name is `tiny` or ends in `-tiny`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import txport
+from txport import runtimes
+from txport.bundles.bundle import Bundle
+from txport.bundles.manifest import OFFERED, is_quantised
+from txport.models import architecture
+from txport.models.architecture import Architecture
+from txport.models.checkpoint import load_checkpoint
+from txport.models.facts import LENGTH, Facts
+from txport.proof.parity.check import exact_of
+from txport.proof.parity.exact import Exact, one_pass, pad
+from txport.runtimes.base import EncoderRuntime, Runtime
+from txport.runtimes.pytorch import TorchRuntime
+from txport.search.generate import first_tokens
+
+Array = NDArray[Any]
+
+PLANS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
+LENGTHS, STEPS = (5, 1, 9, 3), 6
+# What the root of the mean square of errors may be, over that of the logits: from PyTorch in float64, and from the
+# same bundle with other rows beside.
+CLOSE = {"fp32": 1e-5, "fp16": 1e-2, "int8": 0.2, "int4": 0.2}
+APART = {"fp32": 1e-6, "fp16": 1e-2, "int8": 1e-6, "int4": 1e-6}
+
+
+def smallest(name: str) -> str:
+    """The preset that stands for an architecture."""
+    found = [each for each in architecture.find(name).presets if each == "tiny" or each.endswith("-tiny")]
+    assert found, f"the architecture {name} has no preset called tiny or *-tiny"
+    return f"preset:{found[0]}"
+
+
+@pytest.fixture(scope="module", params=architecture.names())
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module", params=PLANS, ids=" ".join)
+def bundle(request: pytest.FixtureRequest, name: str, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """An export with its proof: whatever differs from PyTorch beyond the tolerances raises."""
+    target, precision = request.param
+    folder = tmp_path_factory.mktemp("conformance") / "out"
+    return txport.export(smallest(name), folder, target=target, precision=precision)
+
+
+@pytest.fixture(scope="module")
+def runtime(bundle: Bundle) -> Runtime:
+    return runtimes.load("ort", bundle)
+
+
+def sources(facts: Facts) -> list[list[int]]:
+    """Sources or prompts of unequal lengths."""
+    rng = np.random.default_rng(7)
+    return [rng.integers(0, facts.reads.size, length).tolist() for length in LENGTHS]
+
+
+def targets(facts: Facts) -> list[list[int]]:
+    """What is said for each of them."""
+    said: list[list[int]] = np.random.default_rng(8).integers(0, facts.writes.size, (len(LENGTHS), STEPS)).tolist()
+    return said
+
+
+def step_through(runtime: Runtime, facts: Facts, given: Sequence[list[int]], said: Sequence[list[int]]) -> Array:
+    """The logits before each token of each target, token by token: (R, T, V)."""
+    ids, lengths = pad(given, facts.reads.pad)
+    tokens = np.column_stack([first_tokens(given, facts), np.array(said)[:, :-1]])
+    state, found = runtime.start(ids, lengths, max_length=STEPS + int(lengths.max())), []
+    for each in tokens.T:
+        scores, state = runtime.step(np.ascontiguousarray(each), state)
+        found.append(scores.values.copy())
+    return np.stack(found, axis=1)
+
+
+def infer(runtime: Runtime, facts: Facts, given: Sequence[list[int]]) -> list[dict[str, Array]]:
+    """The outputs of an encoder-only model for each source, without its padding."""
+    assert isinstance(runtime, EncoderRuntime)
+    ids, lengths = pad(given, facts.reads.pad)
+    found = runtime.infer(ids, lengths)
+    counted = {each.name: LENGTH in each.dims for each in facts.outputs}
+    return [
+        {name: found[name][row, :length] if counted[name] else found[name][row] for name in counted}
+        for row, length in enumerate(lengths)
+    ]
+
+
+def error(actual: Array, expected: Array) -> float:
+    """The root of the mean squares of what differs, over that of what is expected."""
+    off, size = (np.sqrt(np.mean(np.square(each, dtype=np.float64))) for each in (actual - expected, expected))
+    return float(off / size)
+
+
+def test_it_is_registered_whole(name: str) -> None:
+    """A config that comes back from its JSON, drawn ones that are of this architecture, and presets of it alone."""
+    found: Architecture = architecture.find(name)
+    configs = [*found.presets.values(), *(found.draw(np.random.default_rng(seed)) for seed in range(10))]
+    for config in configs:
+        assert found.config.from_dict(config.to_dict()) == config
+        assert architecture.name_of(config) == name
+    assert len({repr(config) for config in configs}) > len(found.presets)
+    assert found.hugging_face(found.presets[smallest(name).removeprefix("preset:")])["model_type"]
+
+
+def test_its_proof_has_passed(bundle: Bundle) -> None:
+    assert bundle.manifest.parity["verdict"] == "pass"
+    assert Facts.from_dict(bundle.manifest.facts.to_dict()) == bundle.manifest.facts
+    assert bundle.manifest.architecture in architecture.names()
+    if is_quantised(bundle.manifest.target, bundle.manifest.precision):
+        assert any(stored.is_quantised for stored in bundle.manifest.weights.values())
+
+
+def test_cached_equals_uncached_in_pytorch(name: str) -> None:
+    """In float64, so that nothing but a fault sets them apart."""
+    model = Exact.of(load_checkpoint(smallest(name)).model).model
+    if model.facts.task == "encode":
+        return
+    given, said = sources(model.facts), targets(model.facts)
+    cached = step_through(TorchRuntime(model), model.facts, given, said)
+    np.testing.assert_allclose(cached, np.stack(one_pass(model, given, said)), rtol=1e-5, atol=1e-6)
+
+
+def test_cached_equals_uncached(bundle: Bundle, runtime: Runtime) -> None:
+    """What a bundle says token by token is what PyTorch says in one pass over the whole target."""
+    facts = bundle.manifest.facts
+    if facts.task == "encode":
+        return
+    exact, given, said = (
+        exact_of(bundle, load_checkpoint(bundle.manifest.checkpoint["name"])),
+        sources(facts),
+        targets(facts),
+    )
+    cached = step_through(runtime, facts, given, said)
+    assert error(cached, np.stack(exact.logits(given, said))) < CLOSE[bundle.manifest.precision]
+
+
+def test_a_row_alone_equals_the_row_in_a_batch(bundle: Bundle, runtime: Runtime) -> None:
+    facts, limit = bundle.manifest.facts, APART[bundle.manifest.precision]
+    given = sources(facts)
+    if facts.task == "encode":
+        for together, source in zip(infer(runtime, facts, given), given, strict=True):
+            (alone,) = infer(runtime, facts, [source])
+            assert all(error(together[each], alone[each]) <= limit for each in alone)
+        return
+    said = targets(facts)
+    together = step_through(runtime, facts, given, said)
+    for row, (source, target) in enumerate(zip(given, said, strict=True)):
+        alone = step_through(runtime, facts, [source], [target])[0]
+        assert error(together[row], alone) <= limit
+
+
+def test_rows_that_change_places_take_their_state_along(bundle: Bundle, runtime: Runtime) -> None:
+    """Beam search reorders, drops and repeats rows."""
+    facts = bundle.manifest.facts
+    if facts.task == "encode":
+        return
+    given, said = sources(facts), np.array(targets(facts))
+    chosen = np.array([2, 0, 0])
+    ids, lengths = pad(given, facts.reads.pad)
+    state = runtime.start(ids, lengths, max_length=STEPS + int(lengths.max()))
+    _, state = runtime.step(first_tokens(given, facts), state)
+    _, state = runtime.step(said[:, 0].copy(), state)
+    found, _ = runtime.step(said[chosen, 1], runtime.select(state, chosen))
+    expected = step_through(runtime, facts, given, said.tolist())[chosen, 2]
+    assert error(found.values, expected) <= APART[bundle.manifest.precision]
