@@ -42,6 +42,10 @@ class Tokenizer(Protocol):
         """Target text, special tokens left out."""
         ...
 
+    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """What target ids add to the text of those before them; by themselves they may be written in another way."""
+        ...
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Each target id as the vocabulary writes it."""
         ...
@@ -105,6 +109,11 @@ class FileTokenizer:
         self.tokens(kept)  # the library leaves out what it does not know
         with refusals(BundleError, f"{self._path} can't write tokens as text"):
             return str(self._tokenizer.decode(kept, skip_special_tokens=True))
+
+    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """See `Tokenizer.continuation`."""
+        text, whole = self.decode(before), self.decode([*before, *ids])
+        return whole[len(text) :] if whole.startswith(text) else self.decode(ids)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
@@ -197,6 +206,10 @@ class TokenizerPair:
         """See `Tokenizer.decode`."""
         return self.target.decode(ids)
 
+    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """See `Tokenizer.continuation`."""
+        return self.target.continuation(before, ids)
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
         return self.target.tokens(ids)
@@ -207,16 +220,19 @@ class TokenizerPair:
 
 
 class NumberTokenizer:
-    """For a checkpoint without a tokenizer: text is token ids, apart by spaces."""
+    """Text is token ids, apart by spaces: for a model without a tokenizer, or, `exact`, in place of the one it has.
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    Then ids are read and written as they are; else special tokens are added where the model expects some, and left out.
+    """
+
+    def __init__(self, facts: Facts, *, exact: bool = False) -> None:
+        self._facts, self._exact = facts, exact
+        self._why = "text is read as" if exact else "this model has no tokenizer, so text is"
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """See `Tokenizer.encode`; the start and end tokens that the model expects are added."""
         if not text.strip():
-            fix = "this model has no tokenizer, so give token ids such as '5 17 3'"
-            raise UnknownTextError(f"the text is empty; {fix}")
+            raise UnknownTextError(f"the text is empty; {self._why} token ids such as '5 17 3'")
         size, ids, wrong = self._facts.reads.size, [], []
         for word in text.split():
             if _is_below(size, word):
@@ -225,14 +241,18 @@ class NumberTokenizer:
                 wrong.append(word)
         if wrong and unknown == "error":
             ids_wanted = f"token ids, numbers from 0 to {size - 1}"
-            raise TextError(f"this model has no tokenizer, so text is {ids_wanted}; got {shorten(' '.join(wrong))}")
+            raise TextError(f"{self._why} {ids_wanted}; got {shorten(' '.join(wrong))}")
         if not ids:
             raise UnknownTextError(f"{shorten(text)} has no number from 0 to {size - 1}")
-        return self._facts.reads.with_special(ids)
+        return ids if self._exact else self._facts.reads.with_special(ids)
+
+    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """See `Tokenizer.continuation`."""
+        return self.decode(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
-        special = self._facts.writes.special
+        special = () if self._exact else self._facts.writes.special
         return " ".join(self.tokens([id_ for id_ in ids if id_ not in special]))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:

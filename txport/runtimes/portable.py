@@ -100,7 +100,8 @@ class PortableRuntime(Generic[T]):
             given = {name: self._engine.from_numpy(np.ascontiguousarray(each)) for name, each in inputs.items()}
             results = self._engine.run(DECODER, {**given, **tensors}, [*self._becomes])
             tensors = {name: results[output] for output, name in self._becomes.items()}
-        return PortableState({ATTENTION_MASK: self._engine.from_numpy(mask), **tensors}, size, max_length)
+        longest = max_length + size + 1 - int(lengths.min())  # of the shortest prompt, its padding counted
+        return PortableState({ATTENTION_MASK: self._engine.from_numpy(mask), **tensors}, size, longest)
 
     def step(
         self,

@@ -78,9 +78,8 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
     ]
     if bundle.samples:
         tokenizer = load_tokenizer(bundle.path, facts)
-        texts = [tokenizer.encode(text) for text in bundle.samples]
-        left = facts.writes.longest - max(map(len, texts)) if facts.task == "causal" else room
-        cases.append(Case("real", texts, fitting(left, 1, 4, 1)))
+        texts = [tokenizer.encode(text)[:longest] for text in bundle.samples]
+        cases.append(Case("real", texts, fitting(room, 1, 4, 1)))
     cases += [draw_case(facts, seed, number) for number in range(1, more + 1)]
     if facts.target is None:
         return [replace(case, steps=(), targets=(), search_tokens=0) for case in cases]

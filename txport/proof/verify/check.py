@@ -22,6 +22,7 @@ from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnavailableError, brief
 from txport.models.tokenizer import load_tokenizer
+from txport.proof.parity.cases import sides
 from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.verify.golden import (
     GREEDY,
@@ -153,7 +154,7 @@ def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
     problems = [
         f"{text!r} is {list(ids)}, expected {list(wanted)}"
         for text, ids, wanted in zip(texts, found, golden.sources, strict=False)
-        if ids != wanted
+        if ids[: sides(bundle.manifest.facts)[0]] != wanted
     ]
     return _check(TOKENIZER, problems[:1], f"{len(texts)} samples")
 
@@ -221,7 +222,7 @@ def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Itera
         "beam groups": {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": 4},
     }
     for name, how in searches.items():
-        options = SearchOptions(max_new_tokens=min(SPOKEN, facts.writes.longest), **how)
+        options = SearchOptions(max_new_tokens=min(SPOKEN, sides(facts)[1]), **how)
         together = generate(runtime, golden.sources, facts, options)
         alone = [generate(runtime, [source], facts, options)[0] for source in golden.sources]
         limits = [2 * _limit(stored, manifest) for stored in golden.logits]

@@ -19,7 +19,7 @@ from txport.bundles.bundle import Bundle
 from txport.errors import BundleError, quoted
 from txport.models.facts import Facts
 from txport.models.names import GOLDEN
-from txport.proof.parity.cases import Draw
+from txport.proof.parity.cases import Draw, sides
 from txport.proof.parity.noise import Noisy
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.search.generate import generate
@@ -99,15 +99,16 @@ def record(
     `noise_of` says how far the logits of a target may move: of the largest one, a source and its target. No target has
     more than `longest` tokens.
     """
-    known = [tuple(source) for source in real][:REAL]
-    longest = min(longest, facts.writes.longest)
+    most, room = sides(facts)
+    known = [tuple(source[:most]) for source in real][:REAL]
+    longest = min(longest, room)
     rng = np.random.default_rng(0)
-    drawn = Draw(facts, rng).sources(*(min(length, facts.writes.longest) for length in DRAWN))
+    drawn = Draw(facts, rng).sources(*(min(length, most) for length in DRAWN))
     sources = [*known, *map(tuple, drawn)]
     found = {name: find(runtime, facts, sources, name, longest) for name in SEARCHES}
     targets = [each.tokens for each in found[GREEDY][: len(known)]]
     for length in DRAWN:
-        tokens = rng.integers(0, facts.writes.size, min(length, longest, facts.writes.longest))
+        tokens = rng.integers(0, facts.writes.size, min(length, longest))
         targets.append(tuple(tokens.tolist()))
     values = logits(runtime, sources, targets, facts)
     noises = [noise_of(float(np.abs(each).max()), *pair) for each, *pair in zip(values, sources, targets, strict=True)]
@@ -121,7 +122,7 @@ def record(
 
 def find(runtime: Runtime, facts: Facts, sources: Sequence[Sequence[int]], search: str, longest: int) -> list[Found]:
     """The best target of each source by one of `SEARCHES`, of up to so many tokens."""
-    options = SearchOptions(max_new_tokens=min(longest, facts.writes.longest), **SEARCHES[search])
+    options = SearchOptions(max_new_tokens=longest, **SEARCHES[search])
     return [each[0] for each in generate(runtime, sources, facts, options)]
 
 
