@@ -206,7 +206,10 @@ class RelativeBias(nn.Module):
 
 
 def bucket_table(buckets: int, farthest: int, longest: int, *, both_ways: bool) -> Tensor:
-    """The bucket of each distance from -longest to longest: the near ones have one each, the others share."""
+    """The bucket of each distance from -longest to longest: the near ones have one each, the others share.
+
+    Every step is rounded to fp32, as it was in training: at the edge of a bucket, the last bit decides.
+    """
     distances = np.arange(-longest, longest + 1)
     base = np.zeros_like(distances)
     if both_ways:
@@ -215,9 +218,10 @@ def bucket_table(buckets: int, farthest: int, longest: int, *, both_ways: bool) 
         far = np.abs(distances)
     else:
         far = np.maximum(-distances, 0)
-    own = buckets // 2
-    ratio = np.log(np.maximum(far, 1) / own) / math.log(farthest / own)
-    shared = np.minimum(own + (ratio * (buckets - own) + 1e-9).astype(np.int64), buckets - 1)
+    own, single = buckets // 2, np.float32
+    logarithms = np.log((np.maximum(far, 1) / own).astype(single).astype(np.float64)).astype(single)
+    ratio = logarithms / single(math.log(farthest / own)) * single(buckets - own)
+    shared = np.minimum(own + ratio.astype(np.int64), buckets - 1)
     return torch.from_numpy(base + np.where(far < own, far, shared))
 
 
