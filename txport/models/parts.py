@@ -59,9 +59,10 @@ class UnbiasedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        centred = x - x.mean(-1, keepdim=True)
+        wide = x.to(torch.float32) if x.dtype == torch.float16 else x  # in 16 bits, squares overflow
+        centred = wide - wide.mean(-1, keepdim=True)
         variance = (centred * centred).sum(-1, keepdim=True) * (1 / (self.size - 1))
-        return centred / (variance.sqrt() + self.eps) * self.weight + self.bias
+        return (centred / (variance.sqrt() + self.eps)).to(x.dtype) * self.weight + self.bias
 
 
 NORMS: dict[str, Callable[[int, float], nn.Module]] = {
