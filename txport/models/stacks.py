@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
+import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from txport.models.config import Config
 from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
@@ -70,7 +70,7 @@ class EncoderDecoder(Model):
     def logits(self, states: Tensor) -> Tensor:
         """See `Model.logits`."""
         logits: Tensor = self.projection(states if self.scale == 1 else states * self.scale)
-        return F.log_softmax(logits, -1) if self.log_probs else logits
+        return torch.log_softmax(logits, -1) if self.log_probs else logits
 
     def cross_attention(self, layer: int) -> Attention:
         """See `Model.cross_attention`."""
