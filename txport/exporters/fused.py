@@ -291,15 +291,21 @@ class CpuStep(nn.Module):
 
 
 def multi_head_attention(
-    part: Attention, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, distances: Tensor | None
+    part: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    distances: Tensor | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Queries (B, T, N x H) over keys and values (B, S, N x H) or (B, N, S, H), `lengths` of them real -> as queries.
 
-    `distances` (T, S) are wanted where positions add to the scores.
+    `distances` (T, S) are wanted where positions add to the scores; a trace computes this `bias` of them once.
     """
     if has_torch_function((query,)):
-        bias = _bias(part, distances)
-        arguments = (part, query, key, value, lengths, bias)
+        bias = _bias(part, distances) if bias is None else bias
+        arguments = (part, query, key, value, lengths, distances, bias)
         mixed: Tensor = handle_torch_function(multi_head_attention, (query,), *arguments)
         return mixed
     key, value = (x if x.dim() == 4 else part.split(x) for x in (key, value))
@@ -317,15 +323,17 @@ def grouped_query_attention(
     last: Tensor,
     total: Tensor,
     distances: Tensor | None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value of new tokens (R, T, (N + 2 G) x H) over buffers (R, G, M, H), written at their places.
 
     `past` (R,) tokens lie in the buffers, `last` (R,) is the place of each row's last real token. -> (R, T, N x H), and
-    the buffers. `distances` (R or 1, T, M or T) are wanted where positions add to the scores.
+    the buffers. `distances` (R or 1, T, M or T) are wanted where positions add to the scores; a trace computes this
+    `bias` of them once.
     """
     if has_torch_function((packed,)):
-        bias = _bias(part, distances)
-        arguments = (part, packed, key, value, past, last, total, bias)
+        bias = _bias(part, distances) if bias is None else bias
+        arguments = (part, packed, key, value, past, last, total, distances, bias)
         found: tuple[Tensor, Tensor, Tensor] = handle_torch_function(grouped_query_attention, (packed,), *arguments)
         return found
     sizes = [part.query.out_features, part.key.out_features, part.value.out_features]
@@ -368,6 +376,7 @@ def _multi_head_attention(
     key: Symbol,
     value: Symbol,
     lengths: Symbol,
+    distances: Symbol | None,
     bias: Symbol | None,
 ) -> Symbol:
     """As ONNX Runtime's operator; `MASKED` is where its own value would let padding through."""
@@ -388,6 +397,7 @@ def _grouped_query_attention(
     past: Symbol,
     last: Symbol,
     total: Symbol,
+    distances: Symbol | None,
     bias: Symbol | None,
 ) -> tuple[Symbol, Symbol, Symbol]:
     """As ONNX Runtime's operator, which writes into the buffers."""

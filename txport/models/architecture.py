@@ -13,13 +13,15 @@ from txport.errors import ConfigError, quoted
 from txport.models import architectures
 from txport.models.config import Config
 from txport.models.model import Model
+from txport.models.weights import Rule
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """One model definition: its config, how a model is built of one, published sizes, and its name elsewhere.
 
-    `hugging_face` gives the `config.json` by which Optimum and transformers.js know what the portable graphs are.
+    `hugging_face` gives the `config.json` by which Optimum and transformers.js know what the portable graphs are;
+    `weights` turns the names that tensors have in checkpoints of others into those of the model.
     """
 
     config: type[Config]
@@ -27,6 +29,7 @@ class Architecture:
     presets: Mapping[str, Config]
     hugging_face: Callable[[Any], dict[str, Any]]
     draw: Callable[[Any], Config]  # NumPy generator -> a small config of any variant
+    weights: tuple[Rule, ...] = ()
     name: str = field(default="", compare=False)
 
 

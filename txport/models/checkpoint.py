@@ -38,6 +38,7 @@ from txport.models.names import (
     preset_name,
 )
 from txport.models.tokenizer import load_tokenizer
+from txport.models.weights import own_names
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
@@ -101,7 +102,7 @@ def load_checkpoint(name: str) -> Checkpoint:
     with torch.device("meta"), Unfilled():
         model = build(config)
     _require_memory(model, folder / CONFIG)
-    weights = _read_weights(folder / WEIGHTS)
+    weights = _read_weights(folder / WEIGHTS, model)
     _check(folder / WEIGHTS, expected_tensors(model), weights)
     _check_text(folder, model.facts)
     with Unfilled():
@@ -187,15 +188,20 @@ def expected_tensors(model: Model) -> dict[str, Tensor]:
     return dict(model.named_parameters())  # named_parameters leaves out what it has seen
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
+def _read_weights(path: Path, model: Model) -> dict[str, Tensor]:
+    """The tensors of a file under the names of the model, where the architecture knows their own."""
     if not path.is_file():
         pickles = [file.name for file in path.parent.iterdir() if file.suffix in PICKLES]
         hint = f"; {', '.join(pickles)} may hold code and is never loaded: save it as safetensors" if pickles else ""
         raise CheckpointError(f"{path} is missing{hint}")
     try:
-        return load_file(path)
+        weights = load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not a whole safetensors file: {brief(error)}") from error
+    try:
+        return own_names(architecture.of(model.config).weights, weights, model)
+    except ValueError as error:
+        raise CheckpointError(f"{path} does not fit its config: {error}") from error
 
 
 def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) -> None:

@@ -120,7 +120,7 @@ class PlainOps:
         """How far each key lies behind each query: (T, S); the queries are the last of them."""
         if not part.uses_distances:
             return None
-        size, new = key.shape[2], self.mask.shape[-2]
+        size, new = key.shape[2], self.places.shape[-1]
         places = torch.arange(size, device=key.device)
         return places[None, :] - places[size - new :][:, None]
 

@@ -59,9 +59,10 @@ class UnbiasedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        centred = x - x.mean(-1, keepdim=True)
+        wide = x.to(torch.float32) if x.dtype == torch.float16 else x  # in 16 bits, squares overflow
+        centred = wide - wide.mean(-1, keepdim=True)
         variance = (centred * centred).sum(-1, keepdim=True) * (1 / (self.size - 1))
-        return centred / (variance.sqrt() + self.eps) * self.weight + self.bias
+        return (centred / (variance.sqrt() + self.eps)).to(x.dtype) * self.weight + self.bias
 
 
 NORMS: dict[str, Callable[[int, float], nn.Module]] = {
@@ -206,7 +207,10 @@ class RelativeBias(nn.Module):
 
 
 def bucket_table(buckets: int, farthest: int, longest: int, *, both_ways: bool) -> Tensor:
-    """The bucket of each distance from -longest to longest: the near ones have one each, the others share."""
+    """The bucket of each distance from -longest to longest: the near ones have one each, the others share.
+
+    Every step is rounded to fp32, as it was in training: at the edge of a bucket, the last bit decides.
+    """
     distances = np.arange(-longest, longest + 1)
     base = np.zeros_like(distances)
     if both_ways:
@@ -215,9 +219,10 @@ def bucket_table(buckets: int, farthest: int, longest: int, *, both_ways: bool) 
         far = np.abs(distances)
     else:
         far = np.maximum(-distances, 0)
-    own = buckets // 2
-    ratio = np.log(np.maximum(far, 1) / own) / math.log(farthest / own)
-    shared = np.minimum(own + (ratio * (buckets - own) + 1e-9).astype(np.int64), buckets - 1)
+    own, single = buckets // 2, np.float32
+    logarithms = np.log((np.maximum(far, 1) / own).astype(single).astype(np.float64)).astype(single)
+    ratio = logarithms / single(math.log(farthest / own)) * single(buckets - own)
+    shared = np.minimum(own + ratio.astype(np.int64), buckets - 1)
     return torch.from_numpy(base + np.where(far < own, far, shared))
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
-from txport.models.model import Model
-from txport.models.ops import Ops
-from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Layer, Linear, Residual
+from txport.models.facts import Facts, Tokens
+from txport.models.parts import NORMS, Additive, Attention, DotProduct, Embedding, FeedForward, Layer, Residual
+from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +72,10 @@ class TransformerConfig(Config):
             yield "norm_epsilon must be in (0, 1), got 0.0"
         if self.positions == "sinusoidal" and self.d_model % 2:
             yield f"sinusoidal positions need an even d_model, got {self.d_model}"
-        if self.positions == "sinusoidal" and self.position_offset:
-            yield f"position_offset is for learned positions, got {self.position_offset} for sinusoidal ones"
-        if self.positions == "learned" and self.sinusoids != "interleaved":
-            yield f"sinusoids is for sinusoidal positions, got {self.sinusoids!r} for learned ones"
+        if self.positions != "learned" and self.position_offset:
+            yield f"position_offset is for learned positions, got {self.position_offset} for {self.positions!r}"
+        if self.positions != "sinusoidal" and self.sinusoids != "interleaved":
+            yield f"sinusoids is for sinusoidal positions, got {self.sinusoids!r} for {self.positions!r}"
         if self.tied == "all" and self.source_vocab_size != self.target_vocab_size:
             sizes = f"{self.source_vocab_size} and {self.target_vocab_size}"
             yield f"tied 'all' needs one vocabulary for source and target, got sizes {sizes}"
@@ -88,116 +87,89 @@ class TransformerConfig(Config):
             yield from found
 
 
+MakeCore = Callable[[Any], "DotProduct | Additive"]
+
+
 def facts(config: TransformerConfig) -> Facts:
     """What is true of a model of this config."""
-    longest, heads, head_size = config.max_length, config.heads, config.head_size
-    return Facts(
-        task="seq2seq",
+    pad, longest = config.pad_id, config.max_length
+    source = Tokens(
+        size=config.source_vocab_size,
+        longest=longest,
+        pad=pad,
+        before=(config.bos_id,) if config.add_source_bos else (),
+        after=(config.eos_id,) if config.add_source_eos else (),
+    )
+    start, ends = config.bos_id, (config.eos_id,)
+    return seq2seq_facts(
         width=config.d_model,
-        source=Tokens(
-            size=config.source_vocab_size,
-            longest=longest,
-            pad=config.pad_id,
-            before=(config.bos_id,) if config.add_source_bos else (),
-            after=(config.eos_id,) if config.add_source_eos else (),
-        ),
-        target=Tokens(
-            size=config.target_vocab_size,
-            longest=longest,
-            pad=config.pad_id,
-            start=config.bos_id,
-            ends=(config.eos_id,),
-        ),
-        state=by_layer(
-            key_values(config.decoder_layers, "row", heads, head_size),
-            key_values(config.decoder_layers, "source", heads, head_size),
-        ),
-        attention=CrossAttention(config.decoder_layers - 1, heads),
+        source=source,
+        target=Tokens(size=config.target_vocab_size, longest=longest, pad=pad, start=start, ends=ends),
+        decoder_layers=config.decoder_layers,
+        heads=config.heads,
+        head_size=config.head_size,
         has_plain_logits=not config.output_bias and config.output == "logits",
     )
 
 
-class Transformer(Model):
-    """The whole model; `encode` once per source, `decode` once or token by token."""
+def dot_product(config: TransformerConfig) -> DotProduct:
+    """Scores of queries and keys, over the square root of the head size."""
+    return DotProduct(config.heads, config.heads, config.head_size**-0.5)
+
+
+class Transformer(EncoderDecoder):
+    """The whole model; `own` makes what scores a row's own tokens in each layer, `cross` what scores the source's."""
 
     config: TransformerConfig
 
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config, facts(config))
-        self.source_embedding = self._embedding(config.source_vocab_size)
-        self.encoder = nn.ModuleList(self._layer() for _ in range(config.encoder_layers))
-        self.encoder_norm = self._final_norm()
-        self.target_embedding = self._embedding(config.target_vocab_size)
-        self.decoder = nn.ModuleList(self._layer(cross=True) for _ in range(config.decoder_layers))
-        self.decoder_norm = self._final_norm()
-        self.projection = Linear(config.d_model, config.target_vocab_size, config.output_bias, tag="projection")
-        self._tie()
-        self.initialise()
-
-    def encoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
-        """See `Model.encoder_states`."""
-        x = self.source_embedding(ids, ops)
-        for number, layer in enumerate(self.encoder):
-            x = layer(x, ops, number)
-        return cast(Tensor, self.encoder_norm(x))
-
-    def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
-        """See `Model.decoder_states`."""
-        x = self.target_embedding(ids, ops)
-        for number, layer in enumerate(self.decoder):
-            x = layer(x, ops, number)
-        return cast(Tensor, self.decoder_norm(x))
-
-    def logits(self, states: Tensor) -> Tensor:
-        """See `Model.logits`."""
-        logits: Tensor = self.projection(states)
-        return logits if self.config.output == "logits" else F.log_softmax(logits, -1)
-
-    def cross_attention(self, layer: int) -> Attention:
-        """See `Model.cross_attention`."""
-        return cast(Attention, cast(Layer, self.decoder[layer]).cross_attention)
-
-    def _embedding(self, vocabulary: int) -> Embedding:
-        config = self.config
-        return Embedding(
-            vocabulary,
-            config.d_model,
-            scale=math.sqrt(config.d_model) if config.scale_embedding else 1.0,
-            positions=config.positions,
-            longest=config.max_length,
-            offset=config.position_offset,
-            layout=cast(Any, config.sinusoids),
-            norm=self._norm() if config.embedding_norm else None,
-            dropout=config.dropout,
+    def __init__(self, config: TransformerConfig, own: MakeCore = dot_product, cross: MakeCore = dot_product) -> None:
+        super().__init__(
+            config,
+            facts(config),
+            embedding=partial(_embedding, config),
+            layer=partial(_layer, config, own, cross),
+            final_norm=partial(_final_norm, config),
+            layers=(config.encoder_layers, config.decoder_layers),
+            tied=config.tied,
+            output_bias=config.output_bias,
+            log_probs=config.output == "log_probs",
         )
 
-    def _layer(self, *, cross: bool = False) -> Layer:
-        config = self.config
-        feed_forward = FeedForward(config.d_model, config.feed_forward, config.activation, bias=config.bias)
-        return Layer(self._attention("row"), feed_forward, self._residual, self._attention("source") if cross else None)
 
-    def _attention(self, over: Any) -> Attention:
-        config = self.config
-        core = DotProduct(config.heads, config.heads, config.head_size**-0.5)
-        return Attention(config.d_model, core, config.head_size, over=over, bias=config.bias)
+def _embedding(config: TransformerConfig, vocabulary: int) -> Embedding:
+    return Embedding(
+        vocabulary,
+        config.d_model,
+        scale=math.sqrt(config.d_model) if config.scale_embedding else 1.0,
+        positions=config.positions,
+        longest=config.max_length,
+        offset=config.position_offset,
+        layout=cast(Any, config.sinusoids),
+        norm=_norm(config) if config.embedding_norm else None,
+        dropout=config.dropout,
+    )
 
-    def _residual(self) -> Residual:
-        return Residual(self._norm(), first=self.config.norm == "pre", dropout=self.config.dropout)
 
-    def _norm(self) -> nn.Module:
-        kind = "layer" if self.config.bias else "layer without bias"
-        return NORMS[kind](self.config.d_model, self.config.norm_epsilon)
+def _layer(config: TransformerConfig, own: MakeCore, cross: MakeCore, side: Side) -> Layer:
+    feed_forward = FeedForward(config.d_model, config.feed_forward, config.activation, bias=config.bias)
+    attention = partial(Attention, config.d_model, head_size=config.head_size, bias=config.bias)
+    over_own = attention(own(config))
+    over_source = attention(cross(config), over="source") if side == "decoder" else None
+    return Layer(over_own, feed_forward, partial(_residual, config), over_source)
 
-    def _final_norm(self) -> nn.Module:
-        """Pre-norm leaves a stack's output unnormalised, so one more norm ends it; post-norm needs none."""
-        return self._norm() if self.config.norm == "pre" else nn.Identity()
 
-    def _tie(self) -> None:
-        """Let the projection and the embeddings be one tensor, as the config says."""
-        if self.config.tied != "none":
-            self.projection.weight = self.target_embedding.tokens.weight
-        if self.config.tied == "all":
-            self.source_embedding.tokens.weight = self.target_embedding.tokens.weight
+def _residual(config: TransformerConfig) -> Residual:
+    return Residual(_norm(config), first=config.norm == "pre", dropout=config.dropout)
+
+
+def _norm(config: TransformerConfig) -> nn.Module:
+    kind = "layer" if config.bias else "layer without bias"
+    return NORMS[kind](config.d_model, config.norm_epsilon)
+
+
+def _final_norm(config: TransformerConfig) -> nn.Module:
+    """Pre-norm leaves a stack's output unnormalised, so one more norm ends it; post-norm needs none."""
+    return _norm(config) if config.norm == "pre" else nn.Identity()
 
 
 def hugging_face(config: TransformerConfig) -> dict[str, Any]:
@@ -224,25 +196,32 @@ def hugging_face(config: TransformerConfig) -> dict[str, Any]:
 
 def draw(rng: np.random.Generator) -> TransformerConfig:
     """A small config of any variant."""
-    values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in TransformerConfig.choices().items()}
+    return TransformerConfig(**drawn_values(rng, TransformerConfig.choices()))
+
+
+def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The values of a small config of any variant that these choices allow."""
+    values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in choices.items()}
     for name in ("bias", "output_bias", "embedding_norm", "scale_embedding", "add_source_bos", "add_source_eos"):
         values[name] = bool(rng.integers(2))
     heads, head_size = int(rng.choice([1, 2, 4])), int(rng.choice([8, 16]))
+    if values["positions"] != "sinusoidal":
+        values["sinusoids"] = "interleaved"
     if values["positions"] == "learned":
-        values["sinusoids"], values["position_offset"] = "interleaved", int(rng.integers(3))
+        values["position_offset"] = int(rng.integers(3))
     source, target = (int(each) for each in rng.integers(8, 60, 2))
-    return TransformerConfig(
-        **values,
-        source_vocab_size=target if values["tied"] == "all" else source,
-        target_vocab_size=target,
-        d_model=int(rng.choice([heads * head_size, 16, 24])),
-        heads=heads,
-        head_size=head_size,
-        feed_forward=int(rng.integers(8, 40)),
-        encoder_layers=int(rng.integers(1, 3)),
-        decoder_layers=int(rng.integers(1, 4)),
-        max_length=int(rng.integers(4, 40)),
-    )
+    sizes = {
+        "source_vocab_size": target if values["tied"] == "all" else source,
+        "target_vocab_size": target,
+        "d_model": int(rng.choice([heads * head_size, 16, 24])),
+        "heads": heads,
+        "head_size": head_size,
+        "feed_forward": int(rng.integers(8, 40)),
+        "encoder_layers": int(rng.integers(1, 3)),
+        "decoder_layers": int(rng.integers(1, 4)),
+        "max_length": int(rng.integers(4, 40)),
+    }
+    return values | sizes
 
 
 # Sizes of table 3 of Vaswani et al. 2017, with the shared 32,000-token vocabulary of its English-French

@@ -129,6 +129,8 @@ def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
 
 def _taps_of(node: ir.Node, place: int, modules: tuple[str, ...], role: str, quantized: bool) -> Iterator[Tap]:
     if node.op_type in LOOKUPS and place == 0:
+        if not modules[0].endswith(("_embedding.tokens", "projection")):  # a table of positions
+            return
         embedding = "source_embedding" if role in (ENCODER, MODEL) else "target_embedding"
         yield Tap((f"{embedding}.tokens",), OUT, str(_end_of_lookup(node).name))
         return

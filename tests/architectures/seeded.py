@@ -1,0 +1,58 @@
+"""Small seeded models of any architecture, their bundles, and the proof of these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from txport.bundles.bundle import Bundle
+from txport.bundles.manifest import OFFERED
+from txport.models import architecture
+from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.models.model import Model
+from txport.proof.parity.measures import Comparison
+from txport.proof.proven import prove, write
+from txport.proof.reports.report import Report
+
+PLANS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
+
+
+def seeded_model(config: Any, seed: int = 0) -> Model:
+    """Biases and norms count, else a graph that drops them would compute the same."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = architecture.of(config).build(config).eval()
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return model
+
+
+def drawn(name: str, seed: int) -> Any:
+    """A config of any variant of an architecture."""
+    return architecture.find(name).draw(np.random.default_rng(seed))
+
+
+def saved(config: Any, folder: Path, seed: int = 0) -> Checkpoint:
+    save_checkpoint(folder, seeded_model(config, seed))
+    return load_checkpoint(str(folder))
+
+
+def bundle_of(checkpoint: Checkpoint, folder: Path, target: str = "cpu", precision: str = "fp32") -> Bundle:
+    folder.mkdir()
+    return write(checkpoint, folder, target=target, precision=precision)
+
+
+def proven(config: Any, folder: Path, target: str, precision: str, seed: int = 0) -> Report:
+    """What the comparison of a whole export with PyTorch says."""
+    checkpoint = saved(config, folder / "model", seed)
+    return prove(bundle_of(checkpoint, folder / "bundle", target, precision), checkpoint)[1]
+
+
+def is_sound(report: Report) -> bool:
+    """Whether it passes, or all that fails is what PyTorch itself gets as wrong with so few bits."""
+    failed = [each for each in report.everything() if not each.passed]
+    unsuited = any(isinstance(each, Comparison) and each.is_unsuited for each in failed)
+    return all(each.is_unsuited if isinstance(each, Comparison) else unsuited for each in failed)

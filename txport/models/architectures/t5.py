@@ -1,0 +1,205 @@
+"""T5: Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text Transformer".
+
+Its encoder-decoder has no positions but those that bias the scores of self-attention; norms are RMSNorm, nothing has
+a bias, and scores are not scaled. Versions 1.0 (relu, tied), 1.1 and Flan (gated, not tied) are choices of the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from txport.models.architecture import Architecture
+from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
+from txport.models.facts import Facts, Tokens
+from txport.models.model import Model
+from txport.models.parts import (
+    Attention,
+    DotProduct,
+    Embedding,
+    FeedForward,
+    GatedFeedForward,
+    Layer,
+    RelativeBias,
+    Residual,
+    RMSNorm,
+)
+from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
+from txport.models.weights import Drop, Rename
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Config(Config):
+    """The sizes and choices of a T5.
+
+    Distances from `buckets` / 2 on (a quarter of `buckets` in the encoder, which looks both ways) share buckets, up to
+    `farthest`, from where on all are in the last. `gated` feed-forwards multiply what is activated with a second
+    linear map. `tied` shares the projection with the embedding, whose states are then scaled by 1 / sqrt(d_model).
+    The model itself has no longest sequence: `max_length` is the longest that is exported, and costs nothing.
+    """
+
+    vocab_size: int = size(32128)
+    d_model: int = size(512)
+    heads: int = size(8)
+    head_size: int = size(64)
+    feed_forward: int = size(2048)
+    encoder_layers: int = layers(6)
+    decoder_layers: int = layers(6)
+    max_length: int = size(512, most=LONGEST)
+    buckets: int = size(32, least=4, most=1 << 12)
+    farthest: int = size(128)
+    activation: str = choice("relu", "gelu_tanh", "gelu", "silu")
+    gated: bool = False
+    tied: bool = True
+    norm_epsilon: float = real(1e-6, above=0, below=1)
+    dropout: float = real(0.1, above=0, below=1)
+    pad_id: int = 0
+    eos_id: int = 1
+
+    def problems(self) -> Iterator[str]:
+        """See `Config.problems`."""
+        if self.buckets % 4:
+            yield f"buckets must be a multiple of 4, got {self.buckets}"
+        if self.farthest <= self.buckets // 2:
+            yield f"farthest must be above half of the {self.buckets} buckets, got {self.farthest}"
+        if self.norm_epsilon == 0:
+            yield "norm_epsilon must be in (0, 1), got 0.0"
+        for name in ("pad_id", "eos_id"):
+            yield from require_token(name, getattr(self, name), "shared", self.vocab_size)
+
+
+def facts(config: T5Config) -> Facts:
+    """What is true of a model of this config: generation starts from the padding token."""
+    tokens = partial(Tokens, size=config.vocab_size, longest=config.max_length, pad=config.pad_id)
+    return seq2seq_facts(
+        width=config.d_model,
+        source=tokens(after=(config.eos_id,)),
+        target=tokens(start=config.pad_id, ends=(config.eos_id,)),
+        decoder_layers=config.decoder_layers,
+        heads=config.heads,
+        head_size=config.head_size,
+        has_plain_logits=True,
+    )
+
+
+def build(config: T5Config) -> Model:
+    """A model of this config; all layers of a stack share the table of its distances."""
+    biases = {
+        side: RelativeBias(
+            config.heads, config.buckets, config.farthest, config.max_length, both_ways=side == "encoder"
+        )
+        for side in ("encoder", "decoder")
+    }
+    return EncoderDecoder(
+        config,
+        facts(config),
+        embedding=lambda vocabulary: Embedding(vocabulary, config.d_model, dropout=config.dropout),
+        layer=lambda side: _layer(config, biases[side], side),
+        final_norm=lambda: RMSNorm(config.d_model, config.norm_epsilon),
+        layers=(config.encoder_layers, config.decoder_layers),
+        tied="all" if config.tied else "embeddings",
+        scale=config.d_model**-0.5 if config.tied else 1.0,
+    )
+
+
+def _layer(config: T5Config, bias: RelativeBias, side: Side) -> Layer:
+    feed_forward = GatedFeedForward if config.gated else FeedForward
+    attention = partial(Attention, config.d_model, head_size=config.head_size, bias=False)
+    score = partial(DotProduct, config.heads, config.heads, 1.0)
+    return Layer(
+        attention(score(bias=bias)),
+        feed_forward(config.d_model, config.feed_forward, config.activation, bias=False),
+        lambda: Residual(RMSNorm(config.d_model, config.norm_epsilon), first=True, dropout=config.dropout),
+        attention(score(), over="source") if side == "decoder" else None,
+    )
+
+
+def hugging_face(config: T5Config) -> dict[str, Any]:
+    """As transformers' own T5."""
+    # what transformers calls gelu in a gated feed-forward is the approximation by tanh
+    activation = config.activation if config.activation != "gelu_tanh" else "gelu" if config.gated else "gelu_new"
+    return {
+        "model_type": "t5",
+        "architectures": ["T5ForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "d_kv": config.head_size,
+        "d_ff": config.feed_forward,
+        "num_layers": config.encoder_layers,
+        "num_decoder_layers": config.decoder_layers,
+        "num_heads": config.heads,
+        "relative_attention_num_buckets": config.buckets,
+        "relative_attention_max_distance": config.farthest,
+        "feed_forward_proj": f"gated-{activation}" if config.gated else activation,
+        "layer_norm_epsilon": config.norm_epsilon,
+        "tie_word_embeddings": config.tied,
+        "n_positions": config.max_length,
+    }
+
+
+def draw(rng: np.random.Generator) -> T5Config:
+    """A small config of any variant."""
+    buckets = 4 * int(rng.integers(1, 5))
+    return T5Config(
+        vocab_size=int(rng.integers(8, 60)),
+        d_model=int(rng.choice([16, 24, 32])),
+        heads=int(rng.choice([1, 2, 4])),
+        head_size=int(rng.choice([8, 16])),
+        feed_forward=int(rng.integers(8, 40)),
+        encoder_layers=int(rng.integers(1, 3)),
+        decoder_layers=int(rng.integers(1, 4)),
+        max_length=int(rng.integers(4, 40)),
+        buckets=buckets,
+        farthest=buckets // 2 + int(rng.integers(1, 20)),
+        activation=str(rng.choice(T5Config.choices()["activation"])),
+        gated=bool(rng.integers(2)),
+        tied=bool(rng.integers(2)),
+    )
+
+
+# The names of transformers' T5ForConditionalGeneration, and of its checkpoints.
+WEIGHTS = (
+    Drop(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\."),  # in old files; never used
+    Rename(r"^(shared|(encoder|decoder)\.embed_tokens)\.", "source_embedding.tokens."),
+    Rename(r"^lm_head\.", "projection."),
+    Rename(r"^(encoder|decoder)\.final_layer_norm\.", r"\1_norm."),
+    Rename(r"\.block\.(\d+)\.layer\.(\d)\.", r".\1.layer.\2."),
+    Rename(r"\.layer\.0\.layer_norm\.", ".attention_residual.norm."),
+    Rename(r"^(decoder\.\d+)\.layer\.1\.layer_norm\.", r"\1.cross_attention_residual.norm."),
+    Rename(r"\.layer\.\d\.layer_norm\.", ".feed_forward_residual.norm."),
+    Rename(r"\.layer\.0\.SelfAttention\.", ".attention."),
+    Rename(r"\.layer\.1\.EncDecAttention\.", ".cross_attention."),
+    Rename(r"\.layer\.\d\.DenseReluDense\.", ".feed_forward."),
+    Rename(r"attention\.q\.", "attention.query."),
+    Rename(r"attention\.k\.", "attention.key."),
+    Rename(r"attention\.v\.", "attention.value."),
+    Rename(r"attention\.o\.", "attention.output."),
+    Rename(r"attention\.relative_attention_bias\.", "attention.core.bias."),
+    Rename(r"feed_forward\.wi_0\.", "feed_forward.gate."),
+    Rename(r"feed_forward\.wi(_1)?\.", "feed_forward.inner."),
+    Rename(r"feed_forward\.wo\.", "feed_forward.outer."),
+)
+# `t5-small` is the published one; `t5-tiny` is for tests and first tries.
+PRESETS = {
+    "t5-tiny": T5Config(
+        vocab_size=64,
+        d_model=32,
+        heads=4,
+        head_size=8,
+        feed_forward=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        max_length=64,
+        buckets=16,
+        farthest=32,
+    ),
+    "t5-small": T5Config(),
+}
+ARCHITECTURE = Architecture(
+    config=T5Config, build=build, presets=PRESETS, hugging_face=hugging_face, draw=draw, weights=WEIGHTS
+)

@@ -1,0 +1,108 @@
+"""What encoder-decoder models have in common: two stacks of layers, made by the factories of an architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from txport.models.config import Config
+from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
+from txport.models.model import Model
+from txport.models.ops import Ops
+from txport.models.parts import Attention, Embedding, Layer, Linear
+
+Side = Literal["encoder", "decoder"]
+Tied = Literal["all", "none", "target", "embeddings"]
+
+
+class EncoderDecoder(Model):
+    """An encoder and a decoder, each an embedding, layers and a last norm, and a projection to the vocabulary.
+
+    `embedding` and `layer` make the parts of either side, `final_norm` what ends a stack. `tied` says which of the
+    source embedding, the target embedding and the projection are one matrix: all three, the last two ("target"), the
+    first two ("embeddings") or none. The decoder's states are multiplied by `scale` before the projection; the
+    outputs are logits or their log-softmax.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: Facts,
+        *,
+        embedding: Callable[[int], Embedding],  # size of the vocabulary -> a new one
+        layer: Callable[[Side], Layer],
+        final_norm: Callable[[], nn.Module],
+        layers: tuple[int, int],  # of the encoder, of the decoder
+        tied: str,
+        output_bias: bool = False,
+        scale: float = 1.0,
+        log_probs: bool = False,
+    ) -> None:
+        super().__init__(config, facts)
+        self.scale, self.log_probs = scale, log_probs
+        self.source_embedding = embedding(facts.reads.size)
+        self.encoder = nn.ModuleList(layer("encoder") for _ in range(layers[0]))
+        self.encoder_norm = final_norm()
+        self.target_embedding = embedding(facts.writes.size)
+        self.decoder = nn.ModuleList(layer("decoder") for _ in range(layers[1]))
+        self.decoder_norm = final_norm()
+        self.projection = Linear(facts.width, facts.writes.size, output_bias, tag="projection")
+        self._tie(tied)
+        self.initialise()
+
+    def encoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+        """See `Model.encoder_states`."""
+        x = self.source_embedding(ids, ops)
+        for number, layer in enumerate(self.encoder):
+            x = layer(x, ops, number)
+        return cast(Tensor, self.encoder_norm(x))
+
+    def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+        """See `Model.decoder_states`."""
+        x = self.target_embedding(ids, ops)
+        for number, layer in enumerate(self.decoder):
+            x = layer(x, ops, number)
+        return cast(Tensor, self.decoder_norm(x))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See `Model.logits`."""
+        logits: Tensor = self.projection(states if self.scale == 1 else states * self.scale)
+        return torch.log_softmax(logits, -1) if self.log_probs else logits
+
+    def cross_attention(self, layer: int) -> Attention:
+        """See `Model.cross_attention`."""
+        return cast(Attention, cast(Layer, self.decoder[layer]).cross_attention)
+
+    def _tie(self, tied: str) -> None:
+        """Let the projection and the embeddings be one matrix where they are."""
+        if tied in ("all", "target"):
+            self.projection.weight = self.target_embedding.tokens.weight
+        if tied in ("all", "embeddings"):
+            self.source_embedding.tokens.weight = self.target_embedding.tokens.weight
+
+
+def seq2seq_facts(
+    *,
+    width: int,
+    source: Tokens,
+    target: Tokens,
+    decoder_layers: int,
+    heads: int,
+    head_size: int,
+    has_plain_logits: bool,
+) -> Facts:
+    """Of an encoder-decoder whose decoder layers cache as many heads of keys and values as they have of queries."""
+    owners: Sequence[Literal["row", "source"]] = ("row", "source")
+    caches = (key_values(decoder_layers, owner, heads, head_size) for owner in owners)
+    return Facts(
+        task="seq2seq",
+        width=width,
+        source=source,
+        target=target,
+        state=by_layer(*caches),
+        attention=CrossAttention(decoder_layers - 1, heads),
+        has_plain_logits=has_plain_logits,
+    )
