@@ -25,9 +25,9 @@ class BertConfig(Config):
 
     `head` is "hidden" (the last hidden states), "pooled" (these, and the first one through the pooler), "tokens"
     (logits over the vocabulary at each token, as masked language models give them), "labels" (logits over `labels` for
-    each text) or "token_labels" (the same for each token). The table of positions begins with `position_offset` rows that
-    no token has: RoBERTa's has `pad_id` + 1. `segment` says that a vector of the first segment is added to each token.
-    `pooler` is what comes after the pooler's linear map. Texts begin with `cls_id` and end with `sep_id`.
+    each text) or "token_labels" (the same for each token). The table of positions begins with `position_offset` rows
+    that no token has: RoBERTa's has `pad_id` + 1. `segment` says that a vector of the first segment is added to each
+    token. `pooler` is what comes after the pooler's linear map. Texts begin with `cls_id` and end with `sep_id`.
     """
 
     vocab_size: int = size(30522)
