@@ -220,8 +220,8 @@ class Encoder:
 
     def _masked(self, ids: list[int], text: str) -> list[int]:
         if (mask := self.facts.reads.mask) not in ids:
-            token = "a mask" if mask is None else self.tokenizer.tokens([mask])[0]
-            raise TextError(f"{shorten(text)} has no {token}; put it where a token is missing")
+            token = "" if mask is None else self.tokenizer.tokens([mask])[0]
+            raise TextError(f"{shorten(text)} has no mask; put {token} where a token is missing")
         return ids
 
     def _each(
