@@ -17,10 +17,19 @@ INSTALLED = HERE / "node_modules" / "@huggingface" / "transformers"
 
 def generate(bundle: Path, task: str, texts: Sequence[str]) -> Any:
     """The output of each text, by the pipeline of a task, or by two tokenizers for the task "pair"."""
+    return _run("generate.mjs", [str(bundle), task], texts)
+
+
+def proceed(bundle: Path, prompts: Sequence[Sequence[int]], count: int) -> Any:
+    """Up to so many token ids that follow each prompt of a causal model, by greedy search."""
+    return _run("continue.mjs", [str(bundle), str(count)], prompts)
+
+
+def _run(script: str, arguments: list[str], given: Any) -> Any:
     node = shutil.which("node")
     if node is None or not INSTALLED.is_dir():
         pytest.skip("needs Node.js and transformers.js: `make test` installs it where there is npm")
-    command = [node, str(HERE / "generate.mjs"), str(bundle), task]
-    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=False)
+    command = [node, str(HERE / script), *arguments]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
