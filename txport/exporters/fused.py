@@ -175,9 +175,10 @@ class StepOps(FusedOps):
             mixed = mixed.flatten(0, 1)
         else:
             places = self.past_lengths[:, None]
-            key = write_at(key, part.keys(part.key(x)[:, None], places), self.past_lengths)
-            value = write_at(value, part.split(part.value(x)[:, None]), self.past_lengths)
-            query = part.queries(part.query(x)[:, None], places)
+            query, new_key, new_value = (each[:, None] for each in self.together(x, part.query, part.key, part.value))
+            key = write_at(key, part.keys(new_key, places), self.past_lengths)
+            value = write_at(value, part.split(new_value), self.past_lengths)
+            query = part.queries(query, places)
             mask = source_mask(self.past_lengths + 1, key.shape[2], x.dtype)
             mixed, _ = self.plain(part, query, key, value, mask, distances)
         self.state.update(zip(caches, (key, value), strict=True))

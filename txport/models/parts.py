@@ -278,7 +278,7 @@ class DotProduct(nn.Module):
             scores = scores + self.bias(distances)
         if self.relative_keys is not None and distances is not None:
             vectors = _beside_heads(self.relative_keys(distances))  # (..., T, S, H)
-            scores = scores + (query[:, :, :, None] @ vectors.transpose(-1, -2)).flatten(3) * self.scale
+            scores = scores + (vectors @ query[:, :, :, :, None]).flatten(3) * self.scale
         weights = torch.softmax(scores + mask, dim=-1)
         mixed = self.grouped(weights, value)
         if self.relative_values is not None and distances is not None:
@@ -307,14 +307,14 @@ class Additive(nn.Module):
     def __init__(self, heads: int, head_size: int) -> None:
         super().__init__()
         self.heads = self.key_heads = heads
-        self.score = nn.Parameter(torch.empty(heads, head_size))
+        self.score = nn.Parameter(torch.empty(heads, 1, head_size, 1))
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """See `DotProduct.forward`."""
         hidden = torch.tanh(query[:, :, :, None] + key[:, :, None])  # (B, N, T, S, H)
-        scores = (hidden @ self.score[:, None, :, None]).flatten(3)
+        scores = (hidden @ self.score).flatten(3)
         weights = torch.softmax(scores + mask, dim=-1)
         return weights @ value, weights
 
