@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.arguments import listed, many, paired, require_many, require_unknown, sizes, token_ids
+from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
 from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.facts import Facts
-from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
+from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer
 from txport.release import Progress, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.search.batching import in_batches
@@ -36,9 +37,8 @@ from txport.search.options import Alignment, Found, SearchOptions, require_lengt
 from txport.search.scoring import logits, score
 from txport.system.numbers import switch, whole
 
-__all__ = ["Generated", "Hypothesis", "Model", "export", "load", "load_checkpoint", "parity"]
+__all__ = ["Fill", "Generated", "Hypothesis", "Label", "Model", "Tag", "export", "load", "load_checkpoint", "parity"]
 
-BATCH_SIZE = 32
 UNFINISHED = "\ufffd"  # what a decoder shows of a character whose other bytes are still to come
 Item = TypeVar("Item")
 
@@ -75,11 +75,11 @@ class Generated:
         return values
 
 
-class Model:
-    """A model that is loaded and ready; `load` makes one."""
+class Model(Encoder):
+    """A model that is loaded and ready; `load` makes one. What it can do beside `infer` follows from its task."""
 
     def __init__(self, runtime: Runtime, tokenizer: Tokenizer, facts: Facts, workers: int = 1) -> None:
-        self.runtime, self.tokenizer, self.facts, self.workers = runtime, tokenizer, facts, workers
+        super().__init__(runtime, tokenizer, facts, workers)
         self._numbers = numbers_only(runtime)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
@@ -211,6 +211,7 @@ class Model:
         unknown: Unknown,
         how: Callable[..., list[Item]],
     ) -> Iterator[Item]:
+        require_ability(self.facts, "score")
         batch_size, _ = sizes(batch_size)
         require_unknown(unknown)
 
@@ -241,6 +242,7 @@ class Model:
         return generate(self._numbers, sources, self.facts, options, prefixes)
 
     def _options(self, options: dict[str, Any], prefixes: Ids) -> SearchOptions:
+        require_ability(self.facts, "generate")
         known = [entry.name for entry in dataclasses.fields(SearchOptions)]
         for name in options:
             if name not in known:
@@ -248,15 +250,6 @@ class Model:
         chosen = SearchOptions(**options)
         require_fit(prefixes, self.facts, chosen)
         return chosen
-
-    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
-        """Token ids of a text, checked against the longest sequence of the model."""
-        if not isinstance(text, str):
-            raise TextError(f"a text must be a string, got {quoted(text)}")
-        ids, longest = self.tokenizer.encode(text, unknown), self.facts.reads.longest
-        if len(ids) > longest:
-            raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
-        return ids
 
     def _encode_known(self, text: str, unknown: Unknown) -> list[int]:
         """As `encode`, but nothing of a text of which nothing is known, if what is unknown is to be left out."""

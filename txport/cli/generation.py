@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import click
 
-from txport.cli import completion, textio
+from txport.cli import completion, encoding, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import F, fit_threads, is_given, provider_option, threads_option, unknown_option
 from txport.cli.outputs import require_outputs
@@ -136,6 +136,13 @@ NOT_STREAMED = {
 }
 
 
+ONLY_GENERATING = {
+    **{flag.removeprefix("--").replace("-", "_"): flag for flag, _ in SEARCH},
+    "continuous": "--continuous",
+    "as_stream": "--stream",
+}
+
+
 def search_options(command: F) -> F:
     """How to search; tokens are written as the vocabulary writes them, apart by spaces."""
     for name, how in reversed(SEARCH):
@@ -162,6 +169,7 @@ def search_options(command: F) -> F:
     "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
 )
 @search_options
+@encoding.encoding_options
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @click.option("--batch-tokens", type=click.IntRange(1), help="Source tokens at once, at most, padding counted.")
 @click.option("--continuous", is_flag=True, help="Let texts take the places of those that are done (cpu bundles).")
@@ -193,7 +201,8 @@ def run(
 ) -> None:
     """Run BUNDLE on TEXT, on files, or on the lines of standard input.
 
-    A causal model continues each text, and the output is what it adds.
+    A causal model continues each text, and the output is what it adds. A model that only encodes prints labels, tokens
+    for each mask, or vectors, as lists or in an array (--output X.npy).
     With --unknown skip, a text that is empty or has no character of the vocabulary gets an empty output.
     """
     from txport import api
@@ -214,6 +223,12 @@ def run(
     model = api.load(bundle, **where, checkpoint=checkpoint, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
+    shown = {name: options.pop(name) for name in encoding.FLAGS}
+    encoding.require_fit(model.facts, output, (flag for name, flag in ONLY_GENERATING.items() if is_given(name)))
+    if model.facts.ability:
+        how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown")}
+        encoding.run(model, *textio.open_texts(text, inputs), output, as_json, shown, how)
+        return
     options.update(_token_ids(model.tokenizer, options))
     source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
     with textio.open_output(output) as stream, _in_flags():

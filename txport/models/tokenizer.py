@@ -58,13 +58,17 @@ class Tokenizer(Protocol):
 class FileTokenizer:
     """A `tokenizer.json`, for both directions; beside its own special tokens, decoded text leaves out `special` ids.
 
-    A text is refused unread if it can't be one of up to `longest` tokens.
+    A text is refused unread if it can't be one of up to `longest` tokens. Where a text has the token `mask` as the
+    vocabulary writes it, it is read as that token, and no other special one is.
     """
 
-    def __init__(self, path: Path, special: Collection[int] = (), longest: int | None = None) -> None:
+    def __init__(
+        self, path: Path, special: Collection[int] = (), longest: int | None = None, mask: int | None = None
+    ) -> None:
         self._path, self._special, self._longest = path, frozenset(special), longest
         with refusals(BundleError, f"{path} is not a tokenizer"):
-            self._tokenizer = read_tokenizer(path)
+            tokenizer = read_tokenizer(path)
+            self._tokenizer = tokenizer if mask is None else _reading(tokenizer, mask)
             self._tokenizer.encode_special_tokens = True  # "</s>" in a user's text is four characters
             self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
             self._tokenizer.no_padding()
@@ -145,6 +149,20 @@ def read_tokenizer(path: Path) -> Any:
         import tokenizers
     require_size(path, LARGEST)
     return tokenizers.Tokenizer.from_file(str(path))
+
+
+def _reading(tokenizer: Any, id_: int) -> Any:
+    """The same tokenizer, which knows one special token where it stands in a text."""
+    from tokenizers import AddedToken
+
+    content = json.loads(tokenizer.to_str())
+    added = [each for each in content["added_tokens"] if each["id"] == id_]
+    for each in added:
+        each["special"] = False  # special ones are read letter by letter
+    tokenizer = type(tokenizer).from_str(json.dumps(content))
+    if not added and (token := tokenizer.id_to_token(id_)) is not None:
+        tokenizer.add_tokens([AddedToken(token, normalized=False)])
+    return tokenizer
 
 
 def _require_bounded(path: Path, content: str) -> None:
@@ -308,7 +326,8 @@ def load_tokenizer(folder: Path, facts: Facts) -> Tokenizer:
 
 
 def _load_file(path: Path, side: str, size: int, facts: Facts) -> FileTokenizer:
-    tokenizer = FileTokenizer(path, facts.writes.special, facts.reads.longest)
+    mask = facts.reads.mask if facts.ability == "fill" else None
+    tokenizer = FileTokenizer(path, facts.writes.special, facts.reads.longest, mask)
     if tokenizer.size > size:
         sizes = f"{tokenizer.size} tokens, the model's {side} vocabulary {size}"
         raise BundleError(f"{path} has {sizes}: it belongs to another model")

@@ -24,7 +24,8 @@ from txport.bundles.ports import (
     SELECT,
 )
 from txport.errors import RunError
-from txport.runtimes.base import GraphPorts, Ints, Scores, scores
+from txport.runtimes.base import GraphPorts, Ints, Outputs, Scores, scores
+from txport.runtimes.encoding import outputs_of
 
 T = TypeVar("T")
 
@@ -132,10 +133,12 @@ class PortableRuntime(Generic[T]):
             found = found._replace(attention=attention.mean(1, dtype=np.float32))
         return found, replace(state, tensors=tensors, length=state.length + 1)
 
-    def infer(self, source: Ints, source_lengths: Ints) -> dict[str, NDArray[Any]]:
+    def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `Runtime.infer`."""
-        mask = (np.arange(source.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
-        return self.run_graph(MODEL, {INPUT_IDS: source, ATTENTION_MASK: mask})
+        filled = self._fill_up(source)
+        mask = (np.arange(filled.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
+        found = self.run_graph(MODEL, {INPUT_IDS: filled, ATTENTION_MASK: mask})
+        return outputs_of(self._facts, found, len(source), source.shape[1], filled.shape[1])
 
     def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:
         """See `Runtime.select`; the rows are gathered where the tensors live."""

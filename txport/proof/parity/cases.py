@@ -124,6 +124,8 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     Every call of every graph stays, those at the longest source and the longest past too. What is left out is the
     driver's loop at places and in batches that other cases try: it does not depend on the size of a model.
     """
+    if not any(case.search_tokens for case in cases):
+        return list(cases), []
     lighter = [
         replace(
             case,
