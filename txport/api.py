@@ -22,23 +22,23 @@ from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.arguments import listed, many, paired, require_many, require_unknown, sizes, token_ids
+from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
 from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.facts import Facts
-from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer, shorten
+from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer
 from txport.release import Progress, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.search.batching import in_batches
 from txport.search.continuous import GenerationRequest, Scheduler
-from txport.search.generate import Ids, Steps, generate, require_fit, search
+from txport.search.generate import Ids, Steps, generate, require_fit, require_room, search
 from txport.search.numbers import numbers_only
 from txport.search.options import Alignment, Found, SearchOptions, require_length_penalty
 from txport.search.scoring import logits, score
 from txport.system.numbers import switch, whole
 
-__all__ = ["Generated", "Hypothesis", "Model", "export", "load", "load_checkpoint", "parity"]
+__all__ = ["Fill", "Generated", "Hypothesis", "Label", "Model", "Tag", "export", "load", "load_checkpoint", "parity"]
 
-BATCH_SIZE = 32
 UNFINISHED = "\ufffd"  # what a decoder shows of a character whose other bytes are still to come
 Item = TypeVar("Item")
 
@@ -75,11 +75,11 @@ class Generated:
         return values
 
 
-class Model:
-    """A model that is loaded and ready; `load` makes one."""
+class Model(Encoder):
+    """A model that is loaded and ready; `load` makes one. What it can do beside `infer` follows from its task."""
 
     def __init__(self, runtime: Runtime, tokenizer: Tokenizer, facts: Facts, workers: int = 1) -> None:
-        self.runtime, self.tokenizer, self.facts, self.workers = runtime, tokenizer, facts, workers
+        super().__init__(runtime, tokenizer, facts, workers)
         self._numbers = numbers_only(runtime)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
@@ -99,12 +99,13 @@ class Model:
     ) -> Iterator[Generated]:
         """As `generate`, over an iterable of any length, each result as soon as all before it are there.
 
-        `options` are those of `SearchOptions`, which docs/search.md tells; `max_new_tokens` is by default all that
-        the model can take. `prefixes` are what the targets begin with, one for all or one a text (a list,
-        or what has an end): tokens as the vocabulary writes them, apart by spaces. A batch has up to `batch_size`
-        texts of similar length, and up to `batch_tokens` source tokens; if it is `continuous`, others take the places
-        of those that are done, which cpu bundles can. `unknown="skip"` leaves out characters that are not in the
-        vocabulary; a text of which nothing is left has an empty output and no hypotheses.
+        A causal model continues each text; the output is what it adds. `options` are those of `SearchOptions`, which
+        docs/search.md tells; `max_new_tokens` is by default all that the model can take. `prefixes` are what the
+        targets of a seq2seq model begin with, one for all or one a text (a list, or what has an end): tokens as the
+        vocabulary writes them, apart by spaces. A batch has up to `batch_size` texts of similar length, and up to
+        `batch_tokens` source tokens; if it is `continuous`, others take the places of those that are done, which cpu
+        bundles can. `unknown="skip"` leaves out characters that are not in the vocabulary; a text of which nothing is
+        left has an empty output and no hypotheses.
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """
@@ -117,11 +118,11 @@ class Model:
         def work(batch: list[tuple[str, list[int], list[int]]]) -> list[Generated]:
             requests = [(source, prefix) for _, source, prefix in batch if source]
             found = iter(self._find(requests, chosen, batch_size if continuous else None) if requests else ())
-            return [self._result(text, next(found) if source else []) for text, source, _ in batch]
+            return [self._result(text, source, next(found) if source else []) for text, source, _ in batch]
 
         texts = many("texts", texts)
         pairs = zip(texts, repeat(begin[0])) if isinstance(prefixes, str) else paired(texts, begin, "prefixes")
-        encoded = ((text, self._encode_known(text, unknown), prefix) for text, prefix in pairs)
+        encoded = ((text, self._with_room(self._encode_known(text, unknown), chosen), prefix) for text, prefix in pairs)
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
         return in_batches(encoded, work, batch_size, size, self.workers, batch_tokens, continuous)
 
@@ -137,10 +138,10 @@ class Model:
         chosen = self._options(options, [begin])
         if chosen.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {chosen.nbest}")
-        if not (source := self._encode_known(text, unknown)):
+        if not (source := self._with_room(self._encode_known(text, unknown), chosen)):
             return (each for each in [""])
         steps = search(self._numbers, [source], self.facts, chosen, [begin])
-        return _grow(steps, self.tokenizer)
+        return _grow(steps, functools.partial(self._text, source))
 
     def search(
         self,
@@ -167,7 +168,9 @@ class Model:
 
         pairs: Iterable[GenerationRequest]
         pairs = zip(sources, repeat(())) if begin is None else paired(sources, begin, "prefixes")
-        checked: Iterable[GenerationRequest] = ((self._checked(source), prefix) for source, prefix in pairs)
+        checked: Iterable[GenerationRequest] = (
+            (self._with_room(self._checked(source), chosen), prefix) for source, prefix in pairs
+        )
         size: Callable[[GenerationRequest], int] = lambda pair: len(pair[0])  # noqa: E731
         return list(in_batches(checked, work, batch_size, size, self.workers, batch_tokens, continuous))
 
@@ -182,7 +185,8 @@ class Model:
     ) -> Iterator[Hypothesis]:
         """How likely given targets are, one each: tokens as the vocabulary writes them, apart by spaces.
 
-        The end token is added to each. Raises `TextError` for what the model can't take or say.
+        The end token is added to each, unless it continues the prompt of a causal model. Raises `TextError` for what
+        the model can't take or say.
         """
         require_length_penalty(length_penalty)
         how = functools.partial(score, length_penalty=length_penalty)
@@ -207,6 +211,7 @@ class Model:
         unknown: Unknown,
         how: Callable[..., list[Item]],
     ) -> Iterator[Item]:
+        require_ability(self.facts, "score")
         batch_size, _ = sizes(batch_size)
         require_unknown(unknown)
 
@@ -214,8 +219,9 @@ class Model:
             sources, wanted = zip(*batch, strict=True)
             return how(self._numbers, sources, wanted, self.facts)
 
+        end = [] if self.facts.task == "causal" else [self.facts.writes.end]
         encoded = (
-            (self.encode(text, unknown), [*self._begin(target, "a target"), self.facts.writes.end])
+            (self.encode(text, unknown), [*self._begin(target, "a target"), *end])
             for text, target in paired(many("texts", texts), many("targets", targets), "targets")
         )
         return in_batches(encoded, work, batch_size, length=lambda pair: len(pair[1]), workers=self.workers)
@@ -236,24 +242,14 @@ class Model:
         return generate(self._numbers, sources, self.facts, options, prefixes)
 
     def _options(self, options: dict[str, Any], prefixes: Ids) -> SearchOptions:
-        longest = self.facts.writes.longest - max(map(len, prefixes), default=0)
-        limit = options.get("max_new_tokens")
+        require_ability(self.facts, "generate")
         known = [entry.name for entry in dataclasses.fields(SearchOptions)]
         for name in options:
             if name not in known:
                 raise UnsupportedError(f"there is no option {name!r}; there are {', '.join(known)}")
-        chosen = SearchOptions(**{**options, "max_new_tokens": max(1, longest) if limit is None else limit})
+        chosen = SearchOptions(**options)
         require_fit(prefixes, self.facts, chosen)
         return chosen
-
-    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
-        """Token ids of a text, checked against the longest sequence of the model."""
-        if not isinstance(text, str):
-            raise TextError(f"a text must be a string, got {quoted(text)}")
-        ids, longest = self.tokenizer.encode(text, unknown), self.facts.reads.longest
-        if len(ids) > longest:
-            raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
-        return ids
 
     def _encode_known(self, text: str, unknown: Unknown) -> list[int]:
         """As `encode`, but nothing of a text of which nothing is known, if what is unknown is to be left out."""
@@ -271,31 +267,44 @@ class Model:
         return self.tokenizer.ids(text)
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
-        source, longest, size = token_ids("a source", tokens), self.facts.reads.longest, self.facts.reads.size
+        what = "a prompt" if self.facts.task == "causal" else "a source"
+        source, longest, size = token_ids(what, tokens), self.facts.reads.longest, self.facts.reads.size
         if not 1 <= len(source) <= longest:
-            raise TextError(f"a source must have 1 to {longest} tokens, got {len(source)}")
+            raise TextError(f"{what} must have 1 to {longest} tokens, got {len(source)}")
         if not 0 <= min(source) <= max(source) < size:
             raise TextError(f"token ids must lie in 0 to {size - 1}, got {min(source)} to {max(source)}")
         return source
 
-    def _result(self, text: str, found: list[Found]) -> Generated:
-        hypotheses = [self._hypothesis(one) for one in found]
+    def _with_room(self, source: list[int], options: SearchOptions) -> list[int]:
+        """The same, if it is no prompt that leaves too little room for what is asked."""
+        if self.facts.task == "causal" and source:
+            require_room(source, self.facts, options)
+        return source
+
+    def _text(self, source: Sequence[int], tokens: Sequence[int]) -> str:
+        """The text of a target: of a causal model, what it adds to that of its prompt."""
+        if self.facts.task == "causal":
+            return self.tokenizer.continuation(source, tokens)
+        return self.tokenizer.decode(tokens)
+
+    def _result(self, text: str, source: Sequence[int], found: list[Found]) -> Generated:
+        hypotheses = [self._hypothesis(one, source) for one in found]
         best = hypotheses[0] if hypotheses else Hypothesis("", 0.0, [], [])
         return Generated(text, best.output, best.score, hypotheses)
 
-    def _hypothesis(self, found: Found) -> Hypothesis:
-        output, tokens = self.tokenizer.decode(found.tokens), list(found.tokens)
+    def _hypothesis(self, found: Found, source: Sequence[int] = ()) -> Hypothesis:
+        output, tokens = self._text(source, found.tokens), list(found.tokens)
         return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
 
 
-def _grow(steps: Steps, tokenizer: Tokenizer) -> Generator[str, None, None]:
+def _grow(steps: Steps, text_of: Callable[[Sequence[int]], str]) -> Generator[str, None, None]:
     output = ""
     with contextlib.closing(steps):
         while True:
             try:
-                certain = tokenizer.decode(next(steps)()[0]).rstrip(UNFINISHED)
+                certain = text_of(next(steps)()[0]).rstrip(UNFINISHED)
             except StopIteration as end:
-                whole = tokenizer.decode(end.value[0][0].tokens)
+                whole = text_of(end.value[0][0].tokens)
                 if whole != output or not whole:
                     yield whole
                 return

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,53 +27,32 @@ from numpy.typing import NDArray
 from txport import bandwidth, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import TextError, TxportError, UnavailableError, UnsupportedError, brief
-from txport.models.facts import Facts
 from txport.models.names import digest, label
 from txport.release import Progress, load_checkpoint, silent
+from txport.rounds import UNITS as UNITS
+from txport.rounds import WORK, require_protocol
+from txport.rounds import Protocol as Protocol
+from txport.rounds import draw_source as draw_source
 from txport.runtimes.base import Ints, Runtime
-from txport.search.generate import first_tokens
 from txport.system import machine
 from txport.system.documents import DocumentError, read_json
 
 WARM_UP = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-UNITS = {
-    "load": "ms",  # imports, hashes, sessions
-    "encode": "ms",
-    "first token": "ms",  # the first call of the decoder, the source's keys and values included
-    "further token": "ms",  # a step; with beams, their reordering included
-    "tokens": "1/s",  # target tokens of all rows over the whole time, encode included
-    "peak memory": "MB",  # of the process
-}
 BANDWIDTH = {
     "read bandwidth": "GB/s",  # of the machine, over as many bytes as a step reads, measured in the same rounds
     "bandwidth reached": "%",  # by a step: its weights' bytes over its time
 }
-MORE_IS_BETTER = ("tokens",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Protocol:
-    """What is measured: sizes in tokens, rounds after the warm-up."""
-
-    provider: str = "cpu"
-    threads: int | None = None
-    batch: int = 1
-    beams: int = 1
-    source: int = 16
-    tokens: int = 16
-    rounds: int = 9
+RATES = ("texts", "tokens", "prompt tokens", "new tokens")
+PHASES = ("load", "encode", "prefill", "first token", "further token", *RATES, "peak memory")  # in the order shown
 
 
 def run(
     bundle: Bundle, checkpoint: str | None, names: Sequence[str], protocol: Protocol, progress: Progress = silent
 ) -> dict[str, Any]:
     """Measure each runtime of `names`; -> the machine, the protocol, and quartiles by runtime and phase."""
-    longest = bundle.manifest.facts.writes.longest
-    if max(protocol.source, protocol.tokens) > longest:
-        raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {longest}")
-    if protocol.beams > (words := bundle.manifest.facts.writes.size):
-        raise UnsupportedError(f"beams must not exceed the model's target vocabulary, {words}; got {protocol.beams}")
+    facts = bundle.manifest.facts
+    require_protocol(facts, protocol)
     if checkpoint is not None:
         bundle.require_source(label(checkpoint), digest(checkpoint))
     arguments = (str(bundle.path), checkpoint, protocol)
@@ -99,7 +78,7 @@ def run(
         "versions": {**runtimes.versions(), "python": platform.python_version()},
         "bundle": {"checkpoint": bundle.manifest.checkpoint, "precision": bundle.manifest.precision},
         "protocol": asdict(protocol),
-        "units": {**UNITS, **(BANDWIDTH if size else {})},
+        "units": {**WORK[facts.task].units, **(BANDWIDTH if size else {})},
         "same_tokens": len({each["digest"] for each in ends.values()}) == 1,
         "runtimes": {name: _figures(rounds[name], ends[name]) for name in workers},
     }
@@ -179,11 +158,10 @@ def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protoc
         load = 1e3 * (time.perf_counter() - started)
         facts = bundle.manifest.facts
         source = draw_source(facts, protocol)
-        longest = protocol.tokens + (protocol.source - 1 if facts.task == "causal" else 0)
         ids: Ints | None = None
         while True:
             if pipe.recv() == "round":
-                times, ids = _round(runtime, source, first_tokens(source.tolist(), facts), longest, protocol)
+                times, ids = WORK[facts.task].round(runtime, source, facts, protocol)
                 pipe.send(times)
             else:
                 assert ids is not None
@@ -217,56 +195,10 @@ def _load(name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol)
     return runtimes.load_torch(model, provider=protocol.provider, threads=protocol.threads, precision=precision)
 
 
-def draw_source(facts: Facts, protocol: Protocol) -> Ints:
-    """Seeded sources (B, S) without special tokens but the start and the end that the model expects."""
-    special, size = facts.writes.special, facts.reads.size
-    allowed = [id_ for id_ in range(size) if id_ not in special] or [min(facts.writes.end, size - 1)]
-    source: Ints = np.random.default_rng(0).choice(allowed, (protocol.batch, protocol.source)).astype(np.int64)
-    before, after = facts.reads.before, facts.reads.after
-    if before:
-        source[:, : len(before)] = before
-    if after:
-        source[:, -len(after) :] = after
-    return source
-
-
-def _round(
-    runtime: Runtime, source: Ints, first: Ints, longest: int, protocol: Protocol
-) -> tuple[dict[str, float], Ints]:
-    """Encode, then `tokens` steps whatever they say of the end; -> milliseconds by phase, and the tokens.
-
-    Greedy search takes the likeliest token without its log-probability.
-    """
-    beams, clock = protocol.beams, [time.perf_counter()]
-    state = runtime.start(source, np.full(len(source), source.shape[1]), max_length=longest)
-    clock.append(time.perf_counter())
-    how: dict[str, Any] = {"top": 1, "normalise": False} if beams == 1 else {"top": 2 * beams}
-    scores, state = runtime.step(first, state, **how)
-    assert scores.ids is not None
-    tokens = scores.ids[:, :beams].ravel()
-    if beams > 1:
-        state = runtime.select(state, np.repeat(np.arange(len(source)), beams))
-    clock.append(time.perf_counter())
-    taken = [tokens]
-    turned = np.arange(len(tokens)).reshape(-1, beams)[:, ::-1].ravel()  # every beam moves in every step
-    for _ in range(protocol.tokens - 1):
-        scores, state = runtime.step(tokens, state, **how)
-        assert scores.ids is not None
-        tokens = scores.ids[:, 0]
-        if beams > 1:
-            state, tokens = runtime.select(state, turned), tokens[turned]
-        taken.append(tokens)
-    clock.append(time.perf_counter())
-    encode, first, further = 1e3 * np.diff(clock)
-    times = {"encode": encode, "first token": first, "further token": further / (protocol.tokens - 1)}
-    times["tokens"] = len(source) * protocol.tokens / (clock[-1] - clock[0])
-    return {phase: float(value) for phase, value in times.items()}, np.stack(taken)
-
-
 def _figures(rounds: list[dict[str, float]], end: dict[str, float]) -> dict[str, dict[str, float]]:
     figures = {}
     known = {phase for phase, value in end.items() if not isinstance(value, float) or not math.isnan(value)}
-    for phase in [phase for phase in {**UNITS, **BANDWIDTH} if phase in rounds[0] or phase in known]:
+    for phase in [phase for phase in (*PHASES, *BANDWIDTH) if phase in rounds[0] or phase in known]:
         values = [each[phase] for each in rounds] if phase in rounds[0] else [end[phase]]
         figures[phase] = quartiles(values)
     return figures
@@ -298,7 +230,7 @@ def regressions(old: dict[str, Any], new: dict[str, Any], allowed: float) -> lis
     require_same(old, new["protocol"], new["runtimes"])
     lines = []
     for name in list(new["runtimes"])[1:] or list(new["runtimes"]):
-        for phase in (phase for phase in UNITS if phase in new["runtimes"][name]):
+        for phase in (phase for phase in PHASES if phase in new["runtimes"][name]):
             before, after = _cost(old, name, phase), _cost(new, name, phase)
             if after > before * (1 + allowed / 100):
                 lines.append(f"{name}: {phase} is {100 * (after / before - 1):.0f} % worse, allowed are {allowed:g} %")
@@ -318,4 +250,4 @@ def _cost(report: dict[str, Any], name: str, phase: str) -> float:
     cost: float = figures[name][phase]["median"] / (figures[first][phase]["median"] if len(figures) > 1 else 1)
     if not 0 < cost < math.inf:
         raise ValueError(f"{phase} of {name} is {cost}, expected more than nothing")
-    return 1 / cost if phase in MORE_IS_BETTER else cost
+    return 1 / cost if phase in RATES else cost

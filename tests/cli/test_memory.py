@@ -29,7 +29,7 @@ def limited(more: int, first: str = "txport.api, onnxruntime, tokenizers") -> st
     return "import os; os.environ['ORT_DISABLE_TELEMETRY'] = '1'\n" + code
 
 
-@pytest.mark.parametrize("more", [1, 4, 16])
+@pytest.mark.parametrize("more", [4, 8, 16])  # with less, Python itself may die at any allocation
 def test_a_model_that_does_not_fit(more: int, bundle: Bundle) -> None:
     done = run("run", bundle.path, "bad", "--threads", 1, before=limited(more))
     if done.returncode == 0:

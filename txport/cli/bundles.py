@@ -63,7 +63,8 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
 
 def _verdict(bundle: Any) -> str:
     difference = bundle.measured["worst_logit_difference"]
-    return f"parity {bundle.manifest.parity['verdict']} (logits differ by at most {difference:.1e})"
+    names = " and ".join(each.name for each in bundle.manifest.facts.outputs) or "logits"
+    return f"parity {bundle.manifest.parity['verdict']} ({names} differ by at most {difference:.1e})"
 
 
 def _size(size: float) -> str:

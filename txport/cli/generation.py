@@ -12,11 +12,12 @@ from typing import IO, Any
 
 import click
 
-from txport.cli import completion, textio
+from txport.cli import completion, encoding, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import F, fit_threads, is_given, provider_option, threads_option, unknown_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
+from txport.models.tokenizer import NumberTokenizer
 from txport.runtimes import MODULES
 
 SEARCH: list[tuple[str, dict[str, Any]]] = [
@@ -75,7 +76,10 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
         {"type": float, "default": 0.0, "help": "Draw from tokens at least this share as likely as the likeliest."},
     ),
     ("--seed", {"type": click.IntRange(0), "help": "Repeat the same draws for a text, whatever its batch."}),
-    ("--max-new-tokens", {"type": click.IntRange(1), "help": "Longest target.  [default: the model's longest]"}),
+    (
+        "--max-new-tokens",
+        {"type": click.IntRange(1), "help": "Longest target.  [default: all that fits]"},
+    ),
     (
         "--min-new-tokens",
         {"type": click.IntRange(0), "default": 0, "help": "Tokens that come before the end token may."},
@@ -132,6 +136,13 @@ NOT_STREAMED = {
 }
 
 
+ONLY_GENERATING = {
+    **{flag.removeprefix("--").replace("-", "_"): flag for flag, _ in SEARCH},
+    "continuous": "--continuous",
+    "as_stream": "--stream",
+}
+
+
 def search_options(command: F) -> F:
     """How to search; tokens are written as the vocabulary writes them, apart by spaces."""
     for name, how in reversed(SEARCH):
@@ -158,10 +169,14 @@ def search_options(command: F) -> F:
     "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
 )
 @search_options
+@encoding.encoding_options
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @click.option("--batch-tokens", type=click.IntRange(1), help="Source tokens at once, at most, padding counted.")
 @click.option("--continuous", is_flag=True, help="Let texts take the places of those that are done (cpu bundles).")
 @unknown_option
+@click.option(
+    "--ids", "as_ids", is_flag=True, help="Texts and outputs are token ids, special tokens included, no tokenizer's."
+)
 @click.option(
     "--input", "inputs", type=click.Path(path_type=Path), multiple=True, help="Read lines from a file.  [repeatable]"
 )
@@ -178,6 +193,7 @@ def run(
     checkpoint: str | None,
     inputs: tuple[Path, ...],
     output: Path | None,
+    as_ids: bool,
     as_json: bool,
     as_stream: bool,
     early_stopping: str,
@@ -185,6 +201,8 @@ def run(
 ) -> None:
     """Run BUNDLE on TEXT, on files, or on the lines of standard input.
 
+    A causal model continues each text, and the output is what it adds. A model that only encodes prints labels, tokens
+    for each mask, or vectors, as lists or in an array (--output X.npy).
     With --unknown skip, a text that is empty or has no character of the vocabulary gets an empty output.
     """
     from txport import api
@@ -203,6 +221,14 @@ def run(
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     model = api.load(bundle, **where, checkpoint=checkpoint, progress=progress)
+    if as_ids:
+        model.tokenizer = NumberTokenizer(model.facts, exact=True)
+    shown = {name: options.pop(name) for name in encoding.FLAGS}
+    encoding.require_fit(model.facts, output, (flag for name, flag in ONLY_GENERATING.items() if is_given(name)))
+    if model.facts.ability:
+        how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown")}
+        encoding.run(model, *textio.open_texts(text, inputs), output, as_json, shown, how)
+        return
     options.update(_token_ids(model.tokenizer, options))
     source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
     with textio.open_output(output) as stream, _in_flags():
@@ -291,6 +317,8 @@ def score(
     **options: Any,
 ) -> None:
     """How likely TARGET is for TEXT: tokens as the vocabulary writes them, apart by spaces.
+
+    For a causal model, TARGET is what follows TEXT, and no end token is added.
 
     PAIR is TEXT TARGET; without one, lines of TEXT, a tab and TARGET come from files or standard input.
     """

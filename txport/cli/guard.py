@@ -18,6 +18,7 @@ from txport.system.packages import import_problem
 from txport.system.terminal import one_line, owns_stderr, printable
 
 LONGEST_WORD = 400  # characters; longer ones are no names
+NO_MEMORY = "txport: not enough memory here; give it more"
 MEMORY_FIX = "give it more memory, smaller batches or a smaller model"
 
 
@@ -65,6 +66,10 @@ def _run(command: click.Command, arguments: list[str], interrupt: Interrupt) -> 
     except KeyboardInterrupt:
         interrupt.is_over = True
         code, text = 130, INTERRUPTED
+    except Exception as error:  # not even memory to tell of: Python may lose an error between two functions
+        if not is_out_of_memory(error):
+            raise
+        code, text = UnavailableError.exit_code, NO_MEMORY
     # Here the error is gone, and with it the memory that its frames held.
     try:
         if code == 130:

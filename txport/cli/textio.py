@@ -90,7 +90,7 @@ def print_line(line: str, stream: IO[str], *, end: str = "\n", flush: bool = Tru
     print(printable(line, keep="\t\n") if stream.isatty() else line, end=end, file=stream, flush=flush)
 
 
-def to_json(values: dict[str, Any], indent: int | None = None) -> str:
+def to_json(values: dict[str, Any] | list[Any], indent: int | None = None) -> str:
     """JSON for people too: letters of any alphabet as they are, what would steer a terminal as escapes."""
     return printable_json(json.dumps(values, indent=indent, ensure_ascii=False))
 

@@ -93,7 +93,7 @@ def _operator(name: str) -> Any:
     return lambda self, *args: self.tracer.call(method, (self, *args), {})
 
 
-for _name in ("add", "radd", "sub", "mul", "rmul", "truediv", "matmul", "invert", "lt", "le", "getitem"):
+for _name in ("add", "radd", "sub", "mul", "rmul", "truediv", "matmul", "invert", "lt", "le", "and", "getitem"):
     setattr(Symbol, f"__{_name}__", _operator(f"__{_name}__"))
 
 

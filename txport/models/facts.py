@@ -18,7 +18,9 @@ Task = Literal["seq2seq", "causal", "encode"]
 Owner = Literal["row", "source"]
 Role = Literal["key", "value"]
 Pooling = Literal["mean", "first", "none"]
+Ability = Literal["embed", "classify", "tag", "fill"]
 
+HIDDEN, LOGITS = "last_hidden_state", "logits"  # outputs of encoder-only models
 LENGTH = "length"  # the dim of a tensor that counts tokens
 LARGEST = 1 << 31  # of a size or a token
 MOST_STATE = 1 << 14  # tensors
@@ -32,7 +34,8 @@ class Tokens:
     """A vocabulary, and what the model expects of sequences over it.
 
     `start` is the token that generation starts from, None where a prompt does. `before` and `after` are the special
-    tokens that stood around each sequence in training, as far as no `tokenizer.json` adds them.
+    tokens that stood around each sequence in training, as far as no `tokenizer.json` adds them. `mask` stands for a
+    token that the model is to find.
     """
 
     size: int
@@ -42,6 +45,7 @@ class Tokens:
     ends: tuple[int, ...] = ()
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    mask: int | None = None
 
     def with_special(self, ids: Sequence[int]) -> list[int]:
         """A sequence with the special tokens that the model expects around it."""
@@ -50,8 +54,8 @@ class Tokens:
     @property
     def special(self) -> tuple[int, ...]:
         """The tokens that are no text."""
-        start = () if self.start is None else (self.start,)
-        return tuple(dict.fromkeys((self.pad, *start, *self.ends, *self.before, *self.after)))
+        ones = tuple(each for each in (self.pad, self.start, self.mask) if each is not None)
+        return tuple(dict.fromkeys((*ones, *self.ends, *self.before, *self.after)))
 
     @property
     def end(self) -> int:
@@ -87,6 +91,15 @@ class Output:
 
     name: str
     dims: tuple[int | str, ...]
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether each token has its own, rather than each text."""
+        return self.dims[0] == LENGTH
+
+    def shape(self, rows: int, length: int) -> tuple[int, ...]:
+        """Of so many rows of so many tokens."""
+        return rows, *(length if isinstance(dim, str) else dim for dim in self.dims)
 
 
 @dataclass(frozen=True)
@@ -129,6 +142,18 @@ class Facts:
         found = self.source if self.target is None else self.target
         assert found is not None
         return found
+
+    @property
+    def ability(self) -> Ability | None:
+        """What an encoder-only model is for; None of one that generates."""
+        if self.task != "encode":
+            return None
+        logits = next((each for each in self.outputs if each.name == LOGITS), None)
+        if logits is None:
+            return "embed"
+        if not self.labels:
+            return "fill"
+        return "tag" if logits.is_of_tokens else "classify"
 
     def owned(self, owner: Owner) -> tuple[StateTensor, ...]:
         """The tensors of the state that belong to each row, or to each source, in order."""
@@ -182,8 +207,24 @@ def _problems(facts: Facts) -> Iterator[str]:
         yield "a target needs a start token"
     if bool(facts.outputs) != (facts.task == "encode"):
         yield f"a model of the task {facts.task} has other outputs"
+    if facts.task == "encode":
+        yield from _problems_of_outputs(facts)
     if facts.attention is not None and facts.task != "seq2seq":
         yield f"a model of the task {facts.task} has no attention over a source"
+
+
+def _problems_of_outputs(facts: Facts) -> Iterator[str]:
+    """What runs a model must find what the model is for."""
+    dims = {each.name: each.dims for each in facts.outputs}
+    if len(dims) != len(facts.outputs):
+        yield "outputs have one name twice"
+    if facts.ability == "embed":
+        if dims.get(HIDDEN) != (LENGTH, facts.width):
+            yield f"a model without {LOGITS} gives {HIDDEN}, {LENGTH} times {facts.width}"
+    elif dims[LOGITS][-1] != (len(facts.labels) or facts.writes.size):
+        yield f"{LOGITS} are over the labels, or else over the vocabulary"
+    if facts.ability == "fill" and (dims[LOGITS][0] != LENGTH or facts.reads.mask is None):
+        yield f"{LOGITS} over the vocabulary are those of each token, and need a mask"
 
 
 def _tokens(side: str, values: Any) -> Tokens:
@@ -193,12 +234,13 @@ def _tokens(side: str, values: Any) -> Tokens:
         name: tuple(_id(f"{side}.{name}", each, size) for each in _several(name, values[name], MOST_TOKENS))
         for name in ("ends", "before", "after")
     }
-    start = values["start"]
+    ones = [None if values[name] is None else _id(f"{side}.{name}", values[name], size) for name in ("start", "mask")]
     return Tokens(
         size=size,
         longest=_whole(f"{side}.longest", values["longest"], 1),
         pad=_id(f"{side}.pad", values["pad"], size),
-        start=None if start is None else _id(f"{side}.start", start, size),
+        start=ones[0],
+        mask=ones[1],
         **ids,
     )
 
@@ -220,7 +262,12 @@ def _cross_attention(values: Any) -> CrossAttention:
 
 def _output(values: Any) -> Output:
     _require_keys("an output", values, Output)
-    return Output(_text("an output", values["name"]), _dims(values["dims"]))
+    dims = _dims(values["dims"])
+    if not dims or LENGTH in dims[1:] or isinstance(dims[-1], str):
+        raise ValueError(
+            f"an output has {LENGTH}, if at all, as its first dim of several, got {quoted(values['dims'])}"
+        )
+    return Output(_text("an output", values["name"]), dims)
 
 
 def _dims(values: Any) -> tuple[int | str, ...]:

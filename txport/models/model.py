@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from txport.models.config import Config
 from txport.models.facts import Facts, StateTensor
-from txport.models.ops import Ops, PlainOps, State, additive, causal_mask, padding_mask
+from txport.models.ops import Ops, PlainOps, State, additive, before_mask, causal_mask, padding_mask
 from txport.models.parts import Attention, Embedding
 
 
@@ -97,10 +97,12 @@ class Model(nn.Module):
     def extend(self, tokens: Tensor, mask: Tensor, places: Tensor, state: Mapping[StateTensor, Tensor]) -> Decoded:
         """The next tokens (B, T) of a causal model, padded at the left, at positions (B, T), after the state's.
 
-        `mask` (B, P + T) is True on real tokens. -> logits (B, T, V), and the state of P + T.
+        `mask` (B, P + T) is True on real tokens. -> logits (B, T, V), and the state of P + T. Padding sees itself: of
+        nothing at all, what attention gives would be a matter of rounding.
         """
-        past = _past(state)
-        seen = mask[:, None, None, :] & causal_mask(tokens.shape[1], past, tokens.device)  # (B, 1, T, P + T)
+        past, length = _past(state), tokens.shape[1]
+        hidden = before_mask(length, past, tokens.device) & ~mask[:, None, None, :]  # (B, 1, T, P + T)
+        seen = causal_mask(length, past, tokens.device) & ~hidden
         ops = PlainOps(places, additive(seen, next(self.parameters()).dtype), state)
         return Decoded(self.logits(self.decoder_states(tokens, ops)), ops.state, {})
 

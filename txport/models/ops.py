@@ -136,6 +136,12 @@ def causal_mask(length: int, past: int, device: torch.device) -> Tensor:
     return torch.arange(past + length, device=device)[None, :] <= new[:, None]
 
 
+def before_mask(length: int, past: int, device: torch.device) -> Tensor:
+    """True where position s lies before new token t: -> (length, past + length)."""
+    new = torch.arange(past, past + length, device=device)
+    return torch.arange(past + length, device=device)[None, :] < new[:, None]
+
+
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where the mask is True, a large negative *finite* number elsewhere, to be added to scores."""
     return (~mask).to(dtype) * (torch.finfo(dtype).min / 2)

@@ -104,7 +104,8 @@ def constant_table(shape: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor
 class Embedding(nn.Module):
     """Tokens looked up, times `scale`, plus their positions where the model adds some, and normalised where it does.
 
-    `positions` is "sinusoidal", "learned" or None; the position of the first token is `offset`.
+    `positions` is "sinusoidal", "learned" or None; the position of the first token is `offset`. With a `segment`, each
+    token gets one more vector, the same for all: of models that tell texts of a pair apart, that of the first text.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Embedding(nn.Module):
         longest: int = 0,
         offset: int = 0,
         layout: Pairing = "interleaved",
+        segment: bool = False,
         norm: nn.Module | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -131,6 +133,7 @@ class Embedding(nn.Module):
             self.register_buffer("positions", table, persistent=False)
         else:
             self.positions = None
+        self.segment = nn.Parameter(torch.empty(width)) if segment else None
         self.norm = norm
         self.dropout = nn.Dropout(dropout)
 
@@ -141,6 +144,8 @@ class Embedding(nn.Module):
             x = x * self.scale
         if self.positions is not None:
             x = ops.add_positions(x, self.positions, self.offset)
+        if self.segment is not None:
+            x = x + self.segment
         return cast(Tensor, self.dropout(x if self.norm is None else self.norm(x)))
 
 

@@ -42,6 +42,10 @@ class Tokenizer(Protocol):
         """Target text, special tokens left out."""
         ...
 
+    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """What target ids add to the text of those before them; by themselves they may be written in another way."""
+        ...
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Each target id as the vocabulary writes it."""
         ...
@@ -54,13 +58,17 @@ class Tokenizer(Protocol):
 class FileTokenizer:
     """A `tokenizer.json`, for both directions; beside its own special tokens, decoded text leaves out `special` ids.
 
-    A text is refused unread if it can't be one of up to `longest` tokens.
+    A text is refused unread if it can't be one of up to `longest` tokens. Where a text has the token `mask` as the
+    vocabulary writes it, it is read as that token, and no other special one is.
     """
 
-    def __init__(self, path: Path, special: Collection[int] = (), longest: int | None = None) -> None:
+    def __init__(
+        self, path: Path, special: Collection[int] = (), longest: int | None = None, mask: int | None = None
+    ) -> None:
         self._path, self._special, self._longest = path, frozenset(special), longest
         with refusals(BundleError, f"{path} is not a tokenizer"):
-            self._tokenizer = read_tokenizer(path)
+            tokenizer = read_tokenizer(path)
+            self._tokenizer = tokenizer if mask is None else _reading(tokenizer, mask)
             self._tokenizer.encode_special_tokens = True  # "</s>" in a user's text is four characters
             self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
             self._tokenizer.no_padding()
@@ -106,6 +114,11 @@ class FileTokenizer:
         with refusals(BundleError, f"{self._path} can't write tokens as text"):
             return str(self._tokenizer.decode(kept, skip_special_tokens=True))
 
+    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """See `Tokenizer.continuation`."""
+        text, whole = self.decode(before), self.decode([*before, *ids])
+        return whole[len(text) :] if whole.startswith(text) else self.decode(ids)
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
         return [self._token(id_) for id_ in ids]
@@ -136,6 +149,20 @@ def read_tokenizer(path: Path) -> Any:
         import tokenizers
     require_size(path, LARGEST)
     return tokenizers.Tokenizer.from_file(str(path))
+
+
+def _reading(tokenizer: Any, id_: int) -> Any:
+    """The same tokenizer, which knows one special token where it stands in a text."""
+    from tokenizers import AddedToken
+
+    content = json.loads(tokenizer.to_str())
+    added = [each for each in content["added_tokens"] if each["id"] == id_]
+    for each in added:
+        each["special"] = False  # special ones are read letter by letter
+    tokenizer = type(tokenizer).from_str(json.dumps(content))
+    if not added and (token := tokenizer.id_to_token(id_)) is not None:
+        tokenizer.add_tokens([AddedToken(token, normalized=False)])
+    return tokenizer
 
 
 def _require_bounded(path: Path, content: str) -> None:
@@ -197,6 +224,10 @@ class TokenizerPair:
         """See `Tokenizer.decode`."""
         return self.target.decode(ids)
 
+    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """See `Tokenizer.continuation`."""
+        return self.target.continuation(before, ids)
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
         return self.target.tokens(ids)
@@ -207,16 +238,19 @@ class TokenizerPair:
 
 
 class NumberTokenizer:
-    """For a checkpoint without a tokenizer: text is token ids, apart by spaces."""
+    """Text is token ids, apart by spaces: for a model without a tokenizer, or, `exact`, in place of the one it has.
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    Then ids are read and written as they are; else special tokens are added where the model expects some, and left out.
+    """
+
+    def __init__(self, facts: Facts, *, exact: bool = False) -> None:
+        self._facts, self._exact = facts, exact
+        self._why = "text is read as" if exact else "this model has no tokenizer, so text is"
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """See `Tokenizer.encode`; the start and end tokens that the model expects are added."""
         if not text.strip():
-            fix = "this model has no tokenizer, so give token ids such as '5 17 3'"
-            raise UnknownTextError(f"the text is empty; {fix}")
+            raise UnknownTextError(f"the text is empty; {self._why} token ids such as '5 17 3'")
         size, ids, wrong = self._facts.reads.size, [], []
         for word in text.split():
             if _is_below(size, word):
@@ -225,14 +259,18 @@ class NumberTokenizer:
                 wrong.append(word)
         if wrong and unknown == "error":
             ids_wanted = f"token ids, numbers from 0 to {size - 1}"
-            raise TextError(f"this model has no tokenizer, so text is {ids_wanted}; got {shorten(' '.join(wrong))}")
+            raise TextError(f"{self._why} {ids_wanted}; got {shorten(' '.join(wrong))}")
         if not ids:
             raise UnknownTextError(f"{shorten(text)} has no number from 0 to {size - 1}")
-        return self._facts.reads.with_special(ids)
+        return ids if self._exact else self._facts.reads.with_special(ids)
+
+    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """See `Tokenizer.continuation`."""
+        return self.decode(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
-        special = self._facts.writes.special
+        special = () if self._exact else self._facts.writes.special
         return " ".join(self.tokens([id_ for id_ in ids if id_ not in special]))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
@@ -288,7 +326,8 @@ def load_tokenizer(folder: Path, facts: Facts) -> Tokenizer:
 
 
 def _load_file(path: Path, side: str, size: int, facts: Facts) -> FileTokenizer:
-    tokenizer = FileTokenizer(path, facts.writes.special, facts.reads.longest)
+    mask = facts.reads.mask if facts.ability == "fill" else None
+    tokenizer = FileTokenizer(path, facts.writes.special, facts.reads.longest, mask)
     if tokenizer.size > size:
         sizes = f"{tokenizer.size} tokens, the model's {side} vocabulary {size}"
         raise BundleError(f"{path} has {sizes}: it belongs to another model")

@@ -21,7 +21,6 @@ import numpy as np
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import OFFERED, require_offer
-from txport.bundles.ports import LOGITS
 from txport.errors import ParityError, TxportError, UnavailableError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
 from txport.proof.parity.check import Report, check
@@ -212,7 +211,7 @@ def _judge(blank: Cell, report: Report, begun: float) -> Cell:
         blank,
         verdict=verdict,
         why="" if report.passed else report.describe_worst(),
-        worst_logit_difference=report.worst_of(LOGITS),
+        worst_logit_difference=report.worst_output,
         near_ties=ties,
         rows_searched=summary["rows_searched"],
         parity_seconds=_since(begun),

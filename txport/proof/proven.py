@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from txport.bundles.bundle import Bundle, seal
 from txport.errors import ParityError
 from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint
+from txport.models.facts import Task
 from txport.models.names import GOLDEN
 from txport.models.tokenizer import load_tokenizer
 from txport.proof.parity.check import Report, check, exact_of, fitting_threads, is_large
-from txport.proof.parity.tolerances import tolerance_of
+from txport.proof.parity.exact import Exact, Ids, largest_difference
+from txport.proof.parity.tolerances import Tolerance, tolerance_of
+from txport.proof.parity.truth.encoding import joined
+from txport.proof.verify import encoding, golden
 from txport.proof.verify.check import verify
-from txport.proof.verify.golden import LONGEST, REAL, SHORT, record, save_golden
 from txport.runtimes.pytorch import TorchRuntime
 
 
@@ -44,11 +48,37 @@ def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int =
 
 def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     tokenizer = load_tokenizer(bundle.path, checkpoint.facts)
-    real = [tokenizer.encode(text) for text in bundle.samples[:REAL]]
-    exact = exact_of(bundle, checkpoint)
-    tolerance, longest = tolerance_of(bundle.manifest.precision), SHORT if is_large(checkpoint) else LONGEST
+    real = [tokenizer.encode(text) for text in bundle.samples[: golden.REAL]]
+    longest = golden.SHORT if is_large(checkpoint) else golden.LONGEST
+    tolerance = tolerance_of(bundle.manifest.precision)
+    RECORDERS[checkpoint.facts.task](bundle, exact_of(bundle, checkpoint), tolerance, real, longest)
 
+
+def _record_generation(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, longest: int) -> None:
     def noise_of(largest: float, source: Sequence[int], target: Sequence[int]) -> float:
         return tolerance.lasting_noise(largest, exact.rounding_error([source], [target]))
 
-    save_golden(bundle.path / GOLDEN, record(TorchRuntime(exact.model), checkpoint.facts, real, noise_of, longest))
+    found = golden.record(TorchRuntime(exact.model), exact.model.facts, real, noise_of, longest)
+    golden.save_golden(bundle.path / GOLDEN, found)
+
+
+def _record_encoding(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, longest: int) -> None:
+    @cache
+    def errors(source: tuple[int, ...]) -> dict[str, float]:
+        right = joined(exact.model, [source])
+        with exact.rounded.context(0):
+            rounded = joined(exact.rounded.model, [source])
+        return {name: largest_difference(right[name], rounded[name]) for name in right}
+
+    def noise_of(name: str, largest: float, source: Sequence[int]) -> float:
+        return tolerance.lasting_noise(largest, errors(tuple(source))[name])
+
+    found = encoding.record(TorchRuntime(exact.model), exact.model.facts, real, noise_of)
+    encoding.save_golden(bundle.path / GOLDEN, found)
+
+
+RECORDERS: dict[Task, Callable[[Bundle, Exact, Tolerance, Ids, int], None]] = {
+    "seq2seq": _record_generation,
+    "causal": _record_generation,
+    "encode": _record_encoding,
+}

@@ -18,6 +18,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Logits = TypeVar("Logits", Floats, Doubles)
 State = Any
+Outputs = dict[str, NDArray[Any]]
 GraphPorts = tuple[tuple[Port, ...], tuple[Port, ...]]
 
 PARTS = (8, 7, 6, 5, 4, 3, 2, 1)
@@ -72,7 +73,7 @@ class Runtime(Protocol):
 class EncoderRuntime(Protocol):
     """What runs a model that only encodes."""
 
-    def infer(self, source: Ints, source_lengths: Ints) -> dict[str, NDArray[Any]]:
+    def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """Sources (B, S), right-padded, and their lengths (B,) -> the model's outputs by name."""
         ...
 

@@ -36,7 +36,8 @@ from txport.bundles.ports import (
     screens,
 )
 from txport.models.facts import Owner
-from txport.runtimes.base import GraphPorts, Ints, Scores, running, scores
+from txport.runtimes.base import GraphPorts, Ints, Outputs, Scores, running, scores
+from txport.runtimes.encoding import outputs_of
 from txport.runtimes.onnx_runtime import ort
 from txport.runtimes.pool import Hold, Pool
 from txport.runtimes.sessions import Sessions, may_saturate, placement, session_ports
@@ -214,9 +215,14 @@ class FusedRuntime:
         with running(PREFILL, "ONNX Runtime"):
             self.sessions[PREFILL].run_with_iobinding(io)
 
-    def infer(self, source: Ints, source_lengths: Ints) -> dict[str, NDArray[Any]]:
+    def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `Runtime.infer`."""
-        return self.run_graph(MODEL, {INPUT_IDS: source, SOURCE_LENGTHS: source_lengths.astype(np.int32)})
+        batch, size = source.shape
+        lengths, count = source_lengths.astype(np.int32), max(1, ENCODED_TOGETHER // size)
+        parts = [slice(first, first + count) for first in range(0, batch, count)]
+        found = [self.run_graph(MODEL, {INPUT_IDS: source[part], SOURCE_LENGTHS: lengths[part]}) for part in parts]
+        joined = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+        return outputs_of(self.facts, joined, batch, size, size)
 
     def _encode(self, source: Ints, lengths: NDArray[np.int32], caches: NDArray[np.float32]) -> None:
         io = self.sessions[ENCODER].io_binding()

@@ -24,7 +24,8 @@ from txport.bundles.ports import (
     SELECT,
 )
 from txport.errors import RunError
-from txport.runtimes.base import GraphPorts, Ints, Scores, scores
+from txport.runtimes.base import GraphPorts, Ints, Outputs, Scores, scores
+from txport.runtimes.encoding import outputs_of
 
 T = TypeVar("T")
 
@@ -100,7 +101,8 @@ class PortableRuntime(Generic[T]):
             given = {name: self._engine.from_numpy(np.ascontiguousarray(each)) for name, each in inputs.items()}
             results = self._engine.run(DECODER, {**given, **tensors}, [*self._becomes])
             tensors = {name: results[output] for output, name in self._becomes.items()}
-        return PortableState({ATTENTION_MASK: self._engine.from_numpy(mask), **tensors}, size, max_length)
+        longest = max_length + size + 1 - int(lengths.min())  # of the shortest prompt, its padding counted
+        return PortableState({ATTENTION_MASK: self._engine.from_numpy(mask), **tensors}, size, longest)
 
     def step(
         self,
@@ -131,10 +133,12 @@ class PortableRuntime(Generic[T]):
             found = found._replace(attention=attention.mean(1, dtype=np.float32))
         return found, replace(state, tensors=tensors, length=state.length + 1)
 
-    def infer(self, source: Ints, source_lengths: Ints) -> dict[str, NDArray[Any]]:
+    def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `Runtime.infer`."""
-        mask = (np.arange(source.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
-        return self.run_graph(MODEL, {INPUT_IDS: source, ATTENTION_MASK: mask})
+        filled = self._fill_up(source)
+        mask = (np.arange(filled.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
+        found = self.run_graph(MODEL, {INPUT_IDS: filled, ATTENTION_MASK: mask})
+        return outputs_of(self._facts, found, len(source), source.shape[1], filled.shape[1])
 
     def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:
         """See `Runtime.select`; the rows are gathered where the tensors live."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from txport.errors import UnavailableError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Memory, Model
 from txport.models.ops import State, padding_mask
-from txport.runtimes.base import Ints, Scores, scores
+from txport.runtimes.base import Ints, Outputs, Scores, scores
 
 
 class TorchState(NamedTuple):
@@ -76,7 +75,7 @@ class TorchRuntime:
         return TorchState(kept, {each: tensor[index] for each, tensor in state.state.items()})
 
     @torch.inference_mode()
-    def infer(self, source: Ints, source_lengths: Ints) -> dict[str, NDArray[Any]]:
+    def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `Runtime.infer`."""
         mask = padding_mask(self._tensor(source_lengths), source.shape[1])
         found = self._model.infer(self._tensor(source), mask)

@@ -53,9 +53,11 @@ class Beams:
     What a hypothesis says is kept as the step and the beam that it came from, so that a step copies no tokens.
     """
 
-    def __init__(self, lengths: Ints, prefix_lengths: Ints, options: SearchOptions, ends: tuple[int, ...]) -> None:
+    def __init__(
+        self, lengths: Ints, prefix_lengths: Ints, limits: Ints, options: SearchOptions, ends: tuple[int, ...]
+    ) -> None:
         self._options, self._ends = options, np.asarray(ends)
-        self._source_lengths, self._prefix_lengths = lengths, prefix_lengths
+        self._source_lengths, self._prefix_lengths, self._limits = lengths, prefix_lengths, limits
         self._size = options.beams // options.beam_groups
         count, kept = len(prefix_lengths), options.kept
         self._running = np.arange(count)
@@ -199,8 +201,8 @@ class Beams:
             kept[self._running] = part
         self._steps.append(whole)
 
-    def _lengths(self, sources: Ints, length: int) -> Ints:
-        """How many new tokens there are: (S,)."""
+    def _lengths(self, sources: Ints, length: int | Ints) -> Ints:
+        """How many of so many tokens are new: (S,)."""
         lengths: Ints = np.maximum(length - self._prefix_lengths[sources], 1)
         return lengths
 
@@ -233,7 +235,7 @@ class Beams:
         """Of the running sources: (S,). Where the targets are as long as may be, all compete as they are."""
         options, best, length = self._options, self._sums.max(axis=1), len(self._steps)
         done: Bools = best == -np.inf
-        full_length = self._prefix_lengths[self._running] + options.max_new_tokens == length
+        full_length = self._limits[self._running] == length
         if full_length.any():
             sources, sums = self._running[full_length], self._sums[full_length]
             beams = np.broadcast_to(np.arange(sums.shape[1]), sums.shape)
@@ -248,7 +250,7 @@ class Beams:
             done |= full
             return done
         if options.early_stopping == "never" and options.length_penalty > 0:
-            lengths = np.full(len(best), float(options.max_new_tokens))
+            lengths = self._lengths(self._running, self._limits[self._running]).astype(np.float64)
         else:
             lengths = self._lengths(self._running, length).astype(np.float64)
         done |= full & (worst >= best / lengths**options.length_penalty)

@@ -35,14 +35,27 @@ class Candidates(NamedTuple):
 
 
 class Constraints:
-    """Those of one batch: of the options, and of what each target must begin with."""
+    """Those of one batch: of the options, of what each target must begin with, and of how long each may be.
 
-    def __init__(self, options: SearchOptions, facts: Facts, prefixes: Sequence[Sequence[int]]) -> None:
+    `prompts` are what a causal model continues: what looks at the tokens so far looks at theirs too.
+    """
+
+    def __init__(
+        self,
+        options: SearchOptions,
+        facts: Facts,
+        prefixes: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self._filler = facts.reads.pad
         self._options, self._ends = options, np.asarray(options.ends(facts))
         self._suppressed = np.asarray(options.suppress_tokens, np.int64)
         self._prefixes = _pad(prefixes)  # (B, longest)
         self.prefix_lengths = np.array([len(prefix) for prefix in prefixes], np.int64)
+        self.limits = limits(options, facts, prefixes, prompts)
         self._words = [np.asarray(words, np.int64) for words in options.bad_words_ids]
+        room = max(map(len, self._words), default=0) if len(prompts) else 0  # so that no prompt is too short for words
+        self._before = _pad([prompt[-2::-1] for prompt in prompts], room)[:, ::-1]  # (B, P - 1), padded at the left
         self._bans = bool(
             options.min_new_tokens or options.no_repeat_ngram_size or self._words or len(self._suppressed)
         )
@@ -61,12 +74,14 @@ class Constraints:
         With `log`, processors see log-probabilities, and what they make of these is what a token adds to a score.
         """
         normalise, aligns = log or self._options.scores, self._options.aligns
-        banned, forced = self._banned(token_ids, sources), self.forced(token_ids.shape[1], sources)
+        seen = self._seen(token_ids, sources)
+        banned, forced = self._banned(seen, token_ids.shape[1], sources), self.forced(token_ids.shape[1], sources)
         if self.changes_scores or count is None:
             found = yield Step(token_ids[:, -1], None, True, aligns)
             assert found is not None
             log_probs = log_softmax(found.values, found.values) if normalise else found.values
-            changed = self._change((log_probs if log else found.values).copy(), token_ids, sources, banned, forced)
+            values = (log_probs if log else found.values).copy()
+            changed = self._change(values, seen, banned, forced, self._are_given(token_ids.shape[1], sources))
             return _choose(changed, None if log else log_probs, forced, count, found.attention)
         spare = 1 << (banned.shape[1] - 1).bit_length() if banned.shape[1] else 0  # few different counts to bind
         found = yield Step(token_ids[:, -1], count + spare, normalise, aligns)
@@ -79,11 +94,22 @@ class Constraints:
             values[rows], values[rows, 0], ids[rows, 0] = -np.inf, 0.0, forced[rows]
         return Candidates(values, values, ids, found.attention)
 
-    def _change(self, values: Floats, token_ids: Ints, sources: Ints, banned: Ints, forced: Ints) -> Floats:
+    def _seen(self, token_ids: Ints, sources: Ints) -> Ints:
+        """All tokens so far, those of prompts too: (R, P - 1 + T); `NOTHING` before the first of a shorter prompt."""
+        if not (self._before.size and (self._bans or self.changes_scores)):
+            return token_ids
+        return np.concatenate([self._before[sources], token_ids], axis=1)
+
+    def _are_given(self, length: int, sources: Ints) -> Ints:
+        """The rows whose next token is their prefix's."""
+        return np.flatnonzero(self.prefix_lengths[sources] >= length)
+
+    def _change(self, values: Floats, seen: Ints, banned: Ints, forced: Ints, given: Ints) -> Floats:
         rows = np.arange(len(values))[:, None]
         if (penalty := self._options.repetition_penalty) != 1:
-            old = values[rows, token_ids]
-            values[rows, token_ids] = np.where(old < 0, old * penalty, old / penalty)
+            ids = np.where(seen == NOTHING, seen[:, -1:], seen)
+            old = values[rows, ids]
+            values[rows, ids] = np.where(old < 0, old * penalty, old / penalty)
         at, place = np.nonzero(banned != NOTHING)
         values[at, banned[at, place]] = -np.inf
         if (at := np.flatnonzero(forced != NOTHING)).size:
@@ -91,26 +117,29 @@ class Constraints:
             values[at, forced[at]] = 0.0
         if self._options.logits_processor is None:
             return values
-        shape, values = values.shape, np.asarray(self._options.logits_processor(values, token_ids), np.float32)
+        ids = np.where(seen == NOTHING, self._filler, seen)
+        shape, values = values.shape, np.asarray(self._options.logits_processor(values, ids), np.float32)
         if values.shape != shape:
             raise UnsupportedError(f"logits_processor must return scores of shape {shape}, got {values.shape}")
-        given = np.flatnonzero(self.prefix_lengths[sources] >= token_ids.shape[1])  # it has no say in prefixes
-        values[given], values[given, forced[given]] = -np.inf, 0.0
+        values[given], values[given, forced[given]] = -np.inf, 0.0  # it has no say in prefixes
         return values
 
-    def _banned(self, token_ids: Ints, sources: Ints) -> Ints:
-        """Tokens that must not come next: (R, as many as any row has), `NOTHING` where there are fewer."""
+    def _banned(self, seen: Ints, length: int, sources: Ints) -> Ints:
+        """Tokens that must not come next: (R, as many as any row has), `NOTHING` where there are fewer.
+
+        `length` tokens of all that were seen are from the start token, or the last of the prompt, on.
+        """
         rows, options = len(sources), self._options
         if not self._bans:
             return np.empty((rows, 0), np.int64)
         parts = [np.broadcast_to(self._suppressed, (rows, len(self._suppressed)))] if len(self._suppressed) else []
         if options.min_new_tokens:
-            too_soon = token_ids.shape[1] - 1 - self.prefix_lengths[sources] < options.min_new_tokens
+            too_soon = length - 1 - self.prefix_lengths[sources] < options.min_new_tokens
             if too_soon.any():
                 parts.append(np.where(too_soon[:, None], self._ends, NOTHING))
-        parts += [_after(token_ids, words) for words in self._words]
+        parts += [_after(seen, words) for words in self._words]
         if options.no_repeat_ngram_size:
-            parts.append(_repeated(token_ids, options.no_repeat_ngram_size))
+            parts.append(_repeated(seen, options.no_repeat_ngram_size))
         banned: Ints = np.concatenate([np.empty((rows, 0), np.int64), *parts], axis=1)
         return banned[:, (banned != NOTHING).any(axis=0)]
 
@@ -122,13 +151,23 @@ class Constraints:
         if length == 1 and self._options.forced_bos_token_id is not None:
             forced = np.where(forced == NOTHING, self._options.forced_bos_token_id, forced)
         if self._options.forced_eos_token_id is not None:
-            is_last = length == self.prefix_lengths[sources] + self._options.max_new_tokens
+            is_last = length == self.limits[sources]
             forced = np.where(is_last, self._options.forced_eos_token_id, forced)
         return forced
 
 
-def _pad(prefixes: Sequence[Sequence[int]]) -> Ints:
-    padded = np.full((len(prefixes), max(map(len, prefixes), default=0)), NOTHING)
+def limits(
+    options: SearchOptions, facts: Facts, prefixes: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]] = ()
+) -> Ints:
+    """How many tokens each target may have, its prefix counted, its prompt not: (B,)."""
+    most = options.max_new_tokens
+    taken = map(len, prompts) if len(prompts) else [0] * len(prefixes)
+    room = np.array([facts.writes.longest - count for count in taken], np.int64)
+    return room if most is None else np.array([len(prefix) + most for prefix in prefixes], np.int64)
+
+
+def _pad(prefixes: Sequence[Sequence[int]], least: int = 0) -> Ints:
+    padded = np.full((len(prefixes), max(least, max(map(len, prefixes), default=0))), NOTHING)
     for row, prefix in zip(padded, prefixes, strict=True):
         row[: len(prefix)] = prefix
     return padded

@@ -55,7 +55,8 @@ class Scheduler:
     ) -> None:
         self._runtime, self._requests = runtime, requests
         self._facts, self._options = facts, options
-        self._longest = longest_target(options, [prefix for _, prefix in requests])
+        sources, prefixes = zip(*requests, strict=True)
+        self._longest = longest_target(sources, facts, options, prefixes)
         self._width = options.nbest if options.do_sample else options.beams
         self.results: list[list[Found]] = [[] for _ in requests]
         self._groups: list[RequestGroup] = []

@@ -14,7 +14,7 @@ from txport.models.facts import Facts
 from txport.runtimes.base import ContinuousRuntime, Ints, Runtime, State
 from txport.search.alignment import fit
 from txport.search.beams import Beams
-from txport.search.constraints import Constraints
+from txport.search.constraints import Constraints, limits
 from txport.search.groups import Groups
 from txport.search.options import Found, SearchOptions
 from txport.search.requests import Certain, Progress, Reserve, Search, Select, Step
@@ -48,8 +48,7 @@ def search(runtime: Runtime, sources: Ids, facts: Facts, options: SearchOptions,
     """
     prefixes = [()] * len(sources) if prefixes is None else prefixes
     requests = plan(sources, facts, options, prefixes)
-    longest = longest_target(options, prefixes, sources if facts.task == "causal" else ())
-    return carry_out(requests, runtime, sources, facts, longest)
+    return carry_out(requests, runtime, sources, facts, longest_target(sources, facts, options, prefixes))
 
 
 def carry_out(requests: Search, runtime: Runtime, sources: Ids, facts: Facts, longest: int) -> Steps:
@@ -80,7 +79,10 @@ def plan(sources: Ids, facts: Facts, options: SearchOptions, prefixes: Ids, *, a
     own is never shown those that have ended.
     """
     require_fit(prefixes, facts, options)
-    constraints = Constraints(options, facts, prefixes)
+    prompts = prompts_of(sources, facts)
+    for prompt in prompts:
+        require_room(prompt, facts, options)
+    constraints = Constraints(options, facts, prefixes, prompts)
     lengths = np.array([len(source) for source in sources], np.int64)
     first = first_tokens(sources, facts)
     if options.beams > 1:
@@ -95,14 +97,35 @@ def first_tokens(sources: Ids, facts: Facts) -> Ints:
     return np.array([source[-1] if start is None else start for source in sources], np.int64)
 
 
-def longest_target(options: SearchOptions, prefixes: Ids, prompts: Ids = ()) -> int:
+def prompts_of(sources: Ids, facts: Facts) -> Ids:
+    """Those of a causal model, whose tokens count with those of the target; others have none."""
+    return sources if facts.task == "causal" else ()
+
+
+def longest_target(sources: Ids, facts: Facts, options: SearchOptions, prefixes: Ids) -> int:
     """How many tokens a row may have to hold, its prefix and its prompt counted; a last token need not be held."""
-    return max(map(len, prefixes), default=0) + options.max_new_tokens + max(map(len, prompts), default=1) - 1
+    prompts = prompts_of(sources, facts)
+    before = np.array([len(prompt) - 1 for prompt in prompts] or [0])
+    return int((before + limits(options, facts, prefixes, prompts)).max())
+
+
+def require_room(prompt: Sequence[int], facts: Facts, options: SearchOptions) -> None:
+    """Raise `UnsupportedError` for a prompt after which the model has no room for as many tokens as are asked for."""
+    longest, size = facts.writes.longest, len(prompt)
+    left, limit = longest - size, f"the model's longest sequence, {longest}"
+    if left < 1:
+        raise UnsupportedError(f"a prompt of {size} tokens leaves no room for another one in {limit}; shorten it")
+    for name in ("max_new_tokens", "min_new_tokens"):
+        if (count := getattr(options, name) or 0) > left:
+            fix = f"shorten the prompt, or give {name} up to {left}"
+            raise UnsupportedError(f"a prompt of {size} tokens and {name} {count} exceed {limit}; {fix}")
 
 
 def require_fit(prefixes: Ids, facts: Facts, options: SearchOptions) -> None:
     """Raise `UnsupportedError` for options and prefixes with which this model can't begin a target."""
     longest = max(map(len, prefixes), default=0)
+    if longest and facts.task == "causal":
+        raise UnsupportedError("prefixes begin targets, and a causal model continues its prompt: put them at its end")
     options.require_fit(facts, longest)
     if options.forced_bos_token_id is not None and longest:
         raise UnsupportedError("a prefix says what the first token is; forced_bos_token_id must not")
@@ -133,10 +156,11 @@ def by_rows(
     at_once: bool = False,
 ) -> Search:
     """Every row for itself, greedy or drawn, until an end token; `first` (B,) is the token that each starts from."""
-    rows = Rows(lengths, first, constraints.prefix_lengths, options, options.ends(facts), at_once=at_once)
+    ends = options.ends(facts)
+    rows = Rows(lengths, first, constraints.prefix_lengths, constraints.limits, options, ends, at_once=at_once)
     if rows.samples > 1:
         yield Select(rows.sources)
-    uniforms = draw_uniforms(options, len(lengths)) if options.do_sample else None
+    uniforms = draw_uniforms(options, len(lengths), rows.longest) if options.do_sample else None
     count = (options.top_k or None) if options.do_sample else 1
     while True:
         found = yield from constraints.best(rows.token_ids, rows.sources, count, log=False)
@@ -154,7 +178,7 @@ def by_rows(
 def by_beams(lengths: Ints, first: Ints, options: SearchOptions, constraints: Constraints, facts: Facts) -> Search:
     """Keep the K best running hypotheses of each source; enough candidates that ended ones starve nobody."""
     kind = Beams if options.beam_groups == 1 else Groups
-    beams = kind(lengths, constraints.prefix_lengths, options, options.ends(facts))
+    beams = kind(lengths, constraints.prefix_lengths, constraints.limits, options, options.ends(facts))
     yield Reserve(options.beams)
     if options.beam_groups > 1:
         yield Select(beams.sources)

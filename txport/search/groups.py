@@ -19,12 +19,14 @@ NOTHING = -1  # in place of a token
 class Groups:
     """As `Beams`, for several groups of them; the rows of a group stand together."""
 
-    def __init__(self, lengths: Ints, prefix_lengths: Ints, options: SearchOptions, ends: tuple[int, ...]) -> None:
+    def __init__(
+        self, lengths: Ints, prefix_lengths: Ints, limits: Ints, options: SearchOptions, ends: tuple[int, ...]
+    ) -> None:
         self._options, self._count = options, len(lengths)
-        self._groups = [Beams(lengths, prefix_lengths, options, ends) for _ in range(options.beam_groups)]
+        self._groups = [Beams(lengths, prefix_lengths, limits, options, ends) for _ in range(options.beam_groups)]
         first = 0 if options.forced_bos_token_id is None else 1
         self._forced = np.maximum(prefix_lengths, first)  # how many tokens are given at first: (B,)
-        self._lasts = prefix_lengths + options.max_new_tokens - 1  # and after how many the last is: (B,)
+        self._lasts = limits - 1  # and after how many the last is: (B,)
         self._length = 0
 
     @property

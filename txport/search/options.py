@@ -22,7 +22,7 @@ MOST_PATIENT = 100
 MOST_ROWS = 4096  # of one source: with more, what is kept of them alone fills the memory of any machine
 GREATEST = 1e9  # of penalties, so that scores stay numbers in fp32
 LONGEST_ID = 2**63 - 1
-OPTIONAL = ("seed", "forced_bos_token_id", "forced_eos_token_id")
+OPTIONAL = ("max_new_tokens", "seed", "forced_bos_token_id", "forced_eos_token_id")
 WHOLE = (
     "max_new_tokens",
     "min_new_tokens",
@@ -56,13 +56,14 @@ class SearchOptions:
     `length_penalty`, the end token counted. Beam search ends when `beams` x `patience` hypotheses are finished
     and the best running one can't win any more: as judged by its present length (`early_stopping=False`),
     by the length that suits it best ("never"), or without asking (True). Without `scores`, greedy search and
-    sampling do not normalise, and scores are NaN.
+    sampling do not normalise, and scores are NaN. Without `max_new_tokens`, each target may have as many as fit.
 
-    `logits_processor` maps scores (R, V) and the tokens so far (R, T), the start token first, to new scores:
-    log-probabilities in beam search, logits otherwise. Several workers call it from several threads.
+    `logits_processor` maps scores (R, V) and the tokens so far (R, T), the start token or the prompt first, to new
+    scores: log-probabilities in beam search, logits otherwise. Prompts are padded at the left. Several workers call it
+    from several threads.
     """
 
-    max_new_tokens: int
+    max_new_tokens: int | None = None
     min_new_tokens: int = 0
     beams: int = 1
     beam_groups: int = 1
@@ -124,10 +125,11 @@ class SearchOptions:
 
     def require_fit(self, facts: Facts, prefix: int = 0) -> None:
         """Raise `UnsupportedError` for options that this model can't take, with a prefix of so many tokens."""
+        self._require_task(facts)
         limit = f"the model's longest sequence, {facts.writes.longest}"
         if prefix >= facts.writes.longest:
             raise UnsupportedError(f"a prefix of {prefix} tokens leaves no room for a target in {limit}; shorten it")
-        if (longest := prefix + self.max_new_tokens) > facts.writes.longest:
+        if (longest := prefix + (self.max_new_tokens or 1)) > facts.writes.longest:
             what = "a prefix and max_new_tokens" if prefix else "max_new_tokens"
             raise UnsupportedError(f"{what} must not exceed {limit}; got {longest}")
         named: dict[str, Iterable[int]] = {
@@ -145,6 +147,15 @@ class SearchOptions:
         if self.min_new_tokens and self.forced_bos_token_id in self.ends(facts):
             fault = "forced_bos_token_id must not be an end token where min_new_tokens forbids it"
             raise UnsupportedError(f"{fault}; got {self.forced_bos_token_id}")
+
+    def _require_task(self, facts: Facts) -> None:
+        """Raise `UnsupportedError` for options that mean nothing for a model of this kind."""
+        for name in ("alignment", "coverage_penalty"):
+            if getattr(self, name) and facts.attention is None:
+                raise UnsupportedError(f"{name} needs attention over a source, which this {facts.task} model has not")
+        if self.forced_bos_token_id is not None and facts.task == "causal":
+            what = "forced_bos_token_id comes after a start token, and a causal model starts from a prompt"
+            raise UnsupportedError(f"{what}; put the token at the end of the prompt")
 
 
 def _whole(name: str, value: Any) -> int | None:
@@ -214,16 +225,17 @@ def _single(sequences: Sequence[Sequence[int]]) -> list[int]:
 
 def _wrong_counts(options: SearchOptions) -> Iterable[str]:
     for name in ("max_new_tokens", "beams", "beam_groups", "nbest"):
-        if getattr(options, name) < 1:
-            yield f"{name} must be at least 1, got {getattr(options, name)}"
+        if (count := getattr(options, name)) is not None and count < 1:
+            yield f"{name} must be at least 1, got {count}"
     for name in ("beams", "nbest"):
         if getattr(options, name) > MOST_ROWS:
             yield f"{name} must not exceed {MOST_ROWS}, got {getattr(options, name)}"
     for name in ("top_k", "no_repeat_ngram_size", "seed"):
         if (getattr(options, name) or 0) < 0:
             yield f"{name} must not be negative, got {getattr(options, name)}"
-    if not 0 <= options.min_new_tokens <= options.max_new_tokens:
-        limit = f"0 to max_new_tokens, {options.max_new_tokens}"
+    most = LONGEST_ID if options.max_new_tokens is None else options.max_new_tokens
+    if not 0 <= options.min_new_tokens <= most:
+        limit = f"0 to max_new_tokens, {most}"
         yield f"min_new_tokens must lie in {limit}; got {options.min_new_tokens}"
     if options.eos_token_id is not None and not tuple(options.eos_token_id):  # type: ignore[arg-type]
         yield "eos_token_id must name at least one token"

@@ -24,6 +24,7 @@ class Rows:
         lengths: Ints,
         first: Ints,
         prefix_lengths: Ints,
+        limits: Ints,
         options: SearchOptions,
         ends: Sequence[int],
         *,
@@ -34,7 +35,7 @@ class Rows:
         self.samples = options.nbest if options.do_sample else 1
         self._source_lengths = np.repeat(lengths, self.samples)
         self._prefix_lengths = np.repeat(prefix_lengths, self.samples)
-        self._limits = self._prefix_lengths + options.max_new_tokens
+        self._limits = np.repeat(limits, self.samples)
         self.longest = int(self._limits.max())
         count = len(self._limits)
         self._held = np.arange(count)  # which of all rows is held: (R,)

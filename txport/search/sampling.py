@@ -13,12 +13,12 @@ from txport.search.options import SearchOptions
 LEAST = np.finfo(np.float64).min
 
 
-def draw_uniforms(options: SearchOptions, sources: int) -> Doubles:
-    """Random numbers in 0 to 1 for each sample of each source, one for every token that it may have.
+def draw_uniforms(options: SearchOptions, sources: int, length: int) -> Doubles:
+    """Random numbers in 0 to 1 for each sample of each source, one for every one of up to `length` new tokens.
 
     With a seed they are those of the seed and of which sample of its source a row is, whatever else is in the batch.
     """
-    samples, length = options.nbest, options.max_new_tokens
+    samples = options.nbest
     if options.seed is None:
         return np.random.default_rng().random((sources * samples, length))
     each = [np.random.default_rng([options.seed, sample]).random(length) for sample in range(samples)]

@@ -12,7 +12,7 @@ import numpy as np
 from txport.errors import TextError
 from txport.models.facts import Facts
 from txport.runtimes.base import Floats, Ints, Runtime, log_softmax
-from txport.search.generate import Ids, first_tokens, start
+from txport.search.generate import Ids, first_tokens, prompts_of, start
 from txport.search.options import Found
 
 
@@ -45,12 +45,13 @@ def teacher_forced_logits(
     runtime: Runtime, sources: Ids, targets: Ids, facts: Facts
 ) -> Iterator[tuple[Ints, Ints, Floats]]:
     """Step through given targets: which of them are not yet at their end (R,), their next tokens, logits (R, V)."""
-    require_targets(targets, facts)
+    require_targets(sources, targets, facts)
     lengths = np.array([len(target) for target in targets])
     wanted = np.zeros((len(targets), lengths.max()), np.int64)
     for number, target in enumerate(targets):
         wanted[number, : len(target)] = target
-    state = start(runtime, sources, facts, int(lengths.max()))
+    before = [len(prompt) - 1 for prompt in prompts_of(sources, facts)] or [0]
+    state = start(runtime, sources, facts, int((lengths + before).max()))
     rows, last = np.arange(len(targets)), first_tokens(sources, facts)
     for place in range(int(lengths.max())):
         if place and len(kept := np.flatnonzero(lengths[rows] > place)) < len(rows):
@@ -60,8 +61,12 @@ def teacher_forced_logits(
         yield rows, last, scores.values
 
 
-def require_targets(targets: Ids, facts: Facts) -> None:
+def require_targets(sources: Ids, targets: Ids, facts: Facts) -> None:
     """Raise `TextError` for targets that the model cannot give."""
+    for prompt, target in zip(prompts_of(sources, facts), targets, strict=False):
+        if len(prompt) + len(target) > facts.writes.longest:
+            what = f"a prompt of {len(prompt)} tokens and a target of {len(target)}"
+            raise TextError(f"{what} exceed the model's longest sequence, {facts.writes.longest}; shorten one of them")
     for target in targets:
         if not 1 <= len(target) <= facts.writes.longest:
             raise TextError(f"a target must have 1 to {facts.writes.longest} tokens, got {len(target)}")

@@ -34,8 +34,9 @@ from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.verify.check import (
     BATCH,
     FILES,
+    FIRST,
+    GENERATING,
     LOGITS,
-    NAMES,
     PORTS,
     TOKENIZER,
     Verification,
@@ -49,6 +50,7 @@ from txport.runtimes.pytorch import TorchRuntime
 from txport.search.scoring import logits
 from txport.system.documents import write_json
 
+NAMES = (*FIRST, *GENERATING.names)
 KINDS = [("portable", "fp16"), ("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4")]
 
 

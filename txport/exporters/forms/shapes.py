@@ -98,7 +98,10 @@ def _dims(tracer: Tracer, x: Symbol, result: Symbol) -> ir.Value:
     if dims.count(None) <= 1:
         return tracer.constant(np.array([-1 if dim is None else dim for dim in dims]))
     known = [tracer.known_length(x, result, at) if dim is None else dim for at, dim in enumerate(dims)]
-    require(sum(not isinstance(dim, Size) and dim == -1 for dim in known) <= 1, "a view with several lengths that nothing else has")
+    require(
+        sum(not isinstance(dim, Size) and dim == -1 for dim in known) <= 1,
+        "a view with several lengths that nothing else has",
+    )
     one = tracer.constant(np.array([-1]))
     parts = [
         tracer.op("dims", "Reshape", [dim.value, one]) if isinstance(dim, Size) else tracer.constant(np.array([dim]))
@@ -115,26 +118,38 @@ FORMS |= {"unflatten": _reshaped(torch.unflatten)}
 def getitem(tracer: Tracer, x: Symbol, index: Any) -> Symbol:
     """Slices from somewhere to the end, new dims of 1, and single places."""
     parts = index if isinstance(index, tuple) else (index,)
-    result, axis, new = x.value, 0, []
-    for place, part in enumerate(parts):
+    result, axis, dims, new = x.value, 0, 0, []  # axis of what is left, dims of what comes out
+    for part in parts:
+        dims += not isinstance(part, int)
         if part is None:
-            new.append(place)
-            continue
-        plain = isinstance(part, slice) and part.stop is None and part.step is None
-        require(plain, f"the index {part!r}: slices go to the end")
-        if part.start is not None:
-            one, rest = (tracer.constant(np.array([number])) for number in (axis, REST))
-            start = tracer.op("slice/start", "Reshape", [tracer.scalar(part.start), tracer.constant(np.array([-1]))])
-            result = tracer.op("slice", "Slice", [result, start, rest, one])
-        axis += 1
+            new.append(dims - 1)
+        elif isinstance(part, int):
+            require(not isinstance(part, Size), "a place that depends on lengths")
+            result = tracer.op("pick", "Gather", [result, tracer.constant(np.array(part))], axis=axis)
+        else:
+            require(isinstance(part, slice) and part.stop is None and part.step is None, f"the index {part!r}")
+            result = result if part.start is None else _from(tracer, result, part.start, axis)
+            axis += 1
     if new:
         result = tracer.op("unsqueeze", "Unsqueeze", [result, tracer.constant(np.array(new))])
     examples = [_taken(example, parts, at) for at, example in enumerate(x.examples)]
     return tracer.given(result, (examples[0], examples[1]))
 
 
+def _from(tracer: Tracer, x: ir.Value, start: int, axis: int) -> ir.Value:
+    """What lies from a place on."""
+    one, rest = (tracer.constant(np.array([number])) for number in (axis, REST))
+    begin = tracer.op("slice/start", "Reshape", [tracer.scalar(start), tracer.constant(np.array([-1]))])
+    return tracer.op("slice", "Slice", [x, begin, rest, one])
+
+
 def _taken(example: Tensor, parts: Sequence[Any], at: int) -> Tensor:
-    starts = [part.start if isinstance(part, slice) else None for part in parts]
-    lengths = [start.pair[at] if isinstance(start, Size) else start for start in starts]
-    taken: Tensor = example[tuple(part if part is None else slice(n, None) for part, n in zip(parts, lengths))]  # noqa: B905
+    """What an index takes of one of the two examples."""
+
+    def of_example(part: Any) -> Any:
+        if not isinstance(part, slice):
+            return part
+        return slice(part.start.pair[at] if isinstance(part.start, Size) else part.start, None)
+
+    taken: Tensor = example[tuple(map(of_example, parts))]
     return taken

@@ -1,7 +1,8 @@
-"""One run of a graph against PyTorch's, output by output."""
+"""Runs of a graph against PyTorch's, output by output."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -11,12 +12,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.ports import IDS, LOG_PROBS, LOGITS
+from txport.errors import ParityError, brief
 from txport.proof.parity.cases import Case
 from txport.proof.parity.measures import Comparison, compare, wrong
 from txport.proof.parity.replay import Call, Reference
 from txport.proof.parity.tolerances import Tolerance
+from txport.runtimes.base import GraphRuntime
+from txport.system.machine import is_out_of_memory
 
 Array = NDArray[Any]
+
+
+def compare_graphs(
+    case: Case, label: str, runtime: GraphRuntime, reference: Reference, tolerance: Tolerance, seed: int
+) -> Iterator[Comparison]:
+    """Every output of every graph, call by call, each call fed what PyTorch computed before."""
+    for call in reference.replay(case, seed):
+        with no_crash(f"{label}, case {case.name}, step {call.step}: the {call.role} graph"):
+            actual = runtime.run_graph(call.role, call.inputs)
+        yield from compare_call(case, label, call, actual, reference, tolerance)
+
+
+@contextlib.contextmanager
+def no_crash(what: str) -> Iterator[None]:
+    """`ParityError` for any error of a runtime, but not where memory is at its end: that says nothing of the graph."""
+    try:
+        yield
+    except Exception as error:  # each runtime has errors of its own
+        if is_out_of_memory(error):
+            raise
+        raise ParityError(f"{what} does not run: {brief(error)}") from error
 
 
 def compare_call(

@@ -78,9 +78,8 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
     ]
     if bundle.samples:
         tokenizer = load_tokenizer(bundle.path, facts)
-        texts = [tokenizer.encode(text) for text in bundle.samples]
-        left = facts.writes.longest - max(map(len, texts)) if facts.task == "causal" else room
-        cases.append(Case("real", texts, fitting(left, 1, 4, 1)))
+        texts = [tokenizer.encode(text)[:longest] for text in bundle.samples]
+        cases.append(Case("real", texts, fitting(room, 1, 4, 1)))
     cases += [draw_case(facts, seed, number) for number in range(1, more + 1)]
     if facts.target is None:
         return [replace(case, steps=(), targets=(), search_tokens=0) for case in cases]
@@ -125,6 +124,8 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     Every call of every graph stays, those at the longest source and the longest past too. What is left out is the
     driver's loop at places and in batches that other cases try: it does not depend on the size of a model.
     """
+    if not any(case.search_tokens for case in cases):
+        return list(cases), []
     lighter = [
         replace(
             case,

@@ -13,7 +13,8 @@ from txport.bundles.ports import LOGITS
 
 Array = NDArray[Any]
 
-WEIGHTS, GRAPH, FORCED = "weights", "graph", "teacher-forced"  # kinds of comparison
+WEIGHTS, GRAPH, FORCED, INFERRED = "weights", "graph", "teacher-forced", "whole texts"  # kinds of comparison
+RUNS = (FORCED, INFERRED)  # those of whole runs
 WHOLE = -1  # the step of a comparison over all places of the targets
 TOP = 10
 SUITED = 2.0  # times as much as PyTorch itself, its activations in 8 bits
@@ -73,6 +74,8 @@ class Comparison:
     @property
     def place(self) -> str:
         """The call of a graph, or the place in a target."""
+        if self.kind == INFERRED:
+            return INFERRED
         if self.kind != FORCED:
             return f"step {self.step}"
         return "whole targets" if self.step == WHOLE else f"target position {self.step}"

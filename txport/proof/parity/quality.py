@@ -73,7 +73,7 @@ def right_ones(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[bool]:
     """Whether the output of each text is one of its targets."""
     facts = bundle.manifest.facts
     tokenizer = load_tokenizer(bundle.path, facts)
-    options = SearchOptions(max_new_tokens=facts.writes.longest, scores=False)
+    options = SearchOptions(scores=False)
     encoded = [tokenizer.encode(text) for text in texts]
     order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))
     outputs: dict[int, str] = {}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.models.facts import Facts
-from txport.proof.parity.cases import Case
+from txport.proof.parity.cases import Case, sides
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.noise import Noisy
 from txport.proof.parity.tolerances import DRAWS, Tolerance
@@ -80,7 +80,7 @@ def search_together(cases: Sequence[Case], runtime: Runtime, facts: Facts) -> di
 
 
 def _options(facts: Facts, beams: int, tokens: int) -> SearchOptions:
-    return SearchOptions(max_new_tokens=min(tokens, facts.writes.longest), beams=beams)
+    return SearchOptions(max_new_tokens=min(tokens, sides(facts)[1]), beams=beams)
 
 
 def compare_search(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from txport.proof.parity.measures import FORCED, FORMAT, WEIGHTS, Comparison, badness
+from txport.proof.parity.measures import FORMAT, RUNS, WEIGHTS, Comparison, badness
 from txport.proof.parity.quality import Quality
 from txport.proof.parity.tokens import TokenComparison
 from txport.proof.reports.markdown import code, line, plain
@@ -46,8 +46,8 @@ def pytorch(report: Report) -> str:
     """How far PyTorch itself is from what is right."""
     found = report.about["pytorch"]
     return (
-        f"PyTorch in fp32 is off by up to {found['worst_logit_difference']:.2g} from float64, of logits up to "
-        f"{found['largest_logit']:.3g}"
+        f"PyTorch in fp32 is off by up to {found['worst_logit_difference']:.2g} from float64, of "
+        f"{' and '.join(report.about['outputs'])} up to {found['largest_logit']:.3g}"
     )
 
 
@@ -224,8 +224,8 @@ def _failure(rate: Quality) -> str | None:
 
 
 def _by_tensor(tensors: Iterable[Comparison]) -> dict[str, list[Comparison]]:
-    """All steps of each tensor; what is teacher-forced stands by itself."""
+    """All steps of each tensor; what whole runs give stands by itself."""
     found: dict[str, list[Comparison]] = {}
     for each in tensors:
-        found.setdefault(f"{each.tensor} ({FORCED})" if each.kind == FORCED else each.tensor, []).append(each)
+        found.setdefault(f"{each.tensor} ({each.kind})" if each.kind in RUNS else each.tensor, []).append(each)
     return found

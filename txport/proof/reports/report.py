@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from txport.bundles.ports import LOGITS
-from txport.proof.parity.measures import FORCED, FORMAT, GRAPH, WEIGHTS, Comparison, badness, finite, number, to_dict
+from txport.proof.parity.measures import (
+    FORCED,
+    FORMAT,
+    GRAPH,
+    INFERRED,
+    WEIGHTS,
+    Comparison,
+    badness,
+    finite,
+    number,
+    to_dict,
+)
 from txport.proof.parity.quality import Quality
 from txport.proof.parity.tokens import TokenComparison
 
@@ -75,6 +86,11 @@ class Report:
         return max((each.max_abs for each in self.tensors if each.tensor == tensor), default=0.0)
 
     @property
+    def worst_output(self) -> float:
+        """The largest absolute difference of what the model gives: logits, or the outputs of one that only encodes."""
+        return max(map(self.worst_of, self.about.get("outputs", [LOGITS])))
+
+    @property
     def near_ties(self) -> int:
         """Rows whose tokens are others, and as good."""
         return sum(each.near_ties for each in self.tokens)
@@ -83,7 +99,7 @@ class Report:
         """What a manifest records: the same for a checkpoint on every machine."""
         return {
             "verdict": self.verdict,
-            "runtimes": sorted({each.runtime for each in self.tokens}),
+            "runtimes": sorted(self.about["ran"]),
             "cases": len({each.case for each in self.tensors}),
             "rows_searched": sum(each.rows for each in self.tokens),
             "seed": self.about["seed"],
@@ -93,7 +109,7 @@ class Report:
     def figures(self) -> dict[str, Any]:
         """What was measured, which the kernels of the machine decide: for people, and on no other machine the same."""
         return {
-            "worst_logit_difference": float(f"{self.worst_of(LOGITS):.3g}"),
+            "worst_logit_difference": float(f"{self.worst_output:.3g}"),
             "near_ties": self.near_ties,
             "pytorch_logit_difference": float(f"{self.about['pytorch']['worst_logit_difference']:.3g}"),
         }
@@ -104,7 +120,7 @@ class Report:
             "format": FORMAT,
             "verdict": self.verdict,
             **self.about,
-            "worst_logit_difference": number(self.worst_of(LOGITS)),
+            "worst_logit_difference": number(self.worst_output),
             "worst": {**finite(asdict(self.worst)), "description": self.worst.describe()},
             "quality": [each.to_dict() for each in self.quality] or "not measured",
             "drift": self.drift,
@@ -137,7 +153,7 @@ def _urgency(each: Comparison) -> tuple[int, bool, float]:
 
     A weight that passes comes last: in few bits, rounding uses all that is allowed.
     """
-    explains = {WEIGHTS: 3, GRAPH: 2, FORCED: 1}
+    explains = {WEIGHTS: 3, GRAPH: 2, FORCED: 1, INFERRED: 1}
     passing = -1 if each.kind == WEIGHTS else 0
     return passing if each.passed else explains[each.kind], bool(np.isnan(each.badness)), each.badness
 

@@ -11,52 +11,38 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, damage
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
-from txport.errors import BundleError, TxportError, UnavailableError, brief
+from txport.errors import BundleError, TxportError, UnavailableError
 from txport.models.tokenizer import load_tokenizer
-from txport.proof.parity.tolerances import tolerance_of
+from txport.proof.parity.cases import sides
+from txport.proof.verify import encoding
+from txport.proof.verify.gaps import Check, check_of, gap_of, in_turn, limit_of
 from txport.proof.verify.golden import (
     GREEDY,
     REAL,
     SEARCHES,
-    SUMS,
-    TINY,
     Golden,
-    GoldenLogits,
     find,
-    fold,
     load_golden,
 )
 from txport.runtimes.base import Floats, Runtime
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits, score
-from txport.system.machine import is_out_of_memory
 from txport.version import __version__
 
 FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "tokenizer", "logits", "batch"
-NAMES = (FILES, EXPORT, PORTS, TOKENIZER, LOGITS, *SEARCHES, BATCH)
+FIRST = (FILES, EXPORT, PORTS, TOKENIZER)
 ROUNDING = 1e-5  # of a score: a log-probability is one of many however small the logits are
 SPOKEN = 12  # tokens of a target that is searched alone and beside others
 UNEVEN = 4  # every so many tokens one that ends a sample, so that samples of one source end after unequal lengths
-ALONE = 1e-5  # how far a logit may move with what else is in the batch, over the largest; unless it is noise
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at: "pass", "fail", or "not run", and what was seen or why."""
-
-    name: str
-    verdict: str
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -96,7 +82,8 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     bundle = Bundle(path, read_manifest(path))
     checks = list(_checks(bundle, runtime, provider, threads))
     seen = {check.name for check in checks}
-    checks += [Check(name, "not run", "what comes before it failed") for name in NAMES if name not in seen]
+    names = (*FIRST, *TASKS[bundle.manifest.facts.task].names)
+    checks += [Check(name, "not run", "what comes before it failed") for name in names if name not in seen]
     return Verification(_about(bundle, runtime, provider), checks, time.perf_counter() - begun)
 
 
@@ -111,20 +98,21 @@ def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> It
     """Each check, up to those that make no sense any more."""
     manifest = bundle.manifest
     problems = damage(bundle)
-    yield _check(FILES, problems, f"{len(manifest.files)} files, {bundle.size / 1e6:.1f} MB")
+    yield check_of(FILES, problems, f"{len(manifest.files)} files, {bundle.size / 1e6:.1f} MB")
     if problems:
         return
-    golden = load_golden(bundle)
+    task = TASKS[manifest.facts.task]
+    golden = task.load(bundle)
     verdict = manifest.parity.get("verdict", "missing")
-    yield _check(EXPORT, [] if verdict == "pass" else [f"verdict {verdict}; export it again"], "equal to PyTorch")
+    yield check_of(EXPORT, [] if verdict == "pass" else [f"verdict {verdict}; export it again"], "equal to PyTorch")
     try:
         runtime = runtimes.load(name, bundle, provider=provider, threads=threads)
     except BundleError as error:
-        yield _check(PORTS, [str(error)], "")
+        yield check_of(PORTS, [str(error)], "")
         return
-    yield _check(PORTS, [], f"those of {', '.join(manifest.graphs)}")
-    yield _tokenizer(bundle, golden)
-    yield from compare(golden, runtime, manifest, unlike=_unlike(manifest, name, provider))
+    yield check_of(PORTS, [], f"those of {', '.join(manifest.graphs)}")
+    yield _tokenizer(bundle, golden.sources)
+    yield from task.compare(golden, runtime, manifest, unlike=_unlike(manifest, name, provider))
 
 
 def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:
@@ -134,11 +122,7 @@ def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:
     return f"kernels for {manifest.rows} rows depend on the batch" if manifest.rows else None
 
 
-def _check(name: str, problems: list[str], seen: str) -> Check:
-    return Check(name, "fail" if problems else "pass", "; ".join(problems) or seen)
-
-
-def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
+def _tokenizer(bundle: Bundle, sources: Sequence[Sequence[int]]) -> Check:
     """The library that is installed here must split text as the one did at export."""
     texts = bundle.samples[:REAL]
     try:
@@ -149,13 +133,13 @@ def _tokenizer(bundle: Bundle, golden: Golden) -> Check:
     except UnavailableError:
         raise
     except TxportError as error:
-        return _check(TOKENIZER, [str(error)], "")
+        return check_of(TOKENIZER, [str(error)], "")
     problems = [
         f"{text!r} is {list(ids)}, expected {list(wanted)}"
-        for text, ids, wanted in zip(texts, found, golden.sources, strict=False)
-        if ids != wanted
+        for text, ids, wanted in zip(texts, found, sources, strict=False)
+        if ids[: sides(bundle.manifest.facts)[0]] != wanted
     ]
-    return _check(TOKENIZER, problems[:1], f"{len(texts)} samples")
+    return check_of(TOKENIZER, problems[:1], f"{len(texts)} samples")
 
 
 def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | None = None) -> Iterator[Check]:
@@ -172,19 +156,12 @@ def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | 
     looks: dict[str, Callable[[], Check]] = {LOGITS: look_at_logits}
     looks |= {name: partial(compare_search, name, golden, runtime, manifest) for name in SEARCHES}
     looks[BATCH] = look_at_batch
-    for name, look in looks.items():
-        try:
-            yield look()
-        except Exception as error:  # each runtime has errors of its own
-            if is_out_of_memory(error):
-                raise
-            yield Check(name, "fail", f"it does not run: {brief(error)}")
-            return
+    yield from in_turn(looks)
 
 
 def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> Check:
     """The logits of every token of the targets, those before it given."""
-    gaps = [_gap(stored, values, precision) for stored, values in zip(golden.logits, found, strict=True)]
+    gaps = [gap_of(stored, values, precision) for stored, values in zip(golden.logits, found, strict=True)]
     worst = max(range(len(gaps)), key=lambda row: (np.isnan(gaps[row][0]), gaps[row][0]))
     share, where = gaps[worst]
     seen = f"{sum(map(len, golden.targets))} tokens, at worst {share:.2g} of the difference that is allowed"
@@ -200,7 +177,7 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
     for row, (source, target) in enumerate(zip(golden.sources, golden.targets, strict=True)):
         gaps = np.abs(logits(runtime, [source], [target], manifest.facts)[0] - together[row]).max(axis=1)
         stored = golden.logits[row]
-        limit = _limit(stored, manifest)
+        limit = limit_of(stored, manifest)
         if others := np.flatnonzero(~(gaps <= limit)).tolist():
             what = f"by up to {gaps.max():.2g}, allowed {limit:.2g}"
             problems.append(f"source {row} alone has other logits from step {others[0]} on, {what}")
@@ -209,7 +186,7 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
     problems += [] if problems else _unlike_alone(golden, runtime, manifest)
     if problems and manifest.quantization:
         problems[0] += "; a bundle that was exported with --rows does not promise that they are the same"
-    return _check(BATCH, problems[:1], f"{len(together)} rows are the same alone and together, {near}")
+    return check_of(BATCH, problems[:1], f"{len(together)} rows are the same alone and together, {near}")
 
 
 def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Iterator[str]:
@@ -221,54 +198,20 @@ def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Itera
         "beam groups": {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": 4},
     }
     for name, how in searches.items():
-        options = SearchOptions(max_new_tokens=min(SPOKEN, facts.writes.longest), **how)
+        options = SearchOptions(max_new_tokens=min(SPOKEN, sides(facts)[1]), **how)
         together = generate(runtime, golden.sources, facts, options)
         alone = [generate(runtime, [source], facts, options)[0] for source in golden.sources]
-        limits = [2 * _limit(stored, manifest) for stored in golden.logits]
+        limits = [2 * limit_of(stored, manifest) for stored in golden.logits]
         other = [row for row, limit in enumerate(limits) if not _same(together[row], alone[row], limit)]
         if len(other) > (0 if manifest.quantization else 1):  # rounding may decide where a draw falls, but hardly twice
             first, second = (", ".join(map(_describe_found, each[other[0]])) for each in (alone, together))
             yield f"source {other[0]} alone has other {name}: {first}, together {second}"
 
 
-def _limit(stored: GoldenLogits, manifest: Manifest) -> float:
-    """How far a logit may move with what else is in the batch."""
-    return ALONE * stored.largest if manifest.quantization else max(ALONE * stored.largest, stored.noise)
-
-
 def _same(ones: Sequence[Found], others: Sequence[Found], limit: float) -> bool:
     """Whether two lists of targets have the same tokens, and scores within the limit."""
     tokens = [one.tokens for one in ones] == [other.tokens for other in others]
     return tokens and not any(_differ(one, other, limit) for one, other in zip(ones, others, strict=True))
-
-
-def _gap(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float, str]:
-    """How far one target's logits are from PyTorch's, for what is allowed, and where most; NaN if they are."""
-    best = np.take_along_axis(values, stored.ids, axis=1)
-    expected = np.column_stack([stored.values, stored.sums]).astype(np.float64)
-    actual = np.column_stack([best, fold(values)]).astype(np.float64)
-    error = np.abs(actual - expected)
-    step, place = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
-    what = _place(stored, values, int(step), int(place))
-    where = f"step {step}: {what} is {actual[step, place]:.6g}, expected {expected[step, place]:.6g}"
-    tolerance = tolerance_of(precision)
-    if tolerance.rms is not None:
-        parts = (error[:, : best.shape[1]], error[:, best.shape[1] :])
-        return float(np.max([_rms(part) for part in parts]) / max(stored.rms * tolerance.rms, TINY)), where
-    return float(error[step, place] / max(stored.noise, TINY)), where
-
-
-def _place(stored: GoldenLogits, values: Floats, step: int, place: int) -> str:
-    count, size = stored.ids.shape[1], values.shape[1]
-    if place < count:
-        return f"the logit of token {stored.ids[step, place]}"
-    if size <= SUMS:
-        return f"the logit of token {place - count}"
-    return f"the sum of the logits of tokens {place - count} + n x {SUMS}"
-
-
-def _rms(values: NDArray[Any]) -> float:
-    return float(np.sqrt(np.mean(np.square(values))))
 
 
 def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manifest) -> Check:
@@ -326,3 +269,19 @@ def _differ(one: Found, two: Found, limit: float) -> bool:
 
 def _describe_found(found: Found) -> str:
     return f"{list(found.tokens)}" + ("" if np.isnan(found.score) else f" (score {found.score:.6g})")
+
+
+class Task(NamedTuple):
+    """How a bundle is verified by its model's task: what is looked at, its goldens, and how they are compared."""
+
+    names: tuple[str, ...]
+    load: Callable[[Bundle], Any]
+    compare: Callable[..., Iterator[Check]]
+
+
+GENERATING = Task((LOGITS, *SEARCHES, BATCH), load_golden, compare)
+TASKS = {
+    "seq2seq": GENERATING,
+    "causal": GENERATING,
+    "encode": Task(encoding.NAMES, encoding.load_golden, encoding.compare),
+}

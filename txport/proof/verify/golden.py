@@ -7,7 +7,7 @@ nor onnx is needed. Shape comments: T tokens of a target, V vocabulary, K likeli
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from txport.bundles.bundle import Bundle
 from txport.errors import BundleError, quoted
 from txport.models.facts import Facts
 from txport.models.names import GOLDEN
-from txport.proof.parity.cases import Draw
+from txport.proof.parity.cases import Draw, sides
 from txport.proof.parity.noise import Noisy
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.search.generate import generate
@@ -99,15 +99,16 @@ def record(
     `noise_of` says how far the logits of a target may move: of the largest one, a source and its target. No target has
     more than `longest` tokens.
     """
-    known = [tuple(source) for source in real][:REAL]
-    longest = min(longest, facts.writes.longest)
+    most, room = sides(facts)
+    known = [tuple(source[:most]) for source in real][:REAL]
+    longest = min(longest, room)
     rng = np.random.default_rng(0)
-    drawn = Draw(facts, rng).sources(*(min(length, facts.writes.longest) for length in DRAWN))
+    drawn = Draw(facts, rng).sources(*(min(length, most) for length in DRAWN))
     sources = [*known, *map(tuple, drawn)]
     found = {name: find(runtime, facts, sources, name, longest) for name in SEARCHES}
     targets = [each.tokens for each in found[GREEDY][: len(known)]]
     for length in DRAWN:
-        tokens = rng.integers(0, facts.writes.size, min(length, longest, facts.writes.longest))
+        tokens = rng.integers(0, facts.writes.size, min(length, longest))
         targets.append(tuple(tokens.tolist()))
     values = logits(runtime, sources, targets, facts)
     noises = [noise_of(float(np.abs(each).max()), *pair) for each, *pair in zip(values, sources, targets, strict=True)]
@@ -121,7 +122,7 @@ def record(
 
 def find(runtime: Runtime, facts: Facts, sources: Sequence[Sequence[int]], search: str, longest: int) -> list[Found]:
     """The best target of each source by one of `SEARCHES`, of up to so many tokens."""
-    options = SearchOptions(max_new_tokens=min(longest, facts.writes.longest), **SEARCHES[search])
+    options = SearchOptions(max_new_tokens=longest, **SEARCHES[search])
     return [each[0] for each in generate(runtime, sources, facts, options)]
 
 
@@ -172,16 +173,40 @@ def fold(values: Floats) -> Floats:
 
 def save_golden(path: Path, golden: Golden) -> None:
     """Write one .npz file; equal goldens give equal bytes."""
-    arrays = {**_pack("sources", golden.sources), **_pack("targets", golden.targets)}
-    for name in ("ids", "values", "sums"):
-        arrays[name] = np.concatenate([getattr(each, name) for each in golden.logits])
-    for name in ("largest", "rms", "noise"):
-        arrays[name] = np.array([getattr(each, name) for each in golden.logits])
+    arrays = {**pack("sources", golden.sources), **pack("targets", golden.targets)}
+    arrays |= stored_arrays(golden.logits)
     for search, found in golden.found.items():
-        arrays.update(_pack(search, [each.tokens for each in found]))
+        arrays.update(pack(search, [each.tokens for each in found]))
         arrays[f"{search}.scores"] = on_grid([each.score for each in found], 2.0**-GRID)
     arrays["steady"], arrays["longest"] = np.array(golden.steady), np.array(golden.longest)
     np.savez(path, **arrays)  # type: ignore[arg-type]  # its keywords are arrays but for one
+
+
+def stored_arrays(stored: Sequence[GoldenLogits]) -> Arrays:
+    """The fields of several, one after the other."""
+    arrays = {name: np.concatenate([getattr(each, name) for each in stored]) for name in ("ids", "values", "sums")}
+    return arrays | {name: np.array([getattr(each, name) for each in stored]) for name in ("largest", "rms", "noise")}
+
+
+def stored_values(arrays: Arrays, parts: Mapping[str, Sequence[Any]], size: int, count: int) -> list[GoldenLogits]:
+    """What `stored_arrays` made, of so many sources, its tables in `parts`; `size` is that of the vocabulary.
+
+    Raises `ValueError` where they do not fit each other or the model.
+    """
+    columns = {"ids": min(LIKELIEST, size), "values": min(LIKELIEST, size), "sums": min(SUMS, size)}
+    for name, wanted in columns.items():
+        if arrays[name].shape[1] != wanted:
+            raise ValueError(f"{name} has {arrays[name].shape[1]} columns, expected {wanted}")
+    if not 0 <= arrays["ids"].min() <= arrays["ids"].max() < size:
+        raise ValueError("its likeliest tokens are not those of the model's vocabulary")
+    for name in ("largest", "rms", "noise"):
+        if not (0 <= arrays[name].min() <= arrays[name].max() <= np.finfo(np.float32).max):
+            raise ValueError(f"{name} holds what no logit can have")
+    numbers = {name: arrays[name].tolist() for name in ("largest", "rms", "noise")}
+    if any(len(each) != count for each in (*numbers.values(), *parts.values())):
+        raise ValueError("its parts have different lengths")
+    tables = (parts[name] for name in ("ids", "values", "sums"))
+    return [GoldenLogits(*each) for each in zip(*tables, *numbers.values(), strict=True)]
 
 
 def load_golden(bundle: Bundle) -> Golden:
@@ -198,54 +223,45 @@ def load_golden(bundle: Bundle) -> Golden:
     return golden
 
 
-def _pack(name: str, lists: Sequence[Sequence[int]]) -> Arrays:
+def pack(name: str, lists: Sequence[Sequence[int]]) -> Arrays:
     """Lists of unequal lengths as two arrays."""
     ids = np.array([id_ for each in lists for id_ in each], np.int64)
     return {name: ids, f"{name}.lengths": np.array([len(each) for each in lists])}
 
 
-def _split(arrays: Arrays, name: str, lengths: str) -> list[NDArray[Any]]:
-    counts = arrays[lengths]
+def split(arrays: Arrays, name: str, counts: Ints) -> list[NDArray[Any]]:
+    """An array in parts of these lengths."""
     if not len(counts) or counts.min() < 1 or counts.sum() != len(arrays[name]):
-        raise ValueError(f"{name} has {len(arrays[name])} places, which do not part into those of {lengths}")
+        raise ValueError(f"{name} has {len(arrays[name])} places, which do not part as they should")
     return np.split(arrays[name], np.cumsum(counts)[:-1])
 
 
-def _lists(arrays: Arrays, name: str) -> list[tuple[int, ...]]:
-    return [tuple(each.tolist()) for each in _split(arrays, name, f"{name}.lengths")]
+def lists_of(arrays: Arrays, name: str) -> list[tuple[int, ...]]:
+    """Lists of unequal lengths out of two arrays."""
+    return [tuple(each.tolist()) for each in split(arrays, name, arrays[f"{name}.lengths"])]
 
 
 def _unpack(arrays: Arrays, facts: Facts) -> Golden:
     """The goldens that arrays hold; `ValueError` if they do not fit one another, or the model."""
-    sources, targets, longest = _lists(arrays, "sources"), _lists(arrays, "targets"), int(arrays["longest"])
-    tokens = {search: _lists(arrays, search) for search in SEARCHES}
+    sources, targets, longest = lists_of(arrays, "sources"), lists_of(arrays, "targets"), int(arrays["longest"])
+    tokens = {search: lists_of(arrays, search) for search in SEARCHES}
     if not 1 <= longest <= facts.writes.longest:
         raise ValueError(f"targets of up to {longest} tokens are more than the model's {facts.writes.longest}")
-    _require_tokens(sources, facts.reads.size, facts.writes.longest)
-    _require_tokens(targets, facts.writes.size, facts.writes.longest)
+    require_tokens(sources, facts.reads.size, facts.writes.longest)
+    require_tokens(targets, facts.writes.size, facts.writes.longest)
     for each in tokens.values():
-        _require_tokens(each, facts.writes.size, longest)
-    columns = {"ids": min(LIKELIEST, facts.writes.size), "sums": min(SUMS, facts.writes.size)}
-    columns["values"] = columns["ids"]
-    for name, count in columns.items():
-        if arrays[name].shape[1] != count:
-            raise ValueError(f"{name} has {arrays[name].shape[1]} columns, expected {count}")
-    if not 0 <= arrays["ids"].min() <= arrays["ids"].max() < facts.writes.size:
-        raise ValueError("its likeliest tokens are not those of the model's vocabulary")
-    for name in ("largest", "rms", "noise"):
-        if not (0 <= arrays[name].min() <= arrays[name].max() <= np.finfo(np.float32).max):
-            raise ValueError(f"{name} holds what no logit can have")
-    of_each: list[list[Any]] = [arrays[name].tolist() for name in ("largest", "rms", "noise", "steady")]
+        require_tokens(each, facts.writes.size, longest)
     scores = {search: arrays[f"{search}.scores"].tolist() for search in SEARCHES}
-    if any(len(each) != len(sources) for each in (targets, *of_each, *tokens.values(), *scores.values())):
+    if any(len(each) != len(sources) for each in (targets, arrays["steady"], *tokens.values(), *scores.values())):
         raise ValueError("its parts have different lengths")
     found = {search: [Found(*each) for each in zip(tokens[search], scores[search], strict=True)] for search in SEARCHES}
-    parts = [_split(arrays, name, "targets.lengths") for name in ("ids", "values", "sums")]
-    stored = [GoldenLogits(*each) for each in zip(*parts, *of_each[:3], strict=True)]
-    return Golden(sources, targets, stored, found, of_each[3], longest)
+    parts = {name: split(arrays, name, arrays["targets.lengths"]) for name in ("ids", "values", "sums")}
+    stored = stored_values(arrays, parts, facts.writes.size, len(sources))
+    return Golden(sources, targets, stored, found, arrays["steady"].tolist(), longest)
 
 
-def _require_tokens(lists: Sequence[Sequence[int]], vocabulary: int, longest: int) -> None:
+def require_tokens(lists: Sequence[Sequence[int]], vocabulary: int, longest: int) -> None:
+    """Raise `ValueError` for what is no sequence of a model."""
     for tokens in lists:
         if not 1 <= len(tokens) <= longest or not 0 <= min(tokens) <= max(tokens) < vocabulary:
             raise ValueError(f"{quoted(list(tokens))} is no sequence of this model")

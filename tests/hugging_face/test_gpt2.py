@@ -1,0 +1,111 @@
+"""What transformers makes of the small GPT-2: that tests/architectures/gpt2.json, which our graphs are held to, is so.
+
+`python -m tests.hugging_face.test_gpt2` writes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+
+from tests.architectures.gpt2_weights import (
+    END,
+    EXPECTED,
+    HEADS,
+    LAYERS,
+    LONGEST,
+    PAD,
+    PROMPTS,
+    SEARCHES,
+    VOCABULARY,
+    WIDTH,
+    expected,
+    weights,
+)
+
+KINDS = {"tied": True, "untied": False}
+RENAMED = {"beams": "num_beams", "nbest": "num_return_sequences"}
+
+
+def model_of(*, tied: bool) -> Any:
+    sizes = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_head": HEADS, "n_layer": LAYERS, "n_positions": LONGEST}
+    ids = {"pad_token_id": PAD, "eos_token_id": END, "bos_token_id": END}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **ids, tie_word_embeddings=tied)).eval()
+    tensors = {name: torch.from_numpy(values) for name, values in weights(tied=tied).items()}
+    found = model.load_state_dict(tensors, strict=False)
+    assert not found.unexpected_keys
+    assert set(found.missing_keys) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model
+
+
+@torch.inference_mode()
+def logits_of(model: Any) -> list[Any]:
+    return [model(torch.tensor([prompt])).logits[0].tolist() for prompt in PROMPTS]
+
+
+def found_by(model: Any, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return {name: [search(model, prompt, dict(how), patch) for prompt in PROMPTS] for name, how in SEARCHES.items()}
+
+
+def search(model: Any, prompt: list[int], how: dict[str, Any], patch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The new tokens of each hypothesis; one prompt at a time, since padding would count as what was said."""
+    seed = how.pop("seed", None)
+    if seed is not None:
+        patch.setattr(torch, "multinomial", drawing(seed, how.get("nbest", 1)))
+        how.setdefault("top_k", 0)
+    named = {RENAMED.get(name, name): value for name, value in how.items()}
+    named.setdefault("max_new_tokens", LONGEST - len(prompt))
+    config = GenerationConfig(**named, pad_token_id=PAD, eos_token_id=END)
+    model.generation_config = GenerationConfig()
+    rows = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)).long(),
+                          generation_config=config).tolist()  # fmt: skip
+    return [cut(row[len(prompt) :]) for row in rows]
+
+
+def cut(tokens: list[int]) -> list[int]:
+    """Without the padding behind an end token."""
+    return tokens[: tokens.index(END) + 1] if END in tokens else tokens
+
+
+def drawing(seed: int, samples: int) -> Any:
+    """`torch.multinomial` by our random numbers: those of the seed and the sample, one a token."""
+    rows = np.array([np.random.default_rng([seed, sample]).random(LONGEST) for sample in range(samples)])
+    numbers = iter(rows.T)
+
+    def multinomial(weights: torch.Tensor, num_samples: int) -> torch.Tensor:
+        assert num_samples == 1
+        reached = weights.double().cumsum(1)
+        goal = torch.from_numpy(next(numbers).copy())[:, None] * reached[:, -1:]
+        return (reached > goal).long().argmax(1, keepdim=True)
+
+    return multinomial
+
+
+def everything(patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    found = {}
+    for kind, tied in KINDS.items():
+        model = model_of(tied=tied)
+        found[kind] = {"logits": logits_of(model), "tokens": found_by(model, patch)}
+    return found
+
+
+def test_what_our_graphs_are_held_to_is_what_transformers_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, stored = everything(monkeypatch), expected()
+    for kind in KINDS:
+        assert found[kind]["tokens"] == stored[kind]["tokens"]
+        for one, other in zip(found[kind]["logits"], stored[kind]["logits"], strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+if __name__ == "__main__":
+    with pytest.MonkeyPatch.context() as patch:
+        values = everything(patch)
+    for kind in values.values():
+        kind["logits"] = [np.round(each, 6).tolist() for each in kind["logits"]]
+    EXPECTED.write_text(json.dumps(values, separators=(",", ":")) + "\n", encoding="utf-8")

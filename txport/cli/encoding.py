@@ -1,0 +1,138 @@
+"""`txport run` for models that only encode: vectors, labels or missing tokens out of texts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, get_args
+
+import click
+import numpy as np
+
+from txport.cli import textio
+from txport.cli.options import F, is_given
+from txport.errors import UnsupportedError
+from txport.models.facts import Facts, Pooling
+
+ARRAY = ".npy"
+FLAGS = {"pooling": "--pooling", "normalize": "--normalize", "top": "--top"}
+OF = {"embed": ("pooling", "normalize"), "classify": ("top",), "tag": (), "fill": ("top",)}  # a model's options
+Lines = Iterator[str]
+
+
+def encoding_options(command: F) -> F:
+    """What to make of the outputs of a model that only encodes."""
+    pooling = "Vectors: the mean of a text's tokens, that of its first one, or all."
+    for option in (
+        click.option("--top", type=click.IntRange(1), help="Labels, or tokens for a mask, to show.  [default: 1, 5]"),
+        click.option("--normalize", is_flag=True, help="Vectors: bring each to length 1."),
+        click.option(
+            "--pooling", type=click.Choice(get_args(Pooling)), default="mean", show_default=True, help=pooling
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def require_fit(facts: Facts, output: Path | None, generating: Iterable[str]) -> None:
+    """Raise `UnsupportedError` for options that a model has no use for; `generating` are flags of generation."""
+    able = facts.ability
+    gives = ", ".join(each.name for each in facts.outputs)
+    model = f"this one only encodes and gives {gives}" if able else "this one generates"
+    if able and (flags := list(generating)):
+        raise UnsupportedError(f"{', '.join(flags)} is for models that generate; {model}")
+    for name, flag in FLAGS.items():
+        if is_given(name) and name not in OF.get(able or "", ()):
+            kinds = " or ".join(each for each, names in OF.items() if name in names)
+            raise UnsupportedError(f"{flag} is for models that {kinds}; {model}")
+    if _is_array(output) and able != "embed":
+        raise UnsupportedError(f"--output {output} is for vectors; {model}")
+
+
+def run(
+    model: Any,
+    texts: Iterable[str],
+    total: int | None,
+    output: Path | None,
+    as_json: bool,
+    shown: dict[str, Any],
+    how: dict[str, Any],
+) -> None:
+    """Write what the model makes of each text; `shown` are the values of `FLAGS`, `how` the batches."""
+    texts, told = itertools.tee(texts)
+    found, lines = WAYS[model.facts.ability](model, texts, shown, how)
+    with textio.open_output(output) as stream:
+        results = textio.with_progress(found, total, stream)
+        if _is_array(output):
+            _write_array(stream, results, shown["pooling"])
+            return
+        for text, result in zip(told, results, strict=True):
+            for line in lines(text, result, as_json):
+                textio.print_line(line, stream, flush=total is None)
+
+
+def _is_array(output: Path | None) -> bool:
+    return output is not None and output.suffix == ARRAY
+
+
+def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str) -> None:
+    """One array of all vectors (N, D)."""
+    if pooling == "none":
+        raise UnsupportedError(f"an {ARRAY} file holds one vector a text; --pooling none gives one a token")
+    array = np.stack(list(vectors))
+    np.save(stream.buffer, array)  # type: ignore[attr-defined]  # of a file
+
+
+Way = tuple[Iterator[Any], Callable[[str, Any, bool], Lines]]
+
+
+def _embed(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
+    def lines(text: str, vectors: Any, as_json: bool) -> Lines:
+        values = _numbers(vectors)
+        yield textio.to_json(
+            {"input": text, "vector" if vectors.ndim == 1 else "vectors": values} if as_json else values
+        )
+
+    return model.embed_iter(texts, pooling=shown["pooling"], normalize=shown["normalize"], **how), lines
+
+
+def _numbers(array: Any) -> Any:
+    """As few digits as tell fp32 numbers apart."""
+    return [_numbers(each) for each in array] if array.ndim > 1 else [float(str(each)) for each in array]
+
+
+def _classify(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
+    def lines(text: str, labels: Any, as_json: bool) -> Lines:
+        if as_json:
+            yield textio.to_json({"input": text, "labels": [asdict(each) for each in labels]})
+        elif shown["top"] is None:
+            yield labels[0].label
+        else:
+            yield from (f"{each.score:.4f}\t{each.label}" for each in labels)
+
+    return model.classify_iter(texts, top=shown["top"], **how), lines
+
+
+def _tag(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
+    def lines(text: str, tags: Any, as_json: bool) -> Lines:
+        if as_json:
+            yield textio.to_json({"input": text, "tags": [asdict(each) for each in tags]})
+        else:
+            yield " ".join(f"{each.token}/{each.label}" for each in tags)
+
+    return model.tag_iter(texts, **how), lines
+
+
+def _fill(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
+    def lines(text: str, masks: Any, as_json: bool) -> Lines:
+        if as_json:
+            yield textio.to_json({"input": text, "masks": [[asdict(each) for each in one] for one in masks]})
+        else:
+            yield from (f"{each.score:.4f}\t{each.token}" for one in masks for each in one)
+
+    return model.fill_iter(texts, **({} if shown["top"] is None else {"top": shown["top"]}), **how), lines
+
+
+WAYS: dict[str, Callable[..., Way]] = {"embed": _embed, "classify": _classify, "tag": _tag, "fill": _fill}

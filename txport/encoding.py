@@ -1,0 +1,280 @@
+"""What models that only encode make of texts: vectors, labels, missing tokens. `api.Model` has it all as methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.arguments import many, require_unknown, sizes
+from txport.errors import TextError, UnsupportedError, quoted
+from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Pooling
+from txport.models.tokenizer import Tokenizer, Unknown, shorten
+from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
+from txport.runtimes.encoding import infer
+from txport.search.batching import in_batches
+from txport.system.numbers import switch, whole
+
+BATCH_SIZE = 32
+Floats = NDArray[np.float32]
+Result = TypeVar("Result")
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label, and its probability."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A token of a text, its likeliest label, and the probability of that."""
+
+    token: str
+    label: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A token for the place of a mask: its text, its id, and its probability."""
+
+    token: str
+    id: int
+    score: float
+
+
+def require_ability(facts: Facts, asked: str) -> None:
+    """Raise `UnsupportedError` unless a model can do what a method of that name does."""
+    able = facts.ability
+    if able is None and asked in (*get_args(Ability), "infer"):
+        raise UnsupportedError(f"{asked} is for models that only encode; this one generates: use generate or score")
+    if able is not None and asked not in (able, "infer"):
+        gives = ", ".join(each.name for each in facts.outputs)
+        raise UnsupportedError(f"{asked} is not for this model, which only encodes and gives {gives}: use {able}")
+
+
+class Encoder:
+    """What a loaded model needs to encode texts, and the methods of models that do nothing else."""
+
+    def __init__(self, runtime: Runtime, tokenizer: Tokenizer, facts: Facts, workers: int = 1) -> None:
+        self.runtime, self.tokenizer, self.facts, self.workers = runtime, tokenizer, facts, workers
+
+    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+        """Token ids of a text, checked against the longest sequence of the model."""
+        if not isinstance(text, str):
+            raise TextError(f"a text must be a string, got {quoted(text)}")
+        ids, longest = self.tokenizer.encode(text, unknown), self.facts.reads.longest
+        if len(ids) > longest:
+            raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
+        return ids
+
+    def infer(
+        self,
+        texts: str | Iterable[str],
+        *,
+        batch_size: int = BATCH_SIZE,
+        batch_tokens: int | None = None,
+        unknown: Unknown = "error",
+    ) -> Iterator[Outputs]:
+        """All outputs of the model for each text, by name, in order: (T, ...) for those of tokens.
+
+        A batch has up to `batch_size` texts of similar length, and up to `batch_tokens` tokens, padding counted; no
+        result depends on what else is in the batch. Raises `TextError` for text that the model can't take.
+        """
+        require_ability(self.facts, "infer")
+        return self._each(texts, lambda _, outputs: outputs, batch_size, batch_tokens, unknown)
+
+    @overload
+    def embed(
+        self, texts: str | Iterable[str], *, pooling: Literal["mean", "first"] = ..., normalize: bool = ..., **how: Any
+    ) -> Floats: ...
+
+    @overload
+    def embed(
+        self, texts: str | Iterable[str], *, pooling: Literal["none"], normalize: bool = ..., **how: Any
+    ) -> list[Floats]: ...
+
+    def embed(
+        self, texts: str | Iterable[str], *, pooling: Pooling = "mean", normalize: bool = False, **how: Any
+    ) -> Floats | list[Floats]:
+        """A vector for each text: the mean of its tokens', or that of its "first": (B, D).
+
+        With the pooling "none", the vectors of the tokens of each text: (T, D) each. `normalize` brings each vector to
+        length 1. `how` are the options of `infer`.
+        """
+        found = list(self.embed_iter(texts, pooling=pooling, normalize=normalize, **how))
+        return found if pooling == "none" else np.array(found, np.float32).reshape(len(found), self.facts.width)
+
+    def embed_iter(
+        self,
+        texts: str | Iterable[str],
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = False,
+        batch_size: int = BATCH_SIZE,
+        batch_tokens: int | None = None,
+        unknown: Unknown = "error",
+    ) -> Iterator[Floats]:
+        """As `embed`, one after the other, over an iterable of any length."""
+        require_ability(self.facts, "embed")
+        if pooling not in get_args(Pooling):
+            raise UnsupportedError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {quoted(pooling)}")
+        normalize = switch("normalize", normalize)
+
+        def finish(_: Sequence[int], outputs: Outputs) -> Floats:
+            vectors = pool(outputs[HIDDEN].astype(np.float32, copy=False), pooling)
+            return unit(vectors) if normalize else vectors
+
+        return self._each(texts, finish, batch_size, batch_tokens, unknown)
+
+    def classify(self, texts: str | Iterable[str], *, top: int | None = None, **how: Any) -> list[list[Label]]:
+        """The labels of each text, the likeliest first, `top` of them or all; `how` are the options of `infer`."""
+        return list(self.classify_iter(texts, top=top, **how))
+
+    def classify_iter(
+        self,
+        texts: str | Iterable[str],
+        *,
+        top: int | None = None,
+        batch_size: int = BATCH_SIZE,
+        batch_tokens: int | None = None,
+        unknown: Unknown = "error",
+    ) -> Iterator[list[Label]]:
+        """As `classify`, one after the other, over an iterable of any length."""
+        require_ability(self.facts, "classify")
+        labels = self.facts.labels
+        count = len(labels) if top is None else whole("top", top, 1)
+
+        def finish(_: Sequence[int], outputs: Outputs) -> list[Label]:
+            found = probabilities(outputs[LOGITS])
+            return [Label(labels[at], float(found[at])) for at in best(found, count)]
+
+        return self._each(texts, finish, batch_size, batch_tokens, unknown)
+
+    def tag(self, texts: str | Iterable[str], **how: Any) -> list[list[Tag]]:
+        """The tokens of each text with their likeliest labels, special ones left out; `how` are those of `infer`."""
+        return list(self.tag_iter(texts, **how))
+
+    def tag_iter(
+        self,
+        texts: str | Iterable[str],
+        *,
+        batch_size: int = BATCH_SIZE,
+        batch_tokens: int | None = None,
+        unknown: Unknown = "error",
+    ) -> Iterator[list[Tag]]:
+        """As `tag`, one after the other, over an iterable of any length."""
+        require_ability(self.facts, "tag")
+        special, labels = self.facts.reads.special, self.facts.labels
+
+        def finish(ids: Sequence[int], outputs: Outputs) -> list[Tag]:
+            found = probabilities(outputs[LOGITS])
+            kept = [place for place, id_ in enumerate(ids) if id_ not in special]
+            tokens = self.tokenizer.tokens([ids[place] for place in kept])
+            chosen = [(place, int(found[place].argmax())) for place in kept]
+            pairs = zip(tokens, chosen, strict=True)
+            return [Tag(token, labels[at], float(found[place, at])) for token, (place, at) in pairs]
+
+        return self._each(texts, finish, batch_size, batch_tokens, unknown)
+
+    def fill(self, texts: str | Iterable[str], *, top: int = 5, **how: Any) -> list[list[list[Fill]]]:
+        """The `top` tokens for each mask of each text, the likeliest first; `how` are the options of `infer`."""
+        return list(self.fill_iter(texts, top=top, **how))
+
+    def fill_iter(
+        self,
+        texts: str | Iterable[str],
+        *,
+        top: int = 5,
+        batch_size: int = BATCH_SIZE,
+        batch_tokens: int | None = None,
+        unknown: Unknown = "error",
+    ) -> Iterator[list[list[Fill]]]:
+        """As `fill`, one after the other, over an iterable of any length."""
+        require_ability(self.facts, "fill")
+        return self._each(
+            texts, partial(self._fill, whole("top", top, 1)), batch_size, batch_tokens, unknown, masked=True
+        )
+
+    def _fill(self, top: int, ids: Sequence[int], outputs: Outputs) -> list[list[Fill]]:
+        filled = []
+        for place in (place for place, id_ in enumerate(ids) if id_ == self.facts.reads.mask):
+            found = probabilities(outputs[LOGITS][place])
+            chosen = best(found, top)
+            tokens = [self.tokenizer.tokens([at])[0] if self._has_token(at) else str(at) for at in chosen]
+            filled.append([Fill(token, at, float(found[at])) for token, at in zip(tokens, chosen, strict=True)])
+        return filled
+
+    def _has_token(self, id_: int) -> bool:
+        """A vocabulary may have fewer tokens than the model, whose size is often rounded up."""
+        size: int | None = getattr(self.tokenizer, "size", None)
+        return size is None or id_ < size
+
+    def _masked(self, ids: list[int], text: str) -> list[int]:
+        if (mask := self.facts.reads.mask) not in ids:
+            token = "" if mask is None else self.tokenizer.tokens([mask])[0]
+            raise TextError(f"{shorten(text)} has no mask; put {token} where a token is missing")
+        return ids
+
+    def _each(
+        self,
+        texts: str | Iterable[str],
+        finish: Callable[[Sequence[int], Outputs], Result],
+        batch_size: int,
+        batch_tokens: int | None,
+        unknown: Unknown,
+        *,
+        masked: bool = False,
+    ) -> Iterator[Result]:
+        """What is made of the ids and the outputs of each text; with `masked`, there must be a mask in each."""
+        batch_size, batch_tokens = sizes(batch_size, batch_tokens)
+        require_unknown(unknown)
+
+        def work(batch: list[list[int]]) -> list[Result]:
+            assert isinstance(self.runtime, EncoderRuntime)
+            found = infer(self.runtime, batch, self.facts)
+            return [finish(ids, outputs) for ids, outputs in zip(batch, found, strict=True)]
+
+        given = ((text, self.encode(text, unknown)) for text in many("texts", texts))
+        encoded = (self._masked(ids, text) if masked else ids for text, ids in given)
+        return in_batches(encoded, work, batch_size, len, self.workers, batch_tokens)
+
+
+def pool(vectors: Floats, pooling: Pooling) -> Floats:
+    """The vectors of the tokens of a text (T, D) -> (D,), or all of them."""
+    if pooling == "none":
+        return vectors
+    pooled: Floats = vectors[0] if pooling == "first" else vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return pooled
+
+
+def unit(vectors: Floats) -> Floats:
+    """Vectors (..., D) of length 1."""
+    length = np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=-1, keepdims=True))
+    found: Floats = (vectors / np.maximum(length, TINY)).astype(np.float32)
+    return found
+
+
+def probabilities(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """Of each of several classes (..., C), which exclude each other; of a single one, whether it is so."""
+    values = logits.astype(np.float64)
+    if values.shape[-1] == 1:
+        found: NDArray[np.float64] = 1 / (1 + np.exp(-values))
+        return found
+    powers = np.exp(values - values.max(axis=-1, keepdims=True))
+    shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def best(values: NDArray[np.float64], count: int) -> list[int]:
+    """Where the largest of (C,) are, the largest first; of equal ones, the first."""
+    order: list[int] = np.argsort(-values, kind="stable")[:count].tolist()
+    return order

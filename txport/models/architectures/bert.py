@@ -1,0 +1,227 @@
+"""The encoder of Devlin et al. 2019, "BERT", and its kin (RoBERTa, DistilBERT), with the head of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor, nn
+
+from txport.models.architecture import Architecture
+from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
+from txport.models.facts import LENGTH, Facts, Output, Tokens
+from txport.models.model import Model
+from txport.models.ops import Ops
+from txport.models.parts import ACTIVATIONS, Attention, DotProduct, Embedding, FeedForward, Layer, Linear, Residual
+
+LABELLED = ("labels", "token_labels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig(Config):
+    """The sizes of one encoder, and what its head gives.
+
+    `head` is "hidden" (the last hidden states), "pooled" (these, and the first one through the pooler), "tokens"
+    (logits over the vocabulary at each token, as masked language models give them), "labels" (logits over `labels` for
+    each text) or "token_labels" (the same for each token). The table of positions begins with `position_offset` rows
+    that no token has: RoBERTa's has `pad_id` + 1. `segment` says that a vector of the first segment is added to each
+    token. `pooler` is what comes after the pooler's linear map. Texts begin with `cls_id` and end with `sep_id`.
+    """
+
+    vocab_size: int = size(30522)
+    d_model: int = size(768)
+    heads: int = size(12)
+    feed_forward: int = size(3072)
+    encoder_layers: int = layers(12)
+    max_length: int = size(512, most=LONGEST)
+    position_offset: int = size(0, least=0)
+    segment: bool = True
+    norm_epsilon: float = real(1e-12, above=0, below=1)
+    activation: str = choice("gelu", "gelu_tanh", "relu", "silu")
+    head: str = choice("hidden", "pooled", "tokens", "labels", "token_labels")
+    labels: tuple[str, ...] = ()
+    pooler: str = choice("tanh", "relu", "gelu")
+    dropout: float = real(0.1, above=0, below=1)
+    pad_id: int = 0
+    cls_id: int = 101
+    sep_id: int = 102
+    mask_id: int = 103
+
+    def problems(self) -> Iterator[str]:
+        """See `Config.problems`."""
+        if self.d_model % self.heads:
+            yield f"heads must divide d_model, got {self.heads} for {self.d_model}"
+        if self.norm_epsilon == 0:
+            yield "norm_epsilon must be in (0, 1), got 0.0"
+        if self.head in LABELLED and not self.labels:
+            yield f"the head {self.head!r} needs labels, got none"
+        if self.labels and self.head not in LABELLED:
+            yield f"labels are for the heads {' and '.join(LABELLED)}, got {len(self.labels)} for {self.head!r}"
+        if len(set(self.labels)) != len(self.labels):
+            yield "labels must differ from each other, got one twice"
+        for name in ("pad_id", "cls_id", "sep_id", "mask_id"):
+            yield from require_token(name, getattr(self, name), "source", self.vocab_size)
+
+
+def facts(config: BertConfig) -> Facts:
+    """What is true of a model of this config."""
+    hidden = Output("last_hidden_state", (LENGTH, config.d_model))
+    labels = len(config.labels)
+    outputs = {
+        "hidden": (hidden,),
+        "pooled": (hidden, Output("pooler_output", (config.d_model,))),
+        "tokens": (Output("logits", (LENGTH, config.vocab_size)),),
+        "labels": (Output("logits", (labels,)),),
+        "token_labels": (Output("logits", (LENGTH, labels)),),
+    }
+    source = Tokens(
+        size=config.vocab_size,
+        longest=config.max_length,
+        pad=config.pad_id,
+        before=(config.cls_id,),
+        after=(config.sep_id,),
+        mask=config.mask_id,
+    )
+    return Facts(task="encode", width=config.d_model, source=source, outputs=outputs[config.head], labels=config.labels)
+
+
+class Bert(Model):
+    """The encoder, and the parts of its head."""
+
+    config: BertConfig
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, facts(config))
+        self.source_embedding = Embedding(
+            config.vocab_size,
+            config.d_model,
+            positions="learned",
+            longest=config.max_length,
+            offset=config.position_offset,
+            segment=config.segment,
+            norm=self._norm(),
+            dropout=config.dropout,
+        )
+        self.encoder = nn.ModuleList(self._layer() for _ in range(config.encoder_layers))
+        width = config.d_model
+        if config.head in ("pooled", "labels"):
+            self.pooler = Linear(width, width, tag="pooler")
+        if config.head in LABELLED:
+            self.classifier = Linear(width, len(config.labels), tag="classifier")
+        if config.head == "tokens":
+            self.transform, self.transform_norm = Linear(width, width, tag="transform"), self._norm()
+            self.projection = Linear(width, config.vocab_size, tag="projection")
+            self.projection.weight = self.source_embedding.tokens.weight
+        self.initialise()
+
+    def encoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+        """See `Model.encoder_states`."""
+        x = self.source_embedding(ids, ops)
+        for number, layer in enumerate(self.encoder):
+            x = layer(x, ops, number)
+        return cast(Tensor, x)
+
+    def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
+        """See `Model.outputs`."""
+        heads: dict[str, Callable[[], tuple[Tensor, ...]]] = {
+            "hidden": lambda: (ops.whole(states),),
+            "pooled": lambda: (ops.whole(states), self.pooled(states, ops)),
+            "tokens": lambda: (ops.whole(self.token_logits(states)),),
+            "labels": lambda: (self.classifier(self.pooled(states, ops)),),
+            "token_labels": lambda: (ops.whole(self.classifier(states)),),
+        }
+        return heads[self.config.head]()
+
+    def pooled(self, states: Tensor, ops: Ops) -> Tensor:
+        """What stands for a whole text, made of its first token: (..., D) -> (B, D)."""
+        return ACTIVATIONS[self.config.pooler](self.pooler(ops.whole(states)[:, 0]))
+
+    def token_logits(self, states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        transformed = ACTIVATIONS[self.config.activation](self.transform(states))
+        return cast(Tensor, self.projection(self.transform_norm(transformed)))
+
+    def _layer(self) -> Layer:
+        config = self.config
+        head_size = config.d_model // config.heads
+        attention = Attention(config.d_model, DotProduct(config.heads, config.heads, head_size**-0.5), head_size)
+        feed_forward = FeedForward(config.d_model, config.feed_forward, config.activation)
+        return Layer(attention, feed_forward, lambda: Residual(self._norm(), first=False, dropout=config.dropout))
+
+    def _norm(self) -> nn.LayerNorm:
+        return nn.LayerNorm(self.config.d_model, eps=self.config.norm_epsilon)
+
+
+NAMES = {  # of each head, in Hugging Face's library
+    "hidden": "BertModel",
+    "pooled": "BertModel",
+    "tokens": "BertForMaskedLM",
+    "labels": "BertForSequenceClassification",
+    "token_labels": "BertForTokenClassification",
+}
+
+
+def hugging_face(config: BertConfig) -> dict[str, Any]:
+    """As a BERT, which Optimum and transformers.js know."""
+    described = {
+        "model_type": "bert",
+        "architectures": [NAMES[config.head]],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.encoder_layers,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.feed_forward,
+        "hidden_act": "gelu_new" if config.activation == "gelu_tanh" else config.activation,
+        "max_position_embeddings": config.max_length,
+        "layer_norm_eps": config.norm_epsilon,
+    }
+    if config.labels:
+        described["id2label"] = {str(number): label for number, label in enumerate(config.labels)}
+        described["label2id"] = {label: number for number, label in enumerate(config.labels)}
+    return described
+
+
+def draw(rng: np.random.Generator) -> BertConfig:
+    """A small config of any variant."""
+    values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in BertConfig.choices().items()}
+    if values["head"] in LABELLED:
+        values["labels"] = tuple(f"label {number}" for number in range(int(rng.integers(1, 6))))
+    heads = int(rng.choice([1, 2, 4]))
+    return BertConfig(
+        **values,
+        vocab_size=int(rng.integers(8, 60)),
+        d_model=heads * int(rng.choice([8, 16])),
+        heads=heads,
+        feed_forward=int(rng.integers(8, 40)),
+        encoder_layers=int(rng.integers(1, 4)),
+        max_length=int(rng.integers(4, 40)),
+        position_offset=int(rng.integers(3)),
+        segment=bool(rng.integers(2)),
+        norm_epsilon=float(rng.choice([1e-12, 1e-5])),
+        pad_id=0,
+        cls_id=1,
+        sep_id=2,
+        mask_id=3,
+    )
+
+
+# `bert-base` is the smaller model of Devlin et al. 2019, and what it was trained for; `bert-tiny` is for tests and
+# first tries.
+PRESETS = {
+    "bert-tiny": BertConfig(
+        vocab_size=64,
+        d_model=32,
+        heads=4,
+        feed_forward=64,
+        encoder_layers=2,
+        max_length=64,
+        head="tokens",
+        cls_id=1,
+        sep_id=2,
+        mask_id=3,
+    ),
+    "bert-base": BertConfig(head="tokens"),
+}
+ARCHITECTURE = Architecture(config=BertConfig, build=Bert, presets=PRESETS, hugging_face=hugging_face, draw=draw)

@@ -1,0 +1,153 @@
+"""What a model that only encodes must give: the outputs of whole texts, and the labels or tokens that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.bundles.bundle import Bundle
+from txport.errors import UnsupportedError
+from txport.models.checkpoint import Checkpoint
+from txport.models.facts import LOGITS, Facts
+from txport.models.model import Model
+from txport.models.tokenizer import load_tokenizer
+from txport.proof.parity.calls import no_crash
+from txport.proof.parity.cases import Case
+from txport.proof.parity.exact import Exact, largest_difference
+from txport.proof.parity.measures import INFERRED, WHOLE, Comparison, compare
+from txport.proof.parity.quality import BATCH, Texts, compare_quality
+from txport.proof.parity.tokens import TINY, Tie, TokenComparison
+from txport.proof.parity.tolerances import DRAWS, Tolerance
+from txport.proof.reports.report import Report
+from txport.runtimes.base import EncoderRuntime, GraphRuntime
+from txport.runtimes.encoding import infer
+from txport.runtimes.pytorch import TorchRuntime
+
+Array = NDArray[Any]
+Sources = Sequence[Sequence[int]]
+
+
+class EncoderTruth:
+    """The outputs of every case, in float64, with the weights that the bundle holds."""
+
+    def __init__(self, bundle: Bundle, checkpoint: Checkpoint, exact: Exact, cases: list[Case], texts: Texts) -> None:
+        self._bundle, self._exact, self._texts, self.cases = bundle, exact, texts, cases
+        self._facts = checkpoint.facts
+        self._right = {case.name: joined(exact.model, case.sources) for case in cases}
+        self.pytorch = self._compare_pytorch(checkpoint)
+        original = TorchRuntime(Exact.of(checkpoint.model).model)
+        self._good = right_labels(bundle, original, texts) if texts else []
+
+    def _compare_pytorch(self, checkpoint: Checkpoint) -> dict[str, float]:
+        """How far PyTorch itself is off in fp32, with the checkpoint's weights."""
+        exact = self._exact if self._exact.own.model is checkpoint.model else Exact.of(checkpoint.model)
+        right = {case.name: joined(exact.model, case.sources) for case in self.cases}
+        own = {case.name: joined(checkpoint.model, case.sources) for case in self.cases}
+        pairs = [(right[case][name], own[case][name]) for case in right for name in right[case]]
+        return {
+            "worst_logit_difference": max(largest_difference(*pair) for pair in pairs),
+            "largest_logit": max(float(np.abs(one).max()) for one, _ in pairs),
+        }
+
+    def compare(self, report: Report, label: str, runtime: GraphRuntime, tolerance: Tolerance) -> None:
+        """See `Truth.compare`."""
+        assert isinstance(runtime, EncoderRuntime)
+        for case in self.cases:
+            with no_crash(f"{label}, case {case.name}: a batch of texts"):
+                actual = join(infer(runtime, case.sources, self._facts), self._facts)
+            own = cache(partial(self._own, case))
+            right = self._right[case.name]
+            for name, expected in right.items():
+                report.tensors.append(_compare_output(case, label, name, expected, actual[name], own, tolerance))
+            if self._facts.ability != "embed":
+                pair = right[LOGITS], actual[LOGITS]
+                report.tokens.append(_compare_choices(case, label, self._facts, *pair, own, tolerance))
+        if self._texts:
+            with no_crash(f"{label}, texts: a batch of texts"):
+                good = right_labels(self._bundle, runtime, self._texts)
+            report.quality.append(compare_quality(label, good, self._good, tolerance))
+
+    def _own(self, case: Case, draw: int) -> dict[str, Array]:
+        """What PyTorch itself gives in the precision; for other draws, with other last bits."""
+        with self._exact.own.context(draw):
+            return joined(self._exact.own.model, case.sources)
+
+
+def joined(model: Model, sources: Sources) -> dict[str, Array]:
+    """Each output of a model, those of all sources one after the other: (rows or tokens, ...)."""
+    return join(infer(TorchRuntime(model), sources, model.facts), model.facts)
+
+
+def join(found: Sequence[dict[str, Array]], facts: Facts) -> dict[str, Array]:
+    """The outputs of several texts, one after the other: (rows or tokens, ...)."""
+    together = {each.name: np.concatenate if each.is_of_tokens else np.stack for each in facts.outputs}
+    return {name: how([each[name] for each in found]) for name, how in together.items()}
+
+
+def _compare_output(
+    case: Case, label: str, name: str, expected: Array, actual: Array, own: Any, tolerance: Tolerance
+) -> Comparison:
+    """One output of all texts of a case."""
+    largest = float(np.abs(expected).max(initial=0.0))
+    allowed, rms = tolerance.allowed(largest), tolerance.allowed_rms
+    hold = partial(
+        compare, case.name, label, WHOLE, name, expected, tolerance=allowed, rms=rms, least=_size(expected),
+        kind=INFERRED,
+    )  # fmt: skip
+    return tolerance.judge(hold(actual=actual), largest, lambda draw: hold(actual=own(draw)[name]))
+
+
+def _size(expected: Array) -> float:
+    return float(np.sqrt(np.square(expected, dtype=np.float64).mean()))
+
+
+def _compare_choices(
+    case: Case, label: str, facts: Facts, expected: Array, actual: Array, own: Any, tolerance: Tolerance
+) -> TokenComparison:
+    """The likeliest label or token of each row (rows, C); another one passes only as a near-tie."""
+    wanted, found = expected.argmax(axis=1), actual.argmax(axis=1)
+    other, ties, wrong = np.flatnonzero(wanted != found).tolist(), list[Tie](), None
+    for row in other:
+        margin = float(expected[row, wanted[row]] - expected[row, found[row]])
+        error = max(largest_difference(expected[row], own(draw)[LOGITS][row]) for draw in range(DRAWS))
+        noise = tolerance.noise_of(float(np.abs(expected[row]).max()), error)
+        if not margin <= 2 * noise:
+            wrong = {"row": row, "expected": int(wanted[row]), "actual": int(found[row])}
+            break
+        ties.append(Tie(margin, noise))
+    closest = max(ties, key=lambda tie: tie.margin / max(tie.noise, TINY), default=Tie(0.0, 0.0))
+    return TokenComparison(
+        case=case.name,
+        runtime=label,
+        search="likeliest label" if facts.labels else "likeliest token",
+        rows=len(wanted),
+        equal=len(wanted) - len(other),
+        near_ties=len(ties),
+        wrong=wrong,
+        margin=closest.margin,
+        noise=closest.noise,
+    )
+
+
+def right_labels(bundle: Bundle, runtime: EncoderRuntime, texts: Texts) -> list[bool]:
+    """Whether the likeliest label of each text is one of its targets."""
+    facts = bundle.manifest.facts
+    if facts.ability != "classify":
+        gives = ", ".join(each.name for each in facts.outputs)
+        raise UnsupportedError(f"texts with targets are for models that generate or classify; this one gives {gives}")
+    tokenizer = load_tokenizer(bundle.path, facts)
+    encoded = [tokenizer.encode(text) for text in texts]
+    order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))
+    labels: dict[int, str] = {}
+    for batch in _batches(order):
+        found = infer(runtime, [encoded[at] for at in batch], facts)
+        labels |= {at: facts.labels[int(each[LOGITS].argmax())] for at, each in zip(batch, found, strict=True)}
+    return [labels[at] in targets for at, targets in enumerate(texts.values())]
+
+
+def _batches(order: Sequence[int]) -> Iterator[Sequence[int]]:
+    yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))

@@ -1,0 +1,67 @@
+"""What a model that generates must say: the logits of whole targets, and the tokens that search finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from txport.bundles.bundle import Bundle
+from txport.models.checkpoint import Checkpoint
+from txport.proof.parity.calls import no_crash
+from txport.proof.parity.cases import Case
+from txport.proof.parity.exact import Exact
+from txport.proof.parity.forced import compare_forced
+from txport.proof.parity.quality import Texts, compare_quality, right_ones
+from txport.proof.parity.tokens import TokenComparison, compare_search, search_together
+from txport.proof.parity.tolerances import Tolerance
+from txport.proof.reports.report import Report
+from txport.runtimes.base import GraphRuntime, Runtime
+from txport.runtimes.pytorch import TorchRuntime
+from txport.search.options import Found
+
+
+class GeneratorTruth:
+    """What PyTorch says in every case, in float64, computed once for all runtimes.
+
+    In the cases with the weights that a quantised bundle holds, so that nothing but the computation differs; on the
+    texts of the task with those of the checkpoint, since that is what users had.
+    """
+
+    def __init__(self, bundle: Bundle, checkpoint: Checkpoint, exact: Exact, cases: list[Case], texts: Texts) -> None:
+        self._bundle, self._texts, self._exact = bundle, texts, exact
+        runtime = TorchRuntime(exact.model)
+        self._found = search_together(cases, runtime, checkpoint.facts)
+        self.cases = [replace(case, targets=case.targets or self._said(case)) for case in cases]
+        self.pytorch = self._compare_pytorch(checkpoint)
+        self._right = right_ones(bundle, TorchRuntime(Exact.of(checkpoint.model).model), texts) if texts else []
+
+    def _compare_pytorch(self, checkpoint: Checkpoint) -> dict[str, float]:
+        """How far PyTorch itself is off in fp32, with the checkpoint's weights, over the targets of the cases."""
+        exact = self._exact if self._exact.own.model is checkpoint.model else Exact.of(checkpoint.model)
+        pairs = [(case.sources, case.targets) for case in self.cases]
+        return {
+            "worst_logit_difference": max(exact.own_error(*pair) for pair in pairs),
+            "largest_logit": max(float(np.abs(each).max()) for pair in pairs for each in exact.logits(*pair)),
+        }
+
+    def _said(self, case: Case) -> tuple[tuple[int, ...], ...]:
+        greedy: list[Found] = self._found[case.name]["greedy"]
+        return tuple(found.tokens for found in greedy)
+
+    def compare(self, report: Report, label: str, runtime: GraphRuntime, tolerance: Tolerance) -> None:
+        """See `Truth.compare`."""
+        for case in self.cases:
+            with no_crash(f"{label}, case {case.name}: a search"):
+                report.tensors.extend(compare_forced(case, label, runtime, self._exact, tolerance))
+                report.tokens.extend(self._compare_search(case, label, runtime, tolerance))
+        if self._texts:
+            with no_crash(f"{label}, texts: a search"):
+                right = right_ones(self._bundle, runtime, self._texts)
+            report.quality.append(compare_quality(label, right, self._right, tolerance))
+
+    def _compare_search(
+        self, case: Case, label: str, runtime: Runtime, tolerance: Tolerance
+    ) -> Iterator[TokenComparison]:
+        return compare_search(case, label, runtime, self._found[case.name], self._exact, tolerance)

@@ -1,0 +1,164 @@
+"""Golden outputs of a model that only encodes, and how a runtime is held against them.
+
+Shape comments: T tokens of a source, or 1 for what a source has as a whole; C numbers of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from txport.bundles.bundle import Bundle
+from txport.bundles.manifest import Manifest
+from txport.errors import BundleError
+from txport.models.facts import Facts, Output
+from txport.models.names import GOLDEN
+from txport.proof.parity.cases import Draw
+from txport.proof.verify.gaps import Check, check_of, gap_of, in_turn, limit_of
+from txport.proof.verify.golden import (
+    DRAWN,
+    IDS,
+    NUMBERS,
+    REAL,
+    ROWS,
+    TABLE,
+    Arrays,
+    GoldenLogits,
+    lists_of,
+    pack,
+    require_tokens,
+    shorten,
+    split,
+    stored_arrays,
+    stored_values,
+)
+from txport.runtimes.base import EncoderRuntime, Floats, Outputs
+from txport.runtimes.encoding import infer
+from txport.system.arrays import read_arrays
+from txport.system.documents import DocumentError
+
+OUTPUTS, BATCH = "outputs", "batch"
+NAMES = (OUTPUTS, BATCH)
+MEMBERS = {"ids": ROWS, "values": TABLE, "sums": TABLE, "largest": NUMBERS, "rms": NUMBERS, "noise": NUMBERS}
+
+
+@dataclass(frozen=True)
+class EncoderGolden:
+    """Sources, and each output of each of them in short, as logits are."""
+
+    sources: list[tuple[int, ...]]
+    outputs: dict[str, list[GoldenLogits]]
+
+
+def record(
+    runtime: EncoderRuntime,
+    facts: Facts,
+    real: Iterable[Sequence[int]],
+    noise_of: Callable[[str, float, Sequence[int]], float],
+) -> EncoderGolden:
+    """Ask a runtime that is right; `noise_of` says how far an output of a source may move, by its largest number."""
+    known = [tuple(source) for source in real][:REAL]
+    drawn = Draw(facts, np.random.default_rng(0)).sources(*(min(length, facts.reads.longest) for length in DRAWN))
+    sources = [*known, *map(tuple, drawn)]
+    found = infer(runtime, sources, facts)
+    outputs = {
+        each.name: [
+            shorten(rows := table(each, one), noise_of(each.name, float(np.abs(rows).max()), source))
+            for source, one in zip(sources, found, strict=True)
+        ]
+        for each in facts.outputs
+    }
+    return EncoderGolden(sources, outputs)
+
+
+def table(output: Output, found: Outputs) -> Floats:
+    """An output of one source as (T, C)."""
+    values: Floats = found[output.name].astype(np.float32, copy=False)
+    return values if output.is_of_tokens else values[None]
+
+
+def save_golden(path: Path, golden: EncoderGolden) -> None:
+    """Write one .npz file; equal goldens give equal bytes."""
+    arrays = pack("sources", golden.sources)
+    for name, stored in golden.outputs.items():
+        arrays |= {f"{name}.{member}": array for member, array in stored_arrays(stored).items()}
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # its keywords are arrays but for one
+
+
+def load_golden(bundle: Bundle) -> EncoderGolden:
+    """The goldens of a bundle; `BundleError` if there are none, or none that fit its model."""
+    if GOLDEN not in bundle.manifest.files:
+        raise BundleError(f"{bundle.path} holds no {GOLDEN} to be verified with; export it again")
+    path, facts = bundle.path / GOLDEN, bundle.manifest.facts
+    members = {f"{each.name}.{name}": kind for each in facts.outputs for name, kind in MEMBERS.items()}
+    try:
+        return _unpack(read_arrays(path, {"sources": IDS, "sources.lengths": IDS, **members}), facts)
+    except DocumentError as error:
+        raise BundleError(f"{error}; export the bundle again") from error
+    except ValueError as error:
+        raise BundleError(f"{path} is damaged: {error}; export the bundle again") from error
+
+
+def _unpack(arrays: Arrays, facts: Facts) -> EncoderGolden:
+    sources = lists_of(arrays, "sources")
+    require_tokens(sources, facts.reads.size, facts.reads.longest)
+    outputs = {}
+    for each in facts.outputs:
+        own = {name: arrays[f"{each.name}.{name}"] for name in MEMBERS}
+        counts = arrays["sources.lengths"] if each.is_of_tokens else np.ones(len(sources), np.int64)
+        parts = {name: split(own, name, counts) for name in ("ids", "values", "sums")}
+        outputs[each.name] = stored_values(own, parts, int(each.dims[-1]), len(sources))
+    return EncoderGolden(sources, outputs)
+
+
+def compare(
+    golden: EncoderGolden, runtime: EncoderRuntime, manifest: Manifest, unlike: str | None = None
+) -> Iterator[Check]:
+    """What a runtime gives for the golden sources, against PyTorch's; and, unless `unlike`, for each alone."""
+    found: list[Outputs] = []
+
+    def look_at_outputs() -> Check:
+        found.extend(infer(runtime, golden.sources, manifest.facts))
+        return compare_outputs(golden, found, manifest)
+
+    def look_at_batch() -> Check:
+        return Check(BATCH, "not run", unlike) if unlike else compare_batches(golden, found, runtime, manifest)
+
+    yield from in_turn({OUTPUTS: look_at_outputs, BATCH: look_at_batch})
+
+
+def compare_outputs(golden: EncoderGolden, found: Sequence[Outputs], manifest: Manifest) -> Check:
+    """Every output of every source."""
+    worst, where = -1.0, ""
+    for each in manifest.facts.outputs:
+        for row, (stored, one) in enumerate(zip(golden.outputs[each.name], found, strict=True)):
+            share, place = gap_of(stored, table(each, one), manifest.precision)
+            if not share <= worst:  # NaN is worse than any
+                worst, where = share, f"source {row}, {each.name}, {place}"
+            if np.isnan(share):
+                break
+    names = " and ".join(each.name for each in manifest.facts.outputs)
+    seen = f"{names} of {len(found)} sources, at worst {worst:.2g} of the difference that is allowed"
+    return Check(OUTPUTS, "pass", seen) if worst <= 1 else Check(OUTPUTS, "fail", f"{seen}: {where}")
+
+
+def compare_batches(
+    golden: EncoderGolden, together: Sequence[Outputs], runtime: EncoderRuntime, manifest: Manifest
+) -> Check:
+    """Whether each source alone is given what it is given beside the others."""
+    problems, most = [], 0.0
+    for row, source in enumerate(golden.sources):
+        alone = infer(runtime, [source], manifest.facts)[0]
+        for each in manifest.facts.outputs:
+            gap = float(np.abs(table(each, alone) - table(each, together[row])).max())
+            limit = limit_of(golden.outputs[each.name][row], manifest)
+            if not gap <= limit:
+                problems.append(f"source {row} alone has another {each.name}, by {gap:.2g}, allowed {limit:.2g}")
+            most = max(most, gap)
+    near = "to the last bit" if most == 0 else f"within {most:.2g}"
+    if problems and manifest.quantization:
+        problems[0] += "; a bundle that was exported with --rows does not promise that they are the same"
+    return check_of(BATCH, problems[:1], f"{len(together)} rows are the same alone and together, {near}")

@@ -1,0 +1,79 @@
+"""How far what a runtime gives is from the goldens, and what a check says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.bundles.manifest import Manifest
+from txport.errors import brief
+from txport.proof.parity.tolerances import tolerance_of
+from txport.proof.verify.golden import SUMS, TINY, GoldenLogits, fold
+from txport.runtimes.base import Floats
+from txport.system.machine import is_out_of_memory
+
+ALONE = 1e-5  # how far a logit may move with what else is in the batch, over the largest; unless it is noise
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: "pass", "fail", or "not run", and what was seen or why."""
+
+    name: str
+    verdict: str
+    detail: str
+
+
+def check_of(name: str, problems: list[str], seen: str) -> Check:
+    """What failed, or else what was seen."""
+    return Check(name, "fail" if problems else "pass", "; ".join(problems) or seen)
+
+
+def in_turn(looks: Mapping[str, Callable[[], Check]]) -> Iterator[Check]:
+    """One check after the other, up to one that does not run."""
+    for name, look in looks.items():
+        try:
+            yield look()
+        except Exception as error:  # each runtime has errors of its own
+            if is_out_of_memory(error):
+                raise
+            yield Check(name, "fail", f"it does not run: {brief(error)}")
+            return
+
+
+def limit_of(stored: GoldenLogits, manifest: Manifest) -> float:
+    """How far a logit may move with what else is in the batch."""
+    return ALONE * stored.largest if manifest.quantization else max(ALONE * stored.largest, stored.noise)
+
+
+def gap_of(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float, str]:
+    """How far one target's logits are from PyTorch's, for what is allowed, and where most; NaN if they are."""
+    best = np.take_along_axis(values, stored.ids, axis=1)
+    expected = np.column_stack([stored.values, stored.sums]).astype(np.float64)
+    actual = np.column_stack([best, fold(values)]).astype(np.float64)
+    error = np.abs(actual - expected)
+    step, place = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
+    what = _place(stored, values, int(step), int(place))
+    where = f"step {step}: {what} is {actual[step, place]:.6g}, expected {expected[step, place]:.6g}"
+    tolerance = tolerance_of(precision)
+    if tolerance.rms is not None:
+        parts = (error[:, : best.shape[1]], error[:, best.shape[1] :])
+        return float(np.max([_rms(part) for part in parts]) / max(stored.rms * tolerance.rms, TINY)), where
+    return float(error[step, place] / max(stored.noise, TINY)), where
+
+
+def _place(stored: GoldenLogits, values: Floats, step: int, place: int) -> str:
+    count, size = stored.ids.shape[1], values.shape[1]
+    if place < count:
+        return f"the logit of token {stored.ids[step, place]}"
+    if size <= SUMS:
+        return f"the logit of token {place - count}"
+    return f"the sum of the logits of tokens {place - count} + n x {SUMS}"
+
+
+def _rms(values: NDArray[Any]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))

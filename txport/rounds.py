@@ -1,0 +1,150 @@
+"""One round of a benchmark, by what the model's task is: times by phase, and what came out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from txport.errors import UnsupportedError
+from txport.models.facts import Facts, Task
+from txport.runtimes.base import EncoderRuntime, Ints, Runtime
+from txport.search.generate import first_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """What is measured: sizes in tokens, rounds after the warm-up."""
+
+    provider: str = "cpu"
+    threads: int | None = None
+    batch: int = 1
+    beams: int = 1
+    source: int = 16
+    tokens: int = 16
+    rounds: int = 9
+
+
+def draw_source(facts: Facts, protocol: Protocol) -> Ints:
+    """Seeded sources (B, S) without special tokens but the start and the end that the model expects."""
+    special, size = facts.writes.special, facts.reads.size
+    allowed = [id_ for id_ in range(size) if id_ not in special] or [min((*facts.writes.ends, 0)[0], size - 1)]
+    source: Ints = np.random.default_rng(0).choice(allowed, (protocol.batch, protocol.source)).astype(np.int64)
+    before, after = facts.reads.before, facts.reads.after
+    if before:
+        source[:, : len(before)] = before
+    if after:
+        source[:, -len(after) :] = after
+    return source
+
+
+def generate(runtime: Runtime, source: Ints, facts: Facts, protocol: Protocol) -> tuple[dict[str, float], Ints]:
+    """Encode, then `tokens` steps whatever they say of the end; -> milliseconds by phase, and the tokens.
+
+    Greedy search takes the likeliest token without its log-probability.
+    """
+    first = first_tokens(source.tolist(), facts)
+    longest = protocol.tokens + (protocol.source - 1 if facts.task == "causal" else 0)
+    beams, clock = protocol.beams, [time.perf_counter()]
+    state = runtime.start(source, np.full(len(source), source.shape[1]), max_length=longest)
+    clock.append(time.perf_counter())
+    how: dict[str, Any] = {"top": 1, "normalise": False} if beams == 1 else {"top": 2 * beams}
+    scores, state = runtime.step(first, state, **how)
+    assert scores.ids is not None
+    tokens = scores.ids[:, :beams].ravel()
+    if beams > 1:
+        state = runtime.select(state, np.repeat(np.arange(len(source)), beams))
+    clock.append(time.perf_counter())
+    taken = [tokens]
+    turned = np.arange(len(tokens)).reshape(-1, beams)[:, ::-1].ravel()  # every beam moves in every step
+    for _ in range(protocol.tokens - 1):
+        scores, state = runtime.step(tokens, state, **how)
+        assert scores.ids is not None
+        tokens = scores.ids[:, 0]
+        if beams > 1:
+            state, tokens = runtime.select(state, turned), tokens[turned]
+        taken.append(tokens)
+    clock.append(time.perf_counter())
+    times = times_of(protocol, *np.diff(clock), is_causal=facts.task == "causal")
+    return times, np.stack(taken)
+
+
+def times_of(protocol: Protocol, before: float, first: float, further: float, *, is_causal: bool) -> dict[str, float]:
+    """The figures of one round, of the seconds that its three phases took."""
+    steps = {"first token": 1e3 * first, "further token": 1e3 * further / (protocol.tokens - 1)}
+    if not is_causal:
+        every = protocol.batch * protocol.tokens / (before + first + further)
+        return {"encode": 1e3 * before, **steps, "tokens": every}
+    prompts, added = protocol.batch * protocol.source, protocol.batch * (protocol.tokens - 1)
+    rates = {"prompt tokens": prompts / (before + first), "new tokens": added / further}
+    return {"prefill": 1e3 * before, **steps, **rates}
+
+
+def encode(runtime: Runtime, source: Ints, facts: Facts, protocol: Protocol) -> tuple[dict[str, float], Ints]:
+    """All texts at once; -> milliseconds and rates, and where each vector or row of logits is largest."""
+    assert isinstance(runtime, EncoderRuntime)
+    begun = time.perf_counter()
+    found = runtime.infer(source, np.full(len(source), source.shape[1]))
+    taken = time.perf_counter() - begun
+    rates = {"texts": len(source) / taken, "tokens": source.size / taken}
+    return {"encode": 1e3 * taken, **rates}, found[facts.outputs[-1].name].argmax(axis=-1)
+
+
+class Work(NamedTuple):
+    """What is measured of a task: a round, the units of its figures, and the options that mean nothing to it."""
+
+    round: Callable[[Runtime, Ints, Facts, Protocol], tuple[dict[str, float], Ints]]
+    units: dict[str, str]
+    idle: tuple[str, ...] = ()
+
+
+UNITS = {
+    "load": "ms",  # imports, hashes, sessions
+    "encode": "ms",
+    "first token": "ms",  # the first call of the decoder, the source's keys and values included
+    "further token": "ms",  # a step; with beams, their reordering included
+    "tokens": "1/s",  # target tokens of all rows over the whole time, encode included
+    "peak memory": "MB",  # of the process
+}
+CAUSAL_UNITS = {
+    "load": "ms",
+    "prefill": "ms",  # all but the last token of each prompt
+    "first token": "ms",  # the step that reads the last one
+    "further token": "ms",
+    "prompt tokens": "1/s",  # of all rows, until the first new token is known
+    "new tokens": "1/s",  # of all rows, from the second on
+    "peak memory": "MB",
+}
+ENCODER_UNITS = {
+    "load": "ms",
+    "encode": "ms",  # all texts, all outputs
+    "texts": "1/s",
+    "tokens": "1/s",  # of all texts
+    "peak memory": "MB",
+}
+WORK: dict[Task, Work] = {
+    "seq2seq": Work(generate, UNITS),
+    "causal": Work(generate, CAUSAL_UNITS),
+    "encode": Work(encode, ENCODER_UNITS, ("beams", "tokens")),
+}
+
+
+def require_protocol(facts: Facts, protocol: Protocol) -> None:
+    """Raise `UnsupportedError` for lengths and beams that a model can't take, or has no use for."""
+    longest, usual = facts.writes.longest, Protocol()
+    idle = [name for name in WORK[facts.task].idle if getattr(protocol, name) != getattr(usual, name)]
+    if idle:
+        raise UnsupportedError(f"{idle[0]} are for models that generate; this one only encodes: leave them out")
+    if facts.task == "encode":
+        if protocol.source > longest:
+            raise UnsupportedError(f"source must not exceed the model's longest sequence, {longest}")
+        return
+    if facts.task == "causal" and protocol.source + protocol.tokens > longest:
+        raise UnsupportedError(f"source and tokens together must not exceed the model's longest sequence, {longest}")
+    if max(protocol.source, protocol.tokens) > longest:
+        raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {longest}")
+    if protocol.beams > (words := facts.writes.size):
+        raise UnsupportedError(f"beams must not exceed the model's target vocabulary, {words}; got {protocol.beams}")
