@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO, Any, get_args
 
 import click
-import numpy as np
 
 from txport.cli import textio
 from txport.cli.options import F, is_given
@@ -81,6 +80,8 @@ def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str) -> None:
     """One array of all vectors (N, D)."""
     if pooling == "none":
         raise UnsupportedError(f"an {ARRAY} file holds one vector a text; --pooling none gives one a token")
+    import numpy as np
+
     array = np.stack(list(vectors))
     np.save(stream.buffer, array)  # type: ignore[attr-defined]  # of a file
 

@@ -366,8 +366,16 @@ class Attention(nn.Module):
         return self._placed(self.split(x), self.key_norm, places)
 
     def _placed(self, heads: Tensor, norm: nn.Module | None, places: Tensor | None) -> Tensor:
-        heads = heads if norm is None else norm(heads)
+        return self.turned(heads if norm is None else norm(heads), places)
+
+    def turned(self, heads: Tensor, places: Tensor | None) -> Tensor:
+        """Heads (B, N, T, H) as rotary positions leave them, where there are some."""
         return heads if self.rotary is None or places is None else self.rotary(heads, places)
+
+    def normalised(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """Projected queries or keys (..., N x H), each head's numbers by a norm -> (..., N x H)."""
+        heads: Tensor = norm(unflatten(x, -1, (-1, self.head_size)))
+        return heads.flatten(-2)
 
     @property
     def uses_distances(self) -> bool:
