@@ -25,6 +25,12 @@ def proceed(bundle: Path, prompts: Sequence[Sequence[int]], count: int) -> Any:
     return _run("continue.mjs", [str(bundle), str(count)], prompts)
 
 
+def encode(bundle: Path, kind: str, ids: Sequence[Sequence[int]], mask: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The outputs of a model that only encodes, by its class there: `{"dims": ..., "data": ...}` by name."""
+    found: dict[str, Any] = _run("encode.mjs", [str(bundle), kind], {"ids": ids, "mask": mask})
+    return found
+
+
 def _run(script: str, arguments: list[str], given: Any) -> Any:
     node = shutil.which("node")
     if node is None or not INSTALLED.is_dir():
