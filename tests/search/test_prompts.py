@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from tokenizers import Tokenizer, decoders, models
 
 import txport
 from txport.cli import cli
 from txport.errors import TextError, TxportError, UnsupportedError
 from txport.models.architectures.gpt2 import GPT2, GPT2Config
 from txport.models.checkpoint import save_checkpoint
+from txport.models.tokenizer import FileTokenizer
 from txport.runtimes.base import Floats, Ints
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
@@ -184,3 +186,14 @@ def test_refusals_on_the_command_line(folder: Path, arguments: list[str], messag
         CliRunner().invoke(cli, ["run", str(folder / "cpu"), "--ids", *arguments], catch_exceptions=False)
     assert message in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_the_text_of_what_was_added_begins_where_the_prompt_ends(tmp_path: Path) -> None:
+    """By itself a first word is written without the space before it."""
+    tokenizer = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "c": 2, "?": 3}, unk_token="?"))  # noqa: S106 - no password
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    own = FileTokenizer(tmp_path / "tokenizer.json")
+    assert own.decode([1, 2]) == "bc"
+    assert own.continuation([0], [1, 2]) == " bc"
+    assert own.continuation([0, 1], [2]) == "c"
