@@ -81,9 +81,12 @@ class Evidence:
 
     @property
     def embedding(self) -> str | None:
-        """The embedding of tokens that the span reads, by module, if it does."""
-        names = (tap.modules[0] for tap in self.reads)
-        return next((name for name in names if name.endswith("_embedding.tokens")), None)
+        """The embedding of tokens that the span reads, by module, if it does and adds positions to it."""
+        names = (tap.modules[0] for tap in self.reads if tap.modules[0].endswith("_embedding.tokens"))
+        model = self.model
+        return next(
+            (name for name in names if model.get_submodule(name.removesuffix(".tokens")).positions is not None), None
+        )
 
     def explains(self, hypothesis: Array) -> bool:
         """Whether what a fault model gives is what was seen."""
@@ -118,7 +121,7 @@ def place_of(evidence: Evidence) -> str:
         return block_of(evidence.module)
     if part == "activation":
         return f"{block_of(evidence.module)}, activation"
-    if evidence.embedding:
+    if part == "embedding" and evidence.embedding:
         return describe([evidence.embedding])
     if part == "residual":
         before = [tap.modules[0] for tap in evidence.reads if tap.modules[0].endswith((".output", ".outer"))]

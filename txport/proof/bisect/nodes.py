@@ -85,7 +85,9 @@ def _known(evidence: Evidence) -> Iterator[Array]:
     elif part == "activation":
         yield from _activated(torch.from_numpy(evidence.before_activation).double())
     elif part == "linear":
-        biases: list[Any] = [evidence.model.get_submodule(module).bias for module in evidence.finding.tap.modules]
+        biases: list[Any] = [
+            getattr(evidence.model.get_submodule(module), "bias", None) for module in evidence.finding.tap.modules
+        ]
         if all(isinstance(bias, torch.Tensor) for bias in biases):
             yield evidence.expected - np.concatenate([bias.detach().numpy() for bias in biases])
 

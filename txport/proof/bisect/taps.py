@@ -134,6 +134,9 @@ def _taps_of(node: ir.Node, place: int, modules: tuple[str, ...], role: str, qua
         embedding = "source_embedding" if role in (ENCODER, MODEL) else "target_embedding"
         yield Tap((f"{embedding}.tokens",), OUT, str(_end_of_lookup(node).name))
         return
+    if node.op_type == "Mul":  # a norm of plain operators ends with its weight, and its bias where it has one
+        yield Tap(modules, OUT, str(_with_bias(node).name))
+        return
     if node.op_type == NORM and place == 1:
         sources, end = [node], node.outputs[0]
     elif LINEAR.get(node.op_type) == place:
