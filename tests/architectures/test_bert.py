@@ -315,6 +315,17 @@ def test_transformers_js_gives_the_same(head: str, bundles: dict[str, Path]) -> 
             np.testing.assert_allclose(theirs[row][:length], one[output.name], atol=NEAR)
 
 
+def test_pipelines_of_transformers_js_give_the_same(bundles: dict[str, Path]) -> None:
+    (found,) = transformers_js.pipeline(bundles["tokens"], "fill-mask", ["good [MASK] b"])
+    ((ours,),) = txport.load(bundles["tokens"]).fill("good [MASK] b", top=len(found))
+    assert [each["token"] for each in found] == [each.id for each in ours]
+    assert [each["score"] for each in found] == pytest.approx([each.score for each in ours], abs=NEAR)
+    found = transformers_js.pipeline(bundles["labels"], "text-classification", TEXTS)
+    for (theirs,), (best,) in zip(found, txport.load(bundles["labels"]).classify(TEXTS, top=1), strict=True):
+        assert theirs["label"] == best.label
+        assert theirs["score"] == pytest.approx(best.score, abs=NEAR)
+
+
 def test_graphs_give_what_hugging_face_and_optimum_give(tmp_path: Path) -> None:
     if not PEERS.is_file():
         pytest.skip("needs Optimum: `make peers` installs it")

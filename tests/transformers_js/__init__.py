@@ -31,6 +31,12 @@ def encode(bundle: Path, kind: str, ids: Sequence[Sequence[int]], mask: Sequence
     return found
 
 
+def pipeline(bundle: Path, task: str, texts: Sequence[str]) -> list[Any]:
+    """What the pipeline of a task gives for each text."""
+    found: list[Any] = _run("pipeline.mjs", [str(bundle), task], texts)
+    return found
+
+
 def _run(script: str, arguments: list[str], given: Any) -> Any:
     node = shutil.which("node")
     if node is None or not INSTALLED.is_dir():

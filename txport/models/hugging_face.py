@@ -23,7 +23,7 @@ def write_tokenizers(folder: Path, facts: Facts) -> None:
     Where source and target have a vocabulary each, so have they a folder, and at the root there is no
     `tokenizer_config.json`: a pipeline has one tokenizer, and would write targets in the source's vocabulary.
     """
-    target = special_tokens(facts.writes)
+    target = special_tokens(facts.writes) if facts.target else encoder_tokens(facts.reads)
     if (folder / TARGET_TOKENIZER).is_file():
         source = special_tokens(facts.reads)
         _write_side(folder / TOKENIZER, folder / SOURCE_FOLDER, source, facts)
@@ -37,6 +37,13 @@ def special_tokens(tokens: Tokens) -> dict[str, int]:
     start = tokens.start if tokens.start is not None else next(iter(tokens.before), None)
     end = next(iter((*tokens.ends, *tokens.after)), None)
     found = {"pad_token": tokens.pad, "bos_token": start, "eos_token": end}
+    return {name: id_ for name, id_ in found.items() if id_ is not None}
+
+
+def encoder_tokens(tokens: Tokens) -> dict[str, int]:
+    """The special tokens of a model that only encodes, by the names that `AutoTokenizer` has for them."""
+    start, end = next(iter(tokens.before), None), next(iter(tokens.after), None)
+    found = {"pad_token": tokens.pad, "cls_token": start, "sep_token": end, "mask_token": tokens.mask}
     return {name: id_ for name, id_ in found.items() if id_ is not None}
 
 
@@ -60,6 +67,6 @@ def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> di
         "model_max_length": facts.reads.longest,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,  # "</s>" in a user's text is four characters
+        "split_special_tokens": facts.ability != "fill",  # "</s>" in a user's text is four characters
         **{name: token for name, token in named.items() if token is not None},
     }
