@@ -5,7 +5,9 @@ Each is tried by its smallest preset, whose name is `tiny` or ends in `-tiny`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from txport.search.generate import first_tokens
 
 Array = NDArray[Any]
 
+PAGES = Path(__file__).parents[2] / "docs" / "architectures"
 PLANS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
 LENGTHS, STEPS = (5, 1, 9, 3), 6
 # What the root of the mean square of errors may be, over that of the logits: from PyTorch in float64, and from the
@@ -112,6 +115,12 @@ def test_it_is_registered_whole(name: str) -> None:
         assert architecture.name_of(config) == name
     assert len({repr(config) for config in configs}) > len(found.presets)
     assert found.hugging_face(found.presets[smallest(name).removeprefix("preset:")])["model_type"]
+
+
+def test_a_page_tells_of_it(name: str) -> None:
+    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    presets = architecture.find(name).presets
+    assert [each for each in presets if not re.search(rf"[`:]{re.escape(each)}`", page)] == []
 
 
 def test_its_proof_has_passed(bundle: Bundle) -> None:

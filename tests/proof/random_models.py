@@ -2,7 +2,8 @@
 
 Each number stands for one architecture, configuration, kind of weights, target and precision, the same in every run, so
 that a range of them can be done in parts and a failure repeated by itself (`--first 17 --count 1`). Configurations are
-drawn by the architecture itself: a new one takes part without a word here. `--instruction-sets` gives each of the
+drawn by the architecture itself: a new one takes part without a word here; `--architecture` takes only the numbers that
+stand for one. `--instruction-sets` gives each of the
 instruction sets that this processor's libraries can be told to do without a part of them.
 """
 
@@ -59,11 +60,16 @@ class Plan:
 
 def draw_plan(number: int) -> Plan:
     """Each target and precision in turn, within that each architecture, and within that each kind of weights."""
-    rng, names = np.random.default_rng((2017, number)), architecture.names()
+    rng, name = np.random.default_rng((2017, number)), name_of(number)
     target, precision = PLANS[number % len(PLANS)]
-    name = names[number // len(PLANS) % len(names)]
-    weights = list(WEIGHTS)[number // (len(PLANS) * len(names)) % len(WEIGHTS)]
+    weights = list(WEIGHTS)[number // (len(PLANS) * len(architecture.names())) % len(WEIGHTS)]
     return Plan(number, draw_config(rng, name, target), weights, target, precision)
+
+
+def name_of(number: int) -> str:
+    """The architecture that a number stands for."""
+    names = architecture.names()
+    return names[number // len(PLANS) % len(names)]
 
 
 def draw_config(rng: np.random.Generator, name: str, target: str) -> Config:
@@ -263,17 +269,19 @@ def is_right(report: Report) -> bool:
 @click.command(help=__doc__)
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--count", type=click.IntRange(1), default=300, show_default=True)
+@click.option("--architecture", "only", type=click.Choice(architecture.names()), help="Models of this one alone.")
 @click.option("--step", type=click.IntRange(1), default=1, show_default=True, help="Take every so manieth.")
 @click.option("--instruction-sets", "spread", is_flag=True, help="A part of them under each instruction set.")
-def main(first: int, count: int, step: int, spread: bool) -> None:
+def main(first: int, count: int, only: str | None, step: int, spread: bool) -> None:
     """Print a line for each model, and how many raised an alarm."""
     if spread:
         parts = {name: range(first + at, first + count, len(SETS)) for at, name in enumerate(SETS)}
-        codes = [run_part(name, part) for name, part in parts.items() if part]
+        only_one = () if only is None else ("--architecture", only)
+        codes = [run_part(name, part, *only_one) for name, part in parts.items() if part]
         sys.exit(any(codes))
     click.echo(describe_processor())
     alarms = 0
-    numbers = range(first, first + count, step)
+    numbers = [number for number in range(first, first + count, step) if only in (None, name_of(number))]
     for number in numbers:
         plan = draw_plan(number)
         passed, what = judge(plan)
@@ -284,11 +292,11 @@ def main(first: int, count: int, step: int, spread: bool) -> None:
     sys.exit(alarms > 0)
 
 
-def run_part(name: str, part: range) -> int:
+def run_part(name: str, part: range, *options: str) -> int:
     """Some of the models, in a process that does without some instruction sets; -> 0 if it ends well."""
     click.echo(f"instruction set: {name} {SETS[name]}")
     numbers = ["--first", str(part.start), "--count", str(part.stop - part.start), "--step", str(part.step)]
-    command = [sys.executable, "-m", "tests.proof.random_models", *numbers]
+    command = [sys.executable, "-m", "tests.proof.random_models", *numbers, *options]
     return subprocess.run(command, env={**os.environ, **SETS[name]}, check=False).returncode
 
 

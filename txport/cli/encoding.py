@@ -82,7 +82,6 @@ def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str) -> None:
 
     if pooling == "none":
         raise UnsupportedError(f"an {ARRAY} file holds one vector a text; --pooling none gives one a token")
-    import numpy as np
 
     array = np.stack(list(vectors))
     np.save(stream.buffer, array)  # type: ignore[attr-defined]  # of a file

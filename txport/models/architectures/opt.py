@@ -1,0 +1,192 @@
+"""The decoder-only Transformer of Zhang et al. 2022, "OPT: Open Pre-trained Transformer Language Models"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor, nn
+
+from txport.models.architecture import Architecture
+from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
+from txport.models.facts import Facts, Tokens, key_values
+from txport.models.model import Model
+from txport.models.ops import Ops
+from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Layer, Linear, Residual
+from txport.models.weights import Rename
+
+UNUSED_POSITIONS = 2  # rows at the beginning of the table of positions that no token has
+EPSILON = 1e-5  # of norms
+
+
+@dataclass(frozen=True, kw_only=True)
+class OPTConfig(Config):
+    """The sizes and choices of one OPT: learned positions, relu, biases, the projection tied to the embedding.
+
+    `embedding_width` is the size of the tokens' vectors: where it is not D, maps without bias lead from it to D before
+    the first layer and back behind the last; 0 is D. `feed_forward` is 4 D unless it is given. `norm` "pre" is before
+    each sublayer and once more at the end; "post" behind each, as the model of 350m has it. `max_length` is the longest
+    sequence, the prompt counted. Prompts begin with `bos_id`.
+    """
+
+    vocab_size: int = size(50272)
+    d_model: int = size(768)
+    embedding_width: int = size(0, least=0)
+    heads: int = size(12)
+    decoder_layers: int = layers(12)
+    feed_forward: int = size(0, least=0)
+    max_length: int = size(2048, least=2, most=LONGEST)
+    norm: str = choice("pre", "post")
+    dropout: float = real(0.1, above=0, below=1)
+    pad_id: int = 1
+    bos_id: int = 2
+    eos_id: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "embedding_width", self.embedding_width or self.d_model)
+        object.__setattr__(self, "feed_forward", self.feed_forward or 4 * self.d_model)
+
+    def problems(self) -> Iterator[str]:
+        """See `Config.problems`."""
+        if self.d_model % self.heads:
+            yield f"heads must divide d_model, got {self.heads} for {self.d_model}"
+        for name in ("pad_id", "bos_id", "eos_id"):
+            yield from require_token(name, getattr(self, name), "model's", self.vocab_size)
+
+    @property
+    def head_size(self) -> int:
+        """H, the size of one head."""
+        return self.d_model // self.heads
+
+
+def facts(config: OPTConfig) -> Facts:
+    """What is true of a model of this config."""
+    target = Tokens(
+        size=config.vocab_size,
+        longest=config.max_length,
+        pad=config.pad_id,
+        ends=(config.eos_id,),
+        before=(config.bos_id,),
+    )
+    return Facts(
+        task="causal",
+        width=config.embedding_width,  # of the states that logits are made of
+        target=target,
+        state=key_values(config.decoder_layers, "row", config.heads, config.head_size),
+        has_plain_logits=True,
+    )
+
+
+class OPT(Model):
+    """The whole model; E is the size of the tokens' vectors."""
+
+    config: OPTConfig
+
+    def __init__(self, config: OPTConfig) -> None:
+        super().__init__(config, facts(config))
+        width, inner = config.d_model, config.embedding_width
+        self.target_embedding = Embedding(config.vocab_size, inner)
+        self.embedding_in = nn.Identity() if inner == width else Linear(inner, width, bias=False, tag="embedding_in")
+        self.positions = nn.Embedding(config.max_length + UNUSED_POSITIONS, width)
+        self.decoder = nn.ModuleList(self._layer() for _ in range(config.decoder_layers))
+        self.decoder_norm = self._norm() if config.norm == "pre" else nn.Identity()
+        self.embedding_out = nn.Identity() if inner == width else Linear(width, inner, bias=False, tag="embedding_out")
+        self.projection = Linear(inner, config.vocab_size, bias=False, tag="projection")
+        self.projection.weight = self.target_embedding.tokens.weight
+        self.initialise()
+
+    def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+        """See `Model.decoder_states`; (B, T) -> (..., E)."""
+        x = self.embedding_in(self.target_embedding(ids, ops))
+        x = ops.add_positions(x, self.positions.weight, UNUSED_POSITIONS)
+        for number, layer in enumerate(self.decoder):
+            x = layer(x, ops, number)
+        return cast(Tensor, self.embedding_out(self.decoder_norm(x)))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See `Model.logits`."""
+        return cast(Tensor, self.projection(states))
+
+    def _layer(self) -> Layer:
+        config = self.config
+        core = DotProduct(config.heads, config.heads, config.head_size**-0.5)
+        return Layer(
+            Attention(config.d_model, core, config.head_size),
+            FeedForward(config.d_model, config.feed_forward, "relu"),
+            lambda: Residual(self._norm(), first=config.norm == "pre", dropout=config.dropout),
+        )
+
+    def _norm(self) -> nn.Module:
+        return NORMS["layer"](self.config.d_model, EPSILON)
+
+
+def hugging_face(config: OPTConfig) -> dict[str, Any]:
+    """As the `OPTForCausalLM` that it is."""
+    return {
+        "model_type": "opt",
+        "architectures": ["OPTForCausalLM"],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "word_embed_proj_dim": config.embedding_width,
+        "num_attention_heads": config.heads,
+        "num_hidden_layers": config.decoder_layers,
+        "ffn_dim": config.feed_forward,
+        "max_position_embeddings": config.max_length,
+        "bos_token_id": config.bos_id,
+        "do_layer_norm_before": config.norm == "pre",
+        "activation_function": "relu",
+        "tie_word_embeddings": True,
+    }
+
+
+def draw(rng: np.random.Generator) -> OPTConfig:
+    """A small config of any variant."""
+    vocabulary = int(rng.integers(8, 60))
+    return OPTConfig(
+        vocab_size=vocabulary,
+        heads=(heads := int(rng.choice([1, 2, 4]))),
+        d_model=heads * int(rng.choice([8, 16])),
+        embedding_width=int(rng.choice([0, 8, 20])),
+        decoder_layers=int(rng.integers(1, 4)),
+        feed_forward=int(rng.integers(8, 40)),
+        max_length=int(rng.integers(4, 40)),
+        norm=str(rng.choice(OPTConfig.choices()["norm"])),
+        pad_id=int(rng.integers(vocabulary)),
+        bos_id=int(rng.integers(vocabulary)),
+        eos_id=int(rng.integers(vocabulary)),
+    )
+
+
+# The names of transformers' OPTForCausalLM.
+WEIGHTS = (
+    Rename(r"^lm_head\.", "projection."),
+    Rename(r"^model\.decoder\.", "decoder."),
+    Rename(r"^decoder\.embed_tokens\.", "target_embedding.tokens."),
+    Rename(r"^decoder\.embed_positions\.", "positions."),
+    Rename(r"^decoder\.project_(in|out)\.", r"embedding_\1."),
+    Rename(r"^decoder\.final_layer_norm\.", "decoder_norm."),
+    Rename(r"\.layers\.", "."),
+    Rename(r"\.self_attn_layer_norm\.", ".attention_residual.norm."),
+    Rename(r"\.final_layer_norm\.", ".feed_forward_residual.norm."),
+    Rename(r"\.self_attn\.q_proj\.", ".attention.query."),
+    Rename(r"\.self_attn\.k_proj\.", ".attention.key."),
+    Rename(r"\.self_attn\.v_proj\.", ".attention.value."),
+    Rename(r"\.self_attn\.out_proj\.", ".attention.output."),
+    Rename(r"\.fc1\.", ".feed_forward.inner."),
+    Rename(r"\.fc2\.", ".feed_forward.outer."),
+)
+# `opt-tiny` is for tests and first tries; the others have the sizes of table 1 of the paper.
+PRESETS = {
+    "opt-tiny": OPTConfig(vocab_size=64, d_model=32, heads=4, decoder_layers=2, max_length=64),
+    "opt-125m": OPTConfig(),
+    "opt-350m": OPTConfig(d_model=1024, embedding_width=512, heads=16, decoder_layers=24, norm="post"),
+    "opt-1.3b": OPTConfig(d_model=2048, heads=32, decoder_layers=24),
+    "opt-2.7b": OPTConfig(d_model=2560, heads=32, decoder_layers=32),
+    "opt-6.7b": OPTConfig(d_model=4096, heads=32, decoder_layers=32),
+}
+ARCHITECTURE = Architecture(
+    config=OPTConfig, build=OPT, presets=PRESETS, hugging_face=hugging_face, draw=draw, weights=WEIGHTS
+)
