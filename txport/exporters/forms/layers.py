@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txport.exporters.forms.common import form, require, value_of_argument
+from txport.exporters.forms.common import cast, form, require, value_of_argument
 from txport.exporters.symbols import Symbol, Tracer
 
 GELU_OPSET = 20  # from here on, Gelu is an operator
@@ -48,17 +49,23 @@ def layer_norm(
 
 @form("rms_norm")
 def rms_norm(tracer: Tracer, x: Symbol, normalized_shape: Sequence[int], weight: Tensor, eps: float) -> Symbol:
-    """Over the last dim; one operator since opset 23, and before it the nodes that engines fuse."""
+    """Over the last dim; one operator since opset 23, and before it the nodes that engines fuse.
+
+    These are in fp32, as PyTorch computes it: in fp16, the square of 256 is infinite.
+    """
     require(len(normalized_shape) == 1, "a norm over several dims")
     if tracer.opset >= RMS_OPSET:
         inputs = [x.value, tracer.tensor(weight)]
         value = tracer.op("rms_norm", "RMSNormalization", inputs, axis=-1, epsilon=eps, stash_type=1)
         return tracer.given(value, x.examples)
-    two, small = (value_of_argument(tracer, number, x.dtype) for number in (2.0, eps))
-    squared = tracer.op("rms_norm/square", "Pow", [x.value, two])
+    two, small = (value_of_argument(tracer, number, torch.float32) for number in (2.0, eps))
+    wide = cast(tracer, "rms_norm/wide", x, torch.float32)
+    squared = tracer.op("rms_norm/square", "Pow", [wide, two])
     mean = tracer.op("rms_norm/mean", "ReduceMean", [squared, tracer.constant(np.array([-1]))], keepdims=1)
     root = tracer.op("rms_norm/root", "Sqrt", [tracer.op("rms_norm/add", "Add", [mean, small])])
-    near = tracer.op("rms_norm/div", "Div", [x.value, root])
+    near = tracer.op("rms_norm/div", "Div", [wide, root])
+    if x.dtype != torch.float32:
+        near = tracer.op("rms_norm/narrow", "Cast", [near], to=tracer.tensor(weight).dtype.value)
     return tracer.given(tracer.op("rms_norm", "Mul", [near, tracer.tensor(weight)]), x.examples)
 
 
