@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txport.exporters.forms.common import cast, form, require, value_of_argument
+from txport.exporters.forms.common import cast, code_of, form, require, value_of_argument
 from txport.exporters.symbols import Symbol, Tracer
 
 GELU_OPSET = 20  # from here on, Gelu is an operator
@@ -65,7 +65,7 @@ def rms_norm(tracer: Tracer, x: Symbol, normalized_shape: Sequence[int], weight:
     root = tracer.op("rms_norm/root", "Sqrt", [tracer.op("rms_norm/add", "Add", [mean, small])])
     near = tracer.op("rms_norm/div", "Div", [wide, root])
     if x.dtype != torch.float32:
-        near = tracer.op("rms_norm/narrow", "Cast", [near], to=tracer.tensor(weight).dtype.value)
+        near = tracer.op("rms_norm/narrow", "Cast", [near], to=code_of(x.dtype))
     return tracer.given(tracer.op("rms_norm", "Mul", [near, tracer.tensor(weight)]), x.examples)
 
 
