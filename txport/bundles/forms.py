@@ -69,8 +69,8 @@ class Stored:
     """What an initializer of the graphs is: the checkpoint's weights in it, and how their numbers are held.
 
     `weights` are the checkpoint's names, in the order of their rows; several are packed along the first axis, of
-    `sizes` rows where these are not alike. `form` is None where the precision has no choice: biases, and all weights
-    of a bundle in fp32. `scales` and `lookup_scales` name the initializers with the scales, (out,) or (out, blocks) of a
+    `sizes` rows where these are not alike. `form` is None where the precision has no choice: biases, and all weights of
+    a bundle in fp32. `scales` and `lookup_scales` name the initializers with the scales, (out,) or (out, blocks) of a
     product and (out, blocks, 1) of a lookup. A graph that only looks tokens up may have no `scales`, and only blocks
     have `lookup_scales`.
     """

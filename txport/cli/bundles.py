@@ -24,7 +24,7 @@ from txport.runtimes import GRAPH_RUNTIMES
 @click.option(
     "--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True, help="Of the weights."
 )
-@click.option("--opset", type=click.IntRange(18, 25), default=18, show_default=True, help="ONNX operator set.")
+@click.option("--opset", type=click.IntRange(18, 25), help="ONNX operator set: 18 unless the target prefers another.")
 @click.option(
     "--rows",
     type=click.IntRange(1),

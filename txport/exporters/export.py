@@ -10,12 +10,13 @@ from pathlib import Path
 from txport.bundles.manifest import Manifest, is_quantised, require_offer
 from txport.errors import UnsupportedError
 from txport.exporters import cpu, portable
+from txport.exporters.targets import TARGETS
 from txport.models import architecture
 from txport.models.checkpoint import Checkpoint
 from txport.version import __version__
 
 DEFAULT_OPSET = 18
-OPSETS = range(18, 26)
+OPSETS = range(DEFAULT_OPSET, 26)
 
 
 def export_graphs(
@@ -24,17 +25,18 @@ def export_graphs(
     *,
     target: str = "portable",
     precision: str = "fp32",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rows: int | None = None,
     keep: Collection[str] = (),
     external_above: int = portable.EXTERNAL_ABOVE,
 ) -> Manifest:
     """Write the files of a bundle into `folder`, checked, all but the manifest; -> the manifest, not sealed yet.
 
-    Weights named in `keep` are not quantised. The kernels of the others are the fastest for a step of `rows` rows, or,
-    for None, those by which no row depends on the others.
+    Without an `opset`, it is `DEFAULT_OPSET`, or the later one that the target prefers for the model. Weights named in
+    `keep` are not quantised. The kernels of the others are the fastest for a step of `rows` rows, or, for None, those
+    by which no row depends on the others.
     """
-    if opset not in OPSETS:
+    if opset is not None and opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
     require_offer(target, precision)
     if rows is not None and not is_quantised(target, precision):
@@ -43,7 +45,7 @@ def export_graphs(
     manifest = Manifest(
         target=target,
         precision=precision,
-        opset=opset,
+        opset=opset or max(DEFAULT_OPSET, TARGETS[target].prefers(checkpoint.model)),
         architecture=architecture.name_of(checkpoint.config),
         config=checkpoint.config.to_dict(),
         facts=checkpoint.facts,

@@ -19,6 +19,7 @@ from txport.exporters import passes
 from txport.exporters.choose import tables_of
 from txport.exporters.conditional import make_conditional
 from txport.exporters.forms import FORMS
+from txport.exporters.forms.layers import RMS_OPSET
 from txport.exporters.fused import FUSED, FUSED_FORMS, require_fusable
 from txport.exporters.fusions import check_parts
 from txport.exporters.graphs import PORTABLE
@@ -29,6 +30,7 @@ from txport.exporters.top import add_top, without_top
 from txport.exporters.trace import parts_of_trace, trace
 from txport.models.facts import Task
 from txport.models.model import Model
+from txport.models.parts import RMSNorm
 
 QUANTISE, TOP, CONDITION = "quantise", "choose the best tokens", "make attention conditional"
 
@@ -57,7 +59,8 @@ class Target:
     """What a bundle is made for.
 
     `modules` are the graphs' modules for each task, whose arguments are the ports that `traced` leaves; `forms` say
-    what functions become; `stages` change a graph after its trace, `last` once the form of each weight is known.
+    what functions become; `stages` change a graph after its trace, `last` once the form of each weight is known. The
+    opset is at least the one that it `prefers` for a model, unless another is asked for.
     """
 
     modules: Mapping[Task, Mapping[str, Callable[[Model], nn.Module]]]
@@ -66,6 +69,7 @@ class Target:
     last: Callable[[Job, Mapping[str, Form] | None], Mapping[str, Stage]] = lambda job, forms: {}
     traced: Callable[[Graph], Graph] = lambda graph: graph
     require: Callable[[Model], None] = lambda model: None
+    prefers: Callable[[Model], int] = lambda model: 0
 
     def module(self, job: Job) -> nn.Module:
         """The module of a graph."""
@@ -144,6 +148,11 @@ def _last_of_cpu(job: Job, forms: Mapping[str, Form] | None) -> Mapping[str, Sta
     return found
 
 
+def _prefers_of_cpu(model: Model) -> int:
+    """The opset in which each norm is one operator, whatever an engine fuses when it loads a graph."""
+    return RMS_OPSET if any(isinstance(each, RMSNorm) for each in model.modules()) else 0
+
+
 TARGETS = {
     "portable": Target(
         PORTABLE, FORMS, {name: _of_ports(run, lambda graph: graph) for name, run in passes.PORTABLE.items()}
@@ -159,5 +168,6 @@ TARGETS = {
         _last_of_cpu,
         without_top,
         require_fusable,
+        _prefers_of_cpu,
     ),
 }

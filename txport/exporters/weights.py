@@ -106,10 +106,12 @@ def _plain_epsilons(graph: onnx.GraphProto) -> Iterator[tuple[str, float]]:
 
 
 def _chain(made: Mapping[str, onnx.NodeProto], value: str, *operators: str) -> onnx.NodeProto | None:
-    """The last of several nodes, each of which makes the last input of the one before."""
+    """The last of several nodes, each of which makes the last input of the one before, casts left out."""
     node = None
     for operator in operators:
         node = made.get(value)
+        if node is not None and node.op_type == "Cast":
+            node = made.get(node.input[0])
         if node is None or node.op_type != operator:
             return None
         value = node.input[-1]

@@ -24,10 +24,9 @@ from txport.proof.verify.check import verify
 from txport.runtimes.pytorch import TorchRuntime
 
 
-def write(checkpoint: Checkpoint, folder: Path, *, opset: int | None = None, **how: Any) -> Bundle:
+def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
     """Write the files of a bundle into an empty folder, `how` as `export_graphs` takes it; nothing is compared yet."""
-    chosen = exporter.DEFAULT_OPSET if opset is None else opset
-    return seal(folder, exporter.export_graphs(checkpoint, folder, opset=chosen, **how))
+    return seal(folder, exporter.export_graphs(checkpoint, folder, **how))
 
 
 def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int = 0) -> tuple[Bundle, Report]:

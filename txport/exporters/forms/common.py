@@ -48,5 +48,9 @@ def cast(tracer: Tracer, name: str, x: Any, dtype: torch.dtype) -> ir.Value:
     """An argument in another type."""
     given = x.dtype if isinstance(x, Symbol | Tensor) else dtype
     value = value_of_argument(tracer, x, dtype)
-    wanted = ir.DataType.from_numpy(np.dtype(str(dtype).removeprefix("torch.")))
-    return value if given == dtype else tracer.op(name, "Cast", [value], to=wanted.value)
+    return value if given == dtype else tracer.op(name, "Cast", [value], to=code_of(dtype))
+
+
+def code_of(dtype: torch.dtype) -> int:
+    """ONNX's number for a type."""
+    return int(ir.DataType.from_numpy(np.dtype(str(dtype).removeprefix("torch."))))

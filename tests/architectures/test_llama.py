@@ -1,0 +1,168 @@
+"""The Llama family: every variant exports and is proven on both targets, and its logits are those of transformers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.architectures.llamas import CASES, PROMPT, model_of, stored, tokens
+from txport import release, runtimes
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import PREFILL, STEP
+from txport.errors import ConfigError, UnsupportedError
+from txport.exporters.check import operators
+from txport.models.architectures.llama import ARCHITECTURE, PRESETS, Llama, LlamaConfig, draw, frequencies
+from txport.models.checkpoint import save_checkpoint
+from txport.search.scoring import logits
+
+SEEDS = range(100, 112)  # among which each variant is
+TARGETS = [("portable", "fp32"), ("portable", "fp16"), ("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4")]
+SMALL: dict[str, Any] = {
+    "vocab_size": 32,
+    "d_model": 32,
+    "heads": 4,
+    "decoder_layers": 2,
+    "feed_forward": 48,
+    "max_length": 32,
+}
+
+
+def drawn(seed: int) -> LlamaConfig:
+    return draw(np.random.default_rng(seed))
+
+
+def checkpoint(folder: Path, config: LlamaConfig) -> Path:
+    """Random weights with biases and norms that count."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = Llama(config).eval()
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    save_checkpoint(folder, model)
+    return folder
+
+
+def test_draws_are_of_every_variant() -> None:
+    configs = [drawn(seed) for seed in SEEDS]
+    for name, allowed in LlamaConfig.choices().items():
+        assert {getattr(each, name) for each in configs} == set(allowed), name
+    for name in ("attention_bias", "output_bias", "feed_forward_bias", "head_norm", "tied", "scale_embedding"):
+        assert {getattr(each, name) for each in configs} == {False, True}, name
+    assert any(each.heads > each.key_heads for each in configs)
+    assert any(each.heads * each.head_size != each.d_model for each in configs)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "checkpoint", drawn(seed))
+    for target in ("portable", "cpu"):
+        bundle = release.export(source, tmp_path / target, target=target)
+        assert bundle.manifest.parity["verdict"] == "pass"
+
+
+@pytest.mark.parametrize(("target", "precision"), TARGETS)
+def test_every_precision_is_proven(target: str, precision: str, tmp_path: Path) -> None:
+    bundle = release.export("preset:llama-tiny", tmp_path / "bundle", target=target, precision=precision)
+    assert bundle.manifest.parity["verdict"] == "pass"
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_transformers(name: str, target: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "checkpoint", model_of(CASES[name]))
+    bundle = release.export(tmp_path / "checkpoint", tmp_path / "bundle", target=target)
+    ids = tokens()
+    found = logits(runtimes.load("ort", bundle), [ids[:PROMPT]], [ids[PROMPT:]], bundle.manifest.facts)[0]
+    np.testing.assert_allclose(found, stored(name), atol=1e-4)
+
+
+def became(bundle: Bundle, role: str) -> Counter[str]:
+    return operators(bundle.file(role))
+
+
+@pytest.mark.parametrize("head_norm", [False, True])
+def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> None:
+    config = LlamaConfig(**SMALL, key_heads=2, head_size=16, head_norm=head_norm, tied=True)
+    bundle = release.export(checkpoint(tmp_path / "checkpoint", config), tmp_path / "bundle", target="cpu")
+    step, prefill = became(bundle, STEP), became(bundle, PREFILL)
+    for counts in (step, prefill):
+        assert counts["com.microsoft.GroupQueryAttention"] == config.decoder_layers
+        assert not {"MatMul", "Softmax", "Pow", "Sqrt", "Cos", "Sin", "Transpose"} & counts.keys()
+    assert bundle.manifest.passes[STEP]["pack projections"] == 2 * config.decoder_layers
+    # nothing needs what follows the last cache of a prompt
+    assert bundle.manifest.passes[PREFILL]["pack projections"] == 2 * config.decoder_layers - 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"heads": 3}, "heads must divide d_model, got 3 for 32"),
+        ({"heads": 32, "key_heads": 32}, "rotary positions need an even head_size, got 1"),
+        ({"key_heads": 3}, "key_heads must divide heads, got 3 for 4"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon must be in"),
+        ({"eos_ids": ()}, "eos_ids must name at least one token"),
+        ({"eos_ids": (32,)}, r"eos_ids\[0\] must lie in the model's vocabulary of 32, got 32"),
+        ({"rotary_scaling": "linear", "rotary_factor": 0.5}, "needs a rotary_factor of at least 1, got 0.5"),
+        ({"rotary_scaling": "yarn"}, "needs the rotary_original_length that the model was trained for"),
+        ({"rotary_scaling": "dynamic", "rotary_original_length": 16}, "max_length must be at most 16, got 32"),
+        ({"rotary_scaling": "llama3", "rotary_original_length": 9, "rotary_low": 5.0}, "rotary_low must be below"),
+        ({"rotary_scaling": "yarn", "rotary_original_length": 9, "rotary_slow": 64.0}, "rotary_slow must be in"),
+        ({"rotary_scaling": "longrope", "rotary_original_length": 9}, "rotary_divisors must be 4 positive numbers"),
+        ({"rotary_divisors": (1.0,)}, "rotary_divisors must be 0 positive numbers for rotary_scaling 'none', got 1"),
+        ({"activation": "relu"}, "activation must be one of silu, gelu, gelu_tanh"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        LlamaConfig(**{**SMALL, **changes})
+
+
+def test_a_head_size_that_no_kernel_turns_is_refused(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "checkpoint", LlamaConfig(**SMALL))
+    with pytest.raises(UnsupportedError, match="a multiple of 16 for rotary positions, this model's is 8"):
+        release.export(source, tmp_path / "bundle", target="cpu")
+    release.export(source, tmp_path / "bundle")
+
+
+def test_interleaved_pairs_are_halves_in_another_order() -> None:
+    halves, pairs = (LlamaConfig(**SMALL, rotary_pairing=pairing, key_heads=2) for pairing in ("halves", "interleaved"))
+    one, other = Llama(halves).double().eval(), Llama(pairs).double().eval()
+    weights = dict(one.state_dict())
+    size = halves.head_size
+    order = np.arange(size).reshape(2, -1).T.ravel()
+    for name in (name for name in weights if name.endswith(("attention.query.weight", "attention.key.weight"))):
+        heads = weights[name].unflatten(0, (-1, size))
+        weights[name] = heads[:, order].flatten(0, 1)
+    other.load_state_dict(weights)
+    ids = torch.arange(3, 19)[None]
+    given = (ids, torch.ones_like(ids).bool(), torch.arange(16)[None])
+    with torch.no_grad():
+        found = [each.extend(*given, each.empty_state(1)).logits for each in (one, other)]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
+def test_configs_survive_json() -> None:
+    for config in (*PRESETS.values(), *map(drawn, SEEDS)):
+        assert LlamaConfig.from_dict(config.to_dict()) == config
+    assert ARCHITECTURE.config is LlamaConfig
+
+
+def test_frequencies_without_scaling_are_those_of_the_paper() -> None:
+    turns, scale = frequencies(LlamaConfig(**SMALL, head_size=4))
+    assert (turns.tolist(), scale) == ([1.0, 0.01], 1.0)
+
+
+def test_half_precision_survives_large_activations(tmp_path: Path) -> None:
+    """The mean square of activations as large as those of trained models is beyond what fp16 holds."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = Llama(PRESETS["llama-tiny"]).eval()
+        model.target_embedding.tokens.weight.mul_(4000)
+    save_checkpoint(tmp_path / "checkpoint", model)
+    bundle = release.export(tmp_path / "checkpoint", tmp_path / "bundle", precision="fp16")
+    assert bundle.manifest.parity["verdict"] == "pass"

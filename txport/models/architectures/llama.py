@@ -1,0 +1,310 @@
+"""The decoder-only Transformer of Touvron et al. 2023, "LLaMA", and its kin: Llama 2 and 3, Qwen, Mistral, Gemma."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from txport.models.architecture import Architecture
+from txport.models.config import LARGEST, LONGEST, Config, choice, layers, real, require_token, size
+from txport.models.facts import Facts, Tokens, key_values
+from txport.models.model import Model
+from txport.models.ops import Ops
+from txport.models.parts import (
+    Attention,
+    DotProduct,
+    Embedding,
+    GatedFeedForward,
+    Layer,
+    Linear,
+    Pairing,
+    Residual,
+    RMSNorm,
+    Rotary,
+)
+
+Floats = NDArray[np.float64]
+SCALED = ("linear", "llama3", "yarn")  # for which rotary_factor says how far positions are stretched
+WITH_ORIGINAL = ("dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(Config):
+    """The sizes and choices of one decoder-only Transformer with rotary positions (Touvron et al. 2023).
+
+    `max_length` is the longest sequence, the prompt counted. `key_heads` is as `heads`, and `head_size` D / N, unless
+    they are given. Queries, keys and values have biases by `attention_bias`, the map behind them by `output_bias`,
+    those of the feed-forward by `feed_forward_bias`. `head_norm` normalises each head of queries and keys before it is
+    turned. `tied` says whether the projection is the embedding itself; `scale_embedding` multiplies what is looked up
+    by the root of D. `rotary_*` are the positions: see `frequencies`. `pad_id` fills up the prompts of a batch, which
+    no token sees: it may be any token. `add_bos` says whether sequences begin with `bos_id`.
+    """
+
+    vocab_size: int = size()
+    d_model: int = size(4096)
+    heads: int = size(32)
+    key_heads: int = size(0, least=0)
+    head_size: int = size(0, least=0)
+    decoder_layers: int = layers(32)
+    feed_forward: int = size(11008)
+    max_length: int = size(2048, most=LONGEST)
+    activation: str = choice("silu", "gelu", "gelu_tanh")
+    norm_epsilon: float = real(1e-5, above=0, below=1)
+    attention_bias: bool = False
+    output_bias: bool = False
+    feed_forward_bias: bool = False
+    head_norm: bool = False
+    tied: bool = False
+    scale_embedding: bool = False
+    rotary_pairing: str = choice("halves", "interleaved")
+    rotary_base: float = real(10000.0, above=1, below=1e12)
+    rotary_scaling: str = choice("none", "linear", "dynamic", "llama3", "yarn", "longrope")
+    rotary_factor: float = real(1.0, above=0, below=LARGEST)
+    rotary_original_length: int = size(0, least=0, most=LONGEST)
+    rotary_low: float = real(1.0, above=0, below=LARGEST)
+    rotary_high: float = real(4.0, above=0, below=LARGEST)
+    rotary_fast: float = real(32.0, above=0, below=LARGEST)
+    rotary_slow: float = real(1.0, above=0, below=LARGEST)
+    rotary_attention: float = real(0.0, above=0, below=LARGEST)
+    rotary_divisors: tuple[float, ...] = ()
+    pad_id: int = 0
+    bos_id: int = 1
+    eos_ids: tuple[int, ...] = (2,)
+    add_bos: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.key_heads:
+            object.__setattr__(self, "key_heads", self.heads)
+        if not self.head_size:
+            object.__setattr__(self, "head_size", self.d_model // self.heads)
+
+    def problems(self) -> Iterator[str]:
+        """See `Config.problems`."""
+        if not self.head_size and self.d_model % self.heads:
+            yield f"heads must divide d_model, got {self.heads} for {self.d_model}; or give a head_size"
+        elif (head_size := self.head_size or self.d_model // self.heads) % 2:
+            yield f"rotary positions need an even head_size, got {head_size}"
+        if self.key_heads and self.heads % self.key_heads:
+            yield f"key_heads must divide heads, got {self.key_heads} for {self.heads}"
+        if self.norm_epsilon == 0:
+            yield "norm_epsilon must be in (0, 1), got 0.0"
+        yield from _rotary_problems(self)
+        tokens = {"pad_id": self.pad_id, "bos_id": self.bos_id if self.add_bos else 0}
+        tokens |= {f"eos_ids[{at}]": each for at, each in enumerate(self.eos_ids)}
+        if not self.eos_ids:
+            yield "eos_ids must name at least one token"
+        for name, token in tokens.items():
+            yield from require_token(name, token, "model's", self.vocab_size)
+
+
+def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
+    """What is wrong with the scaling of positions."""
+    kind, original = config.rotary_scaling, config.rotary_original_length
+    if kind in SCALED and config.rotary_factor < 1:
+        yield f"rotary_scaling {kind!r} needs a rotary_factor of at least 1, got {config.rotary_factor}"
+    if kind in WITH_ORIGINAL and original < 2:
+        yield f"rotary_scaling {kind!r} needs the rotary_original_length that the model was trained for, got {original}"
+    elif kind == "dynamic" and config.max_length > original:
+        yield (
+            "rotary_scaling 'dynamic' turns all positions anew for each length beyond rotary_original_length, "
+            f"which no cache allows: max_length must be at most {original}, got {config.max_length}"
+        )
+    if kind == "llama3" and config.rotary_low >= config.rotary_high:
+        yield f"rotary_low must be below rotary_high, got {config.rotary_low} and {config.rotary_high}"
+    if kind == "yarn" and not 0 < config.rotary_slow <= config.rotary_fast:
+        yield f"rotary_slow must be in (0, rotary_fast], got {config.rotary_slow} and {config.rotary_fast}"
+    pairs = (config.head_size or config.d_model // config.heads) // 2 if kind == "longrope" else 0
+    if len(config.rotary_divisors) != pairs or not all(0 < each < math.inf for each in config.rotary_divisors):
+        count = len(config.rotary_divisors)
+        yield f"rotary_divisors must be {pairs} positive numbers for rotary_scaling {kind!r}, got {count}"
+
+
+def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
+    """How far each pair of a head's numbers turns with each position, (H / 2,) radians, and the factor of what turns.
+
+    "linear" divides all by `rotary_factor` (Chen et al. 2023). "dynamic" is as "none" up to `rotary_original_length`,
+    beyond which it is refused. "llama3" divides those whose wave is longer than the original length over
+    `rotary_low`, none that is shorter than over `rotary_high`, and the ones between by parts. "yarn" (Peng et al.
+    2023) divides by the turns over the original length: none of at least `rotary_fast`, all of at most `rotary_slow`.
+    "longrope" (Ding et al. 2024) divides each by its own of `rotary_divisors`. What is turned is multiplied by
+    `rotary_attention`, or, if that is 0, as yarn and longrope say.
+    """
+    own = config.rotary_base ** (-np.arange(0, config.head_size, 2) / config.head_size)
+    kind, factor, original = config.rotary_scaling, config.rotary_factor, config.rotary_original_length
+    attention = config.rotary_attention
+    if kind == "linear":
+        own = own / factor
+    elif kind == "llama3":
+        turns = original * own / (2 * math.pi)
+        kept = np.clip((turns - config.rotary_low) / (config.rotary_high - config.rotary_low), 0, 1)
+        own = own * (kept + (1 - kept) / factor)
+    elif kind == "yarn":
+        kept = 1 - _ramp(config)
+        own = own * (kept + (1 - kept) / factor)
+        attention = attention or 0.1 * math.log(factor) + 1
+    elif kind == "longrope":
+        own = own / np.array(config.rotary_divisors)
+        attention = attention or math.sqrt(1 + math.log(max(factor, 1)) / math.log(original))
+    return own, attention or 1.0
+
+
+def _ramp(config: LlamaConfig) -> Floats:
+    """YaRN: which share of each frequency is divided, rising from the pair with fast turns to the one with slow."""
+    pairs = config.head_size // 2
+    first, last = (
+        pairs * math.log(config.rotary_original_length / (turns * 2 * math.pi)) / math.log(config.rotary_base)
+        for turns in (config.rotary_fast, config.rotary_slow)
+    )
+    low, high = max(math.floor(first), 0), min(math.ceil(last), config.head_size - 1)
+    ramp: Floats = np.clip((np.arange(pairs) - low) / ((high - low) or 0.001), 0, 1)
+    return ramp
+
+
+def facts(config: LlamaConfig) -> Facts:
+    """What is true of a model of this config."""
+    return Facts(
+        task="causal",
+        width=config.d_model,
+        target=Tokens(
+            size=config.vocab_size,
+            longest=config.max_length,
+            pad=config.pad_id,
+            ends=config.eos_ids,
+            before=(config.bos_id,) if config.add_bos else (),
+        ),
+        state=key_values(config.decoder_layers, "row", config.key_heads, config.head_size),
+        has_plain_logits=True,
+    )
+
+
+class Llama(Model):
+    """The whole model."""
+
+    config: LlamaConfig
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config, facts(config))
+        turns, scale = frequencies(config)
+        rotary = Rotary(turns, config.max_length, cast(Pairing, config.rotary_pairing), scale)
+        factor = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.target_embedding = Embedding(config.vocab_size, config.d_model, scale=factor)
+        self.decoder = nn.ModuleList(self._layer(rotary) for _ in range(config.decoder_layers))
+        self.decoder_norm = self._norm(config.d_model)
+        self.projection = Linear(config.d_model, config.vocab_size, bias=False, tag="projection")
+        if config.tied:
+            self.projection.weight = self.target_embedding.tokens.weight
+        self.initialise()
+
+    def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+        """See `Model.decoder_states`."""
+        x = self.target_embedding(ids, ops)
+        for number, layer in enumerate(self.decoder):
+            x = layer(x, ops, number)
+        return cast(Tensor, self.decoder_norm(x))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See `Model.logits`."""
+        return cast(Tensor, self.projection(states))
+
+    def _layer(self, rotary: Rotary) -> Layer:
+        config = self.config
+        attention = Attention(
+            config.d_model,
+            DotProduct(config.heads, config.key_heads, config.head_size**-0.5),
+            config.head_size,
+            bias=config.attention_bias,
+            output_bias=config.output_bias,
+            rotary=rotary,
+            query_norm=self._norm(config.head_size) if config.head_norm else None,
+            key_norm=self._norm(config.head_size) if config.head_norm else None,
+        )
+        bias, inner = config.feed_forward_bias, config.feed_forward
+        feed_forward = GatedFeedForward(config.d_model, inner, config.activation, bias=bias)
+        return Layer(attention, feed_forward, lambda: Residual(self._norm(config.d_model), first=True))
+
+    def _norm(self, width: int) -> RMSNorm:
+        return RMSNorm(width, self.config.norm_epsilon)
+
+
+def hugging_face(config: LlamaConfig) -> dict[str, Any]:
+    """As the model that Optimum and transformers.js know: a Qwen 3 where heads are normalised, else a Llama."""
+    kind, name = ("qwen3", "Qwen3ForCausalLM") if config.head_norm else ("llama", "LlamaForCausalLM")
+    return {
+        "model_type": kind,
+        "architectures": [name],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.feed_forward,
+        "num_hidden_layers": config.decoder_layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.key_heads,
+        "head_dim": config.head_size,
+        "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.activation, config.activation),
+        "max_position_embeddings": config.max_length,
+        "rms_norm_eps": config.norm_epsilon,
+        "rope_theta": config.rotary_base,
+        "tie_word_embeddings": config.tied,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.feed_forward_bias,
+    }
+
+
+def draw(rng: np.random.Generator) -> LlamaConfig:
+    """A small config of any variant."""
+    values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in LlamaConfig.choices().items()}
+    for name in (
+        "attention_bias",
+        "output_bias",
+        "feed_forward_bias",
+        "head_norm",
+        "tied",
+        "scale_embedding",
+        "add_bos",
+    ):
+        values[name] = bool(rng.integers(2))
+    key_heads, head_size = int(rng.choice([1, 2])), int(rng.choice([16, 32]))
+    longest, kind = int(rng.integers(8, 40)), values["rotary_scaling"]
+    if kind in SCALED:
+        values["rotary_factor"] = float(rng.choice([2.0, 8.0]))
+    if kind in WITH_ORIGINAL:
+        values["rotary_original_length"] = longest if kind == "dynamic" else max(4, longest // 2)
+    if kind == "longrope":
+        values["rotary_divisors"] = tuple(float(each) for each in rng.uniform(1, 4, head_size // 2))
+    return LlamaConfig(
+        **values,
+        vocab_size=int(rng.integers(8, 60)),
+        d_model=int(rng.choice([16, 24, 32])),
+        heads=key_heads * int(rng.choice([1, 2, 3])),
+        key_heads=key_heads,
+        head_size=head_size,
+        decoder_layers=int(rng.integers(1, 4)),
+        feed_forward=int(rng.integers(8, 40)),
+        max_length=longest,
+    )
+
+
+# `llama-tiny` is for tests and first tries; `llama-125m` has about as many parameters as the smallest GPT-2, in the
+# proportions of this family.
+PRESETS = {
+    "llama-tiny": LlamaConfig(
+        vocab_size=64, d_model=64, heads=4, key_heads=2, decoder_layers=2, feed_forward=128, max_length=64
+    ),
+    "llama-125m": LlamaConfig(
+        vocab_size=32000,
+        d_model=768,
+        heads=12,
+        key_heads=4,
+        decoder_layers=14,
+        feed_forward=2560,
+        max_length=2048,
+        tied=True,
+    ),
+}
+ARCHITECTURE = Architecture(config=LlamaConfig, build=Llama, presets=PRESETS, hugging_face=hugging_face, draw=draw)
