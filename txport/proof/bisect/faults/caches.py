@@ -20,16 +20,17 @@ def swapped_ports(evidence: Evidence) -> Cause | None:
     for name, array in call.expected.items():
         if name != own and array.shape == evidence.seen.shape and evidence.explains(array):
             return Cause("cache", f"it holds what belongs in {name}")
-    for name, hypothesis in _continued(own, call.inputs, call.expected):
+    for name, hypothesis in _continued(own, call.becomes.get(own), call.inputs, call.expected):
         if hypothesis.shape == evidence.seen.shape and evidence.explains(hypothesis):
             return Cause("cache", name)
     return None
 
 
-def _continued(own: str, inputs: Mapping[str, Array], expected: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+def _continued(
+    own: str, past: str | None, inputs: Mapping[str, Array], expected: Mapping[str, Array]
+) -> Iterator[tuple[str, Array]]:
     """What a cache would be if it went on from another's past, or got another's new places."""
-    past = own.replace("present", "past_key_values" if own in expected and own.count(".") == 3 else "past")
-    if past not in inputs:
+    if past is None or past not in inputs:
         return
     right, before = expected[own], inputs[past]
     new = _new_places(right, before)
