@@ -74,8 +74,11 @@ class Evidence:
 
     @cached_property
     def reads(self) -> dict[Tap, Array]:
-        """PyTorch's values at the taps that the span reads, each once."""
-        truths = self.finding.observation.truths
+        """PyTorch's values at the taps that the span reads, each once; of a span without nodes, that before it."""
+        truths, own = self.finding.observation.truths, self.finding.tap
+        before = [tap for tap in truths if own.side == IN and tap.side == OUT and tap.value == own.value]
+        if before:
+            return {before[0]: truths[before[0]]}
         by_value = {tap.value: tap for tap in reversed(list(truths)) if tap.value in self.span.reads}
         return {tap: truths[tap] for tap in by_value.values()}
 
@@ -124,9 +127,17 @@ class Evidence:
         """Whether what a fault model gives is what was seen."""
         if hypothesis.size != self.seen.size:
             return False
-        left = np.abs(hypothesis.reshape(self.seen.shape) - self.seen).max(initial=0.0)
         error = np.abs(self.expected - self.seen).max(initial=0.0)
-        return bool(left <= max(EXPLAINED * error, min(self.finding.worst.allowed, error / 4)))
+        return bool(self.left(hypothesis) <= max(EXPLAINED * error, min(self.finding.worst.allowed, error / 4)))
+
+    def left(self, hypothesis: Array) -> float:
+        """The largest difference between what a fault model gives and what was seen."""
+        return float(np.abs(hypothesis.reshape(self.seen.shape) - self.seen).max(initial=0.0))
+
+    def best(self, hypotheses: Mapping[str, Array]) -> str | None:
+        """The hypothesis that explains what was seen, in words; of several that are much alike, the nearest."""
+        found = [what for what, hypothesis in hypotheses.items() if self.explains(hypothesis)]
+        return min(found, key=lambda what: self.left(hypotheses[what]), default=None)
 
 
 def last_map(part: nn.Module) -> nn.Module | None:

@@ -17,7 +17,7 @@ from txport.models.facts import StateTensor
 from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, GatedFeedForward, Residual
 from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND, Cause, Evidence, last_map
 from txport.proof.bisect.faults.attention import other_cache, other_heads, other_mask, other_scale
-from txport.proof.bisect.faults.caches import swapped_ports
+from txport.proof.bisect.faults.caches import other_cached_heads, swapped_ports
 from txport.proof.bisect.faults.common import (
     inner_weight,
     multiple,
@@ -105,7 +105,7 @@ KINDS: Mapping[type, Kind] = {
     FeedForward: _feed_forward,
     GatedFeedForward: _feed_forward,
     Residual: Kind(_sum, (not_finite, summands)),
-    StateTensor: Kind(_cache, (not_finite, swapped_ports, other_cached_turn, multiple)),
+    StateTensor: Kind(_cache, (not_finite, swapped_ports, other_cached_turn, other_cached_heads, multiple)),
     INPUT_KIND: Kind(_input, (not_finite, other_output, multiple)),
     PORT_KIND: Kind(_itself, (not_finite, other_output, multiple)),
 }
@@ -122,7 +122,8 @@ def kind_of(evidence: Evidence) -> Kind:
 
 def place_of(evidence: Evidence) -> str:
     """Where a tap errs, in words."""
-    return kind_of(evidence).words(evidence)
+    again = f" (call {evidence.finding.tap.nth + 1})" if evidence.finding.tap.nth else ""
+    return kind_of(evidence).words(evidence) + again
 
 
 def cause_of(evidence: Evidence) -> Cause:

@@ -20,7 +20,7 @@ from txport.bundles.forms import Stored
 from txport.bundles.ports import CROSS_ATTENTION, IDS, Graph
 from txport.errors import ParityError
 from txport.models.facts import StateTensor
-from txport.models.parts import NORM_TYPES, RMSNorm, UnbiasedNorm
+from txport.models.parts import NORM_TYPES
 from txport.proof.bisect.calls import WATCHED, Record, calls_of
 
 Array = NDArray[Any]
@@ -168,7 +168,7 @@ def _kinds_at(node: ir.Node, place: int) -> tuple[type[nn.Module], ...]:
         return (nn.Linear,)
     if node.op_type in NORMS and place == 1:
         return NORM_TYPES
-    return (RMSNorm, UnbiasedNorm) if node.op_type == "Mul" else ()
+    return NORM_TYPES if node.op_type == "Mul" else ()
 
 
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
@@ -186,7 +186,7 @@ def _taps_of(node: ir.Node, part: nn.Module, modules: tuple[str, ...], nth: int,
         return
     read: ir.Value | None
     if node.op_type == "Mul":
-        read, end = _start_of_norm(node, part), _with_bias(node)
+        read, end = _start_of_norm(node), _with_bias(node)
         readers = _readers_within(read, end)
     else:
         sources = [node] if node.op_type in NORMS else _quantizers(node)
@@ -198,23 +198,26 @@ def _taps_of(node: ir.Node, part: nn.Module, modules: tuple[str, ...], nth: int,
     yield Tap(modules, OUT, str(end.name), quantized=quantized, nth=nth)
 
 
-def _start_of_norm(node: ir.Node, part: nn.Module) -> ir.Value:
+def _start_of_norm(node: ir.Node) -> ir.Value:
     """What a norm of plain nodes reads: before its product with the weight it is divided, and perhaps centred."""
     value = node.inputs[0]
-    for operator in ("Div", "Sub") if isinstance(part, UnbiasedNorm) else ("Div",):
-        value = _without_cast(value)
+    divided = _before(value, "Div")
+    if divided is not None:
+        centred = _before(value := divided.inputs[0], "Sub")
+        if centred is not None and _before(centred.inputs[1], "ReduceMean") is not None:
+            value = centred.inputs[0]
         before = None if value is None else value.producer()
-        if before is None or before.op_type != operator:
-            raise ParityError(f"no part covers {node.op_type} {node.name!r}: a norm has a {operator} before it")
-        value = before.inputs[0]
-    found = _without_cast(value)
-    assert found is not None
-    return found
+        value = before.inputs[0] if before is not None and before.op_type == "Cast" else value
+    assert value is not None
+    return value
 
 
-def _without_cast(value: ir.Value | None) -> ir.Value | None:
-    before = None if value is None else value.producer()
-    return before.inputs[0] if before is not None and before.op_type == "Cast" else value
+def _before(value: ir.Value | None, operator: str) -> ir.Node | None:
+    """The node that gives a value, if it is this operator; a change of type between them does not count."""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Cast" and operator != "Cast":
+        return _before(node.inputs[0], operator)
+    return node if node is not None and node.op_type == operator else None
 
 
 def _readers_within(start: ir.Value, end: ir.Value) -> tuple[tuple[str, int], ...]:
@@ -232,17 +235,17 @@ def _readers_within(start: ir.Value, end: ir.Value) -> tuple[tuple[str, int], ..
 
 def _quantizers(node: ir.Node) -> list[ir.Node]:
     """The nodes that read what a product's input is before it is brought into 8 bits, or the product itself."""
-    before = _before(node) if node.op_type == "QGemm" else None
+    before = _producer(node) if node.op_type == "QGemm" else None
     if before is None or before.op_type != "QuantizeLinear":
         return [before or node]
-    divided = _before(before)  # each row by its largest value, which is found in the same input
-    largest = divided and _before(divided, 1)
-    top = largest and _before(largest)
-    size = top and _before(top)
+    divided = _producer(before)  # each row by its largest value, which is found in the same input
+    largest = divided and _producer(divided, 1)
+    top = largest and _producer(largest)
+    size = top and _producer(top)
     return [each for each in (divided, size) if each is not None]
 
 
-def _before(node: ir.Node, place: int = 0) -> ir.Node | None:
+def _producer(node: ir.Node, place: int = 0) -> ir.Node | None:
     value = node.inputs[place]
     return None if value is None else value.producer()
 

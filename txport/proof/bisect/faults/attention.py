@@ -22,6 +22,7 @@ from txport.proof.bisect.faults.common import fitted
 Array = NDArray[Any]
 
 MASKED = -1e30
+INTERLEAVED = "the numbers of heads are interleaved, they lie side by side"
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def other_heads(evidence: Evidence) -> Cause | None:
         other = given.replace(**{name: interleaved(getattr(given, name)) for name in names})
         mixed = unflatten(torch.from_numpy(attend(other)), -1, (heads, -1)).transpose(-1, -2).flatten(-2)
         if any(evidence.explains(each) for each in (attend(other), mixed.numpy())):
-            return Cause("heads", "the numbers of heads are interleaved, they lie side by side")
+            return Cause("heads", INTERLEAVED)
     return None
 
 
@@ -163,6 +164,23 @@ def interleaved(heads: Tensor) -> Tensor:
     """(B, N, T, H), of which each head takes every Nth of the numbers -> (B, N, T, H)."""
     numbers = heads.transpose(1, 2)  # (B, T, N, H)
     return unflatten(numbers.flatten(2), 2, (numbers.shape[3], numbers.shape[2])).permute(0, 3, 1, 2)
+
+
+def replaced(array: Tensor, old: Tensor, new: Tensor) -> Tensor | None:
+    """Heads (B, G, S, H) with others in the places of the tokens `old` (B, G, T, H); None where one is not there.
+
+    The array may have been rounded to fp32.
+    """
+    if array.dim() != 4 or old.shape[:2] != array.shape[:2] or old.shape[3] != array.shape[3]:
+        return None
+    exact = array.float()[:, :, None] == old.float()[:, :, :, None]  # (B, G, T, S, H)
+    same = exact.all(-1).all(1)  # (B, T, S)
+    if not same.any(-1).all():
+        return None
+    found = array.clone()
+    rows = torch.arange(len(array))[:, None]
+    found[rows, :, same.int().argmax(-1)] = new.to(array.dtype).transpose(1, 2)
+    return found
 
 
 def other_scale(evidence: Evidence) -> Cause | None:

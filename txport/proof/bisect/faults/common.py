@@ -149,7 +149,7 @@ def other_output(evidence: Evidence) -> Cause | None:
         own = min(near, key=near.__getitem__)
         if near[own] > evidence.finding.worst.allowed:
             continue
-        other = next((name for name, each in found.items() if name != own and evidence.explains(each)), None)
-        if other:
+        other = evidence.best({name: each for name, each in found.items() if name != own})
+        if other is not None:
             return Cause("activation", f"{other} in place of {own}")
     return None

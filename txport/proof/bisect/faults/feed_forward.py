@@ -56,10 +56,8 @@ def other_activation(evidence: Evidence) -> Cause | None:
     kinds = {name: before_last(part, x, activation=name) for name in ACTIVATIONS}
     plain = before_activation(part, x)
     kinds["no activation"] = (plain * part.inner(x) if isinstance(part, GatedFeedForward) else plain).numpy()
-    for name, found in kinds.items():
-        if evidence.explains(found):
-            return Cause("activation", f"{name} in place of {part.activation}")
-    return None
+    name = evidence.best(kinds)
+    return None if name is None else Cause("activation", f"{name} in place of {part.activation}")
 
 
 @torch.inference_mode()

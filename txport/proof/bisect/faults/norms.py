@@ -56,8 +56,10 @@ def other_norm(evidence: Evidence) -> Cause | None:
     own = next(name for kind, name in OWN.items() if isinstance(norm, kind))
     for name, normalise in NORMALISE.items():
         found = normalise(x, norm.eps) * weight
-        if name != own and evidence.explains((found if bias is None else found + bias).numpy()):
-            return Cause("norm", f"{name} in place of {own}")
+        ways = {"": found if bias is None else found + bias, ", without its bias": found}
+        for how, hypothesis in ways.items():
+            if name != own and evidence.explains(hypothesis.numpy()):
+                return Cause("norm", f"{name} in place of {own}{how}")
     return None
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from txport.models.parts import Attention, DotProduct, RelativeBias, RelativeVectors, Rotary, bucket_table
 from txport.proof.bisect.calls import PartCall, altered
 from txport.proof.bisect.evidence import Cause, Evidence
-from txport.proof.bisect.faults.attention import Attended, attend, interleaved, read_by
+from txport.proof.bisect.faults.attention import Attended, attend, attended, read_by, replaced
 
 Array = NDArray[Any]
 Turn = Callable[[Tensor, Tensor], Tensor]
@@ -77,19 +77,17 @@ def other_turn(evidence: Evidence) -> Cause | None:
 
 
 def other_cached_turn(evidence: Evidence) -> Cause | None:
-    """Keys that are turned otherwise before they are cached, or heads of which each has others' numbers."""
+    """Keys that are turned otherwise before they are cached."""
     expected = torch.from_numpy(evidence.expected)
     record = evidence.finding.observation.record
     for call in (each for calls in record.values() for each in calls if isinstance(each.part, Attention)):
         found = _turned_in(call)
         if found is None or replaced(expected, (key := found[1][1]).result, key.result) is None:
             continue
-        ways = [(f"keys are {words}", "position", _again(key, turn)) for words, turn in turns(found[0])]
-        ways.append(("the numbers of heads are interleaved, they lie side by side", "heads", interleaved(key.result)))
-        for what, kind, other in ways:
-            hypothesis = replaced(expected, key.result, other)
+        for words, turn in turns(found[0]):
+            hypothesis = replaced(expected, key.result, _again(key, turn))
             if hypothesis is not None and evidence.explains(hypothesis.numpy()):
-                return Cause(kind, what)
+                return Cause("position", f"keys are {words}")
     return None
 
 
@@ -99,8 +97,9 @@ def _turned_in(call: PartCall) -> tuple[Rotary, tuple[PartCall, PartCall]] | Non
     calls = [] if rotary is None else call.inner_calls(rotary)
     if rotary is None or len(calls) < 2:
         return None
-    query, key = sorted(calls[:2], key=lambda each: call.part.core.heads != each.result.shape[1])  # type: ignore[union-attr]
-    return rotary, (query, key) if query is not key else (calls[0], calls[1])
+    first, second = calls[:2]
+    is_query = torch.equal(first.result, attended(call).query)
+    return rotary, (first, second) if is_query else (second, first)
 
 
 @torch.inference_mode()
@@ -109,23 +108,6 @@ def _again(call: PartCall, turn: Turn) -> Tensor:
     assert x is not None
     assert places is not None
     return turn(x, places)
-
-
-def replaced(array: Tensor, old: Tensor, new: Tensor) -> Tensor | None:
-    """Heads (B, G, S, H) with others in the places of the tokens `old` (B, G, T, H); None where one is not there.
-
-    The array may have been rounded to fp32.
-    """
-    if array.dim() != 4 or old.shape[:2] != array.shape[:2] or old.shape[3] != array.shape[3]:
-        return None
-    exact = array.float()[:, :, None] == old.float()[:, :, :, None]  # (B, G, T, S, H)
-    same = exact.all(-1).all(1)  # (B, T, S)
-    if not same.any(-1).all():
-        return None
-    found = array.clone()
-    rows = torch.arange(len(array))[:, None]
-    found[rows, :, same.int().argmax(-1)] = new.to(array.dtype).transpose(1, 2)
-    return found
 
 
 def other_distances(evidence: Evidence) -> Cause | None:
