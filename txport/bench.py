@@ -29,8 +29,8 @@ from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import TextError, TxportError, UnavailableError, UnsupportedError, brief
 from txport.models.names import digest, label
 from txport.release import Progress, load_checkpoint, silent
-from txport.rounds import ENCODER_UNITS, WORK, require_protocol
 from txport.rounds import UNITS as UNITS
+from txport.rounds import WORK, require_protocol
 from txport.rounds import Protocol as Protocol
 from txport.rounds import draw_source as draw_source
 from txport.runtimes.base import Ints, Runtime
@@ -43,8 +43,8 @@ BANDWIDTH = {
     "read bandwidth": "GB/s",  # of the machine, over as many bytes as a step reads, measured in the same rounds
     "bandwidth reached": "%",  # by a step: its weights' bytes over its time
 }
-MORE_IS_BETTER = ("texts", "tokens")
-PHASES = {**UNITS, **ENCODER_UNITS}
+RATES = ("texts", "tokens", "prompt tokens", "new tokens")
+PHASES = ("load", "encode", "prefill", "first token", "further token", *RATES, "peak memory")  # in the order shown
 
 
 def run(
@@ -198,7 +198,7 @@ def _load(name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol)
 def _figures(rounds: list[dict[str, float]], end: dict[str, float]) -> dict[str, dict[str, float]]:
     figures = {}
     known = {phase for phase, value in end.items() if not isinstance(value, float) or not math.isnan(value)}
-    for phase in [phase for phase in {**PHASES, **BANDWIDTH} if phase in rounds[0] or phase in known]:
+    for phase in [phase for phase in (*PHASES, *BANDWIDTH) if phase in rounds[0] or phase in known]:
         values = [each[phase] for each in rounds] if phase in rounds[0] else [end[phase]]
         figures[phase] = quartiles(values)
     return figures
@@ -250,4 +250,4 @@ def _cost(report: dict[str, Any], name: str, phase: str) -> float:
     cost: float = figures[name][phase]["median"] / (figures[first][phase]["median"] if len(figures) > 1 else 1)
     if not 0 < cost < math.inf:
         raise ValueError(f"{phase} of {name} is {cost}, expected more than nothing")
-    return 1 / cost if phase in MORE_IS_BETTER else cost
+    return 1 / cost if phase in RATES else cost

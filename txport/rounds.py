@@ -68,10 +68,19 @@ def generate(runtime: Runtime, source: Ints, facts: Facts, protocol: Protocol) -
             state, tokens = runtime.select(state, turned), tokens[turned]
         taken.append(tokens)
     clock.append(time.perf_counter())
-    encode, first, further = 1e3 * np.diff(clock)
-    times = {"encode": encode, "first token": first, "further token": further / (protocol.tokens - 1)}
-    times["tokens"] = len(source) * protocol.tokens / (clock[-1] - clock[0])
-    return {phase: float(value) for phase, value in times.items()}, np.stack(taken)
+    times = times_of(protocol, *np.diff(clock), is_causal=facts.task == "causal")
+    return times, np.stack(taken)
+
+
+def times_of(protocol: Protocol, before: float, first: float, further: float, *, is_causal: bool) -> dict[str, float]:
+    """The figures of one round, of the seconds that its three phases took."""
+    steps = {"first token": 1e3 * first, "further token": 1e3 * further / (protocol.tokens - 1)}
+    if not is_causal:
+        every = protocol.batch * protocol.tokens / (before + first + further)
+        return {"encode": 1e3 * before, **steps, "tokens": every}
+    prompts, added = protocol.batch * protocol.source, protocol.batch * (protocol.tokens - 1)
+    rates = {"prompt tokens": prompts / (before + first), "new tokens": added / further}
+    return {"prefill": 1e3 * before, **steps, **rates}
 
 
 def encode(runtime: Runtime, source: Ints, facts: Facts, protocol: Protocol) -> tuple[dict[str, float], Ints]:
@@ -100,6 +109,15 @@ UNITS = {
     "tokens": "1/s",  # target tokens of all rows over the whole time, encode included
     "peak memory": "MB",  # of the process
 }
+CAUSAL_UNITS = {
+    "load": "ms",
+    "prefill": "ms",  # all but the last token of each prompt
+    "first token": "ms",  # the step that reads the last one
+    "further token": "ms",
+    "prompt tokens": "1/s",  # of all rows, until the first new token is known
+    "new tokens": "1/s",  # of all rows, from the second on
+    "peak memory": "MB",
+}
 ENCODER_UNITS = {
     "load": "ms",
     "encode": "ms",  # all texts, all outputs
@@ -107,10 +125,9 @@ ENCODER_UNITS = {
     "tokens": "1/s",  # of all texts
     "peak memory": "MB",
 }
-GENERATION = Work(generate, UNITS)
 WORK: dict[Task, Work] = {
-    "seq2seq": GENERATION,
-    "causal": GENERATION,
+    "seq2seq": Work(generate, UNITS),
+    "causal": Work(generate, CAUSAL_UNITS),
     "encode": Work(encode, ENCODER_UNITS, ("beams", "tokens")),
 }
 
@@ -125,6 +142,8 @@ def require_protocol(facts: Facts, protocol: Protocol) -> None:
         if protocol.source > longest:
             raise UnsupportedError(f"source must not exceed the model's longest sequence, {longest}")
         return
+    if facts.task == "causal" and protocol.source + protocol.tokens > longest:
+        raise UnsupportedError(f"source and tokens together must not exceed the model's longest sequence, {longest}")
     if max(protocol.source, protocol.tokens) > longest:
         raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {longest}")
     if protocol.beams > (words := facts.writes.size):

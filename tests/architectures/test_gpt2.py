@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
 import txport
+from tests import transformers_js
 from tests.architectures.gpt2_weights import (
     END,
     HEADS,
@@ -24,12 +30,16 @@ from tests.architectures.gpt2_weights import (
     renamed,
     weights,
 )
+from tests.tiny import edit_graph
+from txport import bench, release
+from txport.bundles.bundle import load_bundle
 from txport.bundles.manifest import OFFERED
-from txport.errors import ConfigError
+from txport.errors import ConfigError, UnsupportedError
 from txport.models import architecture
 from txport.models.architectures.gpt2 import GPT2, PRESETS, GPT2Config
 from txport.models.checkpoint import save_checkpoint
 
+PEERS = Path(__file__).parent.parent.parent / ".venv-peers" / "bin" / "python"
 KINDS = {"tied": True, "untied": False}
 PLANS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
 
@@ -141,3 +151,56 @@ def test_published_sizes() -> None:
 def test_configs_that_no_model_can_have(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of(**changes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_js_finds_the_same(folder: Path, kind: str) -> None:
+    wanted = [row[0][:12] for row in expected()[kind]["tokens"]["greedy"]]
+    assert transformers_js.proceed(folder / f"{kind}-portable", PROMPTS, 12) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("search", ["short", "beams"])
+def test_optimum_finds_the_same_in_a_batch(folder: Path, kind: str, search: str) -> None:
+    """Its environment is that of `make bench-peers`; padding stands behind an end."""
+    if not PEERS.is_file():
+        pytest.skip("needs Optimum: `make bench-peers` installs it")
+    theirs = {"max_new_tokens": "max_new_tokens", "beams": "num_beams", "nbest": "num_return_sequences"}
+    options = {theirs[name]: value for name, value in SEARCHES[search].items()}
+    given = json.dumps({"prompts": PROMPTS, "pad": PAD, "options": options})
+    command = [str(PEERS), str(Path(__file__).with_name("optimum_causal.py")), str(folder / f"{kind}-portable")]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    wanted = [tokens for row in expected()[kind]["tokens"][search] for tokens in row]
+    for row, tokens in zip(json.loads(done.stdout), wanted, strict=True):
+        assert row == [*tokens, *[PAD] * (len(row) - len(tokens))]
+
+
+def weaken(name: str) -> Callable[[onnx.ModelProto], None]:
+    """A change of one weight that hurts."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        (tensor,) = (each for each in model.graph.initializer if each.name == name)
+        values = onnx.numpy_helper.to_array(tensor).copy()
+        values *= 1.1
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, name))
+
+    return edit
+
+
+def test_the_culprit_of_a_planted_fault_is_named(folder: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(folder / "tied-portable", tmp_path / "broken")
+    bundle = edit_graph(broken, "decoder", weaken("decoder.1.feed_forward.outer.weight"))
+    assert not release.parity(bundle, folder / "tied", {"ort": "cpu"}).passed
+    culprit = release.bisect(bundle, folder / "tied")
+    assert culprit is not None
+    assert "decoder.1.feed_forward.outer" in str(culprit)
+
+
+def test_bench_tells_of_prompts_and_of_new_tokens(folder: Path) -> None:
+    bundle = load_bundle(folder / "tied-cpu")
+    found = bench.run(bundle, None, ["ort"], bench.Protocol(batch=2, source=9, tokens=4, rounds=3, threads=1))
+    assert {"prefill", "prompt tokens", "new tokens"} <= found["units"].keys()
+    assert list(found["runtimes"]["ort"])[:5] == ["load", "prefill", "first token", "further token", "prompt tokens"]
+    with pytest.raises(UnsupportedError, match=r"source and tokens together must not exceed .*, 32"):
+        bench.run(bundle, None, ["ort"], bench.Protocol(source=20, tokens=16, rounds=3))

@@ -111,6 +111,19 @@ def test_a_choice_by_a_length_is_refused() -> None:
             trace(module, graph(OUTPUTS[2]), 18)
 
 
+def test_single_places_and_new_dims_are_picked() -> None:
+    class Picking(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            return x[:, 0], x[None, :, 1, None], x[:, -1, 2:]
+
+    dims = (("batch", 6), (1, "batch", 1, 6), ("batch", 4))
+    ports = (Port(name, "float32", each) for name, each in zip("abc", dims, strict=True))
+    x, y = np.random.default_rng(0).standard_normal((2, 3, 6)).astype(np.float32), np.ones((2, 2, 6), np.float32)
+    found = run(trace(Picking(), graph(*ports), 18), x=x, y=y)
+    for wanted, each in zip((x[:, 0], x[None, :, 1, None], x[:, -1, 2:]), found, strict=True):
+        np.testing.assert_array_equal(each, wanted)
+
+
 def test_an_output_that_is_an_input_or_another_output_has_a_name_of_its_own() -> None:
     class Same(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:

@@ -17,10 +17,25 @@ INSTALLED = HERE / "node_modules" / "@huggingface" / "transformers"
 
 def generate(bundle: Path, task: str, texts: Sequence[str]) -> Any:
     """The output of each text, by the pipeline of a task, or by two tokenizers for the task "pair"."""
+    return _run("generate.mjs", [str(bundle), task], texts)
+
+
+def proceed(bundle: Path, prompts: Sequence[Sequence[int]], count: int) -> Any:
+    """Up to so many token ids that follow each prompt of a causal model, by greedy search."""
+    return _run("continue.mjs", [str(bundle), str(count)], prompts)
+
+
+def encode(bundle: Path, kind: str, ids: Sequence[Sequence[int]], mask: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The outputs of a model that only encodes, by its class there: `{"dims": ..., "data": ...}` by name."""
+    found: dict[str, Any] = _run("encode.mjs", [str(bundle), kind], {"ids": ids, "mask": mask})
+    return found
+
+
+def _run(script: str, arguments: list[str], given: Any) -> Any:
     node = shutil.which("node")
     if node is None or not INSTALLED.is_dir():
         pytest.skip("needs Node.js and transformers.js: `make test` installs it where there is npm")
-    command = [node, str(HERE / "generate.mjs"), str(bundle), task]
-    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=False)
+    command = [node, str(HERE / script), *arguments]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

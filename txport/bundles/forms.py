@@ -68,8 +68,8 @@ def blocks_of(bits: int, block: int) -> Form:
 class Stored:
     """What an initializer of the graphs is: the checkpoint's weights in it, and how their numbers are held.
 
-    `weights` are the checkpoint's names, in the order of their rows; several are packed along the first axis, alike in
-    size. `form` is None where the precision has no choice: biases, and all weights of a bundle in fp32. `scales` and
+    `weights` are the checkpoint's names, in the order of their rows; several are packed along the first axis, of `sizes`
+    rows where these are not alike. `form` is None where the precision has no choice: biases, and all weights of a bundle in fp32. `scales` and
     `lookup_scales` name the initializers with the scales, (out,) or (out, blocks) of a product and (out, blocks, 1) of
     a lookup. A graph that only looks tokens up may have no `scales`, and only blocks have `lookup_scales`.
     """
@@ -78,6 +78,7 @@ class Stored:
     form: Form | None = None
     scales: str | None = None
     lookup_scales: str | None = None
+    sizes: tuple[int, ...] | None = None
 
     @property
     def is_quantised(self) -> bool:
@@ -87,7 +88,8 @@ class Stored:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without what is None."""
         form = self.form and self.form.to_dict()
-        values = {**vars(self), "weights": list(self.weights), "form": form}
+        sizes = None if self.sizes is None else list(self.sizes)
+        values = {**vars(self), "weights": list(self.weights), "form": form, "sizes": sizes}
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
@@ -95,15 +97,23 @@ class Stored:
         """Of JSON values; `TypeError` or `ValueError` for what no initializer can be."""
         _check_keys("a stored weight", values, {each.name for each in dataclasses.fields(cls)}, {"weights"})
         weights, form = values["weights"], values.get("form")
-        scales, lookup = values.get("scales"), values.get("lookup_scales")
+        scales, lookup, sizes = (values.get(name) for name in ("scales", "lookup_scales", "sizes"))
         if not isinstance(weights, list) or not weights or not all(isinstance(each, str) for each in weights):
             raise TypeError(f"weights of an initializer must be a list of names, got {quoted(weights)}")
         if not all(isinstance(each, str | None) for each in (scales, lookup)):
             raise TypeError(f"scales must be names, got {quoted(scales)} and {quoted(lookup)}")
-        stored = cls(tuple(weights), None if form is None else Form.from_dict(form), scales, lookup)
+        if sizes is not None and not _are_sizes(sizes, len(weights)):
+            raise ValueError(f"sizes must be a positive whole number for each weight, got {quoted(sizes)}")
+        rows = None if sizes is None else tuple(sizes)
+        stored = cls(tuple(weights), None if form is None else Form.from_dict(form), scales, lookup, rows)
         if stored.is_quantised != (scales is not None) or (lookup is not None and not _in_blocks(stored.form)):
             raise ValueError(f"{quoted(weights)} must have the scales that the form wants, got {quoted(values)}")
         return stored
+
+
+def _are_sizes(values: Any, count: int) -> bool:
+    """Whether JSON values are so many positive whole numbers."""
+    return isinstance(values, list) and len(values) == count and all(type(n) is int and n > 0 for n in values)
 
 
 def _in_blocks(form: Form | None) -> bool:

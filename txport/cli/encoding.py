@@ -78,6 +78,8 @@ def _is_array(output: Path | None) -> bool:
 
 def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str) -> None:
     """One array of all vectors (N, D)."""
+    import numpy as np
+
     if pooling == "none":
         raise UnsupportedError(f"an {ARRAY} file holds one vector a text; --pooling none gives one a token")
     import numpy as np

@@ -201,8 +201,8 @@ def run(
 ) -> None:
     """Run BUNDLE on TEXT, on files, or on the lines of standard input.
 
-    A causal model continues each text, and the output is what it adds.
-    A model that only encodes prints labels, tokens for each mask, or vectors, as lists or in an array (--output X.npy).
+    A causal model continues each text, and the output is what it adds. A model that only encodes prints labels, tokens
+    for each mask, or vectors, as lists or in an array (--output X.npy).
     With --unknown skip, a text that is empty or has no character of the vocabulary gets an empty output.
     """
     from txport import api
@@ -221,14 +221,14 @@ def run(
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     model = api.load(bundle, **where, checkpoint=checkpoint, progress=progress)
+    if as_ids:
+        model.tokenizer = NumberTokenizer(model.facts, exact=True)
     shown = {name: options.pop(name) for name in encoding.FLAGS}
     encoding.require_fit(model.facts, output, (flag for name, flag in ONLY_GENERATING.items() if is_given(name)))
     if model.facts.ability:
         how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown")}
         encoding.run(model, *textio.open_texts(text, inputs), output, as_json, shown, how)
         return
-    if as_ids:
-        model.tokenizer = NumberTokenizer(model.facts, exact=True)
     options.update(_token_ids(model.tokenizer, options))
     source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
     with textio.open_output(output) as stream, _in_flags():

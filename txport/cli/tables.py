@@ -130,9 +130,9 @@ def _bench_row(result: dict[str, Any], phase: str, names: list[str]) -> tuple[li
 
 
 def _gain(phase: str, base: float, other: float) -> float:
-    from txport.bench import MORE_IS_BETTER
+    from txport.bench import RATES
 
-    return other / base if phase in MORE_IS_BETTER else base / other
+    return other / base if phase in RATES else base / other
 
 
 def _figure(figure: dict[str, float]) -> str:

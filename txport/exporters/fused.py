@@ -28,7 +28,7 @@ from txport.models.ops import State, additive, padding_mask
 from txport.models.parts import Attention, DotProduct, Linear
 
 MICROSOFT = "com.microsoft"
-HEAD_SIZE_STEP = 8  # GroupQueryAttention takes head sizes that are multiples of it
+HEAD_SIZE_STEP, ROTARY_STEP = 8, 16  # GroupQueryAttention takes head sizes that are multiples of it; if it turns them
 MASKED = -3e38  # MultiHeadAttention's own -10000 would let padding through where scores are large
 MULTI_HEAD, GROUPED, PLAIN = "MultiHeadAttention", "GroupQueryAttention", "plain attention"
 PACKED = "packs of linear maps"
@@ -37,8 +37,10 @@ PACKED = "packs of linear maps"
 def require_fusable(model: Model) -> None:
     """Raise `UnsupportedError` for a model that the fused operators can't compute."""
     for part in (each for each in model.modules() if isinstance(each, Attention)):
-        if part.core.has_operator and part.head_size % HEAD_SIZE_STEP:
-            need = f"a head size that is a multiple of {HEAD_SIZE_STEP}, this model's is {part.head_size}"
+        step = HEAD_SIZE_STEP if part.rotary is None else ROTARY_STEP
+        if part.core.has_operator and part.head_size % step:
+            why = "" if part.rotary is None else " for rotary positions"
+            need = f"a head size that is a multiple of {step}{why}, this model's is {part.head_size}"
             raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
 
 
@@ -65,9 +67,19 @@ class FusedOps:
 
     def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
         """See `Ops`; one product gives them all."""
-        packed = torch.cat([each(x) for each in maps], 1)
+        return self.packed(x, *maps).split([each.out_features for each in maps], 1)
+
+    def packed(self, x: Tensor, *maps: Linear) -> Tensor:
+        """What several linear maps make of the same activations, side by side."""
         self.became[PACKED] += 1
-        return packed.split([each.out_features for each in maps], 1)
+        return torch.cat([each(x) for each in maps], 1)
+
+    def projected(self, part: Attention, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values of new tokens, for `grouped_query_attention`; normalised ones are apart."""
+        if part.query_norm is None or part.key_norm is None:
+            return (self.packed(x, part.query, part.key, part.value),)
+        query, key, value = self.together(x, part.query, part.key, part.value)
+        return part.normalised(query, part.query_norm), part.normalised(key, part.key_norm), value
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
@@ -107,6 +119,7 @@ class PromptOps(FusedOps):
     def __init__(self, input_ids: Tensor, last: Tensor, total: Tensor, state: State) -> None:
         super().__init__(input_ids.shape[0], input_ids.shape[1])
         self.last, self.total, self.state = last, total, state
+        self.is_filled = False  # whether all caches are
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
@@ -115,22 +128,22 @@ class PromptOps(FusedOps):
         start = self.last * 0
         if part.core.has_operator:
             self.became[GROUPED] += 1
-            packed = self.whole(torch.cat(self.projected(part, x), 1))
+            new = tuple(map(self.whole, self.projected(part, x)))
             places = torch.arange(self.length)
             distances = (places[None, :] - places[:, None])[None] if part.uses_distances else None
-            mixed, key, value = grouped_query_attention(
-                part, packed, key, value, start, self.last, self.total, distances
-            )
+            mixed, key, value = grouped_query_attention(part, new, key, value, start, self.last, self.total, distances)
             mixed = mixed.flatten(0, 1)
         else:
             raise UnsupportedError("the cpu target has no form of prompts for this attention; export --target portable")
         self.state.update(zip(caches, (key, value), strict=True))
+        self.is_filled = layer == next(reversed(self.state)).layer
         return mixed
 
-    def projected(self, part: Attention, x: Tensor) -> list[Tensor]:
-        """Queries, keys and values, to be joined into one product."""
-        self.became[PACKED] += 1
-        return [part.query(x), part.key(x), part.value(x)]
+    def packed(self, x: Tensor, *maps: Linear) -> Tensor:
+        """See `FusedOps`; what follows the last cache is in no graph, since nothing needs it."""
+        found = super().packed(x, *maps)
+        self.became[PACKED] -= self.is_filled
+        return found
 
 
 class StepOps(FusedOps):
@@ -168,16 +181,15 @@ class StepOps(FusedOps):
             distances = places - self.past_lengths.long()[:, None, None]  # (R, 1, M)
         if part.core.has_operator:
             self.became[GROUPED] += 1
-            self.became[PACKED] += 1
-            packed = torch.cat([part.query(x), part.key(x), part.value(x)], 1)[:, None]  # (R, 1, (N + 2 G) x H)
-            past = self.past_lengths
-            mixed, key, value = grouped_query_attention(part, packed, key, value, past, past, self.capacity, distances)
+            new, past = tuple(each[:, None] for each in self.projected(part, x)), self.past_lengths
+            mixed, key, value = grouped_query_attention(part, new, key, value, past, past, self.capacity, distances)
             mixed = mixed.flatten(0, 1)
         else:
             places = self.past_lengths[:, None]
-            key = write_at(key, part.keys(part.key(x)[:, None], places), self.past_lengths)
-            value = write_at(value, part.split(part.value(x)[:, None]), self.past_lengths)
-            query = part.queries(part.query(x)[:, None], places)
+            query, new_key, new_value = (each[:, None] for each in self.together(x, part.query, part.key, part.value))
+            key = write_at(key, part.keys(new_key, places), self.past_lengths)
+            value = write_at(value, part.split(new_value), self.past_lengths)
+            query = part.queries(query, places)
             mask = source_mask(self.past_lengths + 1, key.shape[2], x.dtype)
             mixed, _ = self.plain(part, query, key, value, mask, distances)
         self.state.update(zip(caches, (key, value), strict=True))
@@ -316,7 +328,7 @@ def multi_head_attention(
 
 def grouped_query_attention(
     part: Attention,
-    packed: Tensor,
+    new: tuple[Tensor, ...],
     key: Tensor,
     value: Tensor,
     past: Tensor,
@@ -325,26 +337,27 @@ def grouped_query_attention(
     distances: Tensor | None,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of new tokens (R, T, (N + 2 G) x H) over buffers (R, G, M, H), written at their places.
+    """New tokens over buffers (R, G, M, H), into which their keys and values are written at their places.
 
-    `past` (R,) tokens lie in the buffers, `last` (R,) is the place of each row's last real token. -> (R, T, N x H), and
-    the buffers. `distances` (R or 1, T, M or T) are wanted where positions add to the scores; a trace computes this
-    `bias` of them once.
+    `new` is query, key and value side by side (R, T, (N + 2 G) x H), or each by itself, normalised. `past` (R,) tokens
+    lie in the buffers, `last` (R,) is the place of each row's last real token. -> (R, T, N x H), and the buffers.
+    `distances` (R or 1, T, M or T) are wanted where positions add to the scores; a trace computes this `bias` of them
+    once.
     """
-    if has_torch_function((packed,)):
+    if has_torch_function(new):
         bias = _bias(part, distances) if bias is None else bias
-        arguments = (part, packed, key, value, past, last, total, distances, bias)
-        found: tuple[Tensor, Tensor, Tensor] = handle_torch_function(grouped_query_attention, (packed,), *arguments)
+        arguments = (part, new, key, value, past, last, total, distances, bias)
+        found: tuple[Tensor, Tensor, Tensor] = handle_torch_function(grouped_query_attention, new, *arguments)
         return found
-    sizes = [part.query.out_features, part.key.out_features, part.value.out_features]
-    query, new_key, new_value = packed.split(sizes, 2)
-    places = past.long()[:, None] + torch.arange(packed.shape[1])  # (R, T)
-    key = written(key, part.keys(new_key, places), places)
+    sizes = [each.out_features for each in (part.query, part.key, part.value)]
+    query, new_key, new_value = new if len(new) == len(sizes) else new[0].split(sizes, 2)
+    places = past.long()[:, None] + torch.arange(query.shape[1])  # (R, T)
+    key = written(key, part.turned(part.split(new_key), places), places)
     value = written(value, part.split(new_value), places)
     slots = torch.arange(key.shape[2])
-    mask = additive(slots <= places[:, None, :, None], packed.dtype)  # (R, 1, T, M)
+    mask = additive(slots <= places[:, None, :, None], query.dtype)  # (R, 1, T, M)
     far = slots - places[:, :, None] if part.uses_distances else None
-    mixed: Tensor = part.core(part.queries(query, places), key, value, mask, far)[0]
+    mixed: Tensor = part.core(part.turned(part.split(query), places), key, value, mask, far)[0]
     return mixed.transpose(1, 2).flatten(2), key, value
 
 
@@ -391,7 +404,7 @@ def _multi_head_attention(
 def _grouped_query_attention(
     tracer: Tracer,
     part: Attention,
-    packed: Symbol,
+    new: tuple[Symbol, ...],
     key: Symbol,
     value: Symbol,
     past: Symbol,
@@ -401,7 +414,8 @@ def _grouped_query_attention(
     bias: Symbol | None,
 ) -> tuple[Symbol, Symbol, Symbol]:
     """As ONNX Runtime's operator, which writes into the buffers."""
-    inputs = [packed.value, None, None, key.value, value.value, last.value, total.value]
+    given = [each.value for each in new] if len(new) > 1 else [new[0].value, None, None]
+    inputs = [*given, key.value, value.value, last.value, total.value]
     how: dict[str, Any] = {"num_heads": part.core.heads, "kv_num_heads": part.core.key_heads, **_scale(part)}
     if part.rotary is not None:
         inputs += [tracer.tensor(part.rotary.cos), tracer.tensor(part.rotary.sin)]
@@ -410,7 +424,7 @@ def _grouped_query_attention(
         inputs += [None] * (10 - len(inputs)) + [bias.value]
     mixed, *grown = tracer.ops("grouped_query_attention", GROUPED, inputs, 3, MICROSOFT, **how)
     size = part.query.out_features
-    attended = tuple(example.new_empty(*example.shape[:2], size) for example in packed.examples)
+    attended = tuple(example.new_empty(*example.shape[:2], size) for example in new[0].examples)
     found = tracer.given(mixed, (attended[0], attended[1]))
     return found, tracer.given(grown[0], key.examples), tracer.given(grown[1], value.examples)
 

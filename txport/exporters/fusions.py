@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from txport.bundles.forms import Form, Stored
 from txport.bundles.ports import Graph
 from txport.exporters.check import GraphError
 from txport.exporters.fused import GROUPED, MULTI_HEAD, PACKED, PLAIN
 
 PARTS = "txport.parts"  # where an initializer that several weights are packed in records their names
+SIZES = "txport.sizes"  # and how many rows each has
 
 
 def pack_projections(model: ir.Model, graph: Graph) -> int:
@@ -55,6 +57,7 @@ def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
     names = [str(value.name) for value in known]
     joined = ir.Value(name=join_names(names), const_value=ir.tensor(array))
     joined.meta[PARTS] = tuple(names)
+    joined.meta[SIZES] = tuple(value.const_value.shape.numpy()[0] for value in known if value.const_value is not None)
     joined.shape, joined.type = ir.Shape(array.shape), known[0].type
     model.graph.register_initializer(joined)
     return joined
@@ -73,6 +76,14 @@ def parts_of(value: ir.Value) -> tuple[str, ...]:
     """The checkpoint's names of the weights in an initializer, in the order of their rows."""
     parts: tuple[str, ...] = value.meta.get(PARTS, (str(value.name),))
     return parts
+
+
+def stored_as(
+    value: ir.Value, form: Form | None = None, scales: str | None = None, lookup: str | None = None
+) -> Stored:
+    """What an initializer is, for the manifest."""
+    sizes: tuple[int, ...] = value.meta.get(SIZES, ())
+    return Stored(parts_of(value), form, scales, lookup, sizes if len(set(sizes)) > 1 else None)
 
 
 def check_parts(model: ir.Model, became: Mapping[str, int], packed: int, role: str) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.forms import DYNAMIC, PLAIN, Form, Stored
 from txport.exporters.fused import MICROSOFT
-from txport.exporters.fusions import is_linear, parts_of
+from txport.exporters.fusions import is_linear, stored_as
 from txport.exporters.quantize import quantize
 
 Array = NDArray[Any]
@@ -33,7 +33,7 @@ def apply_forms(model: ir.Model, forms: Mapping[str, Form], tables: Collection[s
             continue
         name = str(weight.name)
         if form == PLAIN:
-            recorded[name] = Stored(parts_of(weight), PLAIN)
+            recorded[name] = stored_as(weight, PLAIN)
             continue
         if name not in held:
             held[name] = _store(model, weight, form, is_table=name in tables)
@@ -50,8 +50,8 @@ def apply_forms(model: ir.Model, forms: Mapping[str, Form], tables: Collection[s
 
 def packs(model: ir.Model) -> dict[str, Stored]:
     """The initializers of a graph that several weights are packed in, as they are."""
-    found = ((str(value.name), parts_of(value)) for value in model.graph.initializers.values())
-    return {name: Stored(parts) for name, parts in found if len(parts) > 1}
+    found = {str(value.name): stored_as(value) for value in model.graph.initializers.values()}
+    return {name: stored for name, stored in found.items() if len(stored.weights) > 1}
 
 
 def _replace(model: ir.Model, node: ir.Node, made: Sequence[ir.Node]) -> None:
@@ -75,7 +75,7 @@ def _store(model: ir.Model, weight: ir.Value, form: Form, *, is_table: bool) -> 
     name, quantized = str(weight.name), quantize(weight.const_value.numpy(), form)
     values = add_initializer(model, f"{name}.{form.describe().replace(' ', '-')}", quantized.values)
     lookup = f"{values.name}.lookup.scale" if is_table and form.kind == "blocks" else None
-    return values, Stored(parts_of(weight), form, f"{name}.scale", lookup), quantized.scales
+    return values, stored_as(weight, form, f"{name}.scale", lookup), quantized.scales
 
 
 def add_initializer(model: ir.Model, name: str, array: Array) -> ir.Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from txport.models.checkpoint import Checkpoint
 Array = NDArray[Any]
 
 FILE = "weights.bin"
-NORM = "LayerNormalization"
+NORMS = ("LayerNormalization", "RMSNormalization")
 INLINE_BELOW = 256  # bytes; what shape inference reads stays in the graph
 PAGE = 4096  # a tensor of several pages starts on one, so that it can be mapped into memory
 
@@ -87,10 +87,33 @@ def graph_weights(path: Path) -> dict[str, Array]:
 
 def graph_epsilons(path: Path) -> list[tuple[str, float]]:
     """The name of the weight of each norm of a graph, and the norm's epsilon."""
-    norms = (node for node in read_model(path, weights=False).graph.node if node.op_type == NORM)
-    return [
+    graph = read_model(path).graph
+    norms = [node for node in graph.node if node.op_type in NORMS]
+    found = [
         (node.input[1], next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5)) for node in norms
     ]
+    return found + list(_plain_epsilons(graph))
+
+
+def _plain_epsilons(graph: onnx.GraphProto) -> Iterator[tuple[str, float]]:
+    """Those of RMS norms as they are before opset 23: x / Sqrt(mean + epsilon) * weight."""
+    made = {node.output[0]: node for node in graph.node}
+    held = dict(_tensors(graph))
+    for node in (node for node in graph.node if node.op_type == "Mul" and len(node.input) == 2):
+        added = _chain(made, node.input[0], "Div", "Sqrt", "Add")
+        if added is not None and added.input[1] in held and node.input[1] in held:
+            yield node.input[1], float(held[added.input[1]])
+
+
+def _chain(made: Mapping[str, onnx.NodeProto], value: str, *operators: str) -> onnx.NodeProto | None:
+    """The last of several nodes, each of which makes the last input of the one before."""
+    node = None
+    for operator in operators:
+        node = made.get(value)
+        if node is None or node.op_type != operator:
+            return None
+        value = node.input[-1]
+    return node
 
 
 def _tensors(graph: onnx.GraphProto, place: str = "") -> Iterator[tuple[str, Array]]:
@@ -111,10 +134,10 @@ def held_weights(initializers: Mapping[str, Array], table: Mapping[str, Stored])
     for name, values in initializers.items():
         stored = table.get(name, Stored((name,)))
         if stored.form is None or not stored.is_quantised:
-            yield from _unpack(stored.weights, values)
+            yield from _unpack(stored, values)
         elif (scales := read_scales(stored, initializers)) is not None:
             quantized = Quantized(stored.form, values, scales)
-            yield from _unpack(stored.weights, dequantize(quantized), stored.form, steps(quantized))
+            yield from _unpack(stored, dequantize(quantized), steps(quantized))
 
 
 def read_scales(stored: Stored, tensors: Mapping[str, Array]) -> Array | None:
@@ -125,12 +148,13 @@ def read_scales(stored: Stored, tensors: Mapping[str, Array]) -> Array | None:
     return None if lookup is None else lookup[..., 0]
 
 
-def _unpack(
-    names: Sequence[str], values: Array, form: Form | None = None, sizes: Array | None = None
-) -> Iterator[Held]:
-    parts = np.split(values, len(names)) if len(names) > 1 else [values]
-    each = np.split(sizes, len(names)) if sizes is not None and len(names) > 1 else [sizes] * len(names)
-    for part, array, size in zip(names, parts, each, strict=True):
+def _unpack(stored: Stored, values: Array, sizes: Array | None = None) -> Iterator[Held]:
+    count = len(stored.weights)
+    places: Any = count if stored.sizes is None else np.cumsum(stored.sizes)[:-1]
+    parts = np.split(values, places) if count > 1 else [values]
+    each = np.split(sizes, places) if sizes is not None and count > 1 else [sizes] * count
+    form = stored.form if stored.is_quantised else None
+    for part, array, size in zip(stored.weights, parts, each, strict=True):
         yield Held(part, array, form, size)
 
 

@@ -152,7 +152,7 @@ def fill(model: Model, rng: np.random.Generator) -> None:
     PyTorch's normal ones are rounded otherwise under each instruction set.
     """
     for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
+        if parameter.dim() > 1 or model.is_table(name):
             variance = 1 / model.facts.width if model.is_table(name) else 2 / sum(parameter.shape)
             uniform = rng.random(tuple(parameter.shape), dtype=np.float32)
             parameter.copy_(torch.from_numpy((uniform * 2 - 1) * np.float32((3 * variance) ** 0.5)))

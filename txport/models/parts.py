@@ -278,7 +278,7 @@ class DotProduct(nn.Module):
             scores = scores + self.bias(distances)
         if self.relative_keys is not None and distances is not None:
             vectors = _beside_heads(self.relative_keys(distances))  # (..., T, S, H)
-            scores = scores + (query[:, :, :, None] @ vectors.transpose(-1, -2)).flatten(3) * self.scale
+            scores = scores + (vectors @ query[:, :, :, :, None]).flatten(3) * self.scale
         weights = torch.softmax(scores + mask, dim=-1)
         mixed = self.grouped(weights, value)
         if self.relative_values is not None and distances is not None:
@@ -307,14 +307,14 @@ class Additive(nn.Module):
     def __init__(self, heads: int, head_size: int) -> None:
         super().__init__()
         self.heads = self.key_heads = heads
-        self.score = nn.Parameter(torch.empty(heads, head_size))
+        self.score = nn.Parameter(torch.empty(heads, 1, head_size, 1))
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """See `DotProduct.forward`."""
         hidden = torch.tanh(query[:, :, :, None] + key[:, :, None])  # (B, N, T, S, H)
-        scores = (hidden @ self.score[:, None, :, None]).flatten(3)
+        scores = (hidden @ self.score).flatten(3)
         weights = torch.softmax(scores + mask, dim=-1)
         return weights @ value, weights
 
@@ -366,8 +366,16 @@ class Attention(nn.Module):
         return self._placed(self.split(x), self.key_norm, places)
 
     def _placed(self, heads: Tensor, norm: nn.Module | None, places: Tensor | None) -> Tensor:
-        heads = heads if norm is None else norm(heads)
+        return self.turned(heads if norm is None else norm(heads), places)
+
+    def turned(self, heads: Tensor, places: Tensor | None) -> Tensor:
+        """Heads (B, N, T, H) as rotary positions leave them, where there are some."""
         return heads if self.rotary is None or places is None else self.rotary(heads, places)
+
+    def normalised(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """Projected queries or keys (..., N x H), each head's numbers by a norm -> (..., N x H)."""
+        heads: Tensor = norm(unflatten(x, -1, (-1, self.head_size)))
+        return heads.flatten(-2)
 
     @property
     def uses_distances(self) -> bool:

@@ -20,13 +20,13 @@ class Pool:
         self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
 
     def take(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
-        """An array of any content, until `owner` is gone."""
+        """An array of any content that is finite, until `owner` is gone: attention may multiply it by zero."""
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize
         size = max(SMALLEST, 1 << (count - 1).bit_length()) if count else SMALLEST
         try:
             buffer = self._free[size].pop()
         except IndexError:
-            buffer = np.empty(size, np.uint8)
+            buffer = np.zeros(size, np.uint8)
         weakref.finalize(owner, self._give_back, buffer).atexit = False
         array: NDArray[Any] = buffer[:count].view(dtype).reshape(shape)
         return array

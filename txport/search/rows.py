@@ -77,7 +77,8 @@ class Rows:
         ended = silent | (tokens[:, None] == self._ends).any(axis=1) | (self._length >= self._limits[self._held])
         self._running &= ~ended
         kept = np.flatnonzero(self._running)
-        if self._waits and len(kept) > (1 - WORTH_DROPPING) * len(self._held):
+        is_full = (self._length >= self._limits[self._held]).any()  # one that has no room for another token
+        if self._waits and not is_full and len(kept) > (1 - WORTH_DROPPING) * len(self._held):
             return np.arange(len(self._held))
         self._held, self._running = self._held[kept], self._running[kept]
         return kept

@@ -445,6 +445,18 @@ def test_a_greedy_tie_is_at_the_first_token_that_differs() -> None:
     assert near_tie(exact, source, found(said), found(other), 1, strict) is None
 
 
+def test_the_last_bit_of_a_log_prob_is_a_tie_where_logits_are_nearly_0() -> None:
+    model, source = tiny_model(tiny_config(tied="none")), [7, 8, 9, 2]
+    with torch.no_grad():
+        model.projection.weight *= 1e-8
+    exact = Exact.of(model)
+    (said, other), beams = ([5, 6, 7], [5, 6, 8]), (1, BEAMS)
+    margin = abs(float(np.subtract(*(score_of(exact, source, each) for each in (said, other)))[-1]))
+    assert margin > 2 * tolerance_of("fp32").noise_of(1e-7, 0.0)
+    for width in beams:
+        assert near_tie(exact, source, found(said), found(other), width, tolerance_of("fp32")) is not None
+
+
 def moving(exact: Exact, source: list[int], targets: list[list[int]], by: float, precision: str = "fp32") -> Tolerance:
     """One by which a logit of these targets may move by so much."""
     share = by / max(float(np.abs(each).max()) for each in exact.logits([source] * len(targets), targets))

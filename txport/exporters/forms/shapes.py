@@ -127,7 +127,10 @@ def getitem(tracer: Tracer, x: Symbol, index: Any) -> Symbol:
             require(not isinstance(part, Size), "a place that depends on lengths")
             result = tracer.op("pick", "Gather", [result, tracer.constant(np.array(part))], axis=axis)
         else:
-            require(isinstance(part, slice) and part.stop is None and part.step is None, f"the index {part!r}")
+            require(
+                isinstance(part, slice) and part.stop is None and part.step is None,
+                f"the index {part!r}: slices go to the end",
+            )
             result = result if part.start is None else _from(tracer, result, part.start, axis)
             axis += 1
     if new:

@@ -24,6 +24,7 @@ Array = NDArray[Any]
 
 BEAMS = 4
 SEARCHES = {"greedy": 1, f"beam {BEAMS}": BEAMS}  # name -> beams
+LAST_BIT = float(np.finfo(np.float32).eps)
 NOISY_RUNS = 16
 TINY = 1e-30
 SHARES = (1.0, 0.1, 0.01)  # of the noise: as much as there may be hides what a little does
@@ -137,7 +138,8 @@ def near_tie(
     scores = [token_log_probs(*pair) for pair in zip(logits, targets, strict=True)]
     largest = float(max(np.abs(each).max() for each in logits))
     own = max(exact.own_error(sources, targets, draw) for draw in range(DRAWS))
-    noise = tolerance.noise_of(largest, own)
+    # search adds up log-probs in fp32, whose last bit is more than that where logits are nearly 0
+    noise = max(tolerance.noise_of(largest, own), LAST_BIT * max(float(np.abs(each).max()) for each in scores))
     if beams == 1:
         pairs = enumerate(zip(expected.tokens, actual.tokens, strict=False))
         first = next((at for at, (one, other) in pairs if one != other), None)

@@ -17,6 +17,7 @@ from txport.exporters.screening import shorten
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_scales
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.model import Model
+from txport.models.parts import RMSNorm
 from txport.proof.parity.measures import WEIGHTS, Comparison, compare, wrong
 
 Array = NDArray[Any]
@@ -62,7 +63,7 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
 
 def compare_epsilons(role: str, bundle: Bundle, model: Model) -> Iterator[Comparison]:
     """The epsilon of each norm in a graph with that of its module: where values are large, it shows in no output."""
-    norms = {name: each for name, each in model.named_modules() if isinstance(each, nn.LayerNorm)}
+    norms = {name: each for name, each in model.named_modules() if isinstance(each, nn.LayerNorm | RMSNorm)}
     for weight, epsilon in graph_epsilons(bundle.file(role)):
         name = weight.removesuffix(".weight")
         if name not in norms:

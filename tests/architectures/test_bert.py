@@ -1,0 +1,373 @@
+"""BERT through the whole product: every head exports and is proven, and computes what others' programs compute."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import txport
+from tests import transformers_js
+from txport.bundles.bundle import load_bundle
+from txport.bundles.manifest import OFFERED
+from txport.cli import main
+from txport.encoding import probabilities
+from txport.errors import ConfigError, UnsupportedError
+from txport.models.architectures.bert import LABELLED, Bert, BertConfig, draw
+from txport.models.checkpoint import load_checkpoint, save_checkpoint
+from txport.proof.bisect.culprit import bisect
+from txport.proof.verify.check import verify
+from txport.runtimes.encoding import infer
+
+ROOT = Path(__file__).parents[2]
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+NEAR = 1e-4
+HEADS = ("hidden", "pooled", "tokens", "labels", "token_labels")
+KINDS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
+VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "a", "b", "c", "##d", "##e", "good", "bad", "##ly", ".")
+LABELS = ("no", "perhaps", "yes")
+TEXTS = ["good a", "b", "badly ad .", "a b c a b c a b c", "ce"]
+JS = {"hidden": "AutoModel", "pooled": "AutoModel", "tokens": "AutoModelForMaskedLM"}
+JS |= {"labels": "AutoModelForSequenceClassification", "token_labels": "AutoModelForTokenClassification"}
+
+
+def tiny(head: str, **changes: Any) -> BertConfig:
+    sizes = {"d_model": 16, "heads": 2, "feed_forward": 24, "encoder_layers": 2, "max_length": 24}
+    values = {"vocab_size": len(VOCABULARY) + 2, **sizes, "cls_id": 1, "sep_id": 2, "mask_id": 3}
+    return BertConfig(**{**values, "head": head, "labels": LABELS if head in LABELLED else (), **changes})
+
+
+def model_of(config: BertConfig, seed: int = 0, noise: float = 0.3) -> Bert:
+    """Random weights with biases and norms that count."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = Bert(config).eval()
+        for parameter in model.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape))
+    return model
+
+
+def word_pieces() -> str:
+    """A tokenizer like BERT's."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    ids = {token: number for number, token in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))  # noqa: S106 - no password
+    tokenizer.add_special_tokens(list(VOCABULARY[:5]))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    around = [("[CLS]", 1), ("[SEP]", 2)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    return str(tokenizer.to_str())
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A portable bundle of each head, with a tokenizer and samples; its checkpoint lies beside it."""
+    folder, found = tmp_path_factory.mktemp("bert"), {}
+    for head in HEADS:
+        save_checkpoint(folder / head, model_of(tiny(head)), word_pieces())
+        samples = "good [MASK] b\nbadly\n" if head == "tokens" else "good\nbadly a\n"
+        (folder / head / "samples.txt").write_text(samples, encoding="utf-8")
+        found[head] = txport.export(folder / head, folder / f"{head}-portable").path
+    return found
+
+
+def checkpoint_of(bundle: Path) -> Path:
+    return bundle.parent / bundle.name.removesuffix("-portable")
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_every_variant_is_proven_on_both_targets(number: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng((2018, number))
+    config = draw(rng)
+    target, precision = KINDS[number % len(KINDS)]
+    noise = 0.1 if precision in ("int8", "int4") else 0.3  # few bits suit no weights that are noise
+    save_checkpoint(tmp_path / "checkpoint", model_of(config, number, noise))
+    for kind in {(target, precision), ("portable", "fp32"), ("cpu", "fp32")}:
+        bundle = txport.export(tmp_path / "checkpoint", tmp_path / "-".join(kind), target=kind[0], precision=kind[1])
+        assert bundle.manifest.parity["verdict"] == "pass"
+        assert list(bundle.manifest.graphs) == ["model"]
+    result = verify(bundle.path)
+    assert {each.name: each.verdict for each in result.checks if each.name in ("outputs", "batch")} == {
+        "outputs": "pass",
+        "batch": "pass",
+    }
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_every_head_is_proven_in_every_precision(
+    head: str, kind: tuple[str, str], bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    bundle = txport.export(checkpoint_of(bundles[head]), tmp_path / "out", target=kind[0], precision=kind[1])
+    assert bundle.manifest.parity["verdict"] == "pass"
+    assert (bundle.manifest.parity["rows_searched"] > 0) == (head not in ("hidden", "pooled"))
+
+
+def test_a_wrong_weight_is_found_and_named(bundles: dict[str, Path], tmp_path: Path) -> None:
+    from tests.tiny import edit_graph
+
+    def scale(model: Any) -> None:
+        import onnx
+
+        for tensor in model.graph.initializer:
+            if tensor.name == "pooler.weight":
+                values = onnx.numpy_helper.to_array(tensor)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(values * np.float32(1.1), tensor.name))
+
+    place = Path(shutil.copytree(bundles["labels"], tmp_path / "bundle"))
+    damaged = edit_graph(place, "model", scale)
+    report = txport.api.parity(damaged, checkpoint_of(bundles["labels"]), {"ort": "cpu"})
+    assert not report.passed
+    culprit = bisect(damaged, load_checkpoint(str(checkpoint_of(bundles["labels"]))))
+    assert culprit is not None
+    assert "pooler" in culprit.where
+    assert not verify(place).passed
+
+
+def test_results_do_not_depend_on_the_batch(bundles: dict[str, Path], tmp_path: Path) -> None:
+    for head in ("pooled", "tokens"):
+        cpu = txport.export(checkpoint_of(bundles[head]), tmp_path / head, target="cpu", precision="int8").path
+        for path in (bundles[head], cpu):
+            model = txport.load(path, threads=1)
+            together = list(model.infer(TEXTS))
+            alone = [next(model.infer(text)) for text in TEXTS]
+            for one, other in zip(together, alone, strict=True):
+                assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_vectors(bundles: dict[str, Path]) -> None:
+    model = txport.load(bundles["hidden"])
+    each = model.embed(TEXTS, pooling="none")
+    assert [len(one) for one in each] == [len(model.encode(text)) for text in TEXTS]
+    mean, first = model.embed(TEXTS), model.embed(TEXTS, pooling="first")
+    assert mean.shape == first.shape == (len(TEXTS), 16)
+    np.testing.assert_allclose(mean, [one.mean(axis=0) for one in each], atol=1e-6)
+    np.testing.assert_array_equal(first, [one[0] for one in each])
+    unit = model.embed(TEXTS, normalize=True)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+    assert model.embed([]).shape == (0, 16)
+    torch_model = txport.load(bundles["hidden"], runtime="torch", checkpoint=checkpoint_of(bundles["hidden"]))
+    np.testing.assert_allclose(torch_model.embed(TEXTS), mean, atol=NEAR)
+
+
+def test_labels(bundles: dict[str, Path]) -> None:
+    model = txport.load(bundles["labels"])
+    found = model.classify(TEXTS)
+    logits = [each["logits"] for each in model.infer(TEXTS)]
+    for labels, values in zip(found, logits, strict=True):
+        assert [each.label for each in labels] == [LABELS[at] for at in np.argsort(-values)]
+        assert [each.score for each in labels] == pytest.approx(sorted(probabilities(values), reverse=True))
+        assert sum(each.score for each in labels) == pytest.approx(1)
+    assert [each[0] for each in found] == [one for (one,) in model.classify(TEXTS, top=1)]
+    assert len(model.classify("good")) == 1
+
+
+def test_a_single_label_has_a_probability_of_its_own() -> None:
+    assert probabilities(np.array([0.0])) == pytest.approx([0.5])
+
+
+def test_tags(bundles: dict[str, Path]) -> None:
+    model = txport.load(bundles["token_labels"])
+    (tags,) = model.tag("badly a")
+    assert [each.token for each in tags] == ["bad", "##ly", "a"]
+    logits = next(model.infer("badly a"))["logits"][1:-1]
+    assert [each.label for each in tags] == [LABELS[at] for at in logits.argmax(axis=1)]
+
+
+def test_missing_tokens(bundles: dict[str, Path]) -> None:
+    model = txport.load(bundles["tokens"])
+    (masks,) = model.fill("good [MASK] [MASK].", top=3)
+    ids = model.encode("good [MASK] [MASK].")
+    assert ids[2:4] == [3, 3]
+    logits = next(model.infer("good [MASK] [MASK]."))["logits"]
+    for place, fills in zip((2, 3), masks, strict=True):
+        assert [each.id for each in fills] == np.argsort(-logits[place])[:3].tolist()
+    assert len(model.fill(["a [MASK]"])[0][0]) == 5
+    with pytest.raises(txport.TxportError, match=r"'good' has no mask; put \[MASK\] where a token is missing"):
+        model.fill("good")
+
+
+def test_other_special_tokens_are_text(bundles: dict[str, Path]) -> None:
+    """A mask is one only for models that fill them."""
+    assert 3 not in txport.load(bundles["hidden"]).encode("a [MASK] b", "skip")
+    assert txport.load(bundles["tokens"]).encode("a [SEP] b", "skip").count(2) == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "asked", "told"),
+    [
+        (
+            "hidden",
+            "generate",
+            "generate is not for this model, which only encodes and gives last_hidden_state: use embed",
+        ),
+        ("labels", "embed", "embed is not for this model, which only encodes and gives logits: use classify"),
+        ("tokens", "classify", "use fill"),
+        ("token_labels", "fill", "use tag"),
+    ],
+)
+def test_what_a_model_is_not_for_is_refused(head: str, asked: str, told: str, bundles: dict[str, Path]) -> None:
+    with pytest.raises(UnsupportedError, match=told):
+        getattr(txport.load(bundles[head]), asked)("a")
+
+
+def test_scores_are_refused_and_a_generator_does_not_embed(bundles: dict[str, Path], bundle: Any) -> None:
+    with pytest.raises(UnsupportedError, match="score is not for this model"):
+        list(txport.load(bundles["labels"]).score("a", "b"))
+    with pytest.raises(UnsupportedError, match="embed is for models that only encode; this one generates"):
+        txport.load(bundle.path).embed("bad")
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    try:
+        main([str(each) for each in arguments])
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    return code, *capsys.readouterr()
+
+
+def test_the_command_prints_what_the_model_is_for(
+    bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = {head: txport.load(path) for head, path in bundles.items()}
+    _, out, _ = call(capsys, "run", bundles["labels"], *TEXTS)
+    assert out.split() == [each[0].label for each in models["labels"].classify(TEXTS)]
+    _, out, _ = call(capsys, "run", bundles["labels"], "good", "--json", "--top", 2)
+    shown = [dataclasses.asdict(each) for each in models["labels"].classify("good", top=2)[0]]
+    assert json.loads(out) == {"input": "good", "labels": shown}
+    _, out, _ = call(capsys, "run", bundles["tokens"], "a [MASK]", "--top", 2)
+    fills = models["tokens"].fill("a [MASK]", top=2)[0][0]
+    assert out.splitlines() == [f"{each.score:.4f}\t{each.token}" for each in fills]
+    _, out, _ = call(capsys, "run", bundles["token_labels"], "badly")
+    assert out.split() == [f"{each.token}/{each.label}" for each in models["token_labels"].tag("badly")[0]]
+    _, out, _ = call(capsys, "run", bundles["pooled"], *TEXTS, "--pooling", "first")
+    np.testing.assert_array_equal(
+        np.array([json.loads(line) for line in out.splitlines()], np.float32),
+        models["pooled"].embed(TEXTS, pooling="first"),
+    )
+    assert call(capsys, "run", bundles["hidden"], *TEXTS, "--normalize", "--output", tmp_path / "x.npy")[0] == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), models["hidden"].embed(TEXTS, normalize=True))
+
+
+@pytest.mark.parametrize(
+    ("head", "options", "told"),
+    [
+        ("labels", "--beams 4", "--beams is for models that generate; this one only encodes and gives logits"),
+        ("labels", "--stream", "--stream is for models that generate"),
+        ("labels", "--pooling first", "--pooling is for models that embed; this one only encodes and gives logits"),
+        ("hidden", "--top 2", "--top is for models that classify or fill; this one only encodes and gives last_hidden"),
+        ("labels", "--output x.npy", "--output x.npy is for vectors; this one only encodes and gives logits"),
+        ("hidden", "--output x.npy --pooling none", "--pooling none gives one a token"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    head: str,
+    options: str,
+    told: str,
+    bundles: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, "run", bundles[head], "a", *options.split())
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bench_measures_texts(bundles: dict[str, Path]) -> None:
+    from txport import bench
+
+    how = bench.Protocol(batch=2, source=5, rounds=3, threads=1)
+    found = bench.run(load_bundle(bundles["labels"]), None, ["ort"], how)
+    assert set(found["runtimes"]["ort"]) == set(found["units"])
+    assert {"encode", "texts", "tokens"} <= set(found["units"])
+    with pytest.raises(UnsupportedError, match="beams are for models that generate"):
+        bench.run(load_bundle(bundles["labels"]), None, ["ort"], dataclasses.replace(how, beams=2))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_transformers_js_gives_the_same(head: str, bundles: dict[str, Path]) -> None:
+    model = txport.load(bundles[head])
+    rows = [[1, 5, 6, 7, 2], [1, 9, 2, 0, 0]]
+    mask = [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    found = transformers_js.encode(bundles[head], JS[head], rows, mask)
+    ours = infer(model.runtime, [rows[0], rows[1][:3]], model.facts)  # type: ignore[arg-type]
+    for output in model.facts.outputs:
+        theirs = np.array(found[output.name]["data"], np.float32).reshape(found[output.name]["dims"])
+        for row, one in enumerate(ours):
+            length = len(one[output.name]) if output.is_of_tokens else None
+            np.testing.assert_allclose(theirs[row][:length], one[output.name], atol=NEAR)
+
+
+def test_graphs_give_what_hugging_face_and_optimum_give(tmp_path: Path) -> None:
+    if not PEERS.is_file():
+        pytest.skip("needs Optimum: `make peers` installs it")
+
+    def there(what: str) -> None:
+        command = [str(PEERS), "-m", "tests.architectures.in_hugging_face", what, str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    there("make")
+    folders = sorted(tmp_path.iterdir())
+    for folder in folders:
+        for target in ("portable", "cpu"):
+            txport.export(folder, folder / target, target=target)
+    there("load")
+    for folder in folders:
+        expected, optimum = (np.load(folder / name) for name in ("expected.npz", "optimum.npz"))
+        lengths, ids = expected["mask"].sum(axis=1), expected["ids"]
+        for target in ("portable", "cpu"):
+            model = txport.load(folder / target)
+            sources = [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
+            for row, one in enumerate(infer(model.runtime, sources, model.facts)):  # type: ignore[arg-type]
+                for name in one:
+                    assert_near(one[name], expected[name][row], folder.name)
+                    if name in optimum or name != "pooler_output":  # which Optimum leaves out
+                        assert_near(one[name], optimum[name][row], folder.name)
+
+
+def assert_near(ours: Any, theirs: Any, where: str) -> None:
+    """Theirs may be padded."""
+    np.testing.assert_allclose(ours, theirs[: len(ours)], atol=NEAR, err_msg=where)
+
+
+def test_configs_that_make_no_model_are_refused() -> None:
+    with pytest.raises(ConfigError, match="needs labels"):
+        tiny("labels", labels=())
+    with pytest.raises(ConfigError, match="labels are for the heads labels and token_labels"):
+        tiny("hidden", labels=("a",))
+    with pytest.raises(ConfigError, match="heads must divide d_model"):
+        tiny("hidden", heads=3)
+    with pytest.raises(ConfigError, match="mask_id must lie in the source vocabulary"):
+        tiny("tokens", mask_id=900)
+
+
+def test_the_page_runs_as_it_is_written(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "architectures" / "bert.md").read_text(encoding="utf-8")
+    example = page.split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(ast.literal_eval(done.stdout)) == 3
+
+
+def test_the_page_names_every_key() -> None:
+    page = (ROOT / "docs" / "architectures" / "bert.md").read_text(encoding="utf-8")
+    missing = [field.name for field in dataclasses.fields(BertConfig) if f"`{field.name}`" not in page]
+    assert missing == []

@@ -1,0 +1,52 @@
+"""A Transformer whose attention over the source scores as Bahdanau, Cho and Bengio 2015 do: v tanh(q + k).
+
+Queries and keys are projected, and keys of the source cached, as in `transformer`, as is all else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from txport.models.architecture import Architecture
+from txport.models.architectures.transformer import Transformer, TransformerConfig, drawn_values, hugging_face
+from txport.models.model import Model
+from txport.models.parts import Additive
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditiveConfig(TransformerConfig):
+    """As `TransformerConfig`."""
+
+
+def build(config: AdditiveConfig) -> Model:
+    """A model of this config; each head has a vector v of its own."""
+    return Transformer(config, cross=additive)
+
+
+def additive(config: AdditiveConfig) -> Additive:
+    """Scores of queries and keys by a layer of neurons, one for each number of a head."""
+    return Additive(config.heads, config.head_size)
+
+
+def draw(rng: np.random.Generator) -> AdditiveConfig:
+    """A small config of any variant."""
+    return AdditiveConfig(**drawn_values(rng, AdditiveConfig.choices()))
+
+
+# `additive-tiny` is for tests and first tries; `additive-base` has the sizes of `base`.
+PRESETS = {
+    "additive-tiny": AdditiveConfig(
+        source_vocab_size=64,
+        target_vocab_size=64,
+        d_model=32,
+        heads=4,
+        feed_forward=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        max_length=64,
+    ),
+    "additive-base": AdditiveConfig(source_vocab_size=32000, target_vocab_size=32000),
+}
+ARCHITECTURE = Architecture(config=AdditiveConfig, build=build, presets=PRESETS, hugging_face=hugging_face, draw=draw)

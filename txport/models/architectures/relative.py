@@ -1,0 +1,72 @@
+"""The Transformer of Shaw, Uszkoreit and Vaswani 2018, "Self-attention with relative position representations".
+
+Each layer learns a vector for each distance between two tokens, up to a limit, which stands beside the keys, and
+another beside the values. All else is as in `transformer`; positions need not be added to embeddings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from txport.models.architecture import Architecture
+from txport.models.architectures.transformer import Transformer, TransformerConfig, drawn_values, hugging_face
+from txport.models.config import choice, size
+from txport.models.model import Model
+from txport.models.parts import DotProduct, RelativeVectors
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeConfig(TransformerConfig):
+    """As `TransformerConfig`, and what is relative in self-attention.
+
+    From `farthest` tokens on, all distances have one vector. `relative_values` says whether there are vectors for
+    values too, as in the paper, or for keys alone. `positions` are what is added to embeddings besides: nothing there.
+    """
+
+    farthest: int = size(16, most=1 << 12)
+    relative_values: bool = True
+    positions: str = choice("none", "sinusoidal", "learned")
+
+
+def build(config: RelativeConfig) -> Model:
+    """A model of this config; the heads of a layer share its vectors, layers have their own."""
+    return Transformer(config, own=relative)
+
+
+def relative(config: RelativeConfig) -> DotProduct:
+    """Scores of queries and keys, each key with the vector of its distance."""
+    vectors = partial(RelativeVectors, config.head_size, config.farthest)
+    return DotProduct(
+        config.heads,
+        config.heads,
+        config.head_size**-0.5,
+        relative_keys=vectors(),
+        relative_values=vectors() if config.relative_values else None,
+    )
+
+
+def draw(rng: np.random.Generator) -> RelativeConfig:
+    """A small config of any variant."""
+    values = drawn_values(rng, RelativeConfig.choices())
+    return RelativeConfig(**values, farthest=int(rng.integers(1, 12)), relative_values=bool(rng.integers(2)))
+
+
+# `relative-base` has the sizes of the paper's base model; `relative-tiny` is for tests and first tries.
+PRESETS = {
+    "relative-tiny": RelativeConfig(
+        source_vocab_size=64,
+        target_vocab_size=64,
+        d_model=32,
+        heads=4,
+        feed_forward=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        max_length=64,
+        farthest=8,
+    ),
+    "relative-base": RelativeConfig(source_vocab_size=32000, target_vocab_size=32000),
+}
+ARCHITECTURE = Architecture(config=RelativeConfig, build=build, presets=PRESETS, hugging_face=hugging_face, draw=draw)
