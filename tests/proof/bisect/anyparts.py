@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from txport.models.checkpoint import Checkpoint
 from txport.models.config import Config, choice, size
 from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
+from txport.models.ops import Ops
 from txport.models.parts import (
+    ACTIVATIONS,
     NORMS,
     Additive,
     Attention,
@@ -207,6 +209,17 @@ class LateKeys(Attention):
 class InterleavedHeads(Attention):
     def split(self, x: Tensor) -> Tensor:
         return unflatten(x, 2, (self.head_size, -1)).transpose(2, 3).transpose(1, 2)
+
+
+class Crossed(GatedFeedForward):
+    def forward(self, x: Tensor, ops: Ops) -> Any:
+        gate, inner = ops.together(x, self.gate, self.inner)
+        return self.outer(ACTIVATIONS[self.activation](inner) * gate)
+
+
+class Ungated(GatedFeedForward):
+    def forward(self, x: Tensor, ops: Ops) -> Any:
+        return self.outer(ops.together(x, self.gate, self.inner)[1])
 
 
 class InTurn(DotProduct):

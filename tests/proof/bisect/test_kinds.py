@@ -18,6 +18,7 @@ from tests.proof.bisect.anyparts import (
     LONGEST,
     Backwards,
     Clipped,
+    Crossed,
     InterleavedHeads,
     InTurn,
     Late,
@@ -25,6 +26,7 @@ from tests.proof.bisect.anyparts import (
     PlainKeys,
     PlainQueries,
     Plant,
+    Ungated,
     buckets,
     checkpoint_of,
     exchanged,
@@ -128,7 +130,8 @@ FAULTS: dict[str, Fault] = {
         OWN, "position", "buckets look both ways, the model's one way",
     ),
     "buckets off by one": (
-        BIAS, "portable", buckets(f"decoder.1.{CORE}.bias", lambda table: (table + 1).clamp(0, 7)), OWN, "position", "buckets are off by +1",
+        BIAS, "portable", buckets(f"encoder.1.{CORE}.bias", lambda table: (table + 1).clamp(0, 7)), IN_ENCODER,
+        "position", "buckets are off by +1",
     ),
     "distances of the wrong sign": (
         BIAS, "portable", of_class(f"encoder.1.{CORE}.bias", Backwards), IN_ENCODER, "position",
@@ -175,11 +178,19 @@ FAULTS: dict[str, Fault] = {
         {"key_heads": 2}, "cpu", part(f"decoder.1.{CORE}", scale=8**-0.5), OWN, "scale",
         "which is that of heads of size 8",
     ),
-    "scale of an additive attention": (
-        {"additive": True, "positions": "learned"}, "portable", times(f"decoder.1.{CORE}.score", 1.01), OWN, "scale",
-        "scores are scaled by 1.01 of what they should be",
+    "weight of an additive attention": (
+        {"additive": True, "positions": "learned"}, "portable", times(f"decoder.1.{CORE}.score", 1.01), OWN, "weight",
+        "core.score is 1.01 times the checkpoint's",
     ),
-    "gate and inner exchanged": (
+    "gate and the map beside it exchanged": (
+        {"gated": True}, "cpu", of_class("decoder.1.feed_forward", Crossed), f"{FEED_FORWARD}, activation", "gate",
+        "the gate and the map beside it are exchanged",
+    ),
+    "no gate": (
+        {"gated": True}, "portable", of_class("encoder.1.feed_forward", Ungated),
+        "encoder layer 1, feed-forward, activation", "gate", "the gate is left out",
+    ),
+    "weights of gate and inner exchanged": (
         {"gated": True}, "portable", exchanged("decoder.1.feed_forward"), f"{FEED_FORWARD}, gate", "weight",
         "decoder.1.feed_forward.gate.weight",
     ),

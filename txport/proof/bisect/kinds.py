@@ -81,7 +81,7 @@ def _cache(evidence: Evidence) -> str:
     return describe_state(evidence.finding.tap.state)
 
 
-_norm = Kind(_itself, (wrong_weight, not_finite, other_norm, other_affine, epsilon, multiple))
+_norm = Kind(_itself, (wrong_weight, not_finite, other_affine, other_norm, epsilon, multiple))
 _feed_forward = Kind(_activation, (not_finite, other_activation, exchanged, multiple))
 KINDS: Mapping[type, Kind] = {
     nn.Linear: Kind(_itself, (wrong_weight, not_finite, no_bias, multiple)),
