@@ -17,12 +17,12 @@ from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
 from txport.proof.bisect.matrices import linear_inputs, roundings
-from txport.proof.bisect.probe import Observation, Probe, compare_tap, observations, probe_file
+from txport.proof.bisect.probe import Observation, Probe, compare_tap, observations
 from txport.proof.bisect.taps import OUT
 from txport.proof.parity.cases import draw_cases
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.replay import Reference
-from txport.proof.parity.weights import first_names, weighted
+from txport.proof.parity.weights import first_names
 from txport.proof.proven import prove, write
 from txport.proof.reports.report import Report
 
@@ -108,8 +108,7 @@ def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> lis
     calls = (call for case in cases for call in exact.replay(case, seed))
     errors = {each.name: each.error for each in roundings(bundle, checkpoint.model, linear_inputs(exact.model, calls))}
     held = Reference(Exact.of(holding(bundle, checkpoint).model), manifest)
-    probes = {role: probe_file(bundle, role) for role in weighted(manifest)}
-    seen = activation_errors(observations(probes, held, cases, seed), manifest.precision)
+    seen = activation_errors(observations(bundle, held, cases, seed), manifest.precision)
     quantised = {name for name, form in manifest.forms.items() if form != PLAIN}
     total = {name: float(np.hypot(errors.get(name, 0.0), seen.get(name, 0.0))) for name in quantised}
     return sorted(total, key=lambda name: (-np.nan_to_num(total[name], nan=np.inf), name))

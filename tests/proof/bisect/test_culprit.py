@@ -48,8 +48,8 @@ from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoin
 from txport.models.ops import PlainOps
 from txport.proof.bisect import culprit as module
 from txport.proof.bisect.culprit import Culprit, bisect
+from txport.proof.bisect.isolation import Runner
 from txport.proof.bisect.matrices import Rounding, badly_quantised
-from txport.proof.bisect.taps import Runner
 from txport.proof.parity import replay
 from txport.proof.parity.check import check
 

@@ -19,15 +19,15 @@ from txport.errors import ParityError, TxportError, brief
 from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
-from txport.proof.bisect.causes import cause_of
-from txport.proof.bisect.evidence import Evidence, WrongWeight, place_of
+from txport.proof.bisect.evidence import Evidence, WrongWeight
 from txport.proof.bisect.faults.common import describe_weight
+from txport.proof.bisect.kinds import cause_of, place_of
 from txport.proof.bisect.matrices import badly_quantised, describe_rounding, linear_inputs, roundings
 from txport.proof.bisect.nodes import guilty_node
 from txport.proof.bisect.optimiser import Miscompiled, miscompiled
 from txport.proof.bisect.origin import origin
-from txport.proof.bisect.parts import describe
-from txport.proof.bisect.probe import Finding, Observation, Probe, find, observations, probe_file
+from txport.proof.bisect.probe import Finding, Observation, Probe, find, observations
+from txport.proof.bisect.words import describe
 from txport.proof.parity.cases import draw_cases
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.measures import Comparison, finite
@@ -102,9 +102,8 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Cul
     held = holding(bundle, checkpoint).model
     reference = Reference(Exact.of(held, bundle.manifest.precision), bundle.manifest)
     cases = draw_cases(bundle, seed, more)
-    probes = {role: probe_file(bundle, role) for role in weighted(bundle.manifest)}
     failures: list[tuple[Probe, ParityError]] = []
-    findings = find(_running(observations(probes, reference, cases, seed), failures))
+    findings = find(_running(observations(bundle, reference, cases, seed), failures))
     wrong = wrong_weights(bundle, checkpoint.model)
     if findings:
         culprit = _explain(findings, held, wrong)
@@ -113,10 +112,10 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Cul
         role = failures[0][0].role
         return Culprit(role, f"the {role} graph", "crash", str(failures[0][1]))
     if wrong:
-        return _weight(wrong)
+        return _weight(wrong, checkpoint.model)
     if bundle.manifest.quantization and (rounded := _rounded(bundle, checkpoint, seed)):
         return rounded
-    return _optimised(miscompiled(bundle, probes, reference, cases, seed))
+    return _optimised(miscompiled(bundle, weighted(bundle.manifest), reference, cases, seed))
 
 
 def _running(
@@ -166,11 +165,10 @@ def _figures(worst: Comparison, cases: Sequence[str]) -> dict[str, Any]:
     return {**{name: getattr(worst, name) for name in kept}, "cases": tuple(cases)}
 
 
-def _weight(wrong: Mapping[str, WrongWeight]) -> Culprit:
+def _weight(wrong: Mapping[str, WrongWeight], model: Model) -> Culprit:
     first, *others = wrong.values()
     cause = describe_weight(first)
-    module = first.name.removesuffix(".weight").removesuffix(".bias").removesuffix(".positions")
-    return Culprit("", describe([module]), cause.kind, cause.what, also=tuple(each.name for each in others))
+    return Culprit("", describe(model, [first.name]), cause.kind, cause.what, also=tuple(each.name for each in others))
 
 
 def _optimised(found: Miscompiled | None) -> Culprit | None:
@@ -192,7 +190,7 @@ def _rounded(bundle: Bundle, checkpoint: Checkpoint, seed: int) -> Culprit | Non
         return None
     return Culprit(
         graph="",
-        where=describe([bad.name.removesuffix(".weight")]),
+        where=describe(checkpoint.model, [bad.name]),
         kind="quantisation",
         what=describe_rounding(bad, found),
         figures={**asdict(bad), "form": bad.form.describe(), "errors": {each.name: each.error for each in found}},

@@ -11,13 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from txport.bundles.ports import Port
+from txport.models.facts import StateTensor
 from txport.models.model import Model
-from txport.proof.bisect.parts import block_of, describe
+from txport.models.parts import Attention, Embedding, FeedForward, GatedFeedForward, Residual
+from txport.proof.bisect.calls import PartCall
+from txport.proof.bisect.isolation import Span, span_before
 from txport.proof.bisect.probe import Finding
-from txport.proof.bisect.taps import OUT, PORT, Span, Tap, span_before
+from txport.proof.bisect.taps import IN, OUT, PORT, Tap
 
 Array = NDArray[Any]
 
+PORT_KIND, INPUT_KIND = Port, Tap  # of outputs that hold no state, and of what goes into a part
 EXPLAINED = 0.02  # of the error may be left when a fault model is right
 
 
@@ -69,61 +74,74 @@ class Evidence:
 
     @cached_property
     def reads(self) -> dict[Tap, Array]:
-        """PyTorch's values at the taps that the span reads, each once."""
-        truths = self.finding.observation.truths
+        """PyTorch's values at the taps that the span reads, each once; of a span without nodes, that before it."""
+        truths, own = self.finding.observation.truths, self.finding.tap
+        before = [tap for tap in truths if own.side == IN and tap.side == OUT and tap.value == own.value]
+        if before:
+            return {before[0]: truths[before[0]]}
         by_value = {tap.value: tap for tap in reversed(list(truths)) if tap.value in self.span.reads}
         return {tap: truths[tap] for tap in by_value.values()}
 
-    @property
-    def before_activation(self) -> Array:
-        """What PyTorch's activation reads, where this one errs."""
-        return self.finding.observation.record[self.module.replace("outer", "inner")][1]
+    @cached_property
+    def call(self) -> PartCall | None:
+        """The call of the part at the tap; None at an output of the graph."""
+        tap, record = self.finding.tap, self.finding.observation.record
+        return None if tap.side == PORT else record[self.module][tap.nth]
+
+    @cached_property
+    def block(self) -> PartCall | None:
+        """The call of the attention or feed-forward whose result the tap is, but for its last linear map."""
+        call = self.call
+        if self.finding.tap.side != IN or call is None or call.parent is None:
+            return None
+        return call.parent if call.part is last_map(call.parent.part) else None
+
+    @cached_property
+    def embedding(self) -> PartCall | None:
+        """The call of the embedding, but for its norm, whose result the tap is."""
+        calls = [self.call_at(tap) for tap in self.reads]
+        found = [call for call in calls if call is not None and isinstance(call.part, nn.Embedding)]
+        return found[0].parent if found and len(found) == len(calls) and self.finding.tap.side != OUT else None
+
+    def call_at(self, tap: Tap) -> PartCall | None:
+        """The call of the first part at another tap."""
+        calls = self.finding.observation.record.get(tap.modules[0], [])
+        return calls[tap.nth] if tap.side != PORT and tap.nth < len(calls) else None
 
     @property
-    def embedding(self) -> str | None:
-        """The embedding of tokens that the span reads, by module, if it does and adds positions to it."""
-        names = (tap.modules[0] for tap in self.reads if tap.modules[0].endswith("_embedding.tokens"))
-        model = self.model
-        return next(
-            (name for name in names if model.get_submodule(name.removesuffix(".tokens")).positions is not None), None
-        )
+    def kind(self) -> type:
+        """Of what kind the place is: a part, a cache, or what goes into a part or out of the graph."""
+        tap = self.finding.tap
+        if tap.side == PORT:
+            return StateTensor if tap.state is not None else PORT_KIND
+        if tap.side == OUT:
+            assert self.call is not None
+            return type(self.call.part)
+        if self.block is not None:
+            return type(self.block.part)
+        if self.embedding is not None:
+            return Embedding
+        return Residual if len(self.reads) > 1 else INPUT_KIND
 
     def explains(self, hypothesis: Array) -> bool:
         """Whether what a fault model gives is what was seen."""
         if hypothesis.size != self.seen.size:
             return False
-        left = np.abs(hypothesis.reshape(self.seen.shape) - self.seen).max(initial=0.0)
         error = np.abs(self.expected - self.seen).max(initial=0.0)
-        return bool(left <= max(EXPLAINED * error, min(self.finding.worst.allowed, error / 4)))
+        return bool(self.left(hypothesis) <= max(EXPLAINED * error, min(self.finding.worst.allowed, error / 4)))
+
+    def left(self, hypothesis: Array) -> float:
+        """The largest difference between what a fault model gives and what was seen."""
+        return float(np.abs(hypothesis.reshape(self.seen.shape) - self.seen).max(initial=0.0))
+
+    def best(self, hypotheses: Mapping[str, Array]) -> str | None:
+        """The hypothesis that explains what was seen, in words; of several that are much alike, the nearest."""
+        found = [what for what, hypothesis in hypotheses.items() if self.explains(hypothesis)]
+        return min(found, key=lambda what: self.left(hypotheses[what]), default=None)
 
 
-def part_of(evidence: Evidence) -> str:
-    """Which list of fault models is meant for a tap."""
-    side, module = evidence.finding.tap.side, evidence.module
-    if side == PORT:
-        return "cache" if module.endswith((".key", ".value")) else "choice"
-    if side == OUT:
-        kind = evidence.model.get_submodule(module)
-        return {nn.LayerNorm: "norm", nn.Embedding: "lookup"}.get(type(kind), "linear")
-    if module.endswith("attention.output"):
-        return "attention"
-    if module.endswith("feed_forward.outer"):
-        return "activation"
-    if evidence.embedding:
-        return "embedding"
-    return "residual" if len(evidence.reads) > 1 else "input"
-
-
-def place_of(evidence: Evidence) -> str:
-    """Where a tap errs, in words."""
-    part, modules = part_of(evidence), evidence.finding.tap.modules
-    if part == "attention":
-        return block_of(evidence.module)
-    if part == "activation":
-        return f"{block_of(evidence.module)}, activation"
-    if part == "embedding" and evidence.embedding:
-        return describe([evidence.embedding])
-    if part == "residual":
-        before = [tap.modules[0] for tap in evidence.reads if tap.modules[0].endswith((".output", ".outer"))]
-        return f"{block_of(before[-1])}, residual sum" if before else describe(modules)
-    return f"what goes into {describe(modules)}" if part == "input" else describe(modules)
+def last_map(part: nn.Module) -> nn.Module | None:
+    """The linear map that an attention or a feed-forward ends with."""
+    if isinstance(part, Attention):
+        return part.output
+    return part.outer if isinstance(part, FeedForward | GatedFeedForward) else None

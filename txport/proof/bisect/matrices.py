@@ -19,7 +19,7 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form
 from txport.exporters.weights import graph_weights, held_weights
 from txport.models.model import Model
-from txport.proof.bisect.taps import recording
+from txport.proof.bisect.calls import recording
 from txport.proof.parity.weights import COARSE, finest
 
 Array = NDArray[Any]
@@ -94,8 +94,7 @@ def linear_inputs(model: Model, calls: Iterable[object]) -> dict[str, Array]:
     found: dict[str, list[Array]] = {}
     with recording(model) as record:
         for _ in calls:
-            for name, (x, *_) in record.items():
-                if isinstance(model.get_submodule(name), nn.Linear):
-                    found.setdefault(name, []).append(x.reshape(-1, x.shape[-1])[:ROWS_ENOUGH])
+            for call in (each for calls in record.values() for each in calls if isinstance(each.part, nn.Linear)):
+                found.setdefault(call.name, []).append(call.read.reshape(-1, call.read.shape[-1])[:ROWS_ENOUGH])
             record.clear()
     return {name: np.concatenate(rows)[:ROWS_ENOUGH] for name, rows in found.items()}

@@ -13,12 +13,15 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn import functional as F
 
-from txport.proof.bisect.evidence import Evidence, part_of
+from txport.models.parts import Attention, Embedding, FeedForward, GatedFeedForward
+from txport.proof.bisect.evidence import Evidence
+from txport.proof.bisect.faults import feed_forward
 from txport.proof.bisect.faults.attention import inner_values, read_by
 from txport.proof.bisect.faults.embeddings import position_rows
-from txport.proof.bisect.taps import Runner, isolate, show
+from txport.proof.bisect.isolation import Runner, isolate, show
 
 Array = NDArray[Any]
 
@@ -77,17 +80,16 @@ def _known(evidence: Evidence) -> Iterator[Array]:
     yield evidence.expected
     yield from evidence.reads.values()
     yield from evidence.finding.observation.call.inputs.values()
-    part = part_of(evidence)
-    if part == "attention":
+    kind = evidence.kind
+    if issubclass(kind, Attention):
         yield from inner_values(read_by(evidence))
-    elif part == "embedding":
+    elif issubclass(kind, Embedding):
         yield from position_rows(evidence)
-    elif part == "activation":
-        yield from _activated(torch.from_numpy(evidence.before_activation).double())
-    elif part == "linear":
-        biases: list[Any] = [
-            getattr(evidence.model.get_submodule(module), "bias", None) for module in evidence.finding.tap.modules
-        ]
+    elif issubclass(kind, FeedForward | GatedFeedForward):
+        yield from _activated(feed_forward.before_activation(*feed_forward.read_by(evidence)))
+    elif issubclass(kind, nn.Linear):
+        named = (evidence.model.get_submodule(module) for module in evidence.finding.tap.modules)
+        biases: list[Any] = [getattr(each, "bias", None) for each in named]
         if all(isinstance(bias, torch.Tensor) for bias in biases):
             yield evidence.expected - np.concatenate([bias.detach().numpy() for bias in biases])
 

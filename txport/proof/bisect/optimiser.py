@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_ir
-from txport.proof.bisect.taps import Runner
+from txport.proof.bisect.isolation import Runner
 from txport.proof.parity.calls import compare_call
 from txport.proof.parity.cases import Case
 from txport.proof.parity.measures import Comparison, badness

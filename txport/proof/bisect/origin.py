@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -46,8 +47,9 @@ def errs(finding: Finding, model: ir.Model, table: Mapping[str, Stored], manifes
     """Whether a graph errs where another does, in the same call; False where it has no such place, or does not run."""
     probe, seen = finding.probe, finding.observation
     content = ir.to_proto(model)
+    load = partial(ir.from_proto, content)
     try:
-        fresh = make_probe(lambda: ir.from_proto(content), table, probe.role, probe.precision, manifest.dtype, Path())
+        fresh = make_probe(load, table, probe.role, manifest, Path(), probe.model, seen.record)
         observation = observe(fresh, seen.case, seen.call, seen.record)
     except Exception:  # half-way, a graph need not run, and ONNX Runtime has errors of its own
         return False

@@ -12,12 +12,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from torch import nn
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Stored
 from txport.bundles.graphs import read_ir
-from txport.errors import ParityError, brief
-from txport.proof.bisect.taps import OUT, Runner, Tap, find_taps, isolate, recording, show, truth
+from txport.bundles.manifest import Manifest
+from txport.errors import ParityError, TxportError, brief
+from txport.proof.bisect.calls import Record, recording
+from txport.proof.bisect.isolation import Runner, isolate, show
+from txport.proof.bisect.taps import OUT, Tap, find_taps, truth
 from txport.proof.parity.cases import Case
 from txport.proof.parity.measures import Comparison, badness, compare
 from txport.proof.parity.replay import Call, Reference
@@ -40,6 +44,7 @@ class Probe:
     precision: str
     folder: Path  # of its weights
     load: Callable[[], ir.Model]
+    model: nn.Module  # that it is held against
     taps: tuple[Tap, ...]
     free: Runner
     isolated: Runner
@@ -51,7 +56,7 @@ class Observation:
 
     case: str
     call: Call
-    record: Mapping[str, tuple[Array, ...]]
+    record: Record
     feed: Mapping[str, Array]  # all inputs of the isolated graph
     truths: Mapping[Tap, Array]
     seen: Mapping[Tap, Array]
@@ -90,43 +95,55 @@ class Finding:
 
 
 def make_probe(
-    load: Callable[[], ir.Model], table: Mapping[str, Stored], role: str, precision: str, dtype: str, folder: Path
+    load: Callable[[], ir.Model],
+    table: Mapping[str, Stored],
+    role: str,
+    manifest: Manifest,
+    folder: Path,
+    model: nn.Module,
+    record: Record,
 ) -> Probe:
     """Two sessions of a graph: one that shows its taps, one that also reads PyTorch's values there.
 
-    `table` says what its initializers are.
+    `table` says what its initializers are, `record` which parts of the model run in its place.
     """
     plain, isolated = load(), load()
-    taps = find_taps(plain, role, table)
-    for model in (plain, isolated):
-        show(model, [tap.value for tap in taps])
-    isolate(isolated, taps, dtype)
-    return Probe(role, precision, folder, load, tuple(taps), Runner(plain, folder), Runner(isolated, folder))
+    taps = find_taps(plain, table, manifest.graphs[role], model, record)
+    for each in (plain, isolated):
+        show(each, [tap.value for tap in taps])
+    isolate(isolated, taps, manifest.dtype)
+    runners = Runner(plain, folder), Runner(isolated, folder)
+    return Probe(role, manifest.precision, folder, load, model, tuple(taps), *runners)
 
 
-def probe_file(bundle: Bundle, role: str) -> Probe:
+def probe_file(bundle: Bundle, role: str, model: nn.Module, record: Record) -> Probe:
     """A graph of a bundle as it lies on disk."""
-    file, manifest = bundle.file(role), bundle.manifest
-    return make_probe(lambda: read_ir(file), manifest.weights, role, manifest.precision, manifest.dtype, file.parent)
+    file = bundle.file(role)
+    return make_probe(lambda: read_ir(file), bundle.manifest.weights, role, bundle.manifest, file.parent, model, record)
 
 
 def observations(
-    probes: Mapping[str, Probe], reference: Reference, cases: Iterable[Case], seed: int
+    bundle: Bundle, reference: Reference, cases: Iterable[Case], seed: int
 ) -> Iterator[tuple[Probe, Observation | ParityError]]:
     """Every call of every case, on the graph of its role; the error where it does not run."""
+    probes: dict[str, Probe] = {}
     with recording(reference.model) as record:
         for case in cases:
             for call in reference.replay(case, seed):
+                if call.role not in probes:
+                    probes[call.role] = probe_file(bundle, call.role, reference.model, record)
                 probe = probes[call.role]
                 try:
                     yield probe, observe(probe, case.name, call, dict(record))
+                except TxportError:
+                    raise
                 except Exception as error:  # ONNX Runtime has errors of its own
                     where = f"case {case.name}, step {call.step}: the {probe.role} graph does not run"
                     yield probe, ParityError(f"{where}: {brief(error)}")
                 record.clear()
 
 
-def observe(probe: Probe, case: str, call: Call, record: Mapping[str, tuple[Array, ...]]) -> Observation:
+def observe(probe: Probe, case: str, call: Call, record: Record) -> Observation:
     """Run a graph once as it is, for the shapes, and once with PyTorch's values at every tap."""
     free = {**call.inputs, **probe.free.run(call.inputs)}
     truths: dict[Tap, Array] = {}

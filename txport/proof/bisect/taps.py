@@ -7,22 +7,21 @@ every tap, so that what comes out at one was computed from right values, and an 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from txport.bundles.forms import Stored
-from txport.bundles.ports import CROSS_ATTENTION, ENCODER, IDS, MODEL
-from txport.models.parts import NORM_TYPES, Additive, DotProduct
-from txport.runtimes.onnx_runtime import ort
-from txport.runtimes.sessions import may_saturate
+from txport.bundles.ports import CROSS_ATTENTION, IDS, Graph
+from txport.errors import ParityError
+from txport.models.facts import StateTensor
+from txport.models.parts import NORM_TYPES
+from txport.proof.bisect.calls import WATCHED, Record, calls_of
 
 Array = NDArray[Any]
 
@@ -30,7 +29,21 @@ IN, OUT, PORT = "in", "out", "port"
 # Operators that multiply with a weight, and which of their inputs it is.
 LINEAR = {"Gemm": 1, "MatMul": 1, "DynamicQuantizeMatMul": 1, "MatMulNBits": 1, "QGemm": 3}
 LOOKUPS = ("Gather", "GatherBlockQuantized")
-NORM = "LayerNormalization"
+NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A part that holds a weight or a table itself, and the attribute that it is."""
+
+    name: str
+    part: nn.Module
+    attribute: str
+
+    @property
+    def is_main(self) -> bool:
+        """Whether the nodes that read it are where the part begins and ends."""
+        return self.attribute == "weight" and isinstance(self.part, (nn.Linear, nn.Embedding, *NORM_TYPES))
 
 
 @dataclass(frozen=True)
@@ -42,11 +55,14 @@ class Tap:
     value: str
     readers: tuple[tuple[str, int], ...] = ()  # the first output of each node that reads an input, its place there
     quantized: bool = False
+    nth: int = 0  # of the module's calls in one run, where there are several
+    state: StateTensor | None = None  # of a port
 
     @property
     def name(self) -> str:
         """`decoder.0.attention.query in`; of a port, its name."""
-        return self.modules[0] if self.side == PORT else f"{'+'.join(self.modules)} {self.side}"
+        again = f" (call {self.nth + 1})" if self.nth else ""
+        return self.modules[0] if self.side == PORT else f"{'+'.join(self.modules)} {self.side}{again}"
 
     @property
     def given(self) -> str:
@@ -54,68 +70,105 @@ class Tap:
         return f"given {self.name}"
 
 
-@dataclass(frozen=True)
-class Span:
-    """The nodes of a graph between the taps before a value and the value itself, and what they read."""
+def truth(tap: Tap, record: Record, expected: Mapping[str, Array]) -> Array | None:
+    """What PyTorch computed at a tap; None for an output that has no single right value.
 
-    nodes: tuple[ir.Node, ...]
-    reads: tuple[str, ...]  # values at other taps
-    inputs: tuple[str, ...]  # of the graph
-
-
-@contextlib.contextmanager
-def recording(model: nn.Module) -> Iterator[dict[str, tuple[Array, ...]]]:
-    """The call of each part while the model runs in the context: its arguments, and last what came out.
-
-    Of linear maps, norms and embeddings there is one argument; of the core of an attention those of `DotProduct`.
+    Raises `ParityError` for a tap that PyTorch has nothing for.
     """
-    record: dict[str, tuple[Array, ...]] = {}
-
-    def hook(name: str) -> Any:
-        def note(module: nn.Module, inputs: tuple[Tensor | None, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-            given = output[0] if isinstance(output, tuple) else output
-            record[name] = (*(each.numpy() for each in inputs if each is not None), given.numpy())
-
-        return note
-
-    kinds = (nn.Linear, nn.Embedding, *NORM_TYPES, DotProduct, Additive)
-    watched = [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
-    handles = [module.register_forward_hook(hook(name)) for name, module in watched]
-    try:
-        yield record
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def truth(tap: Tap, record: Mapping[str, tuple[Array, ...]], expected: Mapping[str, Array]) -> Array | None:
-    """What PyTorch computed at a tap; None if it did not get there."""
     if tap.side == PORT:
         return expected.get(tap.modules[0])
-    parts = [record[name][-1 if tap.side == OUT else 0] for name in tap.modules if name in record]
-    if len(parts) != len(tap.modules):
-        return None
+    calls = [record.get(name, [])[tap.nth : tap.nth + 1] for name in tap.modules]
+    if not all(calls):
+        raise ParityError(f"no part covers {tap.name}: PyTorch does not compute it in this run")
+    parts = [call.gave if tap.side == OUT else call.read for (call,) in calls]
     return parts[0] if tap.side == IN else np.concatenate(parts, axis=-1)
 
 
-def find_taps(model: ir.Model, role: str, table: Mapping[str, Stored]) -> list[Tap]:
-    """Every tap of a graph, in the order in which it computes them; `table` says what its initializers are."""
+def find_taps(
+    graph: ir.Model, table: Mapping[str, Stored], ports: Graph, model: nn.Module, record: Record
+) -> list[Tap]:
+    """Every tap of a graph, in the order in which it computes them.
+
+    `table` says what its initializers are, `record` which parts of the model run in its place. Raises `ParityError`
+    for a weight of the model that no kind of part covers.
+    """
+    order = {str(value.name): at for at, node in enumerate(graph.graph) for value in node.outputs}
+    holders = holders_of(model)
     found: list[Tap] = []
-    for value in model.graph.initializers.values():
+    for value in graph.graph.initializers.values():
         stored = table.get(str(value.name), Stored((str(value.name),)))
-        if all(name.endswith(".weight") for name in stored.weights):
-            modules = tuple(name.removesuffix(".weight") for name in stored.weights)
-            for node, place in _readers(value):
-                found.extend(_taps_of(node, place, modules, role, stored.is_quantised))
+        held = [holders[name] for name in stored.weights if name in holders]
+        for each in (each for some in held for each in some):
+            require_covered(each)
+        if held and len(held) == len(stored.weights):
+            found.extend(_taps_of_weight(value, stored, held, order, record))
     known = {tap.value for tap in found if tap.side == OUT}
     # attention that the graph itself reads is no end of a part, and what follows from it shows
     ends = (
-        each for each in model.graph.outputs if not (str(each.name).startswith(CROSS_ATTENTION) and list(each.uses()))
+        each for each in graph.graph.outputs if not (str(each.name).startswith(CROSS_ATTENTION) and list(each.uses()))
     )
-    ports = (str(each.name) for each in ends)
-    found += [Tap((name,), PORT, name) for name in ports if name not in known and name != IDS]  # two may be as good
-    order = {str(value.name): at for at, node in enumerate(model.graph) for value in node.outputs}
+    names = (str(each.name) for each in ends)
+    states = {name: each for each, name in ports.present().items()}
+    found += [
+        Tap((name,), PORT, name, state=states.get(name)) for name in names if name not in known and name != IDS
+    ]  # two tokens may be as good
     return sorted(found, key=lambda tap: (order.get(tap.value, -1), (OUT, PORT, IN).index(tap.side), tap.modules))
+
+
+def holders_of(model: nn.Module) -> dict[str, list[Holder]]:
+    """The parts that hold each weight and table themselves, by every name that it has; tied ones have several."""
+    found: dict[int, list[Holder]] = {}
+    names: dict[str, int] = {}
+    for name, part in model.named_modules(remove_duplicate=False):
+        for own, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is not None:
+                names[f"{name}.{own}".removeprefix(".")] = id(tensor)
+                found.setdefault(id(tensor), []).append(Holder(name, part, own))
+    return {name: found[key] for name, key in names.items()}
+
+
+def require_covered(holder: Holder) -> None:
+    """Raise `ParityError` for a part that nothing is known of."""
+    if not isinstance(holder.part, WATCHED):
+        what = f"{holder.name}.{holder.attribute}".removeprefix(".")
+        kind = type(holder.part).__name__
+        raise ParityError(f"no part covers {what}, a weight of {kind}: give this kind of part words and faults")
+
+
+def _taps_of_weight(
+    value: ir.Value, stored: Stored, held: Sequence[Sequence[Holder]], order: Mapping[str, int], record: Record
+) -> Iterator[Tap]:
+    """The taps around each node that computes with a weight; the nth node does what the nth call did."""
+    readers = sorted(_readers(value), key=lambda each: order.get(str(each[0].outputs[0].name), -1))
+    top = [(node, place) for node, place in readers if str(node.outputs[0].name) in order]
+    counts: dict[tuple[type[nn.Module], ...], int] = {}
+    for node, place in top:
+        kinds = _kinds_at(node, place)
+        names = [[each.name for each in some if each.is_main and isinstance(each.part, kinds)] for some in held]
+        if not kinds or not all(names):
+            continue
+        number = counts[kinds] = counts.get(kinds, -1) + 1
+        calls = [calls_of(record, some) for some in names]
+        if not all(calls):
+            raise ParityError(f"no part covers {node.op_type} {node.name!r}: PyTorch runs no {names[0][0]} here")
+        picked = [some[min(number, len(some) - 1)] for some in calls]
+        nth = record[picked[0].name].index(picked[0])
+        yield from _taps_of(node, picked[0].part, tuple(call.name for call in picked), nth, stored.is_quantised)
+    main = next((each for some in held for each in some if each.is_main), None)
+    if main is not None and len(top) == len(readers) and readers and not counts:
+        node = readers[0][0]
+        raise ParityError(f"no part covers {main.name}: {node.op_type} {node.name!r} is none of its operators")
+
+
+def _kinds_at(node: ir.Node, place: int) -> tuple[type[nn.Module], ...]:
+    """The kinds of parts that compute with their weight as a node does."""
+    if node.op_type in LOOKUPS and place == 0:
+        return (nn.Embedding,)
+    if LINEAR.get(node.op_type) == place:
+        return (nn.Linear,)
+    if node.op_type in NORMS and place == 1:
+        return NORM_TYPES
+    return NORM_TYPES if node.op_type == "Mul" else ()
 
 
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
@@ -127,43 +180,72 @@ def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
             yield node, place
 
 
-def _taps_of(node: ir.Node, place: int, modules: tuple[str, ...], role: str, quantized: bool) -> Iterator[Tap]:
-    if node.op_type in LOOKUPS and place == 0:
-        if not modules[0].endswith(("_embedding.tokens", "projection")):  # a table of positions
-            return
-        embedding = "source_embedding" if role in (ENCODER, MODEL) else "target_embedding"
-        yield Tap((f"{embedding}.tokens",), OUT, str(_end_of_lookup(node).name))
+def _taps_of(node: ir.Node, part: nn.Module, modules: tuple[str, ...], nth: int, quantized: bool) -> Iterator[Tap]:
+    if isinstance(part, nn.Embedding):
+        yield Tap(modules, OUT, str(_end_of_lookup(node).name), nth=nth)
         return
-    if node.op_type == "Mul":  # a norm of plain operators ends with its weight, and its bias where it has one
-        yield Tap(modules, OUT, str(_with_bias(node).name))
-        return
-    if node.op_type == NORM and place == 1:
-        sources, end = [node], node.outputs[0]
-    elif LINEAR.get(node.op_type) == place:
-        sources, end = _quantizers(node), _with_bias(node)
-        if modules[0].endswith("_embedding.tokens"):  # tied
-            modules = ("projection",)
+    read: ir.Value | None
+    if node.op_type == "Mul":
+        read, end = _start_of_norm(node), _with_bias(node)
+        readers = _readers_within(read, end)
     else:
-        return
-    read = sources[0].inputs[0]
+        sources = [node] if node.op_type in NORMS else _quantizers(node)
+        end = node.outputs[0] if node.op_type in NORMS else _with_bias(node)
+        read = sources[0].inputs[0]
+        readers = tuple((str(each.outputs[0].name), 0) for each in sources)
     assert read is not None
-    yield Tap(modules, IN, str(read.name), tuple((str(each.outputs[0].name), 0) for each in sources), quantized)
-    yield Tap(modules, OUT, str(end.name), quantized=quantized)
+    yield Tap(modules, IN, str(read.name), readers, quantized, nth)
+    yield Tap(modules, OUT, str(end.name), quantized=quantized, nth=nth)
+
+
+def _start_of_norm(node: ir.Node) -> ir.Value:
+    """What a norm of plain nodes reads: before its product with the weight it is divided, and perhaps centred."""
+    value = node.inputs[0]
+    divided = _before(value, "Div")
+    if divided is not None:
+        centred = _before(value := divided.inputs[0], "Sub")
+        if centred is not None and _before(centred.inputs[1], "ReduceMean") is not None:
+            value = centred.inputs[0]
+        before = None if value is None else value.producer()
+        value = before.inputs[0] if before is not None and before.op_type == "Cast" else value
+    assert value is not None
+    return value
+
+
+def _before(value: ir.Value | None, operator: str) -> ir.Node | None:
+    """The node that gives a value, if it is this operator; a change of type between them does not count."""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Cast" and operator != "Cast":
+        return _before(node.inputs[0], operator)
+    return node if node is not None and node.op_type == operator else None
+
+
+def _readers_within(start: ir.Value, end: ir.Value) -> tuple[tuple[str, int], ...]:
+    """The nodes between two values that read the first."""
+    between: set[ir.Node] = set()
+    waiting = [end]
+    while waiting:
+        value = waiting.pop()
+        node = value.producer()
+        if value is not start and node is not None and node not in between:
+            between.add(node)
+            waiting.extend(each for each in node.inputs if each is not None)
+    return tuple((str(node.outputs[0].name), place) for node, place in start.uses() if node in between)
 
 
 def _quantizers(node: ir.Node) -> list[ir.Node]:
     """The nodes that read what a product's input is before it is brought into 8 bits, or the product itself."""
-    before = _before(node) if node.op_type == "QGemm" else None
+    before = _producer(node) if node.op_type == "QGemm" else None
     if before is None or before.op_type != "QuantizeLinear":
         return [before or node]
-    divided = _before(before)  # each row by its largest value, which is found in the same input
-    largest = divided and _before(divided, 1)
-    top = largest and _before(largest)
-    size = top and _before(top)
+    divided = _producer(before)  # each row by its largest value, which is found in the same input
+    largest = divided and _producer(divided, 1)
+    top = largest and _producer(largest)
+    size = top and _producer(top)
     return [each for each in (divided, size) if each is not None]
 
 
-def _before(node: ir.Node, place: int = 0) -> ir.Node | None:
+def _producer(node: ir.Node, place: int = 0) -> ir.Node | None:
     value = node.inputs[place]
     return None if value is None else value.producer()
 
@@ -187,79 +269,3 @@ def _end_of_lookup(node: ir.Node) -> ir.Value:
     after = [user for user, _ in node.outputs[0].uses()]
     quantized = node.op_type == LOOKUPS[1] or any(user.op_type == "DequantizeLinear" for user in after)
     return after[0].outputs[0] if quantized and len(after) == 1 else node.outputs[0]
-
-
-def span_before(model: ir.Model, taps: Sequence[Tap], tap: Tap) -> Span:
-    """What lies between a tap and those before it."""
-    tapped = {each.value for each in taps}
-    values = {str(value.name): value for node in model.graph for value in node.outputs}
-    nodes: set[ir.Node] = set()
-    reads: dict[str, None] = {}
-    inputs: dict[str, None] = {}
-    waiting = [values[tap.value]] if tap.value in values else []
-    while waiting:
-        node = waiting.pop().producer()
-        if node is None or node in nodes:
-            continue
-        nodes.add(node)
-        for value in node.inputs:
-            if value is None or value.is_initializer():
-                continue
-            if str(value.name) in tapped:
-                reads[str(value.name)] = None
-            elif value.producer() is None:
-                inputs[str(value.name)] = None
-            else:
-                waiting.append(value)
-    return Span(tuple(node for node in model.graph if node in nodes), tuple(reads), tuple(inputs))
-
-
-def isolate(model: ir.Model, taps: Sequence[Tap], dtype: str) -> None:
-    """Let whatever reads at a tap read PyTorch's values, which become inputs."""
-    values = {str(value.name): value for node in model.graph for value in node.outputs}
-    kind = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype)))
-    given = {tap: ir.Value(name=tap.given, type=kind) for tap in taps}
-    model.graph.inputs.extend(given.values())
-    edges = set()
-    for tap in taps:
-        for reader, place in tap.readers:
-            node = values[reader].producer()
-            assert node is not None
-            node.replace_input_with(place, given[tap])
-            edges.add((node, place))
-    first: dict[str, Tap] = {}
-    for tap in taps:
-        first.setdefault(tap.value, tap)
-    for name, tap in first.items():
-        for node, place in list(values[name].uses()) if name in values else ():
-            if (node, place) not in edges:
-                node.replace_input_with(place, given[tap])
-
-
-def show(model: ir.Model, names: Sequence[str]) -> None:
-    """Make more values outputs of a graph."""
-    values = {str(value.name): value for node in model.graph for value in node.outputs}
-    shown = {str(value.name) for value in model.graph.outputs}
-    model.graph.outputs.extend(values[name] for name in dict.fromkeys(names) if name in values and name not in shown)
-
-
-class Runner:
-    """A graph in memory, its weights where they lie, on ONNX Runtime at one level of its optimiser."""
-
-    def __init__(self, model: ir.Model, folder: Path, level: Any = None) -> None:
-        options = ort.SessionOptions()
-        options.log_severity_level = 4  # what fails is raised, and need not be logged
-        none = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.graph_optimization_level = none if level is None else level
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # PyTorch runs in between
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-        options.add_session_config_entry("session.x64quantprecision", "1" if may_saturate() else "0")
-        content = ir.to_proto(model).SerializeToString()
-        self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        self._inputs = {each.name for each in self._session.get_inputs()}
-        self._outputs = [each.name for each in self._session.get_outputs()]
-
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Every output by name; inputs that the graph does not have are left out."""
-        feed = {name: array for name, array in inputs.items() if name in self._inputs}
-        return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))

@@ -1,4 +1,4 @@
-"""Faults of an attention: what PyTorch's reads, and what that gives with another mask, cache or scale."""
+"""Faults of an attention: its core run again over what PyTorch's read, with another mask, cache, grouping or scale."""
 
 from __future__ import annotations
 
@@ -10,95 +10,119 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from txport.models.parts import DotProduct
+from txport.bundles.ports import ENCODER, MODEL
+from txport.models.ops import additive
+from txport.models.parts import Additive, Attention, DotProduct, unflatten
+from txport.proof.bisect.calls import PartCall, altered
 from txport.proof.bisect.evidence import Cause, Evidence
-from txport.proof.bisect.probe import Observation
+from txport.proof.bisect.faults.common import fitted
 
 Array = NDArray[Any]
 
 MASKED = -1e30
-STEPS = 200  # of the search for a factor
+INTERLEAVED = "the numbers of heads are interleaved, they lie side by side"
 
 
 @dataclass(frozen=True)
 class Attended:
-    """What PyTorch's attention read: (B, N, T, H), (B, N, S, H) twice, and which places may be seen (..., T, S).
+    """A core, and what it read in a call: (B, N, T, H), (B, G, S, H) twice, mask and distances (..., T, S)."""
 
-    `scale` is the factor of the scores, `bias` (..., T, S) what positions add to them.
-    """
-
-    query: Array
-    key: Array
-    value: Array
-    mask: Array
-    scale: float
-    bias: Array | None = None
+    core: DotProduct | Additive
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor
+    distances: Tensor | None = None
 
     def replace(self, **changes: Any) -> Attended:
-        """With other keys, values or masks."""
+        """With other keys, values or masks, or another core."""
         return dataclasses.replace(self, **changes)
 
-
-def attended(place: str, observation: Observation, model: nn.Module) -> Attended:
-    """What the attention `decoder.1.cross_attention` reads in one call; keys and values once for each head."""
-    name = f"{place}.core"
-    core = model.get_submodule(name)
-    query, key, value, mask, *rest = observation.record[name]
-    key, value = (np.repeat(each, query.shape[1] // each.shape[1], axis=1) for each in (key, value))
-    bias = None
-    if isinstance(core, DotProduct) and core.bias is not None and len(rest) > 1:
-        bias = core.bias(torch.from_numpy(rest[0])).detach().numpy()
-    scale = core.scale if isinstance(core, DotProduct) else 1.0
-    return Attended(query, key, value, mask == 0, scale, bias)
+    @property
+    def seen(self) -> Tensor:
+        """Which places may be seen (..., T, S)."""
+        return self.mask == 0
 
 
-def attend(given: Attended, scale: float = 1.0) -> Array:
-    """Attention in float64, its scores times `scale` -> (B * T, D)."""
-    *_, mixed = inner_values(given, scale)
-    result: Array = mixed.swapaxes(1, 2).reshape(-1, mixed.shape[1] * mixed.shape[3])
-    return result
+def attended(call: PartCall) -> Attended:
+    """What the core of an attention read in a call."""
+    assert isinstance(call.part, Attention)
+    query, key, value, mask, *rest = call.inner_calls(call.part.core)[-1].arguments
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    assert mask is not None
+    return Attended(call.part.core, query, key, value, mask, rest[0] if rest else None)
 
 
-def inner_values(given: Attended, scale: float = 1.0) -> Iterator[Array]:
+@torch.inference_mode()
+def attend(given: Attended) -> Array:
+    """What the core mixes -> (B * T, N x H)."""
+    mixed, _ = given.core(given.query, given.key, given.value, given.mask, given.distances)
+    found: Array = mixed.transpose(1, 2).flatten(2).flatten(0, 1).numpy()
+    return found
+
+
+def scaled(given: Attended, factor: float) -> Attended:
+    """With scores of queries and keys times a factor."""
+    core = given.core
+    if isinstance(core, DotProduct):
+        return given.replace(core=altered(core, scale=core.scale * factor))
+    return given.replace(core=altered(core, score=core.score * factor))
+
+
+@torch.inference_mode()
+def inner_values(given: Attended) -> Iterator[Array]:
     """The steps of attention: products, scores, masked scores, weights, and the values that they mix (B, N, T, H)."""
-    query, key = given.query.astype(np.float64), given.key.astype(np.float64)
-    yield (products := query @ key.swapaxes(2, 3))  # (B, N, T, S)
-    yield (scores := products * (scale * given.scale))
-    if given.bias is not None:
-        yield (scores := scores + given.bias)
-    yield (masked := np.where(given.mask, scores, MASKED))
-    powers = np.exp(masked - masked.max(axis=-1, keepdims=True))
-    yield (weights := powers / powers.sum(axis=-1, keepdims=True))
-    yield weights @ given.value
+    core = given.core
+    mixed, weights = core(given.query, given.key, given.value, given.mask, given.distances)
+    yield from (mixed.numpy(), weights.numpy())
+    if isinstance(core, DotProduct):
+        products = core.grouped(given.query, given.key.transpose(2, 3))  # (B, N, T, S)
+        scores = products * core.scale
+        yield from (products.numpy(), scores.numpy())
+        if core.bias is not None and given.distances is not None:
+            scores = scores + core.bias(given.distances)
+            yield scores.numpy()
+        yield np.where(given.seen.numpy(), scores.numpy(), MASKED)
 
 
 def read_by(evidence: Evidence) -> Attended:
-    """What PyTorch's attention reads where this one errs."""
-    place = evidence.module.removesuffix(".output")
-    return attended(place, evidence.finding.observation, evidence.model)
+    """What PyTorch's attention read where this one errs."""
+    assert evidence.block is not None
+    return attended(evidence.block)
 
 
 def other_mask(evidence: Evidence) -> Cause | None:
     """An attention that sees places that it must not, or not all that it may."""
-    given, cross = read_by(evidence), "cross" in evidence.module or evidence.finding.probe.role == "encoder"
-    whose = "padding of the source" if cross else "tokens to come" if given.mask.ndim == 2 else "unused cache"
-    kinds = {f"the mask is dropped: {whose} is seen": np.ones_like(given.mask)}
-    if whose == "tokens to come":
-        kinds["the mask is dropped: tokens to come are seen"] = kinds.pop("the mask is dropped: tokens to come is seen")
+    given = read_by(evidence)
+    seen = given.seen
+    kinds = {f"the mask is dropped: {_beyond(evidence, seen)} seen": torch.ones_like(seen)}
+    if seen.shape[-2] > 1:  # several queries, of which some may see less than others
+        kinds["the mask is dropped: padding is seen"] = torch.ones_like(seen).tril(seen.shape[-1] - seen.shape[-2])
     for by, words in ((1, "one place too many is seen"), (-1, "one place too few is seen")):
-        kinds[f"the mask is off by one: {words}"] = _shifted(given.mask, by)
+        kinds[f"the mask is off by one: {words}"] = _shifted(seen, by)
     for what, mask in kinds.items():
-        if evidence.explains(attend(given.replace(mask=mask))):
+        if evidence.explains(attend(given.replace(mask=additive(mask, given.mask.dtype)))):
             return Cause("mask", what)
     return None
 
 
-def _shifted(mask: Array, by: int) -> Array:
-    counts = mask.sum(axis=-1, keepdims=True) + by
-    shifted: Array = np.arange(mask.shape[-1]) < counts
-    return shifted
+def _beyond(evidence: Evidence, seen: Tensor) -> str:
+    """What a mask hides."""
+    assert evidence.block is not None
+    if getattr(evidence.block.part, "over", "row") == "source" or evidence.finding.probe.role in (ENCODER, MODEL):
+        return "padding of the source is"
+    return "tokens to come are" if seen.dim() == 2 or seen.shape[-2] > 1 else "unused cache is"
+
+
+def _shifted(seen: Tensor, by: int) -> Tensor:
+    """So many more places of each query, from the first that it sees on."""
+    places = torch.arange(seen.shape[-1])
+    first = seen.int().argmax(-1, keepdim=True)
+    return (places >= first) & (places < first + seen.sum(-1, keepdim=True) + by)
 
 
 def other_cache(evidence: Evidence) -> Cause | None:
@@ -110,27 +134,70 @@ def other_cache(evidence: Evidence) -> Cause | None:
     for name, array in arrays.items():
         if array.shape == given.key.shape:
             for part in ("key", "value"):
-                if evidence.explains(attend(given.replace(**{part: array}))):
+                other = torch.from_numpy(array).to(given.key.dtype)
+                if evidence.explains(attend(given.replace(**{part: other}))):
                     return Cause("cache", f"{name} is read as its {part}s")
     return None
+
+
+def other_heads(evidence: Evidence) -> Cause | None:
+    """Queries that meet keys and values of others, or numbers that are dealt out to heads otherwise."""
+    given = read_by(evidence)
+    heads, key_heads = given.core.heads, given.core.key_heads
+    names = ("query", "key", "value")
+    if 1 < key_heads < heads:
+        turns = torch.arange(heads) % key_heads
+        other = given.replace(
+            core=altered(given.core, key_heads=heads), key=given.key[:, turns], value=given.value[:, turns]
+        )
+        if evidence.explains(attend(other)):
+            return Cause("heads", "heads of keys and values are repeated in turn, each is for queries side by side")
+    if heads > 1:
+        other = given.replace(**{name: interleaved(getattr(given, name)) for name in names})
+        mixed = unflatten(torch.from_numpy(attend(other)), -1, (heads, -1)).transpose(-1, -2).flatten(-2)
+        if any(evidence.explains(each) for each in (attend(other), mixed.numpy())):
+            return Cause("heads", INTERLEAVED)
+    return None
+
+
+def interleaved(heads: Tensor) -> Tensor:
+    """(B, N, T, H), of which each head takes every Nth of the numbers -> (B, N, T, H)."""
+    numbers = heads.transpose(1, 2)  # (B, T, N, H)
+    return unflatten(numbers.flatten(2), 2, (numbers.shape[3], numbers.shape[2])).permute(0, 3, 1, 2)
+
+
+def replaced(array: Tensor, old: Tensor, new: Tensor) -> Tensor | None:
+    """Heads (B, G, S, H) with others in the places of the tokens `old` (B, G, T, H); None where one is not there.
+
+    The array may have been rounded to fp32.
+    """
+    if array.dim() != 4 or old.shape[:2] != array.shape[:2] or old.shape[3] != array.shape[3]:
+        return None
+    exact = array.float()[:, :, None] == old.float()[:, :, :, None]  # (B, G, T, S, H)
+    same = exact.all(-1).all(1)  # (B, T, S)
+    if not same.any(-1).all():
+        return None
+    found = array.clone()
+    rows = torch.arange(len(array))[:, None]
+    found[rows, :, same.int().argmax(-1)] = new.to(array.dtype).transpose(1, 2)
+    return found
 
 
 def other_scale(evidence: Evidence) -> Cause | None:
     """Scores that are not divided by the square root of the head's size: the factor that fits best."""
     given = read_by(evidence)
-
-    def error(factor: float) -> float:
-        return float(np.square(attend(given, factor).reshape(evidence.seen.shape) - evidence.seen).sum())
-
-    grid = np.geomspace(1 / 64, 64, 97)
-    best = int(np.argmin([error(factor) for factor in grid]))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    for _ in range(STEPS):
-        if high - low < 1e-9 * high:
-            break
-        left, right = low + 0.382 * (high - low), low + 0.618 * (high - low)
-        low, high = (low, right) if error(left) < error(right) else (left, high)
-    factor = (low + high) / 2
-    if not evidence.explains(attend(given, factor)):
+    factor = fitted(evidence, lambda factor: attend(scaled(given, factor)), 1 / 64, 64)
+    if not evidence.explains(attend(scaled(given, factor))):
         return None
-    return Cause("scale", f"scores are scaled by {factor:.4g} of what they should be")
+    return Cause("scale", f"scores are scaled by {factor:.4g} of what they should be{_as_if(given.core, factor)}")
+
+
+def _as_if(core: nn.Module, factor: float) -> str:
+    """What a factor of the scores looks like."""
+    if not isinstance(core, DotProduct) or abs(core.scale - 1) < 1e-3:
+        return ""
+    scale = core.scale * factor
+    if abs(scale - 1) < 1e-3:
+        return ", which is no scale at all"
+    size = scale**-2
+    return f", which is that of heads of size {size:.0f}" if size > 1 and abs(size - round(size)) < 1e-3 * size else ""

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from txport.models.parts import unflatten
 from txport.proof.bisect.evidence import Cause, Evidence
+from txport.proof.bisect.faults.attention import INTERLEAVED, interleaved, replaced
 
 Array = NDArray[Any]
 
@@ -20,16 +23,17 @@ def swapped_ports(evidence: Evidence) -> Cause | None:
     for name, array in call.expected.items():
         if name != own and array.shape == evidence.seen.shape and evidence.explains(array):
             return Cause("cache", f"it holds what belongs in {name}")
-    for name, hypothesis in _continued(own, call.inputs, call.expected):
+    for name, hypothesis in _continued(own, call.becomes.get(own), call.inputs, call.expected):
         if hypothesis.shape == evidence.seen.shape and evidence.explains(hypothesis):
             return Cause("cache", name)
     return None
 
 
-def _continued(own: str, inputs: Mapping[str, Array], expected: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+def _continued(
+    own: str, past: str | None, inputs: Mapping[str, Array], expected: Mapping[str, Array]
+) -> Iterator[tuple[str, Array]]:
     """What a cache would be if it went on from another's past, or got another's new places."""
-    past = own.replace("present", "past_key_values" if own in expected and own.count(".") == 3 else "past")
-    if past not in inputs:
+    if past is None or past not in inputs:
         return
     right, before = expected[own], inputs[past]
     new = _new_places(right, before)
@@ -55,3 +59,20 @@ def _new_places(right: Array, before: Array) -> Array:
     size = before.shape[2]
     new[:, :, :size] = (right[:, :, :size] != before).any(axis=(1, 3), keepdims=True)
     return new
+
+
+def other_cached_heads(evidence: Evidence) -> Cause | None:
+    """Keys or values whose numbers are dealt out to heads otherwise before they are cached."""
+    expected, state = torch.from_numpy(evidence.expected), evidence.finding.tap.state
+    assert state is not None
+    heads = expected.shape[1]
+    calls = (each for calls in evidence.finding.observation.record.values() for each in calls)
+    for call in (each for each in calls if getattr(each.part, "tag", "").endswith(state.role)):
+        tokens = call.result if call.result.dim() == 3 else call.result.unsqueeze(1)
+        if tokens.shape[2] % heads:
+            continue
+        own = unflatten(tokens, 2, (heads, -1)).transpose(1, 2)
+        hypothesis = replaced(expected, own, interleaved(own)) if len(own) == len(expected) else None
+        if hypothesis is not None and evidence.explains(hypothesis.numpy()):
+            return Cause("heads", INTERLEAVED)
+    return None

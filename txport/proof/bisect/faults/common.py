@@ -1,8 +1,8 @@
-"""Faults of parts that are the same everywhere: weights, norms, activations, sums, factors."""
+"""Faults of parts that are the same everywhere: weights, sums, factors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,22 +12,57 @@ from torch import Tensor, nn
 
 from txport.models.parts import ACTIVATIONS
 from txport.proof.bisect.evidence import EXPLAINED, Cause, Evidence, WrongWeight
-from txport.proof.bisect.parts import describe
 from txport.proof.bisect.taps import IN, Tap
+from txport.proof.bisect.words import describe
 
 Array = NDArray[Any]
 
+GRID, STEPS = 97, 200  # of the search for a factor
 NOTHING = 1e-4  # times what it should be: not there at all
+
+
+def fitted(evidence: Evidence, run: Callable[[float], Array], least: float, most: float) -> float:
+    """The argument between two with which a part gives nearly what was seen: a grid, then a golden-section search."""
+
+    def error(value: float) -> float:
+        found = run(value)
+        return float(np.square(found.reshape(evidence.seen.shape) - evidence.seen).sum())
+
+    if run(most).size != evidence.seen.size:
+        return least
+    grid = np.geomspace(least, most, GRID)
+    best = int(np.argmin([error(value) for value in grid]))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    for _ in range(STEPS):
+        if high - low < 1e-9 * high:
+            break
+        left, right = low + 0.382 * (high - low), low + 0.618 * (high - low)
+        low, high = (low, right) if error(left) < error(right) else (left, high)
+    return float((low + high) / 2)
 
 
 def wrong_weight(evidence: Evidence) -> Cause | None:
     """The weight that it reads is not the checkpoint's."""
-    named = {id(each): name for name, each in evidence.model.named_parameters()}
-    for module in evidence.finding.tap.modules:
-        for parameter in evidence.model.get_submodule(module).parameters(recurse=False):
-            if named[id(parameter)] in evidence.wrong:
-                return describe_weight(evidence.wrong[named[id(parameter)]])
-    return None
+    parts = (evidence.model.get_submodule(module) for module in evidence.finding.tap.modules)
+    return _wrong_among(evidence, (each for part in parts for each in part.parameters(recurse=False)))
+
+
+def inner_weight(evidence: Evidence) -> Cause | None:
+    """A weight or a table of an attention that is none of a linear map is not the checkpoint's."""
+    assert evidence.block is not None
+    part = evidence.model.get_submodule(evidence.block.name)
+    inner = [each for each in part.modules() if not isinstance(each, nn.Linear)]
+    tensors = (tensor for each in inner for tensor in (*each.parameters(recurse=False), *each.buffers(recurse=False)))
+    return _wrong_among(evidence, tensors)
+
+
+def _wrong_among(evidence: Evidence, tensors: Iterable[Tensor]) -> Cause | None:
+    """The first of some tensors that the graph has other numbers for."""
+    names: dict[int, str] = {}
+    for name, tensor in (*evidence.model.named_parameters(), *evidence.model.named_buffers()):
+        names.setdefault(id(tensor), name)
+    found = (names[id(tensor)] for tensor in tensors)
+    return next((describe_weight(evidence.wrong[name]) for name in found if name in evidence.wrong), None)
 
 
 def describe_weight(wrong: WrongWeight) -> Cause:
@@ -72,18 +107,18 @@ def _factor(seen: Array, expected: Array) -> float | None:
 
 def summands(evidence: Evidence) -> Cause | None:
     """A sum of what it reads, one part of it missing or scaled."""
-    return wrong_sum(evidence, {_words(tap): value for tap, value in evidence.reads.items()})
+    return wrong_sum(evidence, {_words(evidence, tap): value for tap, value in evidence.reads.items()})
 
 
-def _words(tap: Tap) -> str:
-    where = describe(tap.modules)
+def _words(evidence: Evidence, tap: Tap) -> str:
+    where = describe(evidence.model, tap.modules)
     return f"what goes into {where}" if tap.side == IN else f"what {where} gives"
 
 
 def wrong_sum(evidence: Evidence, parts: Mapping[str, Array]) -> Cause | None:
     """Which part of a sum is not added as it should be; the factors are those that fit best."""
     known = {words: value for words, value in parts.items() if value.size == evidence.seen.size}
-    if len(known) < 2:
+    if not known:
         return None
     matrix = np.stack([value.astype(np.float64).ravel() for value in known.values()], axis=1)
     seen, right = (np.linalg.lstsq(matrix, each.ravel(), rcond=None)[0] for each in (evidence.seen, evidence.expected))
@@ -95,22 +130,6 @@ def wrong_sum(evidence: Evidence, parts: Mapping[str, Array]) -> Cause | None:
     return Cause("scale", f"{words} is scaled by {ratio:.6g} of what it should be")
 
 
-def epsilon(evidence: Evidence) -> Cause | None:
-    """A norm with another epsilon."""
-    norm = evidence.model.get_submodule(evidence.module)
-    assert isinstance(norm, nn.LayerNorm)
-    x = evidence.finding.observation.record[evidence.module][0].astype(np.float64)
-    x = (x - x.mean(axis=-1, keepdims=True)).reshape(-1, x.shape[-1])
-    weight, bias = (each.detach().numpy().astype(np.float64) for each in (norm.weight, norm.bias))
-    seen = evidence.seen.reshape(x.shape) - bias
-    variance = np.square(x).mean(axis=-1)
-    shrink = (seen * x * weight).sum(axis=-1) / np.square(x * weight).sum(axis=-1)  # 1 / sqrt(variance + epsilon)
-    found = float(np.median(1 / np.square(shrink) - variance))
-    if not evidence.explains(x / np.sqrt(np.abs(variance + found))[:, None] * weight + bias):
-        return None
-    return Cause("epsilon", f"epsilon is {found:.2g}, the model's is {norm.eps:.3g}")
-
-
 def no_bias(evidence: Evidence) -> Cause | None:
     """A linear map whose bias was lost."""
     biases = [evidence.model.get_submodule(module).bias for module in evidence.finding.tap.modules]
@@ -120,12 +139,17 @@ def no_bias(evidence: Evidence) -> Cause | None:
     return Cause("weight", "its bias is not added") if evidence.explains(evidence.expected - bias) else None
 
 
-def other_activation(evidence: Evidence) -> Cause | None:
-    """An activation that is not the model's."""
-    x = torch.from_numpy(evidence.before_activation)
-    own = evidence.model.get_submodule(evidence.module.rpartition(".")[0]).activation
+def other_output(evidence: Evidence) -> Cause | None:
+    """What one part gives, activated otherwise than in the model."""
+    reads = [value for value in evidence.reads.values() if value.size == evidence.expected.size]
     kinds: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATIONS, "no activation": nn.Identity()}
-    for name, function in kinds.items():
-        if evidence.explains(function(x).numpy()):
-            return Cause("activation", f"{name} in place of {own}")
+    for value in reads:
+        found = {name: activate(torch.from_numpy(value).double()).numpy() for name, activate in kinds.items()}
+        near = {name: np.abs(each.ravel() - evidence.expected.ravel()).max(initial=0.0) for name, each in found.items()}
+        own = min(near, key=near.__getitem__)
+        if near[own] > evidence.finding.worst.allowed:
+            continue
+        other = evidence.best({name: each for name, each in found.items() if name != own})
+        if other is not None:
+            return Cause("activation", f"{other} in place of {own}")
     return None

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txport.bundles.ports import INPUT_IDS, PAST_LENGTHS, POSITION_IDS, STEP
+from txport.bundles.ports import STEP
+from txport.models.parts import Embedding
 from txport.proof.bisect.evidence import Cause, Evidence
 from txport.proof.bisect.faults.common import describe_weight, wrong_sum
 
@@ -20,57 +21,73 @@ SHIFTS = (1, -1, 2, -2)
 
 def moved(evidence: Evidence) -> Cause | None:
     """Tokens stand at other positions than their own."""
-    own = _places(evidence)
-    tokens = evidence.expected.reshape(len(own), -1) - _positions(evidence, own)
+    table = _table(evidence)
+    if table is None:
+        return None
+    own = _places(evidence, table)
+    tokens = evidence.expected.reshape(len(own), -1) - table[own]
     for shift in SHIFTS:
-        if evidence.explains(tokens + _positions(evidence, own + shift)):
+        if evidence.explains(tokens + table[(own + shift) % len(table)]):
             return Cause("position", f"positions are off by {shift:+d}")
-    anew = 0 * own if evidence.finding.probe.role == STEP else own - own.min()
-    if evidence.explains(tokens + _positions(evidence, anew)):
+    anew = (0 * own if evidence.finding.probe.role == STEP else own - own.min()) + _part(evidence).offset
+    if evidence.explains(tokens + table[anew % len(table)]):
         return Cause("position", "positions start at 0 again in each call")
     return Cause("position", "no position is added") if evidence.explains(tokens) else None
 
 
 def wrong_positions(evidence: Evidence) -> Cause | None:
-    """The table of positions is not the model's."""
-    name = f"{_embedding(evidence)}.positions"
-    return describe_weight(evidence.wrong[name]) if name in evidence.wrong else None
+    """The table of positions, or the vector of the segment, is not the model's."""
+    assert evidence.embedding is not None
+    names = (f"{evidence.embedding.name}.{own}" for own in ("positions", "segment"))
+    return next((describe_weight(evidence.wrong[name]) for name in names if name in evidence.wrong), None)
 
 
 def wrong_summand(evidence: Evidence) -> Cause | None:
-    """The tokens' or the positions' part is scaled."""
-    tokens = next(value for tap, value in evidence.reads.items() if tap.modules[0] == evidence.embedding)
-    positions = _positions(evidence, _places(evidence))
-    return wrong_sum(evidence, {"the embedding of a token": tokens, "that of a position": positions})
+    """The tokens' part is scaled, that of the positions, or that of the segment."""
+    parts = {"the embedding of a token": _looked_up(evidence)}
+    table = _table(evidence)
+    if table is not None:
+        parts["that of a position"] = table[_places(evidence, table)]
+    segment = getattr(_part(evidence), "segment", None)
+    if isinstance(segment, Tensor):
+        parts["that of the segment"] = np.broadcast_to(segment.numpy(), parts["the embedding of a token"].shape)
+    return wrong_sum(evidence, parts)
 
 
 def position_rows(evidence: Evidence) -> Iterator[Array]:
     """What PyTorch looks up for the positions, for each token or each row once, and the tokens' part of the sum."""
-    own = _places(evidence)
-    rows = _positions(evidence, own)
-    yield from (rows, _positions(evidence, np.unique(own)), evidence.expected.reshape(rows.shape) - rows)
+    table = _table(evidence)
+    if table is not None:
+        own = _places(evidence, table)
+        yield from (table[own], table[np.unique(own)], evidence.expected.reshape(len(own), -1) - table[own])
 
 
-def _embedding(evidence: Evidence) -> str:
+def _part(evidence: Evidence) -> Embedding:
     assert evidence.embedding is not None
-    return evidence.embedding.removesuffix(".tokens")
+    part = evidence.embedding.part
+    assert isinstance(part, Embedding)
+    return part
 
 
-def _positions(evidence: Evidence, places: Array) -> Array:
-    """PyTorch's table, looked up at places, in circles: (tokens, D)."""
-    table = evidence.model.get_submodule(_embedding(evidence)).positions
-    assert isinstance(table, Tensor)
-    values: Array = table.detach().numpy()[places % len(table)]
-    return values
+def _table(evidence: Evidence) -> Array | None:
+    """PyTorch's table of positions (places, D), None where it adds none."""
+    positions = _part(evidence).positions
+    return None if positions is None else positions.detach().numpy()
 
 
-def _places(evidence: Evidence) -> Array:
-    """The position of each token that goes in, in their order."""
-    call = evidence.finding.observation.call
-    if call.role == STEP:
-        return call.inputs[PAST_LENGTHS].astype(np.int64)
-    if POSITION_IDS in call.inputs:
-        return call.inputs[POSITION_IDS].ravel()
-    rows, length = call.inputs[INPUT_IDS].shape
-    start = next((call.inputs[name].shape[2] for name in call.becomes.values()), 0)
-    return np.tile(np.arange(start, start + length), rows)
+def _looked_up(evidence: Evidence) -> Array:
+    """The vectors of the tokens that go in, as they lie in the table: (tokens, D)."""
+    assert evidence.embedding is not None
+    call = evidence.embedding.inner_calls(_part(evidence).tokens)[0]
+    return call.gave.reshape(-1, call.gave.shape[-1])
+
+
+def _places(evidence: Evidence, table: Array) -> Array:
+    """The row of PyTorch's table that it added for each token, in their order: the nearest to what it gives."""
+    part = _part(evidence)
+    segment = getattr(part, "segment", None)
+    added = evidence.expected.reshape(-1, table.shape[1]) - _looked_up(evidence) * part.scale
+    if isinstance(segment, Tensor):
+        added = added - segment.detach().numpy()
+    found: Array = (np.square(table).sum(1) - 2 * added @ table.T).argmin(1)
+    return found

@@ -1,0 +1,326 @@
+"""Each fault of each kind of part is found where it was planted, and called by its name; no part is passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+from tests.proof.bisect import anyparts
+from tests.proof.bisect.anyparts import (
+    BUCKETS,
+    CLIP,
+    FARTHEST,
+    LONGEST,
+    Backwards,
+    Clipped,
+    Crossed,
+    InterleavedHeads,
+    InTurn,
+    Late,
+    LateKeys,
+    PlainKeys,
+    PlainQueries,
+    Plant,
+    Ungated,
+    buckets,
+    checkpoint_of,
+    exchanged,
+    faulty,
+    norm,
+    of_class,
+    part,
+    times,
+    turned,
+)
+from tests.proof.faults import attribute
+from tests.tiny import edit_graph
+from txport.bundles.bundle import Bundle, seal
+from txport.bundles.ports import ENCODER
+from txport.errors import ParityError
+from txport.exporters.export import export_graphs
+from txport.models import architecture
+from txport.models.checkpoint import Checkpoint
+from txport.models.facts import StateTensor
+from txport.models.parts import FeedForward, bucket_table
+from txport.proof.bisect import culprit as module
+from txport.proof.bisect import kinds
+from txport.proof.bisect.calls import WATCHED, recording
+from txport.proof.bisect.culprit import bisect
+from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND
+from txport.proof.bisect.taps import IN, Tap, truth
+from txport.proof.parity import cases
+
+
+def of_way(*, both_ways: bool) -> Callable[[Tensor], Tensor]:
+    return lambda table: bucket_table(BUCKETS, FARTHEST, LONGEST, both_ways=both_ways)
+
+
+Fault = tuple[dict[str, Any], str, Plant, str, str, str]  # config, target, what is done, where, kind, words
+OWN, CORE = "decoder layer 1, self-attention", "attention.core"
+IN_ENCODER = "encoder layer 1, self-attention"
+VECTORS_OF = [f"encoder.1.{CORE}.relative_{each}" for each in ("keys", "values")]
+FEED_FORWARD = "decoder layer 1, feed-forward"
+LEARNED = {"positions": "learned"}
+NORM, NORM_OF = "decoder.1.feed_forward_residual.norm", "decoder layer 1, norm of feed-forward"
+ROTARY, BIAS, VECTORS = {"positions": "rotary"}, {"positions": "bias"}, {"positions": "vectors"}
+FAULTS: dict[str, Fault] = {
+    "RMSNorm as LayerNorm": (
+        {}, "portable", norm(NORM, "layer without bias"), NORM_OF, "norm", "LayerNorm in place of RMSNorm",
+    ),
+    "UnbiasedNorm as LayerNorm": (
+        {"norm": "unbiased"}, "portable", norm(NORM, "layer"), NORM_OF, "norm", "LayerNorm in place of UnbiasedNorm",
+    ),
+    "LayerNorm as UnbiasedNorm": (
+        {"norm": "layer"}, "cpu", norm(NORM, "unbiased"), NORM_OF, "norm", "UnbiasedNorm in place of LayerNorm",
+    ),
+    "LayerNorm as RMSNorm": (
+        {"norm": "layer"}, "portable", norm(NORM, "rms"), NORM_OF, "norm", "RMSNorm in place of LayerNorm",
+    ),
+    "LayerNorm without its bias": (
+        {"norm": "layer"}, "portable", norm(NORM, "layer without bias"), NORM_OF, "weight", "its bias is not added",
+    ),
+    "epsilon of an RMSNorm": ({}, "cpu", part(NORM, eps=0.02), NORM_OF, "epsilon", "epsilon is 0.02, the model's is"),
+    "epsilon of an UnbiasedNorm": (
+        {"norm": "unbiased"}, "portable", part(NORM, eps=0.03), NORM_OF, "epsilon", "epsilon is 0.03",
+    ),
+    "weight of an RMSNorm": ({}, "portable", times(f"{NORM}.weight", 1.01), NORM_OF, "weight", "is 1.01 times"),
+    "no rotation of queries": (
+        ROTARY, "portable", of_class("decoder.1.attention", PlainQueries), OWN, "position",
+        "queries are not turned by their positions",
+    ),
+    "no rotation of keys": (
+        ROTARY, "portable", of_class("decoder.1.attention", PlainKeys), f"{OWN}, cached keys", "position",
+        "keys are not turned by their positions",
+    ),
+    "keys a position too far": (
+        ROTARY, "portable", of_class("decoder.1.attention", LateKeys), f"{OWN}, cached keys", "position",
+        "keys are turned by positions that are off by +1",
+    ),
+    "no rotation in the encoder": (
+        ROTARY, "portable", part("encoder.1.attention", rotary=None), IN_ENCODER, "position",
+        "queries and keys are not turned by their positions",
+    ),
+    "base": (
+        ROTARY, "portable", turned("encoder.1.attention", base=1e5), IN_ENCODER, "position",
+        "queries and keys are turned by angles of the base 100000, the model's is 1e+04",
+    ),
+    "base, cached": (
+        ROTARY, "cpu", turned("decoder.1.attention", base=1e5), f"{OWN}, cached keys", "position",
+        "keys are turned by angles of the base 100000",
+    ),
+    "pairs of neighbours": (
+        ROTARY, "portable", turned("encoder.1.attention", "neighbours"), IN_ENCODER, "position",
+        "queries and keys are turned in pairs that are interleaved, in place of halves",
+    ),
+    "pairs of halves, cached": (
+        {"positions": "neighbours"}, "cpu", turned("decoder.1.attention"), f"{OWN}, cached keys", "position",
+        "keys are turned in pairs that are halves, in place of interleaved",
+    ),
+    "buckets that look one way": (
+        BIAS, "portable", buckets(f"encoder.1.{CORE}.bias", of_way(both_ways=False)), IN_ENCODER, "position",
+        "buckets look one way, the model's both ways",
+    ),
+    "buckets that look both ways": (
+        BIAS, "portable", buckets(f"decoder.1.{CORE}.bias", of_way(both_ways=True)),
+        OWN, "position", "buckets look both ways, the model's one way",
+    ),
+    "buckets off by one": (
+        BIAS, "portable", buckets(f"encoder.1.{CORE}.bias", lambda table: (table + 1).clamp(0, 7)), IN_ENCODER,
+        "position", "buckets are off by +1",
+    ),
+    "distances of the wrong sign": (
+        BIAS, "portable", of_class(f"encoder.1.{CORE}.bias", Backwards), IN_ENCODER, "position",
+        "distances have the wrong sign",
+    ),
+    "no bias of distances": (
+        BIAS, "cpu", part(f"decoder.1.{CORE}", bias=None), OWN, "position", "the bias of distances is not added",
+    ),
+    "weight of a bias": (
+        BIAS, "portable", times(f"decoder.1.{CORE}.bias.weight", 1.01), OWN, "weight", "bias.weight is 1.01 times",
+    ),
+    "clip distance": (
+        VECTORS, "portable", of_class(VECTORS_OF[0], Clipped, VECTORS_OF[1]),
+        IN_ENCODER, "position", f"distances are clipped at {CLIP - 1}, the model's at {CLIP}",
+    ),
+    "vectors off by one": (
+        VECTORS, "portable", of_class(f"encoder.1.{CORE}.relative_keys", Late), IN_ENCODER, "position",
+        "distances are off by +1 for relative keys",
+    ),
+    "no relative values": (
+        VECTORS, "cpu", part(f"decoder.1.{CORE}", relative_values=None), OWN, "position",
+        "vectors of distances are not added to values",
+    ),
+    "no relative keys": (
+        VECTORS, "portable", part(f"decoder.1.{CORE}", relative_keys=None), OWN, "position",
+        "vectors of distances are not added to keys",
+    ),
+    "heads repeated in turn": (
+        {"key_heads": 2}, "portable", of_class(f"decoder.1.{CORE}", InTurn), OWN, "heads", "are repeated in turn",
+    ),
+    "interleaved heads": (
+        LEARNED, "portable", of_class("encoder.1.attention", InterleavedHeads), IN_ENCODER, "heads",
+        "the numbers of heads are interleaved",
+    ),
+    "interleaved heads, cached": (
+        LEARNED, "portable", of_class("decoder.1.attention", InterleavedHeads), f"{OWN}, cached keys",
+        "heads", "the numbers of heads are interleaved",
+    ),
+    "no scale": (
+        {"key_heads": 2}, "portable", part(f"decoder.1.{CORE}", scale=1.0), OWN, "scale",
+        "scores are scaled by 4 of what they should be, which is no scale at all",
+    ),
+    "scale of another head size": (
+        {"key_heads": 2}, "cpu", part(f"decoder.1.{CORE}", scale=8**-0.5), OWN, "scale",
+        "which is that of heads of size 8",
+    ),
+    "weight of an additive attention": (
+        {"additive": True, "positions": "learned"}, "portable", times(f"decoder.1.{CORE}.score", 1.01), OWN, "weight",
+        "core.score is 1.01 times the checkpoint's",
+    ),
+    "gate and the map beside it exchanged": (
+        {"gated": True}, "cpu", of_class("decoder.1.feed_forward", Crossed), f"{FEED_FORWARD}, activation", "gate",
+        "the gate and the map beside it are exchanged",
+    ),
+    "no gate": (
+        {"gated": True}, "portable", of_class("encoder.1.feed_forward", Ungated),
+        "encoder layer 1, feed-forward, activation", "gate", "the gate is left out",
+    ),
+    "weights of gate and inner exchanged": (
+        {"gated": True}, "portable", exchanged("decoder.1.feed_forward"), f"{FEED_FORWARD}, gate", "weight",
+        "decoder.1.feed_forward.gate.weight",
+    ),
+    "another activation of a gate": (
+        {"gated": True}, "cpu", part("decoder.1.feed_forward", activation="gelu"), f"{FEED_FORWARD}, activation",
+        "activation", "gelu in place of silu",
+    ),
+    "another activation": (
+        {}, "portable", part("decoder.1.feed_forward", activation="gelu_tanh"), f"{FEED_FORWARD}, activation",
+        "activation", "gelu_tanh in place of silu",
+    ),
+    "a linear map without its bias": (
+        {}, "portable", part("decoder.1.feed_forward.inner", bias=None),
+        "decoder layer 1, feed-forward, first linear map", "weight", "its bias is not added",
+    ),
+    "positions off by one": (
+        LEARNED, "portable", part("target_embedding", offset=3), "decoder, embedding", "position",
+        "positions are off by +1",
+    ),
+    "no positions": (
+        LEARNED, "portable", part("target_embedding", positions=None), "decoder, embedding", "position",
+        "no position is added",
+    ),
+    "scale of an embedding": (
+        ROTARY, "portable", part("target_embedding", scale=1.0), "decoder, embedding", "scale",
+        "the embedding of a token is scaled by 0.25 of what it should be",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cases show all of these faults; exporting again has tests of its own."""
+    draw = cases.draw_cases
+    monkeypatch.setattr(module, "draw_cases", lambda *given: [draw(*given)[at] for at in (1, 2)])
+    monkeypatch.setattr(module, "origin", lambda *_: "")
+    monkeypatch.setattr(architecture, "of", lambda config: anyparts.ARCHITECTURE)
+
+
+def made(checkpoint: Checkpoint, folder: Path, target: str) -> Bundle:
+    folder.mkdir()
+    return seal(folder, export_graphs(checkpoint, folder, target=target))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_part_is_named(fault: str, tmp_path: Path) -> None:
+    config, target, plant, where, kind, words = FAULTS[fault]
+    checkpoint = checkpoint_of(**config)
+    culprit = bisect(made(faulty(checkpoint, plant), tmp_path / "out", target), checkpoint)
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == (where, kind), culprit.what
+    assert words in culprit.what
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"key_heads": 2, "gated": True},
+        {"norm": "unbiased", "positions": "bias", "shared": True},
+        {"norm": "layer", "positions": "vectors"},
+        {"additive": True, "positions": "learned"},
+        {"positions": "neighbours"},
+    ],
+    ids=str,
+)
+def test_no_sound_part_is_accused(config: dict[str, Any], target: str, tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(**config)
+    assert bisect(made(checkpoint, tmp_path / "out", target), checkpoint) is None
+
+
+def test_of_a_part_that_runs_twice_the_call_is_named(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(norm="layer", shared=True)
+    bundle = made(checkpoint, tmp_path / "out", "portable")
+    bundle = edit_graph(bundle.path, ENCODER, attribute("LayerNormalization", 3, epsilon=1e-2))
+    culprit = bisect(bundle, checkpoint)
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == ("encoder layer 0, norm of feed-forward (call 2)", "epsilon")
+
+
+class Gain(nn.Module):
+    """A part that nobody has heard of."""
+
+    def __init__(self, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self.within, self.weight = feed_forward, nn.Parameter(2 * feed_forward.outer.bias.detach())
+
+    def forward(self, x: Tensor, ops: Any) -> Any:
+        return self.within(x, ops) * self.weight
+
+
+def test_a_part_that_nothing_covers_is_refused(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of()
+    layer: Any = checkpoint.model.decoder[1]
+    layer.feed_forward = Gain(layer.feed_forward)
+    what = "no part covers decoder.1.feed_forward.weight, a weight of Gain: give this kind of part words and faults"
+    with pytest.raises(ParityError, match=what):
+        bisect(made(checkpoint, tmp_path / "out", "portable"), checkpoint)
+
+
+def test_a_tap_that_pytorch_does_not_compute_is_refused() -> None:
+    with pytest.raises(ParityError, match=r"no part covers decoder\.0\.query in: PyTorch does not compute it"):
+        truth(Tap(("decoder.0.query",), IN, "x"), {}, {})
+
+
+def test_a_kind_of_part_without_faults_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "KINDS", {kind: each for kind, each in kinds.KINDS.items() if kind is not FeedForward})
+    checkpoint = checkpoint_of()
+    bundle = made(faulty(checkpoint, part("decoder.1.feed_forward", activation="relu")), tmp_path / "out", "portable")
+    with pytest.raises(ParityError, match=r"no part covers decoder\.1\.feed_forward\.outer in, a FeedForward"):
+        bisect(bundle, checkpoint)
+
+
+def test_every_kind_that_is_watched_has_words_and_faults_or_lies_within_one_that_has() -> None:
+    from txport.proof.bisect.calls import INNER
+    from txport.proof.bisect.words import WORDS
+
+    assert set(WATCHED) <= set(WORDS)
+    assert set(WATCHED) - set(INNER) <= set(kinds.KINDS)
+    assert {StateTensor, INPUT_KIND, PORT_KIND} <= set(kinds.KINDS)
+
+
+def test_each_call_of_a_part_is_recorded_within_the_one_that_made_it() -> None:
+    model = checkpoint_of(shared=True).model
+    import torch
+
+    with recording(model) as record, torch.inference_mode():
+        model.encode(torch.tensor([[4, 5, 6]]), torch.tensor([3]))
+    calls = record["encoder.0.attention"]
+    assert len(calls) == 2
+    assert not np.allclose(calls[0].gave, calls[1].gave)
+    turns = calls[1].inner_calls(model.encoder[0].attention.rotary)
+    assert [each.parent for each in turns] == [calls[1]] * 2

@@ -1,0 +1,115 @@
+"""The calls of a model's parts while it runs: what each was given, what it gave, and the call that it was made in."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from txport.models.parts import (
+    NORM_TYPES,
+    Additive,
+    Attention,
+    DotProduct,
+    Embedding,
+    FeedForward,
+    GatedFeedForward,
+    RelativeBias,
+    RelativeVectors,
+    Rotary,
+)
+
+Array = NDArray[Any]
+
+BLOCKS = (Embedding, Attention, FeedForward, GatedFeedForward)
+INNER = (DotProduct, Additive, Rotary, RelativeBias, RelativeVectors)
+WATCHED = (nn.Linear, nn.Embedding, *NORM_TYPES, *BLOCKS, *INNER)
+
+
+@dataclass(eq=False)
+class PartCall:
+    """One call of a part: its tensor arguments, None for those left out, and the first tensor that came out."""
+
+    name: str
+    part: nn.Module
+    order: int  # among all calls of a run
+    parent: PartCall | None
+    arguments: tuple[Tensor | None, ...]
+    result: Tensor = field(init=False)
+    inner: list[PartCall] = field(default_factory=list)
+
+    @property
+    def read(self) -> Array:
+        """Its first argument."""
+        first = self.arguments[0]
+        assert first is not None
+        return first.numpy()
+
+    @property
+    def gave(self) -> Array:
+        """What came out."""
+        found: Array = self.result.numpy()
+        return found
+
+    def inner_calls(self, part: nn.Module) -> list[PartCall]:
+        """The calls of one part that this one made, in order."""
+        return [each for each in self.inner if each.part is part]
+
+
+Part = TypeVar("Part", bound=nn.Module)
+Record = dict[str, list[PartCall]]  # the calls of each part by its name, in order
+
+
+@contextlib.contextmanager
+def recording(model: nn.Module) -> Iterator[Record]:
+    """Every call of every part while the model runs in the context; whoever reads the record clears it."""
+    record: Record = {}
+    open_calls: list[PartCall] = []
+
+    def begin(name: str) -> Any:
+        def note(part: nn.Module, inputs: tuple[Any, ...]) -> None:
+            parent = open_calls[-1] if open_calls else None
+            arguments = tuple(each for each in inputs if each is None or isinstance(each, Tensor))
+            order = sum(map(len, record.values()))
+            open_calls.append(call := PartCall(name, part, order, parent, arguments))
+            record.setdefault(name, []).append(call)
+            if parent is not None:
+                parent.inner.append(call)
+
+        return note
+
+    def end(part: nn.Module, inputs: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+        open_calls.pop().result = output[0] if isinstance(output, tuple) else output
+
+    watched = [(name, part) for name, part in model.named_modules() if isinstance(part, WATCHED)]
+    handles = [part.register_forward_pre_hook(begin(name)) for name, part in watched]
+    handles += [part.register_forward_hook(end) for _, part in watched]
+    try:
+        yield record
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def calls_of(record: Record, names: Iterable[str]) -> list[PartCall]:
+    """The calls of several parts, in the order in which they were made."""
+    return sorted((call for name in names for call in record.get(name, ())), key=lambda call: call.order)
+
+
+def altered(part: Part, **changes: Any) -> Part:
+    """The same part, its weights where they are, with some of its attributes, parts or weights changed."""
+    other = copy.copy(part)
+    for kind in ("_parameters", "_buffers", "_modules"):
+        other.__dict__[kind] = dict(getattr(part, kind))
+    for kind in ("_forward_hooks", "_forward_pre_hooks"):  # it is no call of the model's
+        other.__dict__[kind] = {}
+    for name, value in changes.items():
+        for kind in ("_parameters", "_buffers", "_modules"):
+            other.__dict__[kind].pop(name, None)
+        other.__dict__[name] = value
+    return other

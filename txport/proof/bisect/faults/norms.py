@@ -1,0 +1,90 @@
+"""Faults of a norm: that of another kind, without its weight or bias, or with another epsilon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from txport.models.parts import RMSNorm, UnbiasedNorm
+from txport.proof.bisect.calls import altered
+from txport.proof.bisect.evidence import Cause, Evidence
+from txport.proof.bisect.faults.common import fitted
+
+Normalise = Callable[[Tensor, float], Tensor]
+OWN = {nn.LayerNorm: "LayerNorm", RMSNorm: "RMSNorm", UnbiasedNorm: "UnbiasedNorm"}
+
+
+def _centred(x: Tensor) -> Tensor:
+    return x - x.mean(-1, keepdim=True)
+
+
+def _variance(x: Tensor, *, unbiased: bool) -> Tensor:
+    return x.var(-1, correction=int(unbiased), keepdim=True)
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    return x.square().mean(-1, keepdim=True)
+
+
+NORMALISE: dict[str, Normalise] = {
+    "LayerNorm": lambda x, eps: _centred(x) / (_variance(x, unbiased=False) + eps).sqrt(),
+    "RMSNorm": lambda x, eps: x / (_mean_square(x) + eps).sqrt(),
+    "UnbiasedNorm": lambda x, eps: _centred(x) / (_variance(x, unbiased=True).sqrt() + eps),
+    "LayerNorm of the unbiased variance": lambda x, eps: _centred(x) / (_variance(x, unbiased=True) + eps).sqrt(),
+    "LayerNorm with epsilon beside the root": lambda x, eps: _centred(x) / (_variance(x, unbiased=False).sqrt() + eps),
+    "RMSNorm with epsilon beside the root": lambda x, eps: x / (_mean_square(x).sqrt() + eps),
+    "no norm": lambda x, eps: x,
+}
+
+
+def _read(evidence: Evidence) -> tuple[Any, Tensor, Tensor, Tensor | None]:
+    """The norm, what it reads, its weight and its bias."""
+    assert evidence.call is not None
+    norm: Any = evidence.call.part
+    x = evidence.call.arguments[0]
+    assert x is not None
+    return norm, x, norm.weight, getattr(norm, "bias", None)
+
+
+@torch.inference_mode()
+def other_norm(evidence: Evidence) -> Cause | None:
+    """A norm of another kind, with the same weight and bias."""
+    norm, x, weight, bias = _read(evidence)
+    own = next(name for kind, name in OWN.items() if isinstance(norm, kind))
+    for name, normalise in NORMALISE.items():
+        found = normalise(x, norm.eps) * weight
+        ways = {"": found if bias is None else found + bias, ", without its bias": found}
+        for how, hypothesis in ways.items():
+            if name != own and evidence.explains(hypothesis.numpy()):
+                return Cause("norm", f"{name} in place of {own}{how}")
+    return None
+
+
+@torch.inference_mode()
+def other_affine(evidence: Evidence) -> Cause | None:
+    """A norm without its weight or bias, or with a weight that counts from 1."""
+    norm, x, weight, bias = _read(evidence)
+    own = next(name for kind, name in OWN.items() if isinstance(norm, kind))
+    plain = NORMALISE[own](x, norm.eps)
+    shift = 0.0 if bias is None else bias
+    ways = {"its weight is left out": plain + shift, "1 is added to its weight": plain * (1 + weight) + shift}
+    if bias is not None:
+        ways["its bias is not added"] = plain * weight
+    return next((Cause("weight", what) for what, found in ways.items() if evidence.explains(found.numpy())), None)
+
+
+@torch.inference_mode()
+def epsilon(evidence: Evidence) -> Cause | None:
+    """A norm with another epsilon: the one that fits best."""
+    norm, x, _, _ = _read(evidence)
+
+    def run(eps: float) -> Any:
+        return altered(norm, eps=eps)(x).numpy()
+
+    found = fitted(evidence, run, 1e-12, 10.0)
+    if not evidence.explains(run(found)):
+        return None
+    return Cause("epsilon", f"epsilon is {found:.2g}, the model's is {norm.eps:.3g}")

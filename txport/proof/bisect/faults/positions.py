@@ -1,0 +1,209 @@
+"""Faults of positions within an attention: rotary ones, and those that distances stand for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from txport.models.parts import Attention, DotProduct, RelativeBias, RelativeVectors, Rotary, bucket_table
+from txport.proof.bisect.calls import PartCall, altered
+from txport.proof.bisect.evidence import Cause, Evidence
+from txport.proof.bisect.faults.attention import Attended, attend, attended, read_by, replaced
+
+Array = NDArray[Any]
+Turn = Callable[[Tensor, Tensor], Tensor]
+
+SHIFTS = (1, -1, 2, -2)
+BASES = (1e2, 1e3, 1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)  # of published models, and what lies between them
+WHO = {(True, True): "queries and keys", (True, False): "queries", (False, True): "keys"}
+
+
+def turns(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
+    """Other ways to turn heads (B, N, T, H) at positions, in words."""
+    yield "not turned by their positions", lambda x, places: x
+    for shift in SHIFTS:
+        yield f"turned by positions that are off by {shift:+d}", _moved(rotary, shift)
+    yield "turned by positions that start at 0 again", lambda x, places: rotary(x, places - places.min())
+    other: Any = "interleaved" if rotary.pairing == "halves" else "halves"
+    yield f"turned in pairs that are {other}, in place of {rotary.pairing}", altered(rotary, pairing=other)
+    yield "turned the other way", altered(rotary, sin=-rotary.sin)
+    if rotary.scale != 1:
+        plain = altered(rotary, cos=rotary.cos / rotary.scale, sin=rotary.sin / rotary.scale)
+        yield f"turned without the factor {rotary.scale:.4g}", plain
+    yield from _of_other_bases(rotary)
+
+
+def _moved(rotary: Rotary, shift: int) -> Turn:
+    return lambda x, places: rotary(x, (places + shift) % len(rotary.cos))
+
+
+def _of_other_bases(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
+    """Angles whose speeds fall faster, or less fast, from pair to pair."""
+    longest, half = rotary.cos.shape
+    if longest < 2 or half < 2:
+        return
+    slowest = math.atan2(float(rotary.sin[1, -1]), float(rotary.cos[1, -1]))
+    own = slowest ** (-half / (half - 1)) if slowest > 0 else 0.0
+    for base in BASES:
+        if not math.isclose(base, own, rel_tol=1e-3):
+            speeds = base ** (-np.arange(half) / half)
+            found = Rotary(speeds, longest, rotary.pairing, rotary.scale).to(rotary.cos.dtype)
+            yield f"turned by angles of the base {base:g}, the model's is {own:.4g}", found
+
+
+def other_turn(evidence: Evidence) -> Cause | None:
+    """Queries, keys or both that are turned otherwise."""
+    block, given = evidence.block, read_by(evidence)
+    assert block is not None
+    found = _turned_in(block)
+    if found is None:
+        return None
+    rotary, (query, key) = found
+    for words, turn in turns(rotary):
+        queries, keys = _again(query, turn), replaced(given.key, key.result, _again(key, turn))
+        for (of_queries, of_keys), who in WHO.items():
+            changed = given.replace(
+                query=queries if of_queries else given.query, key=keys if of_keys and keys is not None else given.key
+            )
+            if evidence.explains(attend(changed)):
+                return Cause("position", f"{who} are {words}")
+    return None
+
+
+def other_cached_turn(evidence: Evidence) -> Cause | None:
+    """Keys that are turned otherwise before they are cached."""
+    expected = torch.from_numpy(evidence.expected)
+    record = evidence.finding.observation.record
+    for call in (each for calls in record.values() for each in calls if isinstance(each.part, Attention)):
+        found = _turned_in(call)
+        if found is None or replaced(expected, (key := found[1][1]).result, key.result) is None:
+            continue
+        for words, turn in turns(found[0]):
+            hypothesis = replaced(expected, key.result, _again(key, turn))
+            if hypothesis is not None and evidence.explains(hypothesis.numpy()):
+                return Cause("position", f"keys are {words}")
+    return None
+
+
+def _turned_in(call: PartCall) -> tuple[Rotary, tuple[PartCall, PartCall]] | None:
+    """The rotary part of an attention, and its calls for queries and for keys; None if it has none."""
+    rotary = call.part.rotary if isinstance(call.part, Attention) else None
+    calls = [] if rotary is None else call.inner_calls(rotary)
+    if rotary is None or len(calls) < 2:
+        return None
+    first, second = calls[:2]
+    is_query = torch.equal(first.result, attended(call).query)
+    return rotary, (first, second) if is_query else (second, first)
+
+
+@torch.inference_mode()
+def _again(call: PartCall, turn: Turn) -> Tensor:
+    x, places = call.arguments
+    assert x is not None
+    assert places is not None
+    return turn(x, places)
+
+
+def other_distances(evidence: Evidence) -> Cause | None:
+    """What distances add to an attention is left out, or looked up for others."""
+    given = read_by(evidence)
+    core = given.core
+    if not isinstance(core, DotProduct) or given.distances is None:
+        return None
+    for what, other in (*_without(core, given), *_of_others(core, given)):
+        if evidence.explains(attend(other)):
+            return Cause("position", what)
+    return None
+
+
+def _without(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attended]]:
+    words = {
+        "bias": "the bias of distances is not added",
+        "relative_keys": "vectors of distances are not added to keys",
+        "relative_values": "vectors of distances are not added to values",
+    }
+    there = [name for name in words if getattr(core, name) is not None]
+    for name in there:
+        yield words[name], given.replace(core=altered(core, **{name: None}))
+    if len(there) > 1:
+        yield "nothing is added for distances", given.replace(core=altered(core, **dict.fromkeys(there)))
+
+
+class Looked(nn.Module):
+    """A part of distances that is asked for others."""
+
+    def __init__(self, part: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.part, self.change = part, change
+
+    def forward(self, distances: Tensor) -> Any:
+        """See `RelativeBias.forward`."""
+        return self.part(self.change(distances))
+
+
+def _of_others(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attended]]:
+    """Each part of distances, and all of them, with other distances; buckets and limits that are not the model's."""
+    parts = {name: getattr(core, name) for name in ("bias", "relative_keys", "relative_values")}
+    parts = {name: part for name, part in parts.items() if part is not None}
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        "distances are off by +1": lambda distances: distances + 1,
+        "distances are off by -1": lambda distances: distances - 1,
+        "distances have the wrong sign": lambda distances: -distances,
+    }
+    for words, change in changes.items():
+        for some in ([name] for name in parts) if len(parts) == 1 else (list(parts), *([name] for name in parts)):
+            who = "" if len(some) == len(parts) else f" for {some[0].replace('_', ' ')}"
+            looked = {name: Looked(_wide(parts[name]), change) for name in some}
+            yield words + who, given.replace(core=altered(core, **looked))
+    if core.bias is not None:
+        yield from ((words, given.replace(core=altered(core, bias=bias))) for words, bias in _buckets(core.bias))
+    vectors = [name for name, part in parts.items() if isinstance(part, RelativeVectors)]
+    for words, clipped in _clipped({name: parts[name] for name in vectors}):
+        yield words, given.replace(core=altered(core, **clipped))
+
+
+def _wide(part: nn.Module) -> nn.Module:
+    """A part that is not at its end one distance further."""
+    if not isinstance(part, RelativeBias):
+        return part
+    ends = torch.cat([part.bucket[:1], part.bucket, part.bucket[-1:]])
+    return altered(part, bucket=ends, longest=part.longest + 1)
+
+
+def _buckets(bias: RelativeBias) -> Iterator[tuple[str, RelativeBias]]:
+    """A bias with other buckets."""
+    own = "both ways" if bias.both_ways else "one way"
+    other = "one way" if bias.both_ways else "both ways"
+    sizes = {"buckets": bias.buckets, "farthest": bias.farthest, "longest": bias.longest}
+    table = bucket_table(**sizes, both_ways=not bias.both_ways)
+    yield f"buckets look {other}, the model's {own}", altered(bias, bucket=table)
+    for by in (1, -1):
+        moved = (bias.bucket + by).clamp(0, bias.buckets - 1)
+        yield f"buckets are off by {by:+d}", altered(bias, bucket=moved)
+    for farthest in (bias.farthest // 2, 2 * bias.farthest, 128):
+        if farthest > bias.buckets and farthest != bias.farthest:
+            found = bucket_table(**{**sizes, "farthest": farthest}, both_ways=bias.both_ways)
+            yield (
+                f"the farthest bucket begins at {farthest}, the model's at {bias.farthest}",
+                altered(bias, bucket=found),
+            )
+
+
+def _clipped(vectors: dict[str, RelativeVectors]) -> Iterator[tuple[str, dict[str, nn.Module]]]:
+    """Vectors of which those beyond a smaller distance are all alike, or that count from another middle."""
+    if not vectors:
+        return
+    farthest = next(iter(vectors.values())).farthest
+    for least in range(farthest - 1, -1, -1):
+        what = f"distances are clipped at {least}, the model's at {farthest}"
+        yield what, {name: Looked(part, _clip(least)) for name, part in vectors.items()}
+
+
+def _clip(most: int) -> Callable[[Tensor], Tensor]:
+    return lambda distances: distances.clamp(-most, most)

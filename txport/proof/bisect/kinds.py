@@ -1,0 +1,136 @@
+"""What is known of each kind of part: what its place is called, and what may be wrong with it.
+
+A fault model runs a part again in float64 with one thing changed, or computes what it would give under one fault,
+which is the cause if that is what was seen, up to a small share of the error. Nothing is concluded from names or from
+the shape of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from txport.errors import ParityError
+from txport.models.facts import StateTensor
+from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, GatedFeedForward, Residual
+from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND, Cause, Evidence, last_map
+from txport.proof.bisect.faults.attention import other_cache, other_heads, other_mask, other_scale
+from txport.proof.bisect.faults.caches import other_cached_heads, swapped_ports
+from txport.proof.bisect.faults.common import (
+    inner_weight,
+    multiple,
+    no_bias,
+    not_finite,
+    other_output,
+    summands,
+    wrong_weight,
+)
+from txport.proof.bisect.faults.embeddings import moved, wrong_positions, wrong_summand
+from txport.proof.bisect.faults.feed_forward import exchanged, other_activation
+from txport.proof.bisect.faults.norms import epsilon, other_affine, other_norm
+from txport.proof.bisect.faults.positions import other_cached_turn, other_distances, other_turn
+from txport.proof.bisect.taps import OUT
+from txport.proof.bisect.words import describe, describe_state
+
+FaultModel = Callable[[Evidence], Cause | None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The words for a place of this kind, and its fault models in the order in which they are tried."""
+
+    words: Callable[[Evidence], str]
+    faults: tuple[FaultModel, ...]
+
+
+def _itself(evidence: Evidence) -> str:
+    return describe(evidence.model, evidence.finding.tap.modules)
+
+
+def _block(evidence: Evidence) -> str:
+    assert evidence.block is not None
+    return describe(evidence.model, [evidence.block.name])
+
+
+def _activation(evidence: Evidence) -> str:
+    return f"{_block(evidence)}, activation"
+
+
+def _embedding(evidence: Evidence) -> str:
+    assert evidence.embedding is not None
+    return describe(evidence.model, [evidence.embedding.name])
+
+
+def _sum(evidence: Evidence) -> str:
+    """After the last sublayer that is added."""
+    calls = [evidence.call_at(tap) for tap in evidence.reads if tap.side == OUT]
+    ends = [
+        call.parent for call in calls if call is not None and call.parent and call.part is last_map(call.parent.part)
+    ]
+    return f"{describe(evidence.model, [ends[-1].name])}, residual sum" if ends else _itself(evidence)
+
+
+def _input(evidence: Evidence) -> str:
+    return f"what goes into {_itself(evidence)}"
+
+
+def _cache(evidence: Evidence) -> str:
+    assert evidence.finding.tap.state is not None
+    return describe_state(evidence.finding.tap.state)
+
+
+_norm = Kind(_itself, (wrong_weight, not_finite, other_affine, other_norm, epsilon, multiple))
+_feed_forward = Kind(_activation, (not_finite, other_activation, exchanged, multiple))
+KINDS: Mapping[type, Kind] = {
+    nn.Linear: Kind(_itself, (wrong_weight, not_finite, no_bias, multiple)),
+    nn.Embedding: Kind(_itself, (wrong_weight, not_finite, multiple)),
+    **dict.fromkeys(NORM_TYPES, _norm),
+    Embedding: Kind(_embedding, (not_finite, moved, wrong_positions, wrong_summand)),
+    Attention: Kind(
+        _block,
+        (
+            not_finite,
+            other_mask,
+            other_cache,
+            other_turn,
+            other_distances,
+            other_heads,
+            inner_weight,
+            other_scale,
+            multiple,
+        ),
+    ),
+    FeedForward: _feed_forward,
+    GatedFeedForward: _feed_forward,
+    Residual: Kind(_sum, (not_finite, summands)),
+    StateTensor: Kind(_cache, (not_finite, swapped_ports, other_cached_turn, other_cached_heads, multiple)),
+    INPUT_KIND: Kind(_input, (not_finite, other_output, multiple)),
+    PORT_KIND: Kind(_itself, (not_finite, other_output, multiple)),
+}
+
+
+def kind_of(evidence: Evidence) -> Kind:
+    """The kind of a place; `ParityError` where there is none."""
+    for each in evidence.kind.__mro__:
+        if each in KINDS:
+            return KINDS[each]
+    name = evidence.finding.tap.name
+    raise ParityError(f"no part covers {name}, a {evidence.kind.__name__}: give this kind of part words and faults")
+
+
+def place_of(evidence: Evidence) -> str:
+    """Where a tap errs, in words."""
+    again = f" (call {evidence.finding.tap.nth + 1})" if evidence.finding.tap.nth else ""
+    return kind_of(evidence).words(evidence) + again
+
+
+def cause_of(evidence: Evidence) -> Cause:
+    """The first fault model that explains what was seen."""
+    if evidence.seen.shape != evidence.expected.shape:
+        return Cause("shape", f"its shape is {evidence.seen.shape}, expected {evidence.expected.shape}")
+    for fault_model in kind_of(evidence).faults:
+        if cause := fault_model(evidence):
+            return cause
+    return Cause("operator", "what it gives is not what PyTorch computes from the same values")

@@ -1,0 +1,146 @@
+"""The parts of a model in words, by their types, and by where they hang in the tree of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from txport.models.facts import StateTensor
+from txport.models.model import Model
+from txport.models.parts import (
+    NORM_TYPES,
+    Additive,
+    Attention,
+    DotProduct,
+    Embedding,
+    FeedForward,
+    GatedFeedForward,
+    Linear,
+    RelativeBias,
+    RelativeVectors,
+    Residual,
+    Rotary,
+)
+
+SIDES = {"source_embedding": "encoder", "target_embedding": "decoder"}  # as every architecture calls them
+ATTENTIONS = {"row": "self-attention", "source": "cross-attention"}
+RESIDUAL, NORM = "_residual", "_norm"
+PROJECTION = "projection"  # a linear map's tag
+
+
+class Place(NamedTuple):
+    """A part in the tree of modules: what it hangs on, and under which attribute."""
+
+    attribute: str
+    part: nn.Module
+    parent: nn.Module
+
+
+def _linear(place: Place) -> str:
+    if getattr(place.part, "tag", None) == PROJECTION:
+        return "projection to the vocabulary"
+    leaves = {"inner": "first linear map", "outer": "second linear map", "output": "output map"}
+    own = isinstance(place.parent, Attention | FeedForward | GatedFeedForward)
+    return leaves.get(place.attribute, place.attribute) if own else _plain(place)
+
+
+def _norm(place: Place) -> str:
+    if isinstance(place.parent, Residual | Embedding):
+        return ""
+    return "last norm" if isinstance(place.parent, Model) and _stack_of(place) else _plain(place)
+
+
+def _residual(place: Place) -> str:
+    """The norm of what a residual is around, which hangs beside it."""
+    beside = place.attribute.removesuffix(RESIDUAL)
+    return f"norm of {phrase(Place(beside, getattr(place.parent, beside, place.part), place.parent))}"
+
+
+def _attention(place: Place) -> str:
+    assert isinstance(place.part, Attention)
+    return ATTENTIONS[place.part.over]
+
+
+def _plain(place: Place) -> str:
+    return place.attribute.replace("_", " ")
+
+
+def _always(words: str) -> Callable[[Place], str]:
+    return lambda place: words
+
+
+WORDS: Mapping[type[nn.Module], Callable[[Place], str]] = {
+    Attention: _attention,
+    FeedForward: _always("feed-forward"),
+    GatedFeedForward: _always("feed-forward"),
+    Residual: _residual,
+    Embedding: _always("embedding"),
+    nn.Embedding: _always(""),
+    Linear: _linear,
+    nn.Linear: _linear,
+    **dict.fromkeys(NORM_TYPES, _norm),
+    DotProduct: _always(""),
+    Additive: _always(""),
+    Rotary: _always("rotary positions"),
+    RelativeBias: _always("bias of distances"),
+    RelativeVectors: _plain,
+}
+
+
+def phrase(place: Place) -> str:
+    """What one part is called beside the others of its layer."""
+    named = next((WORDS[kind] for kind in type(place.part).__mro__ if kind in WORDS), _plain)
+    return named(place)
+
+
+def path_to(model: nn.Module, name: str) -> list[Place]:
+    """From the model down to a part, as far as its name goes."""
+    found: list[Place] = []
+    part = model
+    for attribute in name.split("."):
+        child = getattr(part, attribute, None)
+        if not isinstance(child, nn.Module):
+            break
+        found.append(Place(attribute, child, part))
+        part = child
+    return found
+
+
+def _stack_of(place: Place) -> str:
+    """The stack that a norm of the model ends: `decoder_norm` -> `decoder`, if there is one."""
+    stack = place.attribute.removesuffix(NORM)
+    return stack if isinstance(getattr(place.parent, stack, None), nn.ModuleList) else ""
+
+
+def _layer(path: Sequence[Place]) -> tuple[str, Sequence[Place]]:
+    """`decoder layer 1`, and the way from there; layers count from 0, as in names."""
+    at = max((at for at, place in enumerate(path) if isinstance(place.parent, nn.ModuleList)), default=0)
+    if at:
+        return f"{path[at - 1].attribute} layer {path[at].attribute}", path[at + 1 :]
+    first = path[0]
+    if isinstance(first.part, Embedding):
+        return SIDES.get(first.attribute, ""), path
+    if getattr(first.part, "tag", None) == PROJECTION:
+        facts = getattr(first.parent, "facts", None)
+        return "encoder" if facts is not None and facts.task == "encode" else "decoder", path
+    return _stack_of(first) if isinstance(first.part, NORM_TYPES) else "", path
+
+
+def describe(model: nn.Module, modules: Sequence[str]) -> str:
+    """`decoder.1.attention.query` -> `decoder layer 1, self-attention, query`."""
+    path = path_to(model, modules[0])
+    if not path:
+        return modules[0]
+    layer, rest = _layer(path)
+    phrases = [phrase(place) for place in rest]
+    others = [phrase(way[-1]) for way in (path_to(model, name) for name in modules[1:]) if way]
+    if phrases and others:
+        phrases[-1] = " and ".join([phrases[-1], *others])
+    return ", ".join(each for each in (layer, *phrases) if each)
+
+
+def describe_state(tensor: StateTensor) -> str:
+    """A cache: `decoder layer 1, self-attention, cached keys`."""
+    return f"decoder layer {tensor.layer}, {ATTENTIONS[tensor.owner]}, cached {tensor.role}s"
