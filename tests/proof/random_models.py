@@ -134,7 +134,8 @@ def small(model: Model) -> None:
 def outliers(model: Model) -> None:
     """A few channels of the residual stream far from the rest, as in large trained models."""
     plain(model)
-    chosen = torch.randperm(model.facts.width)[: max(1, model.facts.width // 16)]
+    channels = next(written_to_stream(model)).out_features  # states may be narrower
+    chosen = torch.randperm(channels)[: max(1, channels // 16)]
     for linear in written_to_stream(model):
         for parameter in linear.parameters():
             parameter[chosen] *= 40
