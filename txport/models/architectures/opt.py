@@ -88,9 +88,14 @@ class OPT(Model):
     def __init__(self, config: OPTConfig) -> None:
         super().__init__(config, facts(config))
         width, inner = config.d_model, config.embedding_width
-        self.target_embedding = Embedding(config.vocab_size, inner)
-        self.embedding_in = nn.Identity() if inner == width else Linear(inner, width, bias=False, tag="embedding_in")
-        self.positions = nn.Embedding(config.max_length + UNUSED_POSITIONS, width)
+        self.target_embedding = Embedding(
+            config.vocab_size,
+            width,
+            inner=None if inner == width else inner,
+            positions="learned",
+            longest=config.max_length,
+            offset=UNUSED_POSITIONS,
+        )
         self.decoder = nn.ModuleList(self._layer() for _ in range(config.decoder_layers))
         self.decoder_norm = self._norm() if config.norm == "pre" else nn.Identity()
         self.embedding_out = nn.Identity() if inner == width else Linear(width, inner, bias=False, tag="embedding_out")
@@ -100,8 +105,7 @@ class OPT(Model):
 
     def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
         """See `Model.decoder_states`; (B, T) -> (..., E)."""
-        x = self.embedding_in(self.target_embedding(ids, ops))
-        x = ops.add_positions(x, self.positions.weight, UNUSED_POSITIONS)
+        x = self.target_embedding(ids, ops)
         for number, layer in enumerate(self.decoder):
             x = layer(x, ops, number)
         return cast(Tensor, self.embedding_out(self.decoder_norm(x)))
@@ -165,8 +169,9 @@ WEIGHTS = (
     Rename(r"^lm_head\.", "projection."),
     Rename(r"^model\.decoder\.", "decoder."),
     Rename(r"^decoder\.embed_tokens\.", "target_embedding.tokens."),
-    Rename(r"^decoder\.embed_positions\.", "positions."),
-    Rename(r"^decoder\.project_(in|out)\.", r"embedding_\1."),
+    Rename(r"^decoder\.embed_positions\.weight$", "target_embedding.positions"),
+    Rename(r"^decoder\.project_in\.", "target_embedding.widen."),
+    Rename(r"^decoder\.project_out\.", "embedding_out."),
     Rename(r"^decoder\.final_layer_norm\.", "decoder_norm."),
     Rename(r"\.layers\.", "."),
     Rename(r"\.self_attn_layer_norm\.", ".attention_residual.norm."),

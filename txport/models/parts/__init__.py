@@ -1,0 +1,47 @@
+"""What Transformers are made of, each part written once: in PyTorch it is the reference, and a trace of it is a graph.
+
+A part neither knows how the tokens of a run lie in memory nor what is cached: that is asked of `Ops` (models/ops.py).
+Letters in shape comments: B batch, T new tokens, S tokens attended to, N heads, G key/value heads, H head size,
+D model size. "..." are the dims of activations: (B, T), or all tokens of a batch in a row.
+"""
+
+from txport.models.parts.attention import Additive, Attention, DotProduct
+from txport.models.parts.embedding import Embedding
+from txport.models.parts.layer import Layer, Residual
+from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear
+from txport.models.parts.norms import NORM_TYPES, NORMS, RMSNorm, UnbiasedNorm
+from txport.models.parts.positions import (
+    Pairing,
+    RelativeBias,
+    RelativeVectors,
+    Rotary,
+    bucket_table,
+    constant_table,
+    sinusoids,
+    unflatten,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "NORMS",
+    "NORM_TYPES",
+    "Additive",
+    "Attention",
+    "DotProduct",
+    "Embedding",
+    "FeedForward",
+    "GatedFeedForward",
+    "Layer",
+    "Linear",
+    "Pairing",
+    "RMSNorm",
+    "RelativeBias",
+    "RelativeVectors",
+    "Residual",
+    "Rotary",
+    "UnbiasedNorm",
+    "bucket_table",
+    "constant_table",
+    "sinusoids",
+    "unflatten",
+]

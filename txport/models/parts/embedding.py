@@ -1,0 +1,67 @@
+"""What goes into the first layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from txport.models.parts.linear import Linear
+from txport.models.parts.positions import Pairing, constant_table, sinusoids
+
+if TYPE_CHECKING:
+    from txport.models.ops import Ops
+
+
+class Embedding(nn.Module):
+    """Tokens looked up, times `scale`, plus their positions where the model adds some, and normalised where it does.
+
+    `positions` is "sinusoidal", "learned" or None; the position of the first token is `offset`. With a `segment`, each
+    token gets one more vector, the same for all: of models that tell texts of a pair apart, that of the first text.
+    Where vectors of tokens are narrower than the model, of `inner` numbers, a linear map widens them first.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        width: int,
+        *,
+        scale: float = 1.0,
+        positions: str | None = None,
+        longest: int = 0,
+        offset: int = 0,
+        layout: Pairing = "interleaved",
+        segment: bool = False,
+        inner: int | None = None,
+        norm: nn.Module | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.scale, self.offset = scale, offset
+        self.tokens = nn.Embedding(size, inner or width)
+        self.widen = Linear(inner, width, bias=False, tag="embedding_in") if inner else None
+        shape = (longest + offset, width)
+        if positions == "learned":
+            self.positions: Tensor | None = nn.Parameter(torch.empty(shape))
+        elif positions == "sinusoidal":
+            table = constant_table(shape, lambda: sinusoids(*shape, layout))
+            self.register_buffer("positions", table, persistent=False)
+        else:
+            self.positions = None
+        self.segment = nn.Parameter(torch.empty(width)) if segment else None
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids: Tensor, ops: Ops) -> Tensor:
+        """Token ids (B, T) -> (..., D)."""
+        x = self.tokens(ops.lay_out(ids))
+        if self.scale != 1:
+            x = x * self.scale
+        if self.widen is not None:
+            x = self.widen(x)
+        if self.positions is not None:
+            x = ops.add_positions(x, self.positions, self.offset)
+        if self.segment is not None:
+            x = x + self.segment
+        return cast(Tensor, self.dropout(x if self.norm is None else self.norm(x)))

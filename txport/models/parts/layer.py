@@ -1,0 +1,64 @@
+"""Sublayers with what stands around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from txport.models.parts.attention import Attention
+from txport.models.parts.linear import FeedForward, GatedFeedForward
+
+if TYPE_CHECKING:
+    from txport.models.ops import Ops
+
+
+class Residual(nn.Module):
+    """The norm, dropout and residual around a sublayer, norm first ("pre") or last ("post")."""
+
+    def __init__(self, norm: nn.Module, *, first: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.norm = first, norm
+        self.dropout = nn.Dropout(dropout)
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the sublayer sees."""
+        return self.norm(x) if self.first else x
+
+    def after(self, x: Tensor, result: Tensor) -> Tensor:
+        """What the next sublayer gets: the sublayer's input plus its result."""
+        x = x + self.dropout(result)
+        return x if self.first else self.norm(x)
+
+
+class Layer(nn.Module):
+    """One layer: attention over the row's own tokens, over the source where there is one, then feed-forward.
+
+    `residual` makes the norm and residual around each of them.
+    """
+
+    cross_attention: Attention | None
+    cross_attention_residual: Residual
+
+    def __init__(
+        self,
+        attention: Attention,
+        feed_forward: FeedForward | GatedFeedForward,
+        residual: Callable[[], Residual],
+        cross_attention: Attention | None = None,
+    ) -> None:
+        super().__init__()
+        self.attention, self.attention_residual = attention, residual()
+        self.cross_attention = cross_attention
+        if cross_attention is not None:
+            self.cross_attention_residual = residual()
+        self.feed_forward, self.feed_forward_residual = feed_forward, residual()
+
+    def forward(self, x: Tensor, ops: Ops, number: int) -> Tensor:
+        """(..., D) -> (..., D), as layer `number` of its stack."""
+        x = self.attention_residual.after(x, self.attention(self.attention_residual.before(x), ops, number))
+        if self.cross_attention is not None:
+            around = self.cross_attention_residual
+            x = around.after(x, self.cross_attention(around.before(x), ops, number))
+        return self.feed_forward_residual.after(x, self.feed_forward(self.feed_forward_residual.before(x), ops))

@@ -1,0 +1,48 @@
+"""Norms of activations: (..., D) -> (..., D)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class RMSNorm(nn.Module):
+    """Zhang and Sennrich 2019: x over the root of its mean square, times a weight; neither mean nor bias."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class UnbiasedNorm(nn.Module):
+    """The LayerNorm of The Annotated Transformer: over the unbiased standard deviation plus eps."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.size, self.eps = size, eps
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        wide = x.to(torch.float32) if x.dtype == torch.float16 else x  # in 16 bits, squares overflow
+        centred = wide - wide.mean(-1, keepdim=True)
+        variance = (centred * centred).sum(-1, keepdim=True) * (1 / (self.size - 1))
+        return (centred / (variance.sqrt() + self.eps)).to(x.dtype) * self.weight + self.bias
+
+
+NORMS: dict[str, Callable[[int, float], nn.Module]] = {
+    "layer": lambda size, eps: nn.LayerNorm(size, eps=eps),
+    "layer without bias": lambda size, eps: nn.LayerNorm(size, eps=eps, bias=False),
+    "rms": RMSNorm,
+    "unbiased": UnbiasedNorm,
+}
+NORM_TYPES = (nn.LayerNorm, RMSNorm, UnbiasedNorm)

@@ -1,0 +1,132 @@
+"""Positions: added to tokens, as an angle that heads are turned by, or as what distances add to scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+unflatten = cast(Callable[[Tensor, int, tuple[int, ...]], Tensor], torch.unflatten)  # which has no types
+Pairing = Literal["halves", "interleaved"]
+WAVES = (math.sin, math.cos)
+
+
+@cache
+def sinusoids(length: int, size: int, layout: Pairing = "interleaved") -> Tensor:
+    """Section 3.5 of Vaswani et al. 2017, sine and cosine in turn or in halves: -> (length, size).
+
+    Not by PyTorch's kernels, which differ in the last bit from one instruction set to the next.
+    """
+    table = np.empty((length, size), np.float32)
+    for place, row in enumerate(table):
+        row[:] = [wave(place * 10000.0 ** (-even / size)) for even in range(0, size, 2) for wave in WAVES]
+    if layout == "halves":
+        table = np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
+    return torch.from_numpy(table)
+
+
+def constant_table(shape: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:
+    """A table that follows from the config; where only shapes are wanted (the device "meta"), none is computed."""
+    nothing = torch.empty(shape)
+    return nothing if nothing.is_meta else make().clone()
+
+
+class Rotary(nn.Module):
+    """Su et al. 2021: pairs of a head's numbers turned by an angle that grows with the position.
+
+    `frequencies` (H / 2,) are radians a position; a pair is a number and the one half a head further ("halves"), or its
+    neighbour ("interleaved"). `scale` multiplies what is turned, as YaRN does.
+    """
+
+    def __init__(
+        self, frequencies: NDArray[np.float64], longest: int, pairing: Pairing = "halves", scale: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.pairing, self.scale, self.size = pairing, scale, 2 * len(frequencies)
+        shape = (longest, len(frequencies))
+        for name, wave in (("cos", np.cos), ("sin", np.sin)):
+            table = constant_table(shape, lambda wave=wave: waves(frequencies, longest, wave, scale))  # type: ignore[misc]
+            self.register_buffer(name, table, persistent=False)
+
+    cos: Tensor
+    sin: Tensor
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        """Heads (B, N, T, H) at positions (T,) or (B, T) -> (B, N, T, H)."""
+        cos, sin = (F.embedding(places, table) for table in (self.cos, self.sin))
+        if places.dim() == 2:
+            cos, sin = cos[:, None], sin[:, None]  # (B, 1, T, H / 2)
+        if self.pairing == "halves":
+            first, second = x.chunk(2, -1)
+            return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        pairs = unflatten(x, -1, (-1, 2))  # (B, N, T, H / 2, 2)
+        first, second = (each.flatten(-2) for each in pairs.chunk(2, -1))
+        turned = [first * cos - second * sin, second * cos + first * sin]
+        return torch.cat([each.unsqueeze(-1) for each in turned], -1).flatten(-2)
+
+
+def waves(
+    frequencies: NDArray[np.float64], longest: int, wave: Callable[[NDArray[Any]], NDArray[Any]], scale: float
+) -> Tensor:
+    """Sine or cosine of each angle (longest, H / 2); angles are rounded to fp32, as they were in training."""
+    angles = np.arange(longest, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
+    return torch.from_numpy((wave(angles.astype(np.float64)) * scale).astype(np.float32))
+
+
+class RelativeBias(nn.Module):
+    """Raffel et al. 2020 (T5): a learned number for each head and each bucket of distances, added to scores."""
+
+    def __init__(self, heads: int, buckets: int, farthest: int, longest: int, *, both_ways: bool) -> None:
+        super().__init__()
+        self.longest, self.buckets, self.farthest, self.both_ways = longest, buckets, farthest, both_ways
+        self.weight = nn.Parameter(torch.empty(buckets, heads))
+        shape = (2 * longest + 1,)
+        table = constant_table(shape, lambda: bucket_table(buckets, farthest, longest, both_ways=both_ways))
+        self.register_buffer("bucket", table.long(), persistent=False)
+
+    bucket: Tensor
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """How far each key lies behind each query (..., T, S), negative before it -> (..., N, T, S)."""
+        found = F.embedding(torch.take(self.bucket, distances + self.longest), self.weight)
+        return found.movedim(-1, -3)
+
+
+def bucket_table(buckets: int, farthest: int, longest: int, *, both_ways: bool) -> Tensor:
+    """The bucket of each distance from -longest to longest: the near ones have one each, the others share.
+
+    Every step is rounded to fp32, as it was in training: at the edge of a bucket, the last bit decides.
+    """
+    distances = np.arange(-longest, longest + 1)
+    base = np.zeros_like(distances)
+    if both_ways:
+        buckets //= 2
+        base = np.where(distances > 0, buckets, 0)
+        far = np.abs(distances)
+    else:
+        far = np.maximum(-distances, 0)
+    own, single = buckets // 2, np.float32
+    logarithms = np.log((np.maximum(far, 1) / own).astype(single).astype(np.float64)).astype(single)
+    ratio = logarithms / single(math.log(farthest / own)) * single(buckets - own)
+    shared = np.minimum(own + ratio.astype(np.int64), buckets - 1)
+    return torch.from_numpy(base + np.where(far < own, far, shared))
+
+
+class RelativeVectors(nn.Module):
+    """Shaw et al. 2018: a learned vector for each distance up to `farthest`; beyond, that of the farthest."""
+
+    def __init__(self, size: int, farthest: int) -> None:
+        super().__init__()
+        self.farthest = farthest
+        self.weight = nn.Parameter(torch.empty(2 * farthest + 1, size))
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """(..., T, S) -> (..., T, S, H)."""
+        return F.embedding(distances.clamp(-self.farthest, self.farthest) + self.farthest, self.weight)
