@@ -22,6 +22,7 @@ from txport.release import Progress, silent
 from txport.system.files import hash_of, sha256
 
 TRIALS, BRIEFLY = 5, 4.0  # rounds at most, and seconds after which no further one begins
+ALIKE = 0.2  # of log-probs in the mean: two ways of rounding to 8 bits are nearer, other weights are not
 PEERS = Path(__file__).parent
 PACKAGE = PEERS.parents[1] / "txport"
 Side = tuple[Worker, Candidate]
@@ -49,7 +50,8 @@ class Place:
         """Where a candidate's weights lie: another name for every checkpoint and every version of the converter."""
         model, engine = candidate.model, candidate.engine.rpartition(".")[2]
         made_by = sorted(PACKAGE.rglob("*.py")) if candidate.engine == candidates.OURS else [PEERS / "requirements.txt"]
-        sources = {str(path): sha256(path) for path in [*made_by, PEERS / "engines" / f"{engine}.py"] if path.exists()}
+        written_by = sorted((PEERS / "engines").glob(f"{engine}*.py"))
+        sources = {str(path): sha256(path) for path in [*made_by, *written_by]}
         stamp = hash_of({**sources, "checkpoint": digest(model.checkpoint)})[:12]
         name = label(model.checkpoint).replace(":", "-")
         rows = f"-rows{model.rows}" if model.rows else ""
@@ -152,8 +154,9 @@ def compare(ours: Side, theirs: Side, line: Line, sources: Sources, place: Place
     for name, (worker, candidate) in (("txport", ours), ("peer", theirs)):
         versions[name] = place.load(worker, candidate, line.task, sources)
         worker.pause()
-    seconds: dict[str, list[float]] = {"txport": [], "peer": []}
     workers = {"txport": ours[0], "peer": theirs[0]}
+    apart = require_likeness(workers)
+    seconds: dict[str, list[float]] = {"txport": [], "peer": []}
     for number in range(place.rounds):
         for name in sorted(workers, reverse=number % 2 == 0):
             seconds[name].append(workers[name].ask("round")["seconds"])
@@ -163,6 +166,7 @@ def compare(ours: Side, theirs: Side, line: Line, sources: Sources, place: Place
     memory = {name: worker.ask("end")["peak_memory"] for name, worker in workers.items()}
     return {
         **figures(line, sources, seconds, memory),
+        "log_probs_apart": apart,
         "equal_rows": equal_rows(tokens["txport"], tokens["peer"]),
         "rows": len(sources),
         "peak_memory": memory,
@@ -184,8 +188,27 @@ def figures(line: Line, sources: Sources, seconds: dict[str, list[float]], memor
 
 
 def amount(line: Line, sources: Sources) -> int:
-    """How much a round generates: tokens, or words where the model ends them by itself."""
+    """How much a round reads of prompts, or generates: tokens, or words where the model ends them by itself."""
+    if line.unit == "prompt tokens/s":
+        return sum(map(len, sources))
     return len(sources) * (search_of(line.task).max_new_tokens if line.task.forced else 1)
+
+
+def require_likeness(workers: dict[str, Worker]) -> float | None:
+    """Both sides must say the same of given tokens; -> how far apart their log-probs are in the mean.
+
+    Quantisation tells them apart by a few hundredths. None where an engine scores nothing.
+    """
+    scores = []
+    for worker in workers.values():
+        scores.append(worker.ask("score")["log_probs"])
+        worker.pause()
+    if None in scores:
+        return None
+    apart = float(np.abs(np.subtract(*map(np.concatenate, scores))).mean())
+    if apart > ALIKE:
+        raise WorkerError(f"both sides' log-probs of given tokens are {apart:.3f} apart, expected at most {ALIKE}")
+    return apart
 
 
 def require_length(line: Line, tokens: dict[str, list[list[int]]]) -> None:

@@ -16,12 +16,16 @@ from txport.errors import UnavailableError
 from txport.models import architecture
 from txport.models.checkpoint import config_of
 from txport.models.facts import Facts
-from txport.models.names import find_folder, preset_config, preset_name
+from txport.models.names import PRESET, find_folder, preset_config, preset_name
 from txport.models.tokenizer import load_tokenizer
 
-Unit = Literal["tokens/s", "words/s", "MB"]
+Unit = Literal["tokens/s", "prompt tokens/s", "words/s", "MB"]
 BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"
-LENGTH = 32  # of source and target, where the task does not say
+GPT2, LLAMA, T5 = "preset:gpt2-125m", "preset:llama-125m", "preset:t5-small"
+QUICK = {BASE: TINY, **{f"preset:{kind}-{size}": f"preset:{kind}-tiny" for kind, size in
+                        (("gpt2", "125m"), ("llama", "125m"), ("t5", "small"))}}  # fmt: skip
+LENGTH = 32  # of source, or prompt, and target, where the task does not say
+PROMPT = 512  # tokens that prefill reads
 LONGEST_WORD = 48
 TEST_WORDS = "g014b2b.test"
 
@@ -32,17 +36,22 @@ class AbsentError(UnavailableError):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is generated in a round: `sources` of them, in batches that the caller makes, or all in one call (bulk)."""
+    """What is generated in a round: `sources` of them, in batches that the caller makes, or all in one call (bulk).
+
+    Sources, or prompts, and targets have so many tokens, where the model does not end targets by itself.
+    """
 
     checkpoint: str = BASE
     batch: int | None = None
     beams: int = 1
     sources: int
+    source: int = LENGTH
+    tokens: int = LENGTH
 
     @property
     def rows(self) -> int:
-        """How many rows a step has, where the caller makes the batches; many in bulk."""
-        return 32 if self.batch is None else self.batch * self.beams
+        """How many rows a run has, where the caller makes the batches; many in bulk, and where a prompt is all."""
+        return 32 if self.batch is None or self.tokens == 1 else self.batch * self.beams
 
     @property
     def forced(self) -> bool:
@@ -67,10 +76,16 @@ class Line:
         return f"{self.name}, against {self.against}"
 
 
-def one_caller(batch: int, beams: int = 1) -> Task:
+def one_caller(batch: int, beams: int = 1, checkpoint: str = BASE) -> Task:
     """One batch in flight; as many batches in a round as make it last."""
     sources = {(1, 1): 8, (8, 1): 32, (32, 1): 64, (1, 4): 4, (8, 4): 16}
-    return Task(batch=batch, beams=beams, sources=sources[batch, beams])
+    size = sources[batch, beams] if checkpoint == BASE else {1: 2, 8: 8, 32: 32}[batch]
+    return Task(checkpoint=checkpoint, batch=batch, beams=beams, sources=size)
+
+
+def prefill(checkpoint: str) -> Task:
+    """One long prompt, and the first token after it."""
+    return Task(checkpoint=checkpoint, batch=1, sources=1, source=PROMPT, tokens=1)
 
 
 def line(
@@ -78,6 +93,11 @@ def line(
 ) -> Line:
     """A line, in the order in which the table reads."""
     return Line(name=name, against=against, task=task, required=required, precisions=precisions, unit=unit)
+
+
+def short(checkpoint: str) -> str:
+    """A preset's name."""
+    return checkpoint.removeprefix(PRESET)
 
 
 CT2_INT8, CT2_FP32 = "CTranslate2 int8", "CTranslate2 fp32"
@@ -100,6 +120,15 @@ LINES = [
     line("g2p-en, test words, bulk", CT2_INT8, Task(checkpoint=G2P, sources=12_000), 2.0, "int8", unit="words/s"),
     line("peak memory, batch 1, int8", CT2_INT8, one_caller(1), 1.0, "int8", unit="MB"),
     *(
+        line(f"{short(model)}, greedy, batch {batch}, int8", CT2_INT8, one_caller(batch, checkpoint=model), 1.5, "int8")
+        for model in (GPT2, LLAMA, T5)
+        for batch in (1, 8, 32)
+    ),
+    *(
+        line(f"{short(model)}, prompt of {PROMPT}, int8", CT2_INT8, prefill(model), 1.0, "int8", unit="prompt tokens/s")
+        for model in (GPT2, LLAMA)
+    ),
+    *(
         line(f"greedy, batch {batch}, fp32", peer, one_caller(batch), None, "fp32")
         for peer in (EAGER, COMPILED)
         for batch in (1, 8, 32)
@@ -109,15 +138,17 @@ LINES = [
 
 def quick(line: Line) -> Line:
     """The same line with a model so small that it shows only that everything works."""
-    name = TINY if line.task.checkpoint == BASE else line.task.checkpoint
-    task = replace(line.task, checkpoint=name, sources=min(line.task.sources, 128))
+    name = QUICK.get(line.task.checkpoint, line.task.checkpoint)
+    size = min(line.task.source, LENGTH)
+    task = replace(line.task, checkpoint=name, sources=min(line.task.sources, 128), source=size)
     return replace(line, task=task, required=None)
 
 
 def search_of(task: Task) -> Search:
     """How a task's targets are searched."""
-    longest = LENGTH if task.forced else LONGEST_WORD
-    return Search(beams=task.beams, max_new_tokens=min(longest, facts_of(task).writes.longest), forced=task.forced)
+    longest, facts = task.tokens if task.forced else LONGEST_WORD, facts_of(task)
+    room = facts.writes.longest - (task.source if facts.task == "causal" else 0)
+    return Search(beams=task.beams, max_new_tokens=min(longest, room), forced=task.forced)
 
 
 def facts_of(task: Task) -> Facts:
@@ -132,7 +163,7 @@ def sources_of(task: Task, words: Path | None) -> list[list[int]]:
     """Token ids: drawn by seed for random weights, words of the dictionary's test split for the g2p model."""
     facts = facts_of(task)
     if task.forced:
-        drawn = bench.draw_source(facts, bench.Protocol(batch=task.sources, source=LENGTH))
+        drawn = bench.draw_source(facts, bench.Protocol(batch=task.sources, source=task.source))
         return [[int(id_) for id_ in row] for row in drawn]
     tokenizer = load_tokenizer(find_folder(task.checkpoint), facts)
     return [tokenizer.encode(word) for word in read_words(words)[: task.sources]]

@@ -7,6 +7,7 @@ python -m benchmarks.peers.worker
      "sources": [[ids], ...], "batch": SIZE or null}                                      -> {"versions": {...}}
     {"do": "round"}   every source once, in batches of that size, null: all in one call    -> {"seconds": S}
     {"do": "tokens"}  what the newest round found                                         -> {"tokens": [[ids], ...]}
+    {"do": "score"}   a few sources, continued by others' tokens                -> {"log_probs": [[...], ...] or null}
     {"do": "end"}                                                                         -> {"peak_memory": MB}
 
 An answer may be {"error": TEXT} instead. Whatever libraries print goes to stderr.
@@ -27,9 +28,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from benchmarks.peers.engines import Engine, Model, Search, Sources
+from benchmarks.peers.engines import Engine, Model, ScoringEngine, Search, Sources
 from txport.system import machine
 
+SCORED = 4  # sources, and tokens after each
 WARM_UP = 32  # sources, at most, that go before each round untimed: the other process has used the caches
 Request = dict[str, Any]
 
@@ -40,6 +42,7 @@ class Session:
     def __init__(self, engine: Engine, sources: Sources, batch: int | None) -> None:
         self._engine = engine
         self._inputs = [engine.encode(each) for each in in_order(sources, batch or len(sources))]
+        self._sources = sources
         self._first = engine.encode(sources[: min(batch or WARM_UP, WARM_UP)])
         self._outputs: list[Any] = []
 
@@ -55,6 +58,14 @@ class Session:
     def tokens(self) -> dict[str, Any]:
         """What the newest round found, source by source."""
         return {"tokens": [target for outputs in self._outputs for target in self._engine.decode(outputs)]}
+
+    def score(self) -> dict[str, Any]:
+        """How likely a few tokens of one source are after another source; null where the engine can't say."""
+        if not isinstance(self._engine, ScoringEngine):
+            return {"log_probs": None}
+        sources = self._sources[:SCORED]
+        targets = [source[1 : 1 + SCORED] for source in reversed(sources)]
+        return {"log_probs": self._engine.score(sources, targets)}
 
 
 def in_order(sources: Sources, size: int) -> list[Sequence[Sequence[int]]]:
@@ -105,7 +116,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
                     answer["peak_memory"] = machine.peak_memory()
                 case what:
                     assert session is not None
-                    answer = {"round": session.round, "tokens": session.tokens}[what]()
+                    answer = {"round": session.round, "score": session.score, "tokens": session.tokens}[what]()
         except Exception as error:  # whatever it is, the user sees it in one line
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}

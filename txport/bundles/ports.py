@@ -177,8 +177,8 @@ def _cpu_causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:
     """Prompts into the caches, and one step."""
     inputs = (
         Port(INPUT_IDS, "int64", (BATCH, TOKENS)),
-        Port(LAST_PLACES, "int32", (BATCH,)),  # sequence_length - 1, of each row
-        Port(PROMPT_SIZE, "int32", (1,)),  # sequence_length
+        Port(LAST_PLACES, "int32", (BATCH,)),  # prompt_size - 1, of each row
+        Port(PROMPT_SIZE, "int32", (1,)),  # sequence_length, and the tokens before; only a row by itself has some
         *_own(facts, dtype, "past", BATCH),
     )
     prefill = Graph(PREFILL, "onnx/prefill.onnx", inputs, _own(facts, dtype, "present", BATCH))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -114,23 +115,30 @@ class EncoderOps(FusedOps):
 
 
 class PromptOps(FusedOps):
-    """All tokens of prompts at once, over empty caches, which the run fills in place."""
+    """Many tokens of prompts at once, over caches that hold those before them, which the run fills in place."""
 
     def __init__(self, input_ids: Tensor, last: Tensor, total: Tensor, state: State) -> None:
         super().__init__(input_ids.shape[0], input_ids.shape[1])
         self.last, self.total, self.state = last, total, state
+        self.places = torch.arange(self.length) + (total.long() - self.length)  # (T,), the same in all rows
         self.is_filled = False  # whether all caches are
+
+    def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
+        """See `Ops`."""
+        rows = F.embedding(self.places + offset if offset else self.places, table)
+        return (self.whole(x) + rows).flatten(0, 1)
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
         caches = own_caches(self.state, layer)
         key, value = (self.state[each] for each in caches)
-        start = self.last * 0
+        start = self.last - (self.length - 1)
         if part.core.has_operator:
             self.became[GROUPED] += 1
             new = tuple(map(self.whole, self.projected(part, x)))
-            places = torch.arange(self.length)
-            distances = (places[None, :] - places[:, None])[None] if part.uses_distances else None
+            distances = None
+            if part.uses_distances:
+                distances = (torch.arange(key.shape[2])[None, :] - self.places[:, None])[None]  # (1, T, M)
             mixed, key, value = grouped_query_attention(part, new, key, value, start, self.last, self.total, distances)
             mixed = mixed.flatten(0, 1)
         else:
@@ -256,7 +264,7 @@ class CpuModel(nn.Module):
 
 
 class CpuPrefill(nn.Module):
-    """Prompts of a causal model, padded at the right, into caches that are empty: the caches.
+    """Prompts of a causal model, padded at the right, or the next part of a prompt, into the caches: the caches.
 
     No token sees what comes after it, so padding needs no mask; what it leaves in the caches is written over.
     """
@@ -266,7 +274,10 @@ class CpuPrefill(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, last_places: Tensor, size: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """(B, S), (B,) that are S - 1, (1,) that is S, then (B, G, M, H) twice a layer -> the caches."""
+        """(B, S) after P others, (B,) that are P + S - 1, (1,) that is P + S, (B, G, M, H) twice a layer -> these.
+
+        Of several prompts at once, P is 0.
+        """
         state = dict(zip(self.model.facts.state, caches, strict=True))
         self.ops = ops = PromptOps(input_ids, last_places, size, state)
         self.model.decoder_states(input_ids, ops)
@@ -341,7 +352,7 @@ def grouped_query_attention(
 
     `new` is query, key and value side by side (R, T, (N + 2 G) x H), or each by itself, normalised. `past` (R,) tokens
     lie in the buffers, `last` (R,) is the place of each row's last real token. -> (R, T, N x H), and the buffers.
-    `distances` (R or 1, T, M or T) are wanted where positions add to the scores; a trace computes this `bias` of them
+    `distances` (R or 1, T, M) are wanted where positions add to the scores; a trace computes this `bias` of them
     once.
     """
     if has_torch_function(new):
@@ -421,12 +432,28 @@ def _grouped_query_attention(
         inputs += [tracer.tensor(part.rotary.cos), tracer.tensor(part.rotary.sin)]
         how |= {"do_rotary": 1, "rotary_interleaved": int(part.rotary.pairing == "interleaved")}
     if bias is not None:
-        inputs += [None] * (10 - len(inputs)) + [bias.value]
+        added = bias.value if last is past else _first(tracer, bias.value, total)
+        inputs += [None] * (10 - len(inputs)) + [added]
     mixed, *grown = tracer.ops("grouped_query_attention", GROUPED, inputs, 3, MICROSOFT, **how)
     size = part.query.out_features
     attended = tuple(example.new_empty(*example.shape[:2], size) for example in new[0].examples)
     found = tracer.given(mixed, (attended[0], attended[1]))
     return found, tracer.given(grown[0], key.examples), tracer.given(grown[1], value.examples)
+
+
+def _first(tracer: Tracer, bias: ir.Value, total: Symbol) -> ir.Value:
+    """What is added to the scores of the first `total` places of a buffer, which is what the operator wants."""
+    ends = [tracer.constant(np.array([number])) for number in (0, -1)]
+    size = tracer.op("first/size", "Cast", [total.value], to=ir.DataType.INT64.value)
+    return tracer.op("first", "Slice", [bias, ends[0], size, ends[1]])
+
+
+def _gelu(tracer: Tracer, x: Symbol, approximate: str = "none") -> Symbol:
+    """By tanh as one operator; ONNX Runtime does not fuse its nodes on CPU, which take eight times as long."""
+    if approximate != "tanh":
+        found: Symbol = FORMS["gelu"](tracer, x, approximate)
+        return found
+    return tracer.given(tracer.op("gelu", "FastGelu", [x.value], MICROSOFT), x.examples)
 
 
 def _scale(part: Attention) -> dict[str, float]:
@@ -456,6 +483,7 @@ def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Sym
 
 FUSED_FORMS: dict[str, Form] = {
     **FORMS,
+    "gelu": _gelu,
     "multi_head_attention": _multi_head_attention,
     "grouped_query_attention": _grouped_query_attention,
     "write_at": _write_at,

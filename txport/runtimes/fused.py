@@ -46,6 +46,7 @@ from txport.runtimes.slots import seat
 FIRST_CAPACITY = 32
 ENCODED_TOGETHER = 1024  # tokens: with more, what the layers hand on no longer fits the processor's caches
 
+PROMPT_PART = 128  # tokens: attention sums over no more places than there are yet, and its scores fit the caches
 TOGETHER = 4  # attention sums over so many places of a source at a time, and over what is left otherwise
 SEVERAL = 2  # queries over one source; from this number on a product sums the same for each, one by itself otherwise
 NOBODY = -1  # in place of a token
@@ -190,20 +191,21 @@ class FusedRuntime:
         state.max_length = max_length
         if size > 1:
             kept = lengths - 1
-            count = max(1, ENCODED_TOGETHER // size)
-            for part in (slice(first, first + count) for first in range(0, batch, count)):
-                self._fill(prompts[part, :-1], state.rows.caches[:, part])
-            rows, places = np.arange(batch)[:, None], np.arange(size - 1)[None, :]
-            state.rows.origin[:, : size - 1] = rows + places * batch
+            count = ENCODED_TOGETHER // size if size <= PROMPT_PART else 1  # parts are of one prompt at a time
+            for rows in (slice(first, first + count) for first in range(0, batch, count)):
+                for part in parts_of_prompt(size - 1):
+                    self._fill(prompts[rows, part], state.rows.caches[:, rows], part)
+            places = np.arange(size - 1)[None, :]
+            state.rows.origin[:, : size - 1] = np.arange(batch)[:, None] + places * batch
             state.writes = batch * size
             state.lengths[:] = kept
         return state
 
-    def _fill(self, prompts: Ints, caches: NDArray[np.float32]) -> None:
-        """Run prompts (B, S) into caches (2 L, B, G, M, H)."""
+    def _fill(self, prompts: Ints, caches: NDArray[np.float32], places: slice) -> None:
+        """Run prompts (B, S) into these places of caches (2 L, B, G, M, H), behind which nothing is."""
         graph = self.graphs[PREFILL]
-        batch, size = prompts.shape
-        lengths = {LAST_PLACES: np.full(batch, size - 1, np.int32), PROMPT_SIZE: np.array([size], np.int32)}
+        last = np.full(len(prompts), places.stop - 1, np.int32)
+        lengths = {LAST_PLACES: last, PROMPT_SIZE: np.array([places.stop], np.int32)}
         inputs: dict[str, NDArray[Any]] = {INPUT_IDS: np.ascontiguousarray(prompts), **lengths}
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
         own = [ort.OrtValue.ortvalue_from_numpy(array) for array in caches]
@@ -367,6 +369,14 @@ class FusedRuntime:
     def _grow(self, state: FusedState, least: int = 0) -> None:
         capacity = max(least, min(2 * state.rows.caches.shape[3], state.max_length))
         state.rows, state.binding = self._pick_rows(state, np.arange(state.size), capacity), None
+
+
+def parts_of_prompt(size: int) -> list[slice]:
+    """A prompt's tokens as they are run together: none by itself, since products sum otherwise for one row."""
+    ends = list(range(PROMPT_PART, size, PROMPT_PART))
+    if ends and size - ends[-1] < SEVERAL:
+        ends[-1] -= SEVERAL - 1
+    return [slice(first, end) for first, end in zip([0, *ends], [*ends, size], strict=True)]
 
 
 def pick_sources(source: Source, chosen: Ints) -> Source:

@@ -6,10 +6,10 @@ format, `PACKAGES`, whose versions are recorded, and a class `Engine`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from txport.errors import UnsupportedError
 
@@ -53,29 +53,45 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class ScoringEngine(Engine, Protocol):
+    """One that also says how likely given tokens are, which tells whether two engines hold the same model."""
+
+    def score(self, sources: Sources, targets: Sources) -> list[list[float]]:
+        """The log-prob of each token of each target, after the source and the tokens before it."""
+        ...
+
+
 def before_end(ids: Iterable[int], eos_id: int) -> list[int]:
     """What stands before the end token."""
     return [int(id_) for id_ in takewhile(lambda id_: id_ != eos_id, ids)]
 
 
+# What CTranslate2 and Optimum have of the choices of a `TransformerConfig`.
+PLAIN: dict[str, Any] = {
+    "embedding_norm": False,
+    "position_offset": 0,
+    "bias": True,
+    "output_bias": False,
+    "output": "logits",
+}
+
+
+def require_plain(config: Any, wanted: Mapping[str, Any] = PLAIN) -> None:
+    """Raise `UnsupportedError` for a config with choices that a peer has not."""
+    wanted = {"head_size": config.d_model // config.heads, **wanted}
+    if wrong := [name for name, value in wanted.items() if getattr(config, name) != value]:
+        needs = ", ".join(f"{name} {wanted[name]}" for name in wrong)
+        raise UnsupportedError(f"peers are measured on models with {needs}; this one has other choices")
+
+
 def transformer(checkpoint: str) -> Transformer:
-    """The model of a checkpoint; `UnsupportedError` for one that no peer's format is filled with here."""
+    """The model of a checkpoint; `UnsupportedError` for one that Optimum's format is not filled with here."""
     from txport.models.architectures.transformer import Transformer
     from txport.models.checkpoint import load_checkpoint
 
     model = load_checkpoint(checkpoint).model
     if not isinstance(model, Transformer):
-        raise UnsupportedError(f"peers are measured on models of the architecture transformer, {checkpoint} is another")
-    config = model.config
-    wanted = {
-        "head_size": config.d_model // config.heads,
-        "embedding_norm": False,
-        "position_offset": 0,
-        "bias": True,
-        "output_bias": False,
-        "output": "logits",
-    }
-    if wrong := [name for name, value in wanted.items() if getattr(config, name) != value]:
-        needs = ", ".join(f"{name} {wanted[name]}" for name in wrong)
-        raise UnsupportedError(f"peers are measured on models with {needs}; {checkpoint} is another")
+        raise UnsupportedError(f"Optimum is measured on the architecture transformer, {checkpoint} is of another")
+    require_plain(model.config)
     return model

@@ -7,6 +7,7 @@ from typing import Any
 
 import txport
 from benchmarks.peers.engines import Model, Search, Sources, before_end
+from txport.search.scoring import score
 
 PACKAGES = ("txport", "onnxruntime", "onnxruntime-gpu", "numpy")
 
@@ -41,3 +42,7 @@ class Engine:
     def decode(self, outputs: Any) -> list[list[int]]:
         """The best hypothesis of each source."""
         return [before_end(found[0].tokens, self.end) for found in outputs]
+
+    def score(self, sources: Sources, targets: Sources) -> list[list[float]]:
+        """See `ScoringEngine`."""
+        return [list(found.token_scores) for found in score(self._model.runtime, sources, targets, self._model.facts)]
