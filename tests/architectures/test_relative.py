@@ -17,7 +17,7 @@ from tests.architectures.seeded import PLANS, bundle_of, drawn, is_sound, proven
 from txport.bundles.ports import ALIGN, CAPACITY, COUNT, INPUT_IDS, LOGITS, PAST_LENGTHS, SOURCE_LENGTHS, STEP
 from txport.errors import ConfigError
 from txport.exporters.check import operators
-from txport.exporters.fused import CpuEncoder, CpuStep
+from txport.exporters.cpu.modules import CpuEncoder, CpuStep
 from txport.models.architectures.relative import PRESETS, RelativeConfig
 from txport.models.ops import PlainOps, additive, causal_mask
 from txport.models.parts import Attention

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tests.tiny import tiny_config, tiny_model
 from txport.bundles.forms import INVARIANT, blocks_of
 from txport.bundles.ports import ENCODER, STEP
-from txport.exporters.choose import choose_form, tables_of, tags_of
-from txport.exporters.quantize import ENDS, best_scales, sums_of_squares
+from txport.exporters.cpu.choose import choose_form, tables_of, tags_of
+from txport.exporters.cpu.quantize import ENDS, best_scales, sums_of_squares
 
 # Hundredths: of each block, two scales leave nearly the same error, and sums in float32 found the wrong one less.
 CLOSE = [

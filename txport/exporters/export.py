@@ -9,7 +9,8 @@ from pathlib import Path
 
 from txport.bundles.manifest import Manifest, is_quantised, require_offer
 from txport.errors import UnsupportedError
-from txport.exporters import cpu, portable
+from txport.exporters import portable
+from txport.exporters.cpu.write import write as write_cpu
 from txport.exporters.targets import TARGETS
 from txport.models import architecture
 from txport.models.checkpoint import Checkpoint
@@ -58,5 +59,5 @@ def export_graphs(
     for path in checkpoint.companions:
         shutil.copyfile(path, folder / path.name)
     if target == "cpu":
-        return cpu.write(checkpoint, manifest, folder, keep)
+        return write_cpu(checkpoint, manifest, folder, keep)
     return portable.write(checkpoint, manifest, folder, external_above)

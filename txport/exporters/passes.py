@@ -9,7 +9,7 @@ from onnx_ir.passes import PassBase
 from onnx_ir.passes import common as passes
 
 from txport.bundles.ports import Graph
-from txport.exporters.fusions import pack_projections
+from txport.exporters.cpu.fusions import pack_projections
 
 Pass = Callable[[ir.Model, Graph], int]
 

@@ -16,17 +16,19 @@ from txport.bundles.forms import Form, Stored
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import ALIGN, SELECT, STEP, Graph, screens
 from txport.exporters import passes
-from txport.exporters.choose import tables_of
-from txport.exporters.conditional import make_conditional
+from txport.exporters.cpu.choose import tables_of
+from txport.exporters.cpu.conditional import make_conditional
+from txport.exporters.cpu.fusions import check_parts
+from txport.exporters.cpu.modules import FUSED
+from txport.exporters.cpu.operators import FUSED_FORMS
+from txport.exporters.cpu.ops import require_fusable
+from txport.exporters.cpu.rewrite import apply_forms, packs
+from txport.exporters.cpu.top import add_top, without_top
 from txport.exporters.forms import FORMS
 from txport.exporters.forms.layers import RMS_OPSET
-from txport.exporters.fused import FUSED, FUSED_FORMS, require_fusable
-from txport.exporters.fusions import check_parts
 from txport.exporters.graphs import PORTABLE
-from txport.exporters.rewrite import apply_forms, packs
 from txport.exporters.select import select_model
 from txport.exporters.symbols import Form as OnnxForm
-from txport.exporters.top import add_top, without_top
 from txport.exporters.trace import parts_of_trace, trace
 from txport.models.facts import Task
 from txport.models.model import Model

@@ -20,7 +20,7 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import read_model
 from txport.errors import ParityError
-from txport.exporters.quantize import Quantized, dequantize, steps
+from txport.exporters.cpu.quantize import Quantized, dequantize, steps
 from txport.models.checkpoint import Checkpoint
 
 Array = NDArray[Any]

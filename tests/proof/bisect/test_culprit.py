@@ -38,10 +38,10 @@ from txport.bundles.forms import DYNAMIC, INVARIANT, Form, Stored, blocks_of
 from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.cli import cli
 from txport.errors import ParityError, UnsupportedError
-from txport.exporters import quantize as quantizer
-from txport.exporters import rewrite
+from txport.exporters.cpu import quantize as quantizer
+from txport.exporters.cpu import rewrite
+from txport.exporters.cpu.operators import FUSED_FORMS
 from txport.exporters.export import export_graphs
-from txport.exporters.fused import FUSED_FORMS
 from txport.exporters.symbols import Symbol, Tracer
 from txport.exporters.targets import CONDITION, TARGETS, Job, Stage
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint

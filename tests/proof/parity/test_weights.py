@@ -19,8 +19,8 @@ from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.forms import DYNAMIC, Form
 from txport.bundles.ports import DECODER, ENCODER, STEP
-from txport.exporters import quantize as quantizer
-from txport.exporters import rewrite
+from txport.exporters.cpu import quantize as quantizer
+from txport.exporters.cpu import rewrite
 from txport.exporters.export import export_graphs
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.bisect.culprit import bisect

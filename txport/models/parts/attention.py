@@ -143,8 +143,10 @@ class Attention(nn.Module):
         """Heads (B, N, T, H) as rotary positions leave them, where there are some."""
         return heads if self.rotary is None or places is None else self.rotary(heads, places)
 
-    def normalised(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """Projected queries or keys (..., N x H), each head's numbers by a norm -> (..., N x H)."""
+    def normalised(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        """Projected queries or keys (..., N x H), each head's numbers by a norm, if there is one -> (..., N x H)."""
+        if norm is None:
+            return x
         heads: Tensor = norm(unflatten(x, -1, (-1, self.head_size)))
         return heads.flatten(-2)
 

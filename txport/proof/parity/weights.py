@@ -12,8 +12,8 @@ from torch import nn
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.manifest import Manifest
-from txport.exporters.rewrite import TINY
-from txport.exporters.screening import shorten
+from txport.exporters.cpu.rewrite import TINY
+from txport.exporters.cpu.screening import shorten
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_scales
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.model import Model

@@ -10,9 +10,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from txport.bundles.forms import DYNAMIC, PLAIN, Form, Stored
-from txport.exporters.fused import MICROSOFT
-from txport.exporters.fusions import is_linear, stored_as
-from txport.exporters.quantize import quantize
+from txport.exporters.cpu.fusions import is_linear, stored_as
+from txport.exporters.cpu.operators import MICROSOFT
+from txport.exporters.cpu.quantize import quantize
 
 Array = NDArray[Any]
 

@@ -11,7 +11,8 @@ import onnx_ir as ir
 from txport.bundles.forms import Form, Stored
 from txport.bundles.ports import Graph
 from txport.exporters.check import GraphError
-from txport.exporters.fused import GROUPED, MULTI_HEAD, PACKED, PLAIN
+from txport.exporters.cpu.operators import GROUPED, MULTI_HEAD
+from txport.exporters.cpu.ops import PACKED, PLAIN
 
 PARTS = "txport.parts"  # where an initializer that several weights are packed in records their names
 SIZES = "txport.sizes"  # and how many rows each has

@@ -22,9 +22,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from txport.bundles.forms import ROWS
-from txport.exporters.fused import MICROSOFT
-from txport.exporters.quantize import dequantize, quantize, sums_of_squares
-from txport.exporters.rewrite import add_initializer
+from txport.exporters.cpu.operators import MICROSOFT
+from txport.exporters.cpu.quantize import dequantize, quantize, sums_of_squares
+from txport.exporters.cpu.rewrite import add_initializer
 
 BLOCK = 64  # in the smallest vocabulary that is worth it, more blocks than tokens can be asked for
 SHARE, MOST = 16, 1 << 16  # beyond one in so many logits, or so many candidates, the whole product is computed

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from txport.bundles.manifest import Manifest
 from txport.exporters.check import check_graph
-from txport.exporters.choose import choose_forms, tables_of, tags_of
+from txport.exporters.cpu.choose import choose_forms, tables_of, tags_of
 from txport.exporters.targets import TARGETS, Job
 from txport.exporters.trace import parts_of_trace, sign
 from txport.exporters.weights import share_weights

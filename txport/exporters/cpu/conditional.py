@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from txport.bundles.ports import ALIGN, CROSS_ATTENTION, Graph
-from txport.exporters.screening import constant
+from txport.exporters.cpu.screening import constant
 from txport.exporters.trace import value_of
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from txport.bundles.ports import ALIGN, COUNT, IDS, LOG_PROBS, LOGITS, Graph
-from txport.exporters.fusions import is_linear
-from txport.exporters.screening import add_candidates, choose, constant
+from txport.exporters.cpu.fusions import is_linear
+from txport.exporters.cpu.screening import add_candidates, choose, constant
 from txport.exporters.trace import value_of
 
 ADDED = (ALIGN, COUNT, LOG_PROBS, IDS)

@@ -1,0 +1,101 @@
+"""The graphs of the cpu target as modules, whose arguments and results are exactly the ports that are traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from txport.bundles.ports import ENCODER, MODEL, PREFILL, STEP
+from txport.exporters.cpu.ops import EncoderOps, PromptOps, StepOps
+from txport.models.facts import Task
+from txport.models.model import Model
+
+
+class CpuEncoder(nn.Module):
+    """input_ids, source_lengths -> the keys and values of the source for each decoder layer."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
+        """(B, S) int64, (B,) int32 -> two of (B, G, S, H) a layer."""
+        self.ops = ops = EncoderOps(input_ids, source_lengths)
+        states = self.model.encoder_states(input_ids, ops)  # (B * S, D)
+        found = []
+        for each in self.model.facts.owned("source"):
+            part = self.model.cross_attention(each.layer)
+            heads = part.keys(ops.whole(part.key(states)), None) if each.role == "key" else None
+            found.append(part.split(ops.whole(part.value(states))) if heads is None else heads)
+        return tuple(found)
+
+
+class CpuModel(nn.Module):
+    """input_ids, source_lengths -> the outputs of an encoder-only model."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
+        """(B, S) int64, (B,) int32 -> one tensor an output."""
+        self.ops = ops = EncoderOps(input_ids, source_lengths)
+        return self.model.outputs(self.model.encoder_states(input_ids, ops), ops)
+
+
+class CpuPrefill(nn.Module):
+    """Prompts of a causal model, padded at the right, or the next part of a prompt, into the caches: the caches.
+
+    No token sees what comes after it, so padding needs no mask; what it leaves in the caches is written over.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, last_places: Tensor, size: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        """(B, S) after P others, (B,) that are P + S - 1, (1,) that is P + S, (B, G, M, H) twice a layer -> these.
+
+        Of several prompts at once, P is 0.
+        """
+        state = dict(zip(self.model.facts.state, caches, strict=True))
+        self.ops = ops = PromptOps(input_ids, last_places, size, state)
+        self.model.decoder_states(input_ids, ops)
+        return tuple(ops.state.values())
+
+
+class CpuStep(nn.Module):
+    """One token of every row: ids, lengths, the source's keys and values, and the rows' own -> logits.
+
+    The rows' own keys and values lie in buffers of a fixed capacity M; the outputs are the same buffers
+    with the new token's written at its place. Last comes the attention over the source, if there is one.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, past_lengths: Tensor, cache_capacity: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
+        """(B, K), (R,), (1,), of a seq2seq model (B,) and (B, G, S, H) twice a layer, then (R, G, M, H) twice a layer.
+
+        -> logits (R, V), the caches, and the mean attention of the heads of the alignment layer (R, S).
+        """
+        facts = self.model.facts
+        has_source = facts.task == "seq2seq"
+        source_lengths, caches = (rest[0], rest[1:]) if has_source else (None, rest)
+        state = dict(zip((*facts.owned("source"), *facts.owned("row")), caches, strict=True))
+        aligned = facts.attention.layer if facts.attention else None
+        self.ops = ops = StepOps(input_ids, past_lengths, cache_capacity, state, source_lengths, aligned)
+        logits = self.model.logits(self.model.decoder_states(input_ids, ops))
+        grown = [ops.state[each] for each in facts.owned("row")]
+        return (logits, *grown) if ops.attention is None else (logits, *grown, ops.attention)
+
+
+FUSED: dict[Task, dict[str, Callable[[Model], nn.Module]]] = {
+    "seq2seq": {ENCODER: CpuEncoder, STEP: CpuStep},
+    "causal": {PREFILL: CpuPrefill, STEP: CpuStep},
+    "encode": {MODEL: CpuModel},
+}

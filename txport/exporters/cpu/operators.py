@@ -1,0 +1,206 @@
+"""The attention of ONNX Runtime's operators: in PyTorch what they compute, in a trace the operators themselves.
+
+In PyTorch the same parts compute it, so the modules of the cpu target are their own reference.
+Letters: as in `ops`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from txport.exporters.forms import FORMS
+from txport.exporters.symbols import Form, Symbol, Tracer
+from txport.models.ops import additive, padding_mask
+from txport.models.parts import Attention, DotProduct
+
+MICROSOFT = "com.microsoft"
+MASKED = -3e38  # MultiHeadAttention's own -10000 would let padding through where scores are large
+MULTI_HEAD, GROUPED = "MultiHeadAttention", "GroupQueryAttention"
+
+
+def source_mask(lengths: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of places within and beyond lengths (B,): (B, 1, 1, size)."""
+    return additive(padding_mask(lengths, size), dtype)[:, None, None, :]
+
+
+def multi_head_attention(
+    part: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    distances: Tensor | None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Queries (B, T, N x H) over keys and values (B, S, N x H) or (B, N, S, H), `lengths` of them real -> as queries.
+
+    `distances` (T, S) are wanted where positions add to the scores; a trace computes this `bias` of them once.
+    """
+    if has_torch_function((query,)):
+        bias = _bias(part, distances) if bias is None else bias
+        arguments = (part, query, key, value, lengths, distances, bias)
+        mixed: Tensor = handle_torch_function(multi_head_attention, (query,), *arguments)
+        return mixed
+    key, value = (x if x.dim() == 4 else part.split(x) for x in (key, value))
+    mask = source_mask(lengths, key.shape[2], query.dtype)
+    attended: Tensor = part.core(part.split(query), key, value, mask, distances)[0]
+    return attended.transpose(1, 2).flatten(2)
+
+
+def grouped_query_attention(
+    part: Attention,
+    new: tuple[Tensor, ...],
+    key: Tensor,
+    value: Tensor,
+    past: Tensor,
+    last: Tensor,
+    total: Tensor,
+    distances: Tensor | None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """New tokens over buffers (R, G, M, H), into which their keys and values are written at their places.
+
+    `new` is query, key and value side by side (R, T, (N + 2 G) x H), or each by itself, normalised. `past` (R,) tokens
+    lie in the buffers, `last` (R,) is the place of each row's last real token. -> (R, T, N x H), and the buffers.
+    `distances` (R or 1, T, M) are wanted where positions add to the scores; a trace computes this `bias` of them
+    once.
+    """
+    if has_torch_function(new):
+        bias = _bias(part, distances) if bias is None else bias
+        arguments = (part, new, key, value, past, last, total, distances, bias)
+        found: tuple[Tensor, Tensor, Tensor] = handle_torch_function(grouped_query_attention, new, *arguments)
+        return found
+    sizes = [each.out_features for each in (part.query, part.key, part.value)]
+    query, new_key, new_value = new if len(new) == len(sizes) else new[0].split(sizes, 2)
+    places = past.long()[:, None] + torch.arange(query.shape[1])  # (R, T)
+    key = written(key, part.turned(part.split(new_key), places), places)
+    value = written(value, part.split(new_value), places)
+    slots = torch.arange(key.shape[2])
+    mask = additive(slots <= places[:, None, :, None], query.dtype)  # (R, 1, T, M)
+    far = slots - places[:, :, None] if part.uses_distances else None
+    mixed: Tensor = part.core(part.turned(part.split(query), places), key, value, mask, far)[0]
+    return mixed.transpose(1, 2).flatten(2), key, value
+
+
+def _bias(part: Attention, distances: Tensor | None) -> Tensor | None:
+    """What positions add to the scores."""
+    core = part.core
+    return core.bias(distances) if isinstance(core, DotProduct) and core.bias is not None else None
+
+
+def written(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
+    """A buffer (R, G, M, H) with heads (R, G, T, H) at places (R, T)."""
+    cache = cache.clone()
+    cache[torch.arange(len(places))[:, None], :, places] = new.transpose(1, 2)
+    return cache
+
+
+def write_at(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
+    """A buffer (R, G, M, H) with heads (R, G, 1, H) of one token a row at places (R,)."""
+    if has_torch_function((cache,)):
+        found: Tensor = handle_torch_function(write_at, (cache,), cache, new, places)
+        return found
+    return written(cache, new, places.long()[:, None])
+
+
+def _multi_head_attention(
+    tracer: Tracer,
+    part: Attention,
+    query: Symbol,
+    key: Symbol,
+    value: Symbol,
+    lengths: Symbol,
+    distances: Symbol | None,
+    bias: Symbol | None,
+) -> Symbol:
+    """As ONNX Runtime's operator; `MASKED` is where its own value would let padding through."""
+    inputs = [query.value, key.value, value.value, None, lengths.value]
+    if bias is not None:
+        inputs.append(FORMS["unsqueeze"](tracer, bias, 0).value)
+    how: dict[str, Any] = {"num_heads": part.core.heads, "mask_filter_value": MASKED, **_scale(part)}
+    mixed = tracer.op("multi_head_attention", MULTI_HEAD, inputs, MICROSOFT, **how)
+    return tracer.given(mixed, query.examples)
+
+
+def _grouped_query_attention(
+    tracer: Tracer,
+    part: Attention,
+    new: tuple[Symbol, ...],
+    key: Symbol,
+    value: Symbol,
+    past: Symbol,
+    last: Symbol,
+    total: Symbol,
+    distances: Symbol | None,
+    bias: Symbol | None,
+) -> tuple[Symbol, Symbol, Symbol]:
+    """As ONNX Runtime's operator, which writes into the buffers."""
+    given = [each.value for each in new] if len(new) > 1 else [new[0].value, None, None]
+    inputs = [*given, key.value, value.value, last.value, total.value]
+    how: dict[str, Any] = {"num_heads": part.core.heads, "kv_num_heads": part.core.key_heads, **_scale(part)}
+    if part.rotary is not None:
+        inputs += [tracer.tensor(part.rotary.cos), tracer.tensor(part.rotary.sin)]
+        how |= {"do_rotary": 1, "rotary_interleaved": int(part.rotary.pairing == "interleaved")}
+    if bias is not None:
+        added = bias.value if last is past else _first(tracer, bias.value, total)
+        inputs += [None] * (10 - len(inputs)) + [added]
+    mixed, *grown = tracer.ops("grouped_query_attention", GROUPED, inputs, 3, MICROSOFT, **how)
+    size = part.query.out_features
+    attended = tuple(example.new_empty(*example.shape[:2], size) for example in new[0].examples)
+    found = tracer.given(mixed, (attended[0], attended[1]))
+    return found, tracer.given(grown[0], key.examples), tracer.given(grown[1], value.examples)
+
+
+def _first(tracer: Tracer, bias: ir.Value, total: Symbol) -> ir.Value:
+    """What is added to the scores of the first `total` places of a buffer, which is what the operator wants."""
+    ends = [tracer.constant(np.array([number])) for number in (0, -1)]
+    size = tracer.op("first/size", "Cast", [total.value], to=ir.DataType.INT64.value)
+    return tracer.op("first", "Slice", [bias, ends[0], size, ends[1]])
+
+
+def _gelu(tracer: Tracer, x: Symbol, approximate: str = "none") -> Symbol:
+    """By tanh as one operator; ONNX Runtime does not fuse its nodes on CPU, which take eight times as long."""
+    if approximate != "tanh":
+        found: Symbol = FORMS["gelu"](tracer, x, approximate)
+        return found
+    return tracer.given(tracer.op("gelu", "FastGelu", [x.value], MICROSOFT), x.examples)
+
+
+def _scale(part: Attention) -> dict[str, float]:
+    """The factor of the scores, unless it is the operators' own, 1 / sqrt(H)."""
+    scale = float(getattr(part.core, "scale", 0.0))
+    return {} if scale == part.head_size**-0.5 else {"scale": scale}
+
+
+def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Symbol:
+    """One ScatterND, which leaves all else of a buffer in place where output and input are bound to one memory."""
+    heads = int(cache.examples[0].shape[1])
+    rows = tracer.op("write/rows", "Range", [tracer.scalar(each) for each in (0, cache.shape[0], 1)])
+    place = tracer.op("write/places", "Cast", [places.value], to=7)
+    axes = tracer.constant(np.array([1, 2]))
+    table = tracer.constant(np.zeros((1, heads, 1), np.int64))
+    parts = [tracer.op("write/add", "Add", [tracer.op("write/row", "Unsqueeze", [each, axes]), table])
+             for each in (rows, place)]  # fmt: skip
+    own = tracer.constant(np.arange(heads)[None, :, None])
+    zero = tracer.op("write/zero", "Mul", [parts[0], tracer.constant(np.array(0))])
+    index = tracer.op(
+        "write/index", "Concat", [parts[0], tracer.op("write/head", "Add", [zero, own]), parts[1]], axis=2
+    )
+    update = tracer.op("write/new", "Squeeze", [new.value, tracer.constant(np.array([2]))])  # (R, G, H)
+    value = tracer.op("write", "ScatterND", [cache.value, index, update])
+    return tracer.given(value, cache.examples)
+
+
+FUSED_FORMS: dict[str, Form] = {
+    **FORMS,
+    "gelu": _gelu,
+    "multi_head_attention": _multi_head_attention,
+    "grouped_query_attention": _grouped_query_attention,
+    "write_at": _write_at,
+}

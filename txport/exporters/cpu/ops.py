@@ -1,0 +1,231 @@
+"""The cpu target's ops: parts become ONNX Runtime's fused operators, and plain nodes where there is none.
+
+Activations are (rows, D) between the operators, so that every linear map becomes one Gemm.
+Letters: B sources, K beams, R = B x K rows, S source or prompt length, N heads, G key/value heads, H head size,
+M capacity of the caches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from txport.errors import UnsupportedError
+from txport.exporters.cpu.operators import (
+    GROUPED,
+    MULTI_HEAD,
+    grouped_query_attention,
+    multi_head_attention,
+    source_mask,
+    write_at,
+)
+from txport.models.model import Model
+from txport.models.ops import State
+from txport.models.parts import Attention, Linear
+
+HEAD_SIZE_STEP, ROTARY_STEP = 8, 16  # GroupQueryAttention takes head sizes that are multiples of it; if it turns them
+PLAIN, PACKED = "plain attention", "packs of linear maps"
+NO_PROMPTS = "the cpu target has no form of this attention for prompts; export --target portable"
+
+
+def require_fusable(model: Model) -> None:
+    """Raise `UnsupportedError` for a model that the fused operators can't compute."""
+    for part in (each for each in model.modules() if isinstance(each, Attention)):
+        step = HEAD_SIZE_STEP if part.rotary is None else ROTARY_STEP
+        if part.core.has_operator and part.head_size % step:
+            why = "" if part.rotary is None else " for rotary positions"
+            need = f"a head size that is a multiple of {step}{why}, this model's is {part.head_size}"
+            raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
+        if model.facts.task == "causal" and not part.core.has_operator:
+            raise UnsupportedError(NO_PROMPTS)
+
+
+def is_multi_head(part: Attention) -> bool:
+    """Whether MultiHeadAttention computes an attention: as many heads of keys as of queries, none normalised."""
+    norms = part.query_norm is None and part.key_norm is None
+    return part.core.has_operator and norms and part.core.heads == part.core.key_heads
+
+
+class FusedOps:
+    """What all runs of the cpu target have in common: activations (B x T, D), and a count of what parts became."""
+
+    def __init__(self, batch: int, length: int) -> None:
+        self.batch, self.length = batch, length
+        self.became: Counter[str] = Counter()
+
+    def lay_out(self, ids: Tensor) -> Tensor:
+        """See `Ops`."""
+        return ids.flatten()
+
+    def whole(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x.view(self.batch, self.length, -1)
+
+    def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
+        """See `Ops`."""
+        places = torch.arange(self.length)
+        rows = F.embedding(places + offset if offset else places, table)
+        return (self.whole(x) + rows).flatten(0, 1)
+
+    def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
+        """See `Ops`; one product gives them all."""
+        return self.packed(x, *maps).split([each.out_features for each in maps], 1)
+
+    def packed(self, x: Tensor, *maps: Linear) -> Tensor:
+        """What several linear maps make of the same activations, side by side."""
+        self.became[PACKED] += 1
+        return torch.cat([each(x) for each in maps], 1)
+
+    def projected(self, part: Attention, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values of new tokens, for `grouped_query_attention`; normalised ones are apart."""
+        if part.query_norm is None and part.key_norm is None:
+            return (self.packed(x, part.query, part.key, part.value),)
+        query, key, value = self.together(x, part.query, part.key, part.value)
+        return part.normalised(query, part.query_norm), part.normalised(key, part.key_norm), value
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        raise NotImplementedError
+
+    def plain(
+        self, part: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Heads attended to by plain nodes -> activations (B x T, N x H), and the weights."""
+        self.became[PLAIN] += 1
+        mixed, weights = part.core(query, key, value, mask, distances)
+        return mixed.transpose(1, 2).flatten(2).flatten(0, 1), weights
+
+
+class EncoderOps(FusedOps):
+    """All tokens of sources at once, each of which sees the whole of its source."""
+
+    def __init__(self, input_ids: Tensor, lengths: Tensor) -> None:
+        super().__init__(input_ids.shape[0], input_ids.shape[1])
+        self.lengths = lengths
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        query, key, value = (self.whole(each(x)) for each in (part.query, part.key, part.value))
+        places = torch.arange(self.length)
+        distances = places[None, :] - places[:, None] if part.uses_distances else None
+        if is_multi_head(part) and part.rotary is None:
+            self.became[MULTI_HEAD] += 1
+            return multi_head_attention(part, query, key, value, self.lengths, distances).flatten(0, 1)
+        heads = part.queries(query, places), part.keys(key, places), part.split(value)
+        return self.plain(part, *heads, source_mask(self.lengths, self.length, x.dtype), distances)[0]
+
+
+class PromptOps(FusedOps):
+    """Many tokens of prompts at once, over caches that hold those before them, which the run fills in place."""
+
+    def __init__(self, input_ids: Tensor, last: Tensor, total: Tensor, state: State) -> None:
+        super().__init__(input_ids.shape[0], input_ids.shape[1])
+        self.last, self.total, self.state = last, total, state
+        self.places = torch.arange(self.length) + (total.long() - self.length)  # (T,), the same in all rows
+        self.is_filled = False  # whether all caches are
+
+    def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
+        """See `Ops`."""
+        rows = F.embedding(self.places + offset if offset else self.places, table)
+        return (self.whole(x) + rows).flatten(0, 1)
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        caches = own_caches(self.state, layer)
+        key, value = (self.state[each] for each in caches)
+        start = self.last - (self.length - 1)
+        if part.core.has_operator:
+            self.became[GROUPED] += 1
+            new = tuple(map(self.whole, self.projected(part, x)))
+            distances = None
+            if part.uses_distances:
+                distances = (torch.arange(key.shape[2])[None, :] - self.places[:, None])[None]  # (1, T, M)
+            mixed, key, value = grouped_query_attention(part, new, key, value, start, self.last, self.total, distances)
+            mixed = mixed.flatten(0, 1)
+        else:
+            raise UnsupportedError(NO_PROMPTS)
+        self.state.update(zip(caches, (key, value), strict=True))
+        self.is_filled = layer == next(reversed(self.state)).layer
+        return mixed
+
+    def packed(self, x: Tensor, *maps: Linear) -> Tensor:
+        """See `FusedOps`; what follows the last cache is in no graph, since nothing needs it."""
+        found = super().packed(x, *maps)
+        self.became[PACKED] -= self.is_filled
+        return found
+
+
+class StepOps(FusedOps):
+    """One token of every row: its place is the number of tokens before it, its caches are written in place."""
+
+    def __init__(
+        self,
+        input_ids: Tensor,
+        past_lengths: Tensor,
+        capacity: Tensor,
+        state: State,
+        source_lengths: Tensor | None = None,
+        aligned: int | None = None,
+    ) -> None:
+        super().__init__(input_ids.shape[0], input_ids.shape[1])
+        self.past_lengths, self.capacity, self.state = past_lengths, capacity, state
+        self.source_lengths, self.aligned = source_lengths, aligned
+        self.attention: Tensor | None = None
+
+    def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
+        """See `Ops`."""
+        return x + F.embedding(self.past_lengths + offset if offset else self.past_lengths, table)
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        return self.over_source(part, x, layer) if part.over == "source" else self.over_own(part, x, layer)
+
+    def over_own(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """The row's own tokens, this one the last: (R, D) -> (R, N x H)."""
+        caches = own_caches(self.state, layer)
+        key, value = (self.state[each] for each in caches)
+        distances = None
+        if part.uses_distances:
+            places = torch.arange(key.shape[2])[None, None, :]
+            distances = places - self.past_lengths.long()[:, None, None]  # (R, 1, M)
+        if part.core.has_operator:
+            self.became[GROUPED] += 1
+            new, past = tuple(each[:, None] for each in self.projected(part, x)), self.past_lengths
+            mixed, key, value = grouped_query_attention(part, new, key, value, past, past, self.capacity, distances)
+            mixed = mixed.flatten(0, 1)
+        else:
+            places = self.past_lengths[:, None]
+            query, new_key, new_value = (each[:, None] for each in self.together(x, part.query, part.key, part.value))
+            key = write_at(key, part.keys(new_key, places), self.past_lengths)
+            value = write_at(value, part.split(new_value), self.past_lengths)
+            query = part.queries(query, places)
+            mask = source_mask(self.past_lengths + 1, key.shape[2], x.dtype)
+            mixed, _ = self.plain(part, query, key, value, mask, distances)
+        self.state.update(zip(caches, (key, value), strict=True))
+        return mixed
+
+    def over_source(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """The source, whose keys and values are held once for all of its beams: (R, D) -> (R, N x H)."""
+        assert self.source_lengths is not None
+        key, value = (self.state[each] for each in self.state if (each.layer, each.owner) == (layer, "source"))
+        query = self.whole(part.query(x))  # (B, K, N x H)
+        mask, heads = source_mask(self.source_lengths, key.shape[2], x.dtype), part.queries(query, None)
+        if is_multi_head(part):
+            if layer == self.aligned:
+                _, weights = part.core(heads, key, value, mask)
+            self.became[MULTI_HEAD] += 1
+            mixed = multi_head_attention(part, query, key, value, self.source_lengths, None).flatten(0, 1)
+        else:
+            mixed, weights = self.plain(part, heads, key, value, mask, None)
+        if layer == self.aligned:
+            self.attention = weights.mean(1).flatten(0, 1)  # (R, S)
+        return mixed
+
+
+def own_caches(state: State, layer: int) -> list[Any]:
+    """The row's own keys and values of a layer."""
+    return [each for each in state if (each.layer, each.owner) == (layer, "row")]
