@@ -237,6 +237,36 @@ def test_a_side_that_generates_less_is_refused() -> None:
         duel.require_length(LINE, {"txport": whole, "peer": [*whole[1:], [5] * 31]})
 
 
+def test_sides_that_say_otherwise_are_refused() -> None:
+    class Side:
+        def __init__(self, *log_probs: float) -> None:
+            self.answer = {"log_probs": [list(log_probs)] if log_probs else None}
+
+        def ask(self, do: str) -> dict[str, Any]:
+            assert do == "score"
+            return self.answer
+
+        def pause(self) -> None:
+            pass
+
+    def apart(ours: Side, theirs: Side) -> float | None:
+        return duel.require_likeness({"txport": ours, "peer": theirs})  # type: ignore[dict-item]
+
+    assert apart(Side(-1.0, -2.0), Side(-1.1, -2.1)) == pytest.approx(0.1)
+    assert apart(Side(-1.0), Side()) is None
+    with pytest.raises(WorkerError, match=r"0\.500 apart, expected at most 0\.2"):
+        apart(Side(-1.0), Side(-1.5))
+
+
+def test_a_prompt_s_line_counts_what_it_reads_and_takes_kernels_for_many_rows() -> None:
+    lines = [line for line in LINES if line.unit == "prompt tokens/s"]
+    assert {line.task.checkpoint for line in lines} == {"preset:gpt2-125m", "preset:llama-125m"}
+    for line in lines:
+        assert duel.amount(line, sources_of(line.task, None)) == 512
+        assert search_of(line.task).max_new_tokens == 1
+        assert {each.model.rows for each in candidates.ours(line, 2)} == {candidates.MANY_ROWS}
+
+
 RECORD: dict[str, Any] = {
     **duel.describe(LINE),
     **{name: {"q1": 1.0, "median": 2.0, "q3": 3.0} for name in ("txport", "peer", "ratio")},

@@ -1,0 +1,85 @@
+"""Prompts of causal models in the cpu target: run in parts, they give the caches that they give at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from txport.bundles.bundle import Bundle
+from txport.models.checkpoint import load_checkpoint
+from txport.models.parts import Attention, DotProduct, RelativeBias
+from txport.proof import proven
+from txport.runtimes import fused, load
+from txport.runtimes.fused import FusedRuntime, parts_of_prompt
+from txport.runtimes.pytorch import TorchRuntime
+
+PROMPTS = np.random.default_rng(0).integers(2, 60, (3, 30))
+LENGTHS = np.array([30, 17, 2])
+
+
+def written(
+    folder: Path, preset: str, precision: str = "fp32", *, is_biased: bool = False
+) -> tuple[Bundle, TorchRuntime]:
+    """A bundle of the cpu target, and PyTorch; where wanted, with numbers for distances on the scores."""
+    checkpoint = load_checkpoint(f"preset:{preset}")
+    if is_biased:
+        bias = RelativeBias(4, 16, 32, 64, both_ways=False)
+        torch.nn.init.normal_(bias.weight, generator=torch.Generator().manual_seed(0))
+        for part in (each for each in checkpoint.model.modules() if isinstance(each, Attention)):
+            part.core = DotProduct(4, 4, part.head_size**-0.5, bias=bias)
+    folder.mkdir()
+    return proven.write(checkpoint, folder, target="cpu", precision=precision), TorchRuntime(checkpoint.model)
+
+
+def first_logits(runtime: FusedRuntime | TorchRuntime, rows: list[int]) -> np.ndarray:
+    """What follows the prompts of some rows, each cut to its length: (R, V)."""
+    lengths = LENGTHS[rows]
+    state = runtime.start(PROMPTS[rows, : lengths.max()], lengths, max_length=40)
+    last = PROMPTS[rows, lengths - 1]
+    scores, _ = runtime.step(last, state)
+    return np.array(scores.values)
+
+
+@pytest.mark.parametrize("size", [1, 2, 127, 128, 129, 130, 256, 257, 600])
+def test_parts_of_a_prompt_cover_it_and_none_is_one_token(size: int) -> None:
+    parts = parts_of_prompt(size)
+    assert np.array_equal(np.concatenate([np.arange(each.start, each.stop) for each in parts]), np.arange(size))
+    sizes = [each.stop - each.start for each in parts]
+    assert max(sizes) <= fused.PROMPT_PART
+    assert min(sizes) > 1 or size == 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("preset", ["gpt2-tiny", "llama-tiny"])
+def test_a_prompt_in_parts_is_the_prompt_at_once(
+    preset: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, _ = written(tmp_path / "bundle", preset, precision)
+    runtime = load("ort", bundle)
+    assert isinstance(runtime, FusedRuntime)
+    whole = first_logits(runtime, [0, 1, 2])
+    for part in (4, 7):
+        monkeypatch.setattr(fused, "PROMPT_PART", part)
+        assert np.array_equal(first_logits(runtime, [0, 1, 2]), whole)
+        for row in range(2):
+            assert np.array_equal(first_logits(runtime, [row])[0], whole[row])
+
+
+def test_in_parts_distances_are_those_of_the_whole_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, reference = written(tmp_path / "bundle", "gpt2-tiny", is_biased=True)
+    runtime = load("ort", bundle)
+    expected = first_logits(reference, [0, 1, 2])
+    for part in (128, 7):
+        monkeypatch.setattr(fused, "PROMPT_PART", part)
+        assert np.abs(first_logits(runtime, [0, 1, 2]) - expected).max() < 1e-4
+
+
+def test_gelu_by_tanh_is_one_operator(tmp_path: Path) -> None:
+    from txport.bundles.graphs import read_model
+
+    bundle, _ = written(tmp_path / "bundle", "gpt2-tiny")
+    operators = [node.op_type for node in read_model(bundle.file("step"), weights=False).graph.node]
+    assert (operators.count("FastGelu"), operators.count("Tanh")) == (2, 0)
