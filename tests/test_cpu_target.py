@@ -43,7 +43,7 @@ from txport.proof.parity.check import check
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.replay import Reference
 from txport.runtimes import fused, providers, sessions
-from txport.runtimes.fused import Rows, move
+from txport.runtimes.caches import Rows, move
 from txport.runtimes.pool import Hold
 from txport.runtimes.slots import seat
 from txport.search.generate import generate

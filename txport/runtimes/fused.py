@@ -8,7 +8,6 @@ Letters: B sources, K beams, R = B x K rows, L layers, N heads, M capacity, H he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ from txport.bundles.ports import (
 )
 from txport.models.facts import Owner
 from txport.runtimes.base import GraphPorts, Ints, Outputs, Scores, running, scores
+from txport.runtimes.caches import FusedState, Rows, Source, move, pick_sources
 from txport.runtimes.encoding import outputs_of
 from txport.runtimes.onnx_runtime import ort
 from txport.runtimes.pool import Hold, Pool
@@ -50,49 +50,6 @@ PROMPT_PART = 128  # tokens: attention sums over no more places than there are y
 TOGETHER = 4  # attention sums over so many places of a source at a time, and over what is left otherwise
 SEVERAL = 2  # queries over one source; from this number on a product sums the same for each, one by itself otherwise
 NOBODY = -1  # in place of a token
-
-
-@dataclass
-class Source:
-    """The keys and values of B sources (2 L, B, N, S, H), and their lengths (B,) int32."""
-
-    hold: Hold
-    caches: NDArray[np.float32]
-    lengths: NDArray[np.int32]
-
-
-@dataclass
-class Rows:
-    """The keys and values of R rows (2 L, R, N, M, H); which of all writes each place of each row is: (R, M)."""
-
-    hold: Hold
-    caches: NDArray[np.float32]
-    origin: Ints
-
-
-class FusedState:
-    """A batch at work: its memory, and the binding of the step graph to it."""
-
-    def __init__(self, source: Source, rows: Rows, max_length: int) -> None:
-        self.source, self.rows, self.beams, self.max_length = source, rows, 1, max_length
-        self.place(np.arange(len(source.lengths)))
-        self.lengths = np.zeros(len(source.lengths), np.int32)  # of each slot: (R,)
-        self.writes = 0
-        self.binding: Binding | None = None
-
-    def place(self, slots: Ints) -> None:
-        """Let the caller's rows lie in these slots; the others rest."""
-        self.slots, self.is_full = slots, np.array_equal(slots, np.arange(self.size))
-
-    @property
-    def size(self) -> int:
-        """R, the number of slots."""
-        return len(self.source.lengths) * self.beams
-
-    @property
-    def length(self) -> int:
-        """How many places of the buffers are in use: those of the longest row."""
-        return int(self.lengths.max(initial=0))
 
 
 class Binding:
@@ -377,38 +334,3 @@ def parts_of_prompt(size: int) -> list[slice]:
     if ends and size - ends[-1] < SEVERAL:
         ends[-1] -= SEVERAL - 1
     return [slice(first, end) for first, end in zip([0, *ends], [*ends, size], strict=True)]
-
-
-def pick_sources(source: Source, chosen: Ints) -> Source:
-    """Some of the sources, in their order; they move up where they lie."""
-    for place, row in enumerate(chosen):
-        if place != row:
-            source.caches[:, place] = source.caches[:, row]
-    return Source(source.hold, source.caches[:, : len(chosen)], source.lengths[chosen])
-
-
-def move(rows: Rows, chosen: Ints, length: int) -> None:
-    """Let row i be what row `chosen[i]` was; places that hold the same already stay, and nothing is copied twice."""
-    if length == 0:
-        return
-    wanted, present = rows.origin[chosen, :length], rows.origin[: len(chosen), :length]
-    different = wanted != present
-    starts, caches = different.argmax(axis=1), rows.caches
-    pending = {int(row): int(chosen[row]) for row in np.flatnonzero(different.any(axis=1))}
-
-    def fill(row: int, content: NDArray[np.float32]) -> None:
-        caches[:, row, :, starts[row] : length] = content[:, :, starts[row] : length]
-
-    while pending:
-        needed = set(pending.values())
-        free = [row for row in pending if row not in needed]
-        for row in free:
-            fill(row, caches[:, pending.pop(row)])
-        if not free:  # rows in circles: one steps aside, and the others follow
-            first = row = next(iter(pending))
-            aside = caches[:, first, :, :length].copy()
-            while (source := pending.pop(row)) != first:
-                fill(row, caches[:, source])
-                row = source
-            fill(row, aside)
-    rows.origin[: len(chosen), :length] = wanted

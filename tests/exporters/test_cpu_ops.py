@@ -1,0 +1,30 @@
+"""What an attention of the cpu target computes in PyTorch is what the reference computes, whatever it becomes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from txport.exporters.cpu.ops import PLAIN, EncoderOps
+from txport.models.ops import PlainOps, additive, padding_mask
+from txport.models.parts import Attention, DotProduct, RMSNorm
+
+WIDTH, HEADS, SIZE = 32, 4, 8
+
+
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+@pytest.mark.parametrize("norms", [(), ("key_norm",), ("query_norm",), ("query_norm", "key_norm")])
+@torch.no_grad()
+def test_an_encoder_with_norms_and_grouped_heads(norms: tuple[str, ...], key_heads: int) -> None:
+    torch.manual_seed(0)
+    core = DotProduct(HEADS, key_heads, SIZE**-0.5)
+    part = Attention(WIDTH, core, SIZE, **{name: RMSNorm(SIZE, 1e-5) for name in norms}).double()
+    for name in norms:
+        part.get_parameter(f"{name}.weight").uniform_(0.5, 2)
+    x, lengths = torch.randn(2, 5, WIDTH, dtype=torch.float64), torch.tensor([5, 3], dtype=torch.int32)
+    mask = additive(padding_mask(lengths, 5), x.dtype)[:, None, None, :]
+    wanted = part(x, PlainOps(torch.arange(5), mask), 0)
+    ops = EncoderOps(torch.zeros(2, 5, dtype=torch.int64), lengths)
+    found = part(x.flatten(0, 1), ops, 0).view(wanted.shape)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    assert bool(ops.became[PLAIN]) == (bool(norms) or key_heads != HEADS), "MultiHeadAttention has no such attention"
