@@ -81,7 +81,9 @@ def introduction(result: Mapping[str, Any]) -> str:
     """Machine, versions, rules, and how to measure again."""
     machine, protocol = result["machine"], result["protocol"]
     versions = ", ".join(f"{name} {number}" for name, number in sorted(result["versions"].items()))
-    sizes = f"A line without a name is {protocol['checkpoint']}, which has {protocol['vocabulary']:,} tokens and seeded random weights"
+    sizes = (
+        f"A line without a name is {protocol['checkpoint']}, with {protocol['vocabulary']:,} tokens and random weights"
+    )
     lengths = f"sources and prompts have {protocol['source']} tokens unless it is said, targets {protocol['tokens']}"
     return f"""Measured on {machine["cpu"]}, {protocol["cores"]} cores, {machine["system"]}, {result["date"]}.
 {versions}.
