@@ -81,13 +81,16 @@ def introduction(result: Mapping[str, Any]) -> str:
     """Machine, versions, rules, and how to measure again."""
     machine, protocol = result["machine"], result["protocol"]
     versions = ", ".join(f"{name} {number}" for name, number in sorted(result["versions"].items()))
-    sizes = f"{protocol['checkpoint']} has {protocol['vocabulary']:,} tokens and seeded random weights"
-    lengths = f"sources have {protocol['source']} tokens, targets {protocol['tokens']}"
+    sizes = (
+        f"Lines without a name: {protocol['checkpoint']}, with {protocol['vocabulary']:,} tokens and random weights"
+    )
+    lengths = f"sources and prompts have {protocol['source']} tokens unless it is said, targets {protocol['tokens']}"
     return f"""Measured on {machine["cpu"]}, {protocol["cores"]} cores, {machine["system"]}, {result["date"]}.
 {versions}.
 `make bench-peers` measures again; `benchmarks/results/peers-cpu.json` has every figure and every setting tried.
 
 {sizes}; {lengths}, the end token suppressed.
+A line with a prompt alone counts the tokens that are read until the first one is written.
 g2p-en pronounces the test words, each to its own end. Both sides get the same weights, the same ids and the same
 cores, each at the best of its settings, in a process of its own; the process that does not work is held.
 Medians (and quartiles) of {protocol["rounds"]} alternating rounds; the ratio says how many times better txport is,
