@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txport.errors import UnsupportedError
-from txport.exporters.symbols import Form, Symbol, Tracer
+from txport.exporters.symbols import Form, Size, Symbol, Tracer
 
 FORMS: dict[str, Form] = {}
 
@@ -36,9 +36,11 @@ def require(condition: bool, what: str) -> None:
 
 
 def value_of_argument(tracer: Tracer, x: Any, dtype: torch.dtype) -> ir.Value:
-    """An argument in the graph: a tensor as it is, a number in the type of what it meets."""
+    """An argument in the graph: a tensor as it is, a number or a length in the type of what it meets."""
     if isinstance(x, Symbol):
         return x.value
+    if isinstance(x, Size):
+        return x.value if dtype == torch.int64 else tracer.op("size/cast", "Cast", [x.value], to=code_of(dtype))
     if isinstance(x, Tensor):
         return tracer.tensor(x)
     return tracer.constant(np.array(x, str(dtype).removeprefix("torch.")))
