@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from txport.bundles.ports import ENCODER, MODEL, PREFILL, STEP
 from txport.errors import UnsupportedError
 from txport.exporters.forms import FORMS
 from txport.exporters.symbols import Form, Symbol, Tracer
-from txport.models.facts import Task
+from txport.models.facts import Owner, Task
 from txport.models.model import Model
 from txport.models.ops import State, additive, padding_mask
 from txport.models.parts import Attention, DotProduct, Linear
@@ -41,6 +41,11 @@ def require_fusable(model: Model) -> None:
         if part.core.has_operator and part.head_size % step:
             why = "" if part.rotary is None else " for rotary positions"
             need = f"a head size that is a multiple of {step}{why}, this model's is {part.head_size}"
+            raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
+    for owner in get_args(Owner):
+        if len(shapes := sorted({str(list(each.dims)) for each in model.facts.owned(owner)})) > 1:
+            found = f"those of a {owner} are {' and '.join(shapes)}"
+            need = f"keys and values of one shape, which lie in one block of memory; {found}"
             raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
 
 
