@@ -26,14 +26,16 @@ class Size(int):
     value: ir.Value
 
     def __add__(self, other: int) -> Size:
-        return self._combined("Add", other, int.__add__)
+        found: Size = self._combined("Add", other, int.__add__)
+        return found
 
     def __sub__(self, other: int) -> Size:
-        return self._combined("Sub", other, int.__sub__)
+        found: Size = self._combined("Sub", other, int.__sub__)
+        return found
 
     __radd__ = __add__
 
-    def _combined(self, operator: str, other: int, how: Callable[[int, int], int]) -> Size:
+    def _combined(self, operator: str, other: int, how: Callable[[int, int], int]) -> Any:
         if isinstance(other, Symbol | Tensor):
             return NotImplemented
         if not isinstance(other, int):

@@ -33,6 +33,7 @@ def _reflected(made: Form) -> Form:
     return lambda tracer, x, y: made(tracer, y, x)
 
 
+equal = _binary("eq", "Equal", operator.eq)
 FORMS |= {
     "add": _binary("add", "Add", operator.add),
     "sub": _binary("sub", "Sub", operator.sub),
@@ -43,7 +44,7 @@ FORMS |= {
     "le": _binary("le", "LessOrEqual", operator.le),
     "gt": _binary("gt", "Greater", operator.gt),
     "ge": _binary("ge", "GreaterOrEqual", operator.ge),
-    "eq": _binary("eq", "Equal", operator.eq),
+    "eq": equal,
     "matmul": _binary("matmul", "MatMul", operator.matmul),
 }
 FORMS |= {
@@ -56,8 +57,9 @@ FORMS |= {f"r{name}": _reflected(FORMS[name]) for name in ("sub", "truediv", "po
 
 @form("ne")
 def unequal(tracer: Tracer, x: Any, y: Any) -> Symbol:
-    """What "eq" is not."""
-    return invert(tracer, FORMS["eq"](tracer, x, y))
+    """The other places than those of `equal`."""
+    found: Symbol = invert(tracer, equal(tracer, x, y))
+    return found
 
 
 def _of_masks(name: str, onnx: str, function: Callable[[Any, Any], Any]) -> Form:
