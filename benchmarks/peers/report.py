@@ -81,9 +81,7 @@ def introduction(result: Mapping[str, Any]) -> str:
     """Machine, versions, rules, and how to measure again."""
     machine, protocol = result["machine"], result["protocol"]
     versions = ", ".join(f"{name} {number}" for name, number in sorted(result["versions"].items()))
-    sizes = (
-        f"Lines without a name: {protocol['checkpoint']}, with {protocol['vocabulary']:,} tokens and random weights"
-    )
+    sizes = f"Lines without a name: {protocol['checkpoint']}, with {protocol['vocabulary']:,} tokens and random weights"
     lengths = f"sources and prompts have {protocol['source']} tokens unless it is said, targets {protocol['tokens']}"
     return f"""Measured on {machine["cpu"]}, {protocol["cores"]} cores, {machine["system"]}, {result["date"]}.
 {versions}.

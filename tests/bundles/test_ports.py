@@ -13,6 +13,7 @@ from txport.bundles.ports import (
     DECODER,
     ENCODER,
     SELECT,
+    STEP,
     Graph,
     Port,
     compare_ports,
@@ -164,3 +165,13 @@ def test_the_order_of_ports_is_part_of_the_contract(bundle: Bundle) -> None:
     graph = bundle.manifest.graphs[DECODER]
     problems = list(compare_ports(graph, graph.inputs[::-1], graph.outputs))
     assert problems == [f"{graph.file}: the inputs are in another order"]
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_attention_over_the_source_is_marked_not_guessed_from_a_name(target: str) -> None:
+    for graph in CONTRACTS[target]["seq2seq"](FACTS, "float32"):
+        marked = [port.name for port in graph.outputs if port.is_attention]
+        assert graph.attention == (marked[0] if marked else None)
+        assert bool(marked) == (graph.role in (DECODER, STEP))
+    named = Port("cross_attention_mask", "float32", ())
+    assert Graph("model", "model.onnx", (), (named,)).attention is None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable
+from itertools import combinations_with_replacement, permutations
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txport.bundles.ports import BATCH, PAST, PAST_SOURCE, SOURCE, TOKENS, Graph, Port
+from txport.bundles.ports import BATCH, BEAMS, PAST, PAST_SOURCE, SOURCE, TOKENS, Graph, Port
 from txport.errors import UnsupportedError
 from txport.exporters.trace import SIZES, trace
 
@@ -138,10 +142,96 @@ def test_an_output_that_is_an_input_or_another_output_has_a_name_of_its_own() ->
 
 
 def test_the_example_lengths_are_told_apart() -> None:
-    """No two dims, sums or differences of dims have the same two lengths."""
-    pairs = [sizes for dim, sizes in SIZES.items() if dim != f"{PAST} + {TOKENS}"]  # a sum already
-    sums = [(a + c, b + d) for at, (a, b) in enumerate(pairs) for c, d in pairs[at:]]
-    differences = [(a - c, b - d) for a, b in pairs for c, d in pairs if (a, b) != (c, d)]
-    every = [*pairs, *sums, *differences]
-    assert len(set(every)) == len(every)
-    assert all(one != other for one, other in every)
+    """No two dims, sums, differences or products of dims have the same two lengths, and none has one length twice."""
+    total = f"{PAST} + {TOKENS}"
+    known = {("add", TOKENS, PAST), ("mul", BATCH, BEAMS), ("sub", total, PAST), ("sub", total, TOKENS)}  # dims already
+    found = list(SIZES.values())
+    for how, pairs in (
+        (operator.add, combinations_with_replacement(SIZES, 2)),
+        (operator.sub, permutations(SIZES, 2)),
+        (operator.mul, combinations_with_replacement(SIZES, 2)),
+    ):
+        for a, b in pairs:
+            if (how.__name__, a, b) not in known:
+                found.append((how(SIZES[a][0], SIZES[b][0]), how(SIZES[a][1], SIZES[b][1])))
+    assert len(set(found)) == len(found)
+    assert all(one != other for one, other in found)
+
+
+class By(nn.Module):
+    """What one function makes of the first input."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x / x.shape[1],
+        lambda x: x * x.shape[1],
+        lambda x: x.shape[1] * x,
+        lambda x: x.shape[1] - x,
+        lambda x: x + x.shape[1],
+        lambda x: x.clamp(0.5, x.shape[1]),
+        lambda x: x.shape[1] / (x * x + 1),
+        lambda x: torch.arange(x.shape[1]) / x.shape[1],
+        lambda x: 1 - x,
+        lambda x: -x,
+        lambda x: 2**x,
+        lambda x: x**2,
+        lambda x: 1 / (x * x + 1),
+        lambda x: x * (x == 0),
+        lambda x: x * (x != 0),
+        lambda x: x * (x > 0),
+        lambda x: x * ((x >= 0.5) | (x < 0)),
+        lambda x: x.shape[1] > x,
+        lambda x: x[:, x.shape[1] - 1 :],
+    ],
+)
+def test_lengths_and_numbers_meet_tensors_as_in_pytorch(function: Callable[[Any], Any]) -> None:
+    port = Port("found", "float32", ())
+    for size in (2, 5):
+        x = np.random.default_rng(size).standard_normal((1, size, 6)).astype(np.float32)
+        x[0, 0, 0] = 0
+        expected = function(torch.from_numpy(x)).numpy()
+        (found,) = run(trace(By(function), graph(port), 18), x=x, y=x)
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x * (1 / x.shape[1]), "on a length by __rtruediv__"),
+        (lambda x: x * x.shape[1] ** 0.5, "on a length by __pow__"),
+        (lambda x: x * 2 ** x.shape[1], "on a length by __rpow__"),
+        (lambda x: x * (7 // x.shape[1]), "on a length by __rfloordiv__"),
+        (lambda x: x * (7 % x.shape[1]), "on a length by __rmod__"),
+        (lambda x: x * math.sqrt(x.shape[1]), "on a length by __float__"),
+        (lambda x: x * int(x.shape[1]), "on a length by __int__"),
+        (lambda x: x * abs(x.shape[1]), "on a length by __abs__"),
+        (lambda x: x * (x.shape[1] + 0.5), "adds and subtracts whole numbers to lengths, got 0.5"),
+        (lambda x: x + 1 if x else x, "by __bool__ on what a tensor holds"),
+        (lambda x: list(x), "by __iter__ on what a tensor holds"),
+        (lambda x: x * float(x), "by __float__ on what a tensor holds"),
+        (lambda x: x % 2, "no ONNX form of PyTorch's mod"),
+        (lambda x: x // 2, "no ONNX form of PyTorch's floordiv"),
+        (lambda x: abs(x), "no ONNX form of PyTorch's abs"),
+        (lambda x: x | 1, "'or' of anything but masks"),
+        (lambda x: F.embedding(x.long(), torch.ones(3, 2), max_norm=1.0), "an embedding with max_norm"),
+        (lambda x: F.embedding(x.long(), torch.ones(3, 2), sparse=True), "scale_grad_by_freq or sparse"),
+    ],
+)
+def test_what_would_freeze_or_is_unknown_is_refused_by_name(function: Callable[[Any], Any], words: str) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        trace(By(function), graph(Port("found", "float32", ())), 18)
+
+
+def test_a_symbol_is_a_key() -> None:
+    found = trace(By(lambda x: {x: x + 1}[x]), graph(Port("found", "float32", ())), 18)
+    assert len(found.graph.outputs) == 1

@@ -55,13 +55,15 @@ BEAMS, ALL_ROWS, ROOM = "beams", "rows", "capacity"  # rows = batch_size x beams
 class Port:
     """One named input or output, its NumPy dtype, and its dims: a number or the name of a dynamic one.
 
-    `state` says which tensor of the model's state it holds, if it does.
+    `state` says which tensor of the model's state it holds, if it does; `is_attention`, whether it is the attention of
+    tokens over the source.
     """
 
     name: str
     dtype: str
     dims: tuple[Dim, ...]
     state: StateTensor | None = field(default=None, compare=False)
+    is_attention: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Graph:
     @property
     def attention(self) -> str | None:
         """The output of what tokens attend to in the source, if there is one."""
-        return next((port.name for port in self.outputs if port.name.startswith(CROSS_ATTENTION)), None)
+        return next((port.name for port in self.outputs if port.is_attention), None)
 
     @property
     def has_weights(self) -> bool:
@@ -142,7 +144,8 @@ def _portable_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
     ]
     if facts.attention is not None:  # named as Hugging Face names those of all layers
         name = f"{CROSS_ATTENTION}s.{facts.attention.layer}"
-        outputs.append(Port(name, dtype, (BATCH, facts.attention.heads, TARGET, SOURCE)))
+        dims = (BATCH, facts.attention.heads, TARGET, SOURCE)
+        outputs.append(Port(name, dtype, dims, is_attention=True))
     inputs = (Port(INPUT_IDS, "int64", (BATCH, TARGET)), *kept)
     decoder = Graph(DECODER, "onnx/decoder_model_merged.onnx", inputs, tuple(outputs))
     return encoder, decoder, _select(kept)
@@ -202,7 +205,8 @@ def _cpu_step(facts: Facts, dtype: str, source: tuple[Port, ...]) -> Graph:
     outputs = [Port(LOGITS, dtype, (ALL_ROWS, facts.writes.size)), *_own(facts, dtype, "present", ALL_ROWS)]
     if facts.attention is not None:
         inputs.append(Port(ALIGN, "bool", (1,)))  # whether to give the attention over the source; else it has no rows
-        outputs.append(Port(CROSS_ATTENTION, dtype, (ALL_ROWS, SOURCE)))  # the mean over the heads of that layer
+        dims = (ALL_ROWS, SOURCE)  # the mean over the heads of that layer
+        outputs.append(Port(CROSS_ATTENTION, dtype, dims, is_attention=True))
     # k > 0: the k best tokens; k < 0: -k, up to 8, with logits in place of log_probs; 0: none. On x86 without VNNI,
     # 8-bit sums may saturate: there, with a large vocabulary in fp32, k < 0 must not be used.
     inputs.append(Port(COUNT, "int64", (1,)))

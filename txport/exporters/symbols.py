@@ -26,28 +26,40 @@ class Size(int):
     value: ir.Value
 
     def __add__(self, other: int) -> Size:
-        return self._combined("Add", other, int.__add__)
+        found: Size = self._combined("Add", other, int.__add__)
+        return found
 
     def __sub__(self, other: int) -> Size:
-        return self._combined("Sub", other, int.__sub__)
+        found: Size = self._combined("Sub", other, int.__sub__)
+        return found
 
     __radd__ = __add__
 
-    def _combined(self, operator: str, other: int, how: Callable[[int, int], int]) -> Size:
+    def _combined(self, operator: str, other: int, how: Callable[[int, int], int]) -> Any:
+        if isinstance(other, Symbol | Tensor):
+            return NotImplemented
+        if not isinstance(other, int):
+            raise UnsupportedError(f"a trace adds and subtracts whole numbers to lengths, got {other!r}")
         others = other.pair if isinstance(other, Size) else (other, other)
         pair = (how(self.pair[0], others[0]), how(self.pair[1], others[1]))
         return self.tracer.size(pair, lambda: self.tracer.op("size", operator, [self.value, self.tracer.scalar(other)]))
 
 
 def _refuse(name: str) -> Any:
-    def method(self: Size, *_: object) -> Any:
+    def method(self: Size, *others: object) -> Any:
+        if any(isinstance(each, Symbol | Tensor) for each in others):
+            return NotImplemented  # the tensor's own operator takes a length as it takes a number
         raise UnsupportedError(f"a trace can't depend on a length by {name}; lengths can be added and subtracted")
 
     return method
 
 
-for _name in ("mul", "rmul", "floordiv", "truediv", "mod", "neg", "rsub", "lt", "le", "gt", "ge", "eq", "ne", "bool"):
-    setattr(Size, f"__{_name}__", _refuse(f"__{_name}__"))
+UNARY = "neg pos abs invert bool int float complex round trunc floor ceil"
+BINARY = "mul truediv floordiv mod divmod pow and or xor lshift rshift"
+COMPARISONS = "lt le gt ge eq ne"
+REFLECTED = " ".join(f"r{_name}" for _name in BINARY.split())
+for _name in f"rsub {UNARY} {BINARY} {REFLECTED} {COMPARISONS}".split():
+    setattr(Size, f"__{_name}__", _refuse(f"__{_name}__"))  # __index__ stays: Python itself uses an int without it
 
 
 class Symbol:
@@ -89,12 +101,20 @@ class Symbol:
 
 
 def _operator(name: str) -> Any:
-    method = getattr(Tensor, name)
-    return lambda self, *args: self.tracer.call(method, (self, *args), {})
+    return lambda self, *args: self.tracer.call(name, (self, *args), {})
 
 
-for _name in ("add", "radd", "sub", "mul", "rmul", "truediv", "matmul", "invert", "lt", "le", "and", "getitem"):
-    setattr(Symbol, f"__{_name}__", _operator(f"__{_name}__"))
+def _refuse_content(name: str) -> Any:
+    def method(self: Symbol, *_: object) -> Any:
+        raise UnsupportedError(f"a trace can't depend by {name} on what a tensor holds, or how many; compute with it")
+
+    return method
+
+
+for _name in f"add radd sub rsub matmul rmatmul getitem neg abs invert {BINARY} {REFLECTED} {COMPARISONS}".split():
+    setattr(Symbol, f"__{_name}__", _operator(_name))  # set here, `__eq__` leaves a symbol's hash as it is
+for _name in ["bool", "int", "float", "complex", "index", "len", "iter", "contains", "setitem"]:
+    setattr(Symbol, f"__{_name}__", _refuse_content(f"__{_name}__"))
 
 
 class Tracer(TorchFunctionMode):

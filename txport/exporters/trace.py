@@ -1,7 +1,7 @@
 """One module -> one graph: the module runs once on tensors that write down what is done to them.
 
 `torch.onnx.export` gives the same nodes, but reasons about every symbolic stride on the way: a decoder of six layers
-takes it half a minute, and this a few milliseconds. What has no form in `operators` is refused, not guessed.
+takes it half a minute, and this a few milliseconds. What has no form in `forms` is refused, not guessed.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from txport.exporters.forms import FORMS
 from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.version import __version__
 
-# Two lengths for each dynamic dim: what differs between the two is dynamic. They are chosen so that no dim, no sum and
-# no difference of two has the lengths of another. Only the rows are batch x beams.
+# Two lengths for each dynamic dim: what differs between the two is dynamic. They are chosen so that no dim, no sum, no
+# difference and no product of two has the lengths of another, or one length twice. Only the rows are batch x beams.
 SIZES = {
-    BATCH: (4, 2),
-    TARGET: (21, 25),
-    PAST_SOURCE: (3, 21),
-    PAST_TARGET: (2, 11),
-    SOURCE: (9, 24),
-    BEAMS: (5, 6),
-    ROOM: (13, 20),
-    ALL_ROWS: (4 * 5, 2 * 6),
-    TOKENS: (23, 26),
+    BATCH: (3, 2),
+    TARGET: (7, 25),
+    PAST_SOURCE: (16, 5),
+    PAST_TARGET: (9, 11),
+    SOURCE: (26, 12),
+    BEAMS: (2, 5),
+    ROOM: (15, 7),
+    ALL_ROWS: (3 * 2, 2 * 5),
+    TOKENS: (18, 2),
     PAST: (6, 12),
-    f"{PAST} + {TOKENS}": (6 + 23, 12 + 26),
+    f"{PAST} + {TOKENS}": (6 + 18, 12 + 2),
 }
 PARTS = "txport.became"
 IR_VERSION = 10

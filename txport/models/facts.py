@@ -22,9 +22,11 @@ Pooling = Literal["mean", "first", "none"]
 Ability = Literal["embed", "classify", "tag", "fill"]
 
 HIDDEN, LOGITS = "last_hidden_state", "logits"  # outputs of encoder-only models
+INPUTS = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "source_lengths")  # no outputs' names
 LENGTH = "length"  # the dim of a tensor that counts tokens
 LARGEST = 1 << 31  # of a size or a token
 MOST_STATE = 1 << 14  # tensors
+MOST_NUMBERS = 1 << 31  # of the state, for each token of a row
 MOST_TOKENS = 1 << 10  # that are special in one way
 MOST_OUTPUTS = 16
 MOST_LABELS = 1 << 16
@@ -201,9 +203,9 @@ def _problems(facts: Facts) -> Iterator[str]:
     sides = {"seq2seq": (True, True), "causal": (False, True), "encode": (True, False)}[facts.task]
     if (facts.source is not None, facts.target is not None) != sides:
         yield f"a model of the task {facts.task} has other sides than source and target as given"
-    owners = {"seq2seq": {"row", "source"}, "causal": {"row"}, "encode": set[str]()}[facts.task]
-    if {each.owner for each in facts.state} != owners or len(set(facts.state)) != len(facts.state):
-        yield f"the state is none of a model of the task {facts.task}"
+    yield from _problems_of_state(facts)
+    if facts.task == "causal" and facts.target is not None and facts.target.longest < 2:
+        yield f"target.longest of a causal model must be 2 or more, a prompt and a token, got {facts.target.longest}"
     if facts.task == "seq2seq" and facts.target is not None and facts.target.start is None:
         yield "a target needs a start token"
     if bool(facts.outputs) != (facts.task == "encode"):
@@ -212,6 +214,22 @@ def _problems(facts: Facts) -> Iterator[str]:
         yield from _problems_of_outputs(facts)
     if facts.attention is not None and facts.task != "seq2seq":
         yield f"a model of the task {facts.task} has no attention over a source"
+    elif facts.attention is not None and facts.attention.layer not in {each.layer for each in facts.owned("source")}:
+        yield f"attention.layer must be a layer of the state over a source, got {facts.attention.layer}"
+
+
+def _problems_of_state(facts: Facts) -> Iterator[str]:
+    """Each layer has a key and a value of its rows, and one of its source, if the model has one."""
+    owners = {"seq2seq": {"row", "source"}, "causal": {"row"}, "encode": set[str]()}[facts.task]
+    if {each.owner for each in facts.state} != owners:
+        yield f"the state is none of a model of the task {facts.task}"
+    for owner in get_args(Owner):
+        found = sorted((each.layer, each.role) for each in facts.owned(owner))
+        if found != [(layer, role) for layer in range(len(found) // 2) for role in get_args(Role)]:
+            need = f"each layer from 0 on must have one key and one value of a {owner}"
+            yield f"the state is none of a model of the task {facts.task}: {need}"
+    if sum(numbers_of(each, 1) for each in facts.state) > MOST_NUMBERS:
+        yield f"the state must have at most {MOST_NUMBERS} numbers for each token"
 
 
 def _problems_of_outputs(facts: Facts) -> Iterator[str]:
@@ -219,6 +237,8 @@ def _problems_of_outputs(facts: Facts) -> Iterator[str]:
     dims = {each.name: each.dims for each in facts.outputs}
     if len(dims) != len(facts.outputs):
         yield "outputs have one name twice"
+    if taken := sorted(dims.keys() & set(INPUTS)):
+        yield f"an output can't be called {taken[0]}, as an input is"
     if facts.ability == "embed":
         if dims.get(HIDDEN) != (LENGTH, facts.width):
             yield f"a model without {LOGITS} gives {HIDDEN}, {LENGTH} times {facts.width}"

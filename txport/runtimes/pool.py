@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import defaultdict, deque
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SMALLEST = 1 << 12  # bytes of a pooled buffer
+SMALLEST, LARGEST = 1 << 12, 1 << 44  # bytes of a pooled buffer
 
 
 class Pool:
@@ -20,8 +21,13 @@ class Pool:
         self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
 
     def take(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
-        """An array of any content that is finite, until `owner` is gone: attention may multiply it by zero."""
-        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        """An array of any content that is finite, until `owner` is gone: attention may multiply it by zero.
+
+        Raises `MemoryError` for one that no machine has room for.
+        """
+        count = math.prod(shape) * np.dtype(dtype).itemsize
+        if count > LARGEST:
+            raise MemoryError(f"an array of the shape {shape} needs {count} bytes")
         size = max(SMALLEST, 1 << (count - 1).bit_length()) if count else SMALLEST
         try:
             buffer = self._free[size].pop()

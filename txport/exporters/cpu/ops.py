@@ -8,7 +8,7 @@ M capacity of the caches.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from txport.exporters.cpu.operators import (
     source_mask,
     write_at,
 )
+from txport.models.facts import Owner
 from txport.models.model import Model
 from txport.models.ops import State
 from txport.models.parts import Attention, Linear
@@ -42,6 +43,11 @@ def require_fusable(model: Model) -> None:
             raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
         if model.facts.task == "causal" and not part.core.has_operator:
             raise UnsupportedError(NO_PROMPTS)
+    for owner in get_args(Owner):
+        if len(shapes := sorted({str(list(each.dims)) for each in model.facts.owned(owner)})) > 1:
+            found = f"those of a {owner} are {' and '.join(shapes)}"
+            need = f"keys and values of one shape, which lie in one block of memory; {found}"
+            raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
 
 
 def is_multi_head(part: Attention) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from txport.bundles.ports import ALIGN, COUNT, IDS, LOG_PROBS, LOGITS, Graph
+from txport.exporters.check import GraphError
 from txport.exporters.cpu.fusions import is_linear
 from txport.exporters.cpu.screening import add_candidates, choose, constant
 from txport.exporters.trace import value_of
@@ -37,15 +38,23 @@ def add_top(model: ir.Model, graph: Graph, *, shorten: bool) -> None:
     if not shorten:
         model.graph.extend(_ask(count, logits, outputs))
         return
-    projection = logits.producer()
-    assert projection is not None
-    assert is_linear(projection)
-    x, weight = projection.inputs
-    assert x is not None
-    assert weight is not None
+    projection, x, weight = _projection(logits)
     model.graph.outputs[place] = value_of(graph.port(LOGITS))
     model.graph.remove(projection, safe=True)
     model.graph.extend(_shorten(model, x, weight, count, [model.graph.outputs[place], *outputs]))
+
+
+def _projection(logits: ir.Value) -> tuple[ir.Node, ir.Value, ir.Value]:
+    """The one product that makes logits, its input and its matrix; `GraphError` if there is more to them."""
+    node = logits.producer()
+    x, weight, *bias = (None, None) if node is None or not is_linear(node) else node.inputs
+    if node is None or x is None or weight is None or any(each is not None for each in bias):
+        found = "an input" if node is None else f"{node.op_type} of {len(node.inputs)} inputs"
+        raise GraphError(
+            f"has_plain_logits is true in the model's facts, but its logits are {found}, not one product with a "
+            "matrix and nothing else; set has_plain_logits=False"
+        )
+    return node, x, weight
 
 
 def _shorten(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,34 +14,73 @@ from txport.exporters.forms.common import FORMS, cast, form, require, value_of_a
 from txport.exporters.symbols import Form, Symbol, Tracer
 
 
-def _binary(name: str, operator: str, function: Callable[..., Any]) -> Form:
+def _binary(name: str, onnx: str, function: Callable[[Any, Any], Any]) -> Form:
     """Two tensors, or one and a number, in the type that PyTorch computes them in."""
 
     def make(tracer: Tracer, x: Any, y: Any) -> Symbol:
+        require(all(isinstance(each, Symbol | Tensor | int | float) for each in (x, y)), f"{name} of {x!r} and {y!r}")
         dtype = torch.result_type(*(each.examples[0] if isinstance(each, Symbol) else each for each in (x, y)))
+        if function is operator.truediv and not dtype.is_floating_point:
+            dtype = torch.get_default_dtype()
         operands = [cast(tracer, f"{name}/cast", each, dtype) for each in (x, y)]
-        return tracer.symbol(tracer.op(name, operator, operands), function, x, y)
+        return tracer.symbol(tracer.op(name, onnx, operands), function, x, y)
 
     return make
 
 
+def _reflected(made: Form) -> Form:
+    """A number, or a tensor, before the tensor whose operator it is."""
+    return lambda tracer, x, y: made(tracer, y, x)
+
+
+equal = _binary("eq", "Equal", operator.eq)
 FORMS |= {
-    "add": _binary("add", "Add", torch.add),
-    "sub": _binary("sub", "Sub", torch.sub),
-    "mul": _binary("mul", "Mul", torch.mul),
-    "truediv": _binary("div", "Div", torch.div),
-    "lt": _binary("lt", "Less", torch.lt),
-    "le": _binary("le", "LessOrEqual", torch.le),
-    "matmul": _binary("matmul", "MatMul", torch.matmul),
+    "add": _binary("add", "Add", operator.add),
+    "sub": _binary("sub", "Sub", operator.sub),
+    "mul": _binary("mul", "Mul", operator.mul),
+    "truediv": _binary("div", "Div", operator.truediv),
+    "pow": _binary("pow", "Pow", operator.pow),
+    "lt": _binary("lt", "Less", operator.lt),
+    "le": _binary("le", "LessOrEqual", operator.le),
+    "gt": _binary("gt", "Greater", operator.gt),
+    "ge": _binary("ge", "GreaterOrEqual", operator.ge),
+    "eq": equal,
+    "matmul": _binary("matmul", "MatMul", operator.matmul),
 }
-FORMS |= {"radd": FORMS["add"], "rmul": FORMS["mul"]}
+FORMS |= {
+    "radd": FORMS["add"],
+    "rmul": FORMS["mul"],
+    "ne": lambda tracer, x, y: invert(tracer, FORMS["eq"](tracer, x, y)),
+}
+FORMS |= {f"r{name}": _reflected(FORMS[name]) for name in ("sub", "truediv", "pow", "matmul")}
 
 
-@form("and")
-def both(tracer: Tracer, x: Symbol, y: Symbol) -> Symbol:
-    """Two masks."""
-    require(x.dtype == y.dtype == torch.bool, "& of numbers")
-    return tracer.symbol(tracer.op("and", "And", [x.value, y.value]), torch.bitwise_and, x, y)
+@form("ne")
+def unequal(tracer: Tracer, x: Any, y: Any) -> Symbol:
+    """The other places than those of `equal`."""
+    found: Symbol = invert(tracer, equal(tracer, x, y))
+    return found
+
+
+def _of_masks(name: str, onnx: str, function: Callable[[Any, Any], Any]) -> Form:
+    def make(tracer: Tracer, x: Symbol, y: Symbol | Tensor) -> Symbol:
+        masks = all(isinstance(each, Symbol | Tensor) and each.dtype == torch.bool for each in (x, y))
+        require(masks, f"{name!r} of anything but masks")
+        operands = [value_of_argument(tracer, each, torch.bool) for each in (x, y)]
+        return tracer.symbol(tracer.op(name, onnx, operands), function, x, y)
+
+    return make
+
+
+FORMS |= {"and": _of_masks("and", "And", operator.and_), "or": _of_masks("or", "Or", operator.or_)}
+FORMS |= {"rand": FORMS["and"], "ror": FORMS["or"]}
+
+
+@form("neg")
+def negative(tracer: Tracer, x: Symbol) -> Symbol:
+    """Of numbers."""
+    require(x.dtype != torch.bool, "- of a mask")
+    return tracer.given(tracer.op("neg", "Neg", [x.value]), x.examples)
 
 
 @form("clamp")

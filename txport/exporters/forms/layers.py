@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -66,8 +65,19 @@ def rms_norm(tracer: Tracer, x: Symbol, normalized_shape: Sequence[int], weight:
 
 
 @form("embedding")
-def embedding(tracer: Tracer, tokens: Symbol, weight: Tensor, *_: Any, **__: Any) -> Symbol:
-    """Rows of a table."""
+def embedding(
+    tracer: Tracer,
+    tokens: Symbol,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Symbol:
+    """Rows of a table; what of an embedding is for training alone, as `padding_idx` is, changes nothing here."""
+    require(max_norm is None, "an embedding with max_norm")
+    require(not scale_grad_by_freq and not sparse, "an embedding with scale_grad_by_freq or sparse")
     value = tracer.op("embedding", "Gather", [tracer.tensor(weight), tokens.value], axis=0)
     rows = [weight.new_zeros(*example.shape, weight.shape[1]) for example in tokens.examples]
     return tracer.given(value, (rows[0], rows[1]))

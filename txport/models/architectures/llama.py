@@ -53,7 +53,7 @@ class LlamaConfig(Config):
     head_size: int = size(0, least=0)
     decoder_layers: int = layers(32)
     feed_forward: int = size(11008)
-    max_length: int = size(2048, most=LONGEST)
+    max_length: int = size(2048, least=2, most=LONGEST)
     activation: str = choice("silu", "gelu", "gelu_tanh")
     norm_epsilon: float = real(1e-5, above=0, below=1)
     attention_bias: bool = False

@@ -1,0 +1,25 @@
+"""Buffers are as large as they must be, are used again, and are refused where no machine has room."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from txport.runtimes.pool import Hold, Pool
+
+
+@pytest.mark.parametrize("shape", [(1 << 31, 1 << 31, 4), (1 << 32, 1 << 32), (1 << 21, 1 << 21, 1 << 21)])
+def test_a_shape_beyond_all_memory_is_refused_rather_than_counted_modulo_2_to_the_64(shape: tuple[int, ...]) -> None:
+    with pytest.raises(MemoryError, match=r"an array of the shape \(.*\) needs \d+ bytes"):
+        Pool().take(Hold(), shape)
+
+
+def test_a_buffer_comes_back_when_its_owner_is_gone() -> None:
+    pool, hold = Pool(), Hold()
+    first = pool.take(hold, (2, 3, 0, 5)), pool.take(hold, (100, 70))
+    assert [each.shape for each in first] == [(2, 3, 0, 5), (100, 70)]
+    place = first[1].ctypes.data
+    del hold
+    again = pool.take(Hold(), (90, 70))
+    assert again.ctypes.data == place
+    assert again.dtype == np.float32
