@@ -342,6 +342,7 @@ def load(
     if runtime == "torch":
         source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint)
         bundle.require_source(source.name, source.sha256)
+        bundle.require_model(source.described)
         engine = runtimes.load_torch(source, provider=provider, threads=threads)
     else:
         engine = runtimes.load(runtime, bundle, provider=provider, threads=threads)
