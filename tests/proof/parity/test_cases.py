@@ -30,8 +30,16 @@ def test_a_vocabulary_without_the_end_token_can_be_drawn_from() -> None:
 
 @pytest.mark.parametrize(("longest", "lengths"), [(20, [[19], [19, 1]]), (3, [[2], [2, 1]]), (2, [])])
 def test_prompts_up_to_the_last_place_are_compared(longest: int, lengths: list[list[int]]) -> None:
-    sizes = {"d_model": 8, "heads": 2, "feed_forward": 8, "decoder_layers": 1, "vocab_size": 9, "max_length": longest}
-    facts = gpt2.facts(gpt2.GPT2Config(**sizes))
+    sizes = {
+        "d_model": 8,
+        "heads": 2,
+        "feed_forward": 8,
+        "decoder_layers": 1,
+        "vocab_size": 9,
+        "pad_id": 0,
+        "eos_id": 1,
+    }
+    facts = gpt2.facts(gpt2.GPT2Config(**sizes, max_length=longest))
     cases = _long_prompts(facts, Draw(facts, np.random.default_rng(0)))
     assert [[len(source) for source in case.sources] for case in cases] == lengths
     assert all(case.steps == (1,) and {len(each) for each in case.targets} == {1} for case in cases)

@@ -224,7 +224,7 @@ def test_every_weight_is_compared_bit_for_bit(report: Report, loaded: Checkpoint
         (("facts", "source", "pad"), 5),
         (("facts", "source", "after"), []),
         (("facts", "source", "longest"), 23),
-        (("facts", "width"), 17),
+        (("facts", "has_plain_logits"), False),
         (("config", "norm_epsilon"), 0.5),
         (("architecture",), "t5"),
     ],

@@ -93,7 +93,7 @@ def check(
 
 
 def require_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> None:
-    """Raise `UnsupportedError` for another checkpoint than a bundle's, `ParityError` for a manifest of another model."""
+    """Raise `UnsupportedError` for another checkpoint than a bundle's, `ParityError` if its manifest lies."""
     bundle.require_source(checkpoint.name, checkpoint.sha256)
     try:
         bundle.require_model(checkpoint.described)
