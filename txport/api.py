@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from txport import runtimes
 from txport.arguments import listed, many, paired, require_many, require_unknown, sizes, token_ids
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
-from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
+from txport.errors import TextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.facts import Facts
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer
@@ -251,15 +251,6 @@ class Model(Encoder):
         require_fit(prefixes, self.facts, chosen)
         return chosen
 
-    def _encode_known(self, text: str, unknown: Unknown) -> list[int]:
-        """As `encode`, but nothing of a text of which nothing is known, if what is unknown is to be left out."""
-        try:
-            return self.encode(text, unknown)
-        except UnknownTextError:
-            if unknown == "error":
-                raise
-            return []
-
     def _begin(self, text: str, what: str = "a prefix") -> list[int]:
         """Token ids of what a target begins with, or all of it, as the vocabulary writes tokens."""
         if not isinstance(text, str):
@@ -342,6 +333,7 @@ def load(
     if runtime == "torch":
         source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint)
         bundle.require_source(source.name, source.sha256)
+        bundle.require_model(source.described)
         engine = runtimes.load_torch(source, provider=provider, threads=threads)
     else:
         engine = runtimes.load(runtime, bundle, provider=provider, threads=threads)

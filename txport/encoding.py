@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.arguments import many, require_unknown, sizes
-from txport.errors import TextError, UnsupportedError, quoted
+from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Pooling
 from txport.models.tokenizer import Tokenizer, Unknown, shorten
 from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
@@ -76,6 +76,15 @@ class Encoder:
             raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
         return ids
 
+    def _encode_known(self, text: str, unknown: Unknown) -> list[int]:
+        """As `encode`, but nothing of a text of which nothing is known, if what is unknown is to be left out."""
+        try:
+            return self.encode(text, unknown)
+        except UnknownTextError:
+            if unknown == "error":
+                raise
+            return []
+
     def infer(
         self,
         texts: str | Iterable[str],
@@ -87,10 +96,12 @@ class Encoder:
         """All outputs of the model for each text, by name, in order: (T, ...) for those of tokens.
 
         A batch has up to `batch_size` texts of similar length, and up to `batch_tokens` tokens, padding counted; no
-        result depends on what else is in the batch. Raises `TextError` for text that the model can't take.
+        result depends on what else is in the batch. `unknown="skip"` leaves out characters that are not in the
+        vocabulary; a text of which nothing is left has no outputs: {}. Raises `TextError` for text that the model can't
+        take.
         """
         require_ability(self.facts, "infer")
-        return self._each(texts, lambda _, outputs: outputs, batch_size, batch_tokens, unknown)
+        return self._each(texts, lambda _, outputs: outputs, batch_size, batch_tokens, unknown, nothing={})
 
     @overload
     def embed(
@@ -108,10 +119,10 @@ class Encoder:
         """A vector for each text: the mean of its tokens', or that of its "first": (B, D).
 
         With the pooling "none", the vectors of the tokens of each text: (T, D) each. `normalize` brings each vector to
-        length 1. `how` are the options of `infer`.
+        length 1. `how` are the options of `infer`. Raises `UnknownTextError` for a text of which nothing is left.
         """
         found = list(self.embed_iter(texts, pooling=pooling, normalize=normalize, **how))
-        return found if pooling == "none" else np.array(found, np.float32).reshape(len(found), self.facts.width)
+        return found if pooling == "none" else stacked(found, self.facts.width)
 
     def embed_iter(
         self,
@@ -123,7 +134,7 @@ class Encoder:
         batch_tokens: int | None = None,
         unknown: Unknown = "error",
     ) -> Iterator[Floats]:
-        """As `embed`, one after the other, over an iterable of any length."""
+        """As `embed`, one after the other, over an iterable of any length; of no text, a vector of no numbers: (0,)."""
         require_ability(self.facts, "embed")
         if pooling not in get_args(Pooling):
             raise UnsupportedError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {quoted(pooling)}")
@@ -133,7 +144,8 @@ class Encoder:
             vectors = pool(outputs[HIDDEN].astype(np.float32, copy=False), pooling)
             return unit(vectors) if normalize else vectors
 
-        return self._each(texts, finish, batch_size, batch_tokens, unknown)
+        nothing = np.zeros((0, self.facts.width) if pooling == "none" else 0, np.float32)
+        return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=nothing)
 
     def classify(self, texts: str | Iterable[str], *, top: int | None = None, **how: Any) -> list[list[Label]]:
         """The labels of each text, the likeliest first, `top` of them or all; `how` are the options of `infer`."""
@@ -157,7 +169,7 @@ class Encoder:
             found = probabilities(outputs[LOGITS])
             return [Label(labels[at], float(found[at])) for at in best(found, count)]
 
-        return self._each(texts, finish, batch_size, batch_tokens, unknown)
+        return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[])
 
     def tag(self, texts: str | Iterable[str], **how: Any) -> list[list[Tag]]:
         """The tokens of each text with their likeliest labels, special ones left out; `how` are those of `infer`."""
@@ -183,7 +195,7 @@ class Encoder:
             pairs = zip(tokens, chosen, strict=True)
             return [Tag(token, labels[at], float(found[place, at])) for token, (place, at) in pairs]
 
-        return self._each(texts, finish, batch_size, batch_tokens, unknown)
+        return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[])
 
     def fill(self, texts: str | Iterable[str], *, top: int = 5, **how: Any) -> list[list[list[Fill]]]:
         """The `top` tokens for each mask of each text, the likeliest first; `how` are the options of `infer`."""
@@ -200,9 +212,8 @@ class Encoder:
     ) -> Iterator[list[list[Fill]]]:
         """As `fill`, one after the other, over an iterable of any length."""
         require_ability(self.facts, "fill")
-        return self._each(
-            texts, partial(self._fill, whole("top", top, 1)), batch_size, batch_tokens, unknown, masked=True
-        )
+        finish = partial(self._fill, whole("top", top, 1))
+        return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[], masked=True)
 
     def _fill(self, top: int, ids: Sequence[int], outputs: Outputs) -> list[list[Fill]]:
         filled = []
@@ -232,19 +243,24 @@ class Encoder:
         batch_tokens: int | None,
         unknown: Unknown,
         *,
+        nothing: Result,
         masked: bool = False,
     ) -> Iterator[Result]:
-        """What is made of the ids and the outputs of each text; with `masked`, there must be a mask in each."""
+        """What is made of the ids and the outputs of each text, `nothing` where nothing is known of it.
+
+        With `masked`, there must be a mask in each of the others.
+        """
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         require_unknown(unknown)
 
         def work(batch: list[list[int]]) -> list[Result]:
             assert isinstance(self.runtime, EncoderRuntime)
-            found = infer(self.runtime, batch, self.facts)
-            return [finish(ids, outputs) for ids, outputs in zip(batch, found, strict=True)]
+            known = [ids for ids in batch if ids]
+            found = iter(infer(self.runtime, known, self.facts) if known else ())
+            return [finish(ids, next(found)) if ids else nothing for ids in batch]
 
-        given = ((text, self.encode(text, unknown)) for text in many("texts", texts))
-        encoded = (self._masked(ids, text) if masked else ids for text, ids in given)
+        given = ((text, self._encode_known(text, unknown)) for text in many("texts", texts))
+        encoded = (self._masked(ids, text) if masked and ids else ids for text, ids in given)
         return in_batches(encoded, work, batch_size, len, self.workers, batch_tokens)
 
 
@@ -254,6 +270,15 @@ def pool(vectors: Floats, pooling: Pooling) -> Floats:
         return vectors
     pooled: Floats = vectors[0] if pooling == "first" else vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
     return pooled
+
+
+def stacked(vectors: Sequence[Floats], width: int) -> Floats:
+    """One array of the vectors of all texts (B, D); `UnknownTextError` names a text that has none."""
+    for number, vector in enumerate(vectors, 1):
+        if not vector.size:
+            fix = "leave it out, or take vectors one by one"
+            raise UnknownTextError(f"text {number} has no character of the vocabulary, and so no vector; {fix}")
+    return np.array(vectors, np.float32).reshape(len(vectors), width)
 
 
 def unit(vectors: Floats) -> Floats:

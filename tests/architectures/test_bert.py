@@ -21,7 +21,7 @@ from txport.bundles.bundle import load_bundle
 from txport.bundles.manifest import OFFERED
 from txport.cli import main
 from txport.encoding import probabilities
-from txport.errors import ConfigError, UnsupportedError
+from txport.errors import ConfigError, UnknownTextError, UnsupportedError
 from txport.models.architectures.bert import LABELLED, Bert, BertConfig, draw
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof.bisect.culprit import bisect
@@ -260,6 +260,43 @@ def test_the_command_prints_what_the_model_is_for(
     )
     assert call(capsys, "run", bundles["hidden"], *TEXTS, "--normalize", "--output", tmp_path / "x.npy")[0] == 0
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), models["hidden"].embed(TEXTS, normalize=True))
+
+
+EMPTY = {"hidden": {"vector": None}, "labels": {"labels": []}, "token_labels": {"tags": []}, "tokens": {"masks": []}}
+
+
+@pytest.mark.parametrize("head", EMPTY)
+def test_the_command_gives_texts_without_a_known_character_an_empty_output(
+    head: str, bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = "a [MASK]" if head == "tokens" else "a"
+    (tmp_path / "lines.txt").write_text(f"{known}\n\nzzz\n{known}\n", encoding="utf-8")
+    skipping = ("run", bundles[head], "--input", tmp_path / "lines.txt", "--unknown", "skip")
+    top = ("--top", 1) if head == "tokens" else ()
+    code, out, err = call(capsys, *skipping, *top)
+    first, *others, last = out.split("\n")[:-1]
+    assert (code, others, first) == (0, ["", ""], last)
+    assert first
+    assert "2 of 4 texts have no character of the vocabulary; their output is empty" in err
+    code, out, _ = call(capsys, *skipping, "--json")
+    assert [json.loads(line) for line in out.splitlines()[1:3]] == [
+        {"input": text, **EMPTY[head]} for text in ("", "zzz")
+    ]
+    assert call(capsys, *skipping[:-2])[0] == 2
+
+
+def test_an_array_of_vectors_has_one_for_each_text(
+    bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.npy"
+    code, _, err = call(capsys, "run", bundles["hidden"], "a", "zzz", "--unknown", "skip", "--output", file)
+    assert (code, file.exists()) == (2, False)
+    assert "text 2 has no character of the vocabulary, and so no vector; leave it out" in err
+    model = txport.load(bundles["hidden"])
+    with pytest.raises(UnknownTextError, match="text 2 has no character"):
+        model.embed(["a", "zzz"], unknown="skip")
+    assert [each.shape for each in model.embed(["a", "zzz"], unknown="skip", pooling="none")] == [(3, 16), (0, 16)]
+    assert list(model.infer(["zzz"], unknown="skip")) == [{}]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import onnx_ir as ir
 import pytest
-from txport.exporters.fused import require_fusable
-from txport.exporters.top import add_top, without_top
 
 from tests.tiny import tiny_config, tiny_model
 from txport.bundles.ports import CONTRACTS, STEP
 from txport.errors import UnsupportedError
 from txport.exporters.check import GraphError
+from txport.exporters.cpu.ops import require_fusable
+from txport.exporters.cpu.top import add_top, without_top
 from txport.exporters.targets import TARGETS
 from txport.exporters.trace import trace
 from txport.models.facts import LENGTH, StateTensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -42,6 +42,20 @@ class Bundle:
         if self.manifest.checkpoint["sha256"] != sha256:
             raise UnsupportedError(f"{self.path} was not made from this {name}: their hashes differ")
 
+    def require_model(self, described: Mapping[str, Any]) -> None:
+        """Raise `BundleError` unless the manifest says of the model what its checkpoint does (`Checkpoint.described`).
+
+        Who made a bundle may have edited the manifest, and the hashes of files would not show it.
+        """
+        told = {
+            "architecture": self.manifest.architecture,
+            "config": dict(self.manifest.config),
+            "facts": self.manifest.facts.to_dict(),
+        }
+        for where, found, expected in _differences(told, dict(described)):
+            what = f"{where} {quoted(found)}, its checkpoint {quoted(expected)}"
+            raise BundleError(f"{self.path / MANIFEST} says {what}; export it again")
+
     @property
     def samples(self) -> list[str]:
         """Real inputs that came with the checkpoint, one a line; none if it has no such file."""
@@ -55,6 +69,16 @@ class Bundle:
     def size(self) -> int:
         """Bytes on disk of everything that the manifest lists."""
         return sum(entry["bytes"] for entry in self.manifest.files.values())
+
+
+def _differences(found: Any, expected: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two JSON values differ: the path, and both values."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for name in dict.fromkeys((*expected, *found)):
+            path = f"{where}.{name}" if where else name
+            yield from _differences(found.get(name), expected.get(name), path)
+    elif found != expected:
+        yield where, found, expected
 
 
 def seal(folder: Path, manifest: Manifest) -> Bundle:

@@ -65,25 +65,31 @@ def run(
     with textio.open_output(output) as stream:
         results = textio.with_progress(found, total, stream)
         if _is_array(output):
-            _write_array(stream, results, shown["pooling"])
+            _write_array(stream, results, shown["pooling"], model.facts.width)
             return
+        count = unknown = 0
         for text, result in zip(told, results, strict=True):
-            for line in lines(text, result, as_json):
+            is_known = len(result) > 0
+            for line in lines(text, result, as_json) if is_known or as_json else [""]:
                 textio.print_line(line, stream, flush=total is None)
+            count, unknown = count + 1, unknown + (not is_known)
+    textio.tell_unknown(unknown, count)
 
 
 def _is_array(output: Path | None) -> bool:
     return output is not None and output.suffix == ARRAY
 
 
-def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str) -> None:
+def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str, width: int) -> None:
     """One array of all vectors (N, D)."""
     import numpy as np
+
+    from txport.encoding import stacked
 
     if pooling == "none":
         raise UnsupportedError(f"an {ARRAY} file holds one vector a text; --pooling none gives one a token")
 
-    array = np.stack(list(vectors))
+    array = stacked(list(vectors), width)
     np.save(stream.buffer, array)  # type: ignore[attr-defined]  # of a file
 
 
@@ -92,10 +98,9 @@ Way = tuple[Iterator[Any], Callable[[str, Any, bool], Lines]]
 
 def _embed(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
     def lines(text: str, vectors: Any, as_json: bool) -> Lines:
-        values = _numbers(vectors)
-        yield textio.to_json(
-            {"input": text, "vector" if vectors.ndim == 1 else "vectors": values} if as_json else values
-        )
+        values = _numbers(vectors) if vectors.size else None
+        name = "vector" if vectors.ndim == 1 else "vectors"
+        yield textio.to_json({"input": text, name: values} if as_json else values or [])
 
     return model.embed_iter(texts, pooling=shown["pooling"], normalize=shown["normalize"], **how), lines
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 import click
 
 from txport.cli import completion, encoding, textio
-from txport.cli.guard import echo, progress
+from txport.cli.guard import progress
 from txport.cli.options import F, fit_threads, is_given, provider_option, threads_option, unknown_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
@@ -203,7 +203,8 @@ def run(
 
     A causal model continues each text, and the output is what it adds. A model that only encodes prints labels, tokens
     for each mask, or vectors, as lists or in an array (--output X.npy).
-    With --unknown skip, a text that is empty or has no character of the vocabulary gets an empty output.
+    With --unknown skip, a text that is empty or has no character of the vocabulary gets an empty output;
+    an array can't have one, and is refused.
     """
     from txport import api
 
@@ -227,7 +228,8 @@ def run(
     encoding.require_fit(model.facts, output, (flag for name, flag in ONLY_GENERATING.items() if is_given(name)))
     if model.facts.ability:
         how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown")}
-        encoding.run(model, *textio.open_texts(text, inputs), output, as_json, shown, how)
+        source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
+        encoding.run(model, source, total, output, as_json, shown, how)
         return
     options.update(_token_ids(model.tokenizer, options))
     source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
@@ -241,8 +243,7 @@ def run(
                 textio.print_line(line, stream, flush=total is None)
             count += 1
             unknown += not result.hypotheses
-    if unknown:
-        echo(f"txport: {unknown} of {count} texts have no character of the vocabulary; their output is empty", err=True)
+    textio.tell_unknown(unknown, count)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
+from txport.cli.guard import echo
 from txport.errors import TextError
 from txport.system.files import staged_file
 from txport.system.terminal import printable, printable_json
@@ -88,6 +89,12 @@ def draw_texts(pairs: Iterable[tuple[str, str]], count: int, seed: int) -> dict[
 def print_line(line: str, stream: IO[str], *, end: str = "\n", flush: bool = True) -> None:
     """Write data as it is, but on a terminal nothing that would steer it."""
     print(printable(line, keep="\t\n") if stream.isatty() else line, end=end, file=stream, flush=flush)
+
+
+def tell_unknown(unknown: int, count: int) -> None:
+    """Say on standard error how many texts have an empty output, if any."""
+    if unknown:
+        echo(f"txport: {unknown} of {count} texts have no character of the vocabulary; their output is empty", err=True)
 
 
 def to_json(values: dict[str, Any] | list[Any], indent: int | None = None) -> str:

@@ -96,13 +96,19 @@ def graph_epsilons(path: Path) -> list[tuple[str, float]]:
 
 
 def _plain_epsilons(graph: onnx.GraphProto) -> Iterator[tuple[str, float]]:
-    """Those of RMS norms as they are before opset 23: x / Sqrt(mean + epsilon) * weight."""
+    """Those of norms in plain operators: x / Sqrt(mean + epsilon) * weight, or x / (Sqrt(mean) + epsilon) * weight."""
     made = {node.output[0]: node for node in graph.node}
     held = dict(_tensors(graph))
     for node in (node for node in graph.node if node.op_type == "Mul" and len(node.input) == 2):
-        added = _chain(made, node.input[0], "Div", "Sqrt", "Add")
+        added = _chain(made, node.input[0], "Div", "Sqrt", "Add") or _beside_root(made, node.input[0])
         if added is not None and added.input[1] in held and node.input[1] in held:
             yield node.input[1], float(held[added.input[1]])
+
+
+def _beside_root(made: Mapping[str, onnx.NodeProto], value: str) -> onnx.NodeProto | None:
+    """The sum that a value is divided by, if it is of a root."""
+    added = _chain(made, value, "Div", "Add")
+    return added if added is not None and _chain(made, added.input[0], "Sqrt") is not None else None
 
 
 def _chain(made: Mapping[str, onnx.NodeProto], value: str, *operators: str) -> onnx.NodeProto | None:

@@ -76,6 +76,12 @@ class Checkpoint:
         return self.model.facts
 
     @property
+    def described(self) -> dict[str, Any]:
+        """What a manifest says of the model, as JSON values."""
+        name = architecture.name_of(self.config)
+        return {"architecture": name, "config": self.config.to_dict(), "facts": self.facts.to_dict()}
+
+    @property
     def companions(self) -> list[Path]:
         """The files that go into a bundle as they are: tokenizers, and samples of real input."""
         paths = [self.folder / name for name in COMPANIONS] if self.folder else []

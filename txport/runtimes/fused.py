@@ -65,7 +65,7 @@ class Binding:
         self.tokens = np.empty((len(state.source.lengths), state.beams), np.int64)
         self.flat = self.tokens.ravel()
         self.attention = (size, state.source.caches.shape[3])
-        self.logits = runtime.pool.take(self.hold, (size, runtime.facts.writes.size))
+        self.logits = runtime.pool.empty(self.hold, (size, runtime.facts.writes.size))
         self._session, self._aligns = runtime.sessions[STEP], runtime.facts.attention is not None
         self._seeking: dict[tuple[int, bool], tuple[Any, Scores]] = {}
         self._values: list[Any] = []  # a bound OrtValue must outlive the binding
@@ -297,11 +297,11 @@ class FusedRuntime:
 
     def _make_source(self, batch: int, size: int, lengths: Ints) -> Source:
         hold = Hold()
-        return Source(hold, self.pool.take(hold, self._shape("source", batch, size)), lengths.astype(np.int32))
+        return Source(hold, self.pool.zeros(hold, self._shape("source", batch, size)), lengths.astype(np.int32))
 
     def _make_rows(self, size: int, capacity: int) -> Rows:
         hold = Hold()
-        caches = self.pool.take(hold, self._shape("row", size, capacity))
+        caches = self.pool.zeros(hold, self._shape("row", size, capacity))
         return Rows(hold, caches, np.zeros((size, capacity), np.int64))
 
     def _shape(self, owner: Owner, rows: int, length: int) -> tuple[int, ...]:
@@ -319,8 +319,8 @@ class FusedRuntime:
     def _widen(self, source: Source, size: int) -> Source:
         """The same with room for longer sources."""
         hold, old = Hold(), source.caches
-        caches = self.pool.take(hold, (*old.shape[:3], size, old.shape[4]))
-        caches[:, :, :, : old.shape[3]], caches[:, :, :, old.shape[3] :] = old, 0
+        caches = self.pool.zeros(hold, (*old.shape[:3], size, old.shape[4]))
+        caches[:, :, :, : old.shape[3]] = old
         return Source(hold, caches, source.lengths)
 
     def _grow(self, state: FusedState, least: int = 0) -> None:

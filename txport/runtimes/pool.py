@@ -20,17 +20,24 @@ class Pool:
         # No lock: a collector that runs inside `take` may give back, and each operation is atomic by itself.
         self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
 
-    def take(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
-        """An array of any content that is finite, until `owner` is gone: attention may multiply it by zero.
+    def zeros(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+        """An array of zeros until `owner` is gone; the one before may have left NaN, which is NaN times zero too."""
+        return self._take(owner, shape, dtype, clear=True)
 
-        Raises `MemoryError` for one that no machine has room for.
-        """
+    def empty(self, owner: object, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+        """An array of any content until `owner` is gone."""
+        return self._take(owner, shape, dtype, clear=False)
+
+    def _take(self, owner: object, shape: tuple[int, ...], dtype: Any, *, clear: bool) -> NDArray[Any]:
+        """Raises `MemoryError` for one that no machine has room for."""
         count = math.prod(shape) * np.dtype(dtype).itemsize
         if count > LARGEST:
             raise MemoryError(f"an array of the shape {shape} needs {count} bytes")
         size = max(SMALLEST, 1 << (count - 1).bit_length()) if count else SMALLEST
         try:
             buffer = self._free[size].pop()
+            if clear:
+                buffer[:count] = 0
         except IndexError:
             buffer = np.zeros(size, np.uint8)
         weakref.finalize(owner, self._give_back, buffer).atexit = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,14 @@ import txport
 from tests.proof.faults import Edit, nodes, put, swapped, unmasked, weight
 from tests.tiny import VOCABULARY, edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import Manifest
+from txport.bundles.manifest import MANIFEST, Manifest
 from txport.bundles.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
-from txport.errors import ParityError, UnsupportedError
+from txport.errors import BundleError, ParityError, UnsupportedError
 from txport.exporters import export as exporter
 from txport.models.architectures import transformer
 from txport.models.architectures.transformer import TransformerConfig
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.cases import Case, draw_cases
 from txport.proof.parity.check import check
 from txport.proof.parity.exact import Exact
@@ -43,6 +45,7 @@ from txport.runtimes.pytorch import TorchRuntime
 from txport.runtimes.reference import ReferenceEngine
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
+from txport.system.documents import write_json
 
 Array = NDArray[Any]
 GREEDY = SearchOptions(max_new_tokens=24)
@@ -211,6 +214,38 @@ def test_every_weight_is_compared_bit_for_bit(report: Report, loaded: Checkpoint
     assert {each.allowed for each in report.tensors if each.case == WEIGHTS} == {0.0}
     norms = {name for name, each in loaded.model.named_modules() if isinstance(each, torch.nn.LayerNorm)}
     assert epsilons == {f"{name}.epsilon" for name in norms}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("facts", "target", "start"), 7),
+        (("facts", "target", "ends"), [3]),
+        (("facts", "source", "pad"), 5),
+        (("facts", "source", "after"), []),
+        (("facts", "source", "longest"), 23),
+        (("facts", "has_plain_logits"), False),
+        (("config", "norm_epsilon"), 0.5),
+        (("architecture",), "t5"),
+    ],
+    ids=lambda each: ".".join(each) if isinstance(each, tuple) else "",
+)
+def test_a_manifest_that_tells_of_another_model_is_named(
+    path: tuple[str, ...], value: Any, copied: Path, checkpoint: Path, loaded: Checkpoint
+) -> None:
+    values = json.loads((copied / MANIFEST).read_text())
+    inner = values
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    write_json(copied / MANIFEST, values)
+    told = load_bundle(copied)
+    what = rf"txport\.json says {re.escape('.'.join(path))} .*, its checkpoint .*; export it again$"
+    for proof in (lambda: check(told, loaded, {"ort": "cpu"}), lambda: bisect(told, loaded)):
+        with pytest.raises(ParityError, match=what):
+            proof()
+    with pytest.raises(BundleError, match=what):
+        txport.load(copied, runtime="torch", checkpoint=checkpoint)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

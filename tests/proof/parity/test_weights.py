@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 
 import txport
+from tests.architectures.seeded import drawn, saved
 from tests.proof.faults import Edit
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, load_bundle, seal
@@ -22,11 +24,13 @@ from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.exporters.cpu import quantize as quantizer
 from txport.exporters.cpu import rewrite
 from txport.exporters.export import export_graphs
+from txport.models.architectures import annotated
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.models.parts import Linear, UnbiasedNorm
 from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.check import check
 from txport.proof.parity.measures import Comparison
-from txport.proof.parity.weights import compare_weights
+from txport.proof.parity.weights import compare_weights, projection_of
 
 Array = NDArray[Any]
 Quantize = Callable[[Array, Form], quantizer.Quantized]
@@ -234,3 +238,50 @@ def exported(
     with monkeypatch.context() as patch:
         patch.setattr(rewrite, "quantize", quantize)
         return seal(folder, export_graphs(checkpoint, folder, target="cpu", **how))
+
+
+# --- what is found by what it is --------------------------------------------------------------------------------
+
+
+class Nested(torch.nn.Module):
+    """A model whose map to the vocabulary stands elsewhere than others'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.ModuleDict({"inner": Linear(4, 4, tag="ffn_in"), "out": Linear(4, 9, tag="projection")})
+
+
+def test_the_projection_is_found_by_its_tag() -> None:
+    model: Any = Nested()
+    assert projection_of(model) is model.head["out"]
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_the_epsilon_beside_a_root_is_compared(target: str, tmp_path: Path) -> None:
+    sizes = {"d_model": 16, "heads": 2, "feed_forward": 24, "layers": 1}
+    vocabulary = {"source_vocab_size": 12, "target_vocab_size": 12, "max_length": 24}
+    checkpoint = saved(annotated.AnnotatedConfig(**vocabulary, **sizes), tmp_path / "model")
+    bundle = seal_graphs(checkpoint, tmp_path / "bundle", target)
+    norms = {f"{name}.epsilon" for name, each in checkpoint.model.named_modules() if isinstance(each, UnbiasedNorm)}
+    assert norms
+    found = list(compare_weights(bundle, checkpoint))
+    assert {each.tensor for each in found if each.tensor.endswith(".epsilon")} == norms
+    assert all(each.passed for each in found)
+    for each in checkpoint.model.modules():
+        if isinstance(each, UnbiasedNorm):
+            each.eps = 2e-6
+    assert {each.tensor for each in failed(bundle, checkpoint)} == norms
+
+
+def seal_graphs(checkpoint: Checkpoint, folder: Path, target: str) -> Bundle:
+    folder.mkdir()
+    return seal(folder, export_graphs(checkpoint, folder, target=target))
+
+
+@pytest.mark.parametrize(("name", "generation"), [("gpt2", {"beams": 1}), ("bert", {})])
+def test_a_causal_model_has_no_greatest_number_of_new_tokens(
+    name: str, generation: dict[str, Any], tmp_path: Path
+) -> None:
+    """It follows from the prompt."""
+    bundle = seal_graphs(saved(drawn(name, 0), tmp_path / "model"), tmp_path / "bundle", "portable")
+    assert bundle.manifest.generation == generation

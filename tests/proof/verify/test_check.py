@@ -41,6 +41,7 @@ from txport.proof.verify.check import (
     TOKENIZER,
     Verification,
     compare,
+    compare_batches,
     verify,
 )
 from txport.proof.verify.golden import BEAM, GREEDY, GRID, SUMS, Golden, fold, load_golden, record, save_golden
@@ -324,6 +325,23 @@ def test_goldens_that_are_damaged_are_refused(copied: Path, content: bytes | str
     reseal(copied)
     with pytest.raises(BundleError, match=r"golden\.npz is damaged: .*; export the bundle again"):
         verify(copied)
+
+
+def test_sources_are_held_against_the_longest_source(bundle: Bundle) -> None:
+    facts = bundle.manifest.facts
+    assert facts.source is not None
+    other = replace(facts, source=replace(facts.source, longest=5))
+    with pytest.raises(BundleError, match="is no sequence of this model"):
+        load_golden(replace(bundle, manifest=replace(bundle.manifest, facts=other)))
+
+
+@pytest.mark.parametrize("kind", [("cpu", "int8")], ids=" ".join, indirect=True)
+def test_a_batch_that_differs_is_told_without_a_guess_at_the_reason(kind: Bundle) -> None:
+    golden, runtime = load_golden(kind), runtimes.load("ort", kind)
+    found = logits(runtime, golden.sources, golden.targets, kind.manifest.facts)
+    problem = compare_batches(golden, found, Noisy(runtime, 0.5, 0), kind.manifest)
+    assert problem.verdict == "fail"
+    assert "--rows" not in problem.detail
 
 
 # ------------------------------------------------------------------------------------------------ the parts

@@ -29,6 +29,7 @@ from txport.proof.bisect.origin import origin
 from txport.proof.bisect.probe import Finding, Observation, Probe, find, observations
 from txport.proof.bisect.words import describe
 from txport.proof.parity.cases import draw_cases
+from txport.proof.parity.check import require_checkpoint
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.measures import Comparison, finite
 from txport.proof.parity.replay import Reference
@@ -87,7 +88,7 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
     Raises `UnsupportedError` for another checkpoint than the bundle was made from, `ParityError` for graphs in which
     nothing of it can be found.
     """
-    bundle.require_source(checkpoint.name, checkpoint.sha256)
+    require_checkpoint(bundle, checkpoint)
     load_bundle(bundle.path)
     try:
         return _bisect(bundle, checkpoint, seed, more)

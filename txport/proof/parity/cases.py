@@ -80,6 +80,7 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
         tokenizer = load_tokenizer(bundle.path, facts)
         texts = [tokenizer.encode(text)[:longest] for text in bundle.samples]
         cases.append(Case("real", texts, fitting(room, 1, 4, 1)))
+    cases += _long_prompts(facts, draw)
     cases += [draw_case(facts, seed, number) for number in range(1, more + 1)]
     if facts.target is None:
         return [replace(case, steps=(), targets=(), search_tokens=0) for case in cases]
@@ -92,6 +93,17 @@ def sides(facts: Facts) -> tuple[int, int]:
     if facts.task != "causal":
         return longest, facts.writes.longest
     return max(1, longest // 2), max(1, longest - longest // 2)
+
+
+def _long_prompts(facts: Facts, draw: Draw) -> list[Case]:
+    """Prompts that leave room for one token: what is beyond `sides`, for models that have prompts."""
+    longest = facts.reads.longest - 1
+    if facts.task != "causal" or longest <= sides(facts)[0]:
+        return []
+    return [
+        Case("longest prompt", draw.sources(longest), (1,), draw.targets(1), search_tokens=1),
+        Case("most padding", draw.sources(longest, 1), (1,), draw.targets(1, 1), search_tokens=1),
+    ]
 
 
 def _ragged(middle: int) -> tuple[int, ...]:

@@ -63,9 +63,10 @@ def check(
 
     `cases` random ones are added to those that every bundle has to pass; `atol` and `rtol` tighten the tolerances;
     `texts` with their targets tell how well it does its task. Raises `UnsupportedError` if the checkpoint is not the
-    one that the bundle was made from or a tolerance would be loosened, `ParityError` where a graph does not run at all.
+    one that the bundle was made from or a tolerance would be loosened, `ParityError` where the manifest says something
+    else of the model than the checkpoint, or a graph does not run at all.
     """
-    bundle.require_source(checkpoint.name, checkpoint.sha256)
+    require_checkpoint(bundle, checkpoint)
     load_bundle(bundle.path)
     precision = bundle.manifest.precision
     tolerances = {name: tolerance_of(precision, provider, atol, rtol) for name, provider in providers.items()}
@@ -89,6 +90,15 @@ def check(
                 report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerances[name], seed))
             truth.compare(report, label, runtime, tolerances[name])
     return report
+
+
+def require_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> None:
+    """Raise `UnsupportedError` for another checkpoint than a bundle's, `ParityError` if its manifest lies."""
+    bundle.require_source(checkpoint.name, checkpoint.sha256)
+    try:
+        bundle.require_model(checkpoint.described)
+    except BundleError as error:
+        raise ParityError(str(error)) from error
 
 
 def is_large(checkpoint: Checkpoint) -> bool:

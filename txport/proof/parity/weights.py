@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
@@ -17,7 +16,7 @@ from txport.exporters.cpu.screening import shorten
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_scales
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.model import Model
-from txport.models.parts import RMSNorm
+from txport.models.parts import NORM_TYPES, Linear
 from txport.proof.parity.measures import WEIGHTS, Comparison, compare, wrong
 
 Array = NDArray[Any]
@@ -63,7 +62,7 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
 
 def compare_epsilons(role: str, bundle: Bundle, model: Model) -> Iterator[Comparison]:
     """The epsilon of each norm in a graph with that of its module: where values are large, it shows in no output."""
-    norms = {name: each for name, each in model.named_modules() if isinstance(each, nn.LayerNorm | RMSNorm)}
+    norms = {name: each for name, each in model.named_modules() if isinstance(each, NORM_TYPES)}
     for weight, epsilon in graph_epsilons(bundle.file(role)):
         name = weight.removesuffix(".weight")
         if name not in norms:
@@ -108,10 +107,15 @@ def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], chec
         if name == f"zeros.{values.size}":
             known[name] = np.zeros(values.size, np.int8)
     if "screening.weight" in initializers:
-        found = shorten(checkpoint.model.get_parameter("projection.weight").detach().numpy())
+        found = shorten(projection_of(checkpoint.model).weight.detach().numpy())
         zeros = np.zeros(len(found.values), np.int8)
         known |= {"screening.weight": found.values, "screening.scale": found.scales, "screening.zeros": zeros}
     return known
+
+
+def projection_of(model: Model) -> Linear:
+    """The map to the vocabulary, wherever a model has it."""
+    return next(each for each in model.modules() if isinstance(each, Linear) and each.tag == "projection")
 
 
 def is_arithmetic(values: Array) -> bool:

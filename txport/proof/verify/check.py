@@ -184,8 +184,6 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
         most = max(most, float(gaps.max()))
     near = "to the last bit" if most == 0 else f"within {most:.2g}"
     problems += [] if problems else _unlike_alone(golden, runtime, manifest)
-    if problems and manifest.quantization:
-        problems[0] += "; a bundle that was exported with --rows does not promise that they are the same"
     return check_of(BATCH, problems[:1], f"{len(together)} rows are the same alone and together, {near}")
 
 

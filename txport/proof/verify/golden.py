@@ -247,7 +247,7 @@ def _unpack(arrays: Arrays, facts: Facts) -> Golden:
     tokens = {search: lists_of(arrays, search) for search in SEARCHES}
     if not 1 <= longest <= facts.writes.longest:
         raise ValueError(f"targets of up to {longest} tokens are more than the model's {facts.writes.longest}")
-    require_tokens(sources, facts.reads.size, facts.writes.longest)
+    require_tokens(sources, facts.reads.size, facts.reads.longest)
     require_tokens(targets, facts.writes.size, facts.writes.longest)
     for each in tokens.values():
         require_tokens(each, facts.writes.size, longest)
