@@ -305,7 +305,7 @@ def test_unknown_target_and_precision(sealed: Bundle) -> None:
     [
         ({"task": "translate"}, "task must be one of seq2seq, causal, encode, got 'translate'"),
         ({"task": "causal"}, "a model of the task causal has other sides"),
-        ({"width": 0}, "width must be a whole number from 1 on, got 0"),
+        ({"width": 0}, "width must be a whole number from 1 to 2147483647, got 0"),
         ({"state": []}, "the state is none of a model of the task seq2seq"),
         ({"source": None}, "a model of the task seq2seq has other sides"),
         ({"family": 1}, "facts has no 'family'"),

@@ -109,5 +109,5 @@ def test_in_a_real_bash(here: Path) -> None:
         return values
 
     assert offered("txport run g2p") == ["g2p-en"]
-    assert offered("txport run preset : t") == ["tiny"]
+    assert offered("txport run preset : ti") == ["tiny"]
     assert offered("txport export --target c") == ["cpu"]

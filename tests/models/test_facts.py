@@ -31,7 +31,7 @@ Path = tuple[str | int, ...]
 SOURCE = Tokens(size=11, longest=7, pad=0, before=(1,), after=(2,))
 TARGET = Tokens(size=13, longest=9, pad=0, start=1, ends=(2, 3))
 CACHES = by_layer(key_values(2, "row", 3, 8), key_values(2, "source", 3, 8))
-OUTPUTS = (Output("last_hidden_state", (LENGTH, 24)), Output("logits", (5,)))
+OUTPUTS = (Output("last_hidden_state", (LENGTH, 24)), Output("logits", (2,)))
 TASKS = {
     "seq2seq": Facts(
         task="seq2seq", width=24, source=SOURCE, target=TARGET, state=CACHES, attention=CrossAttention(1, 3)
@@ -45,9 +45,10 @@ TASKS = {
 def tokens(draw: st.DrawFn, *, starts: bool) -> Tokens:
     size = draw(st.integers(1, module.LARGEST - 1))
     some = st.lists(st.integers(0, size - 1), max_size=3).map(tuple)
-    ids = {name: draw(some) for name in ("ends", "before", "after")}
+    ids = {name: draw(some) for name in ("before", "after")}
+    ids["ends"] = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=3).map(tuple))
     start = draw(st.integers(0, size - 1)) if starts else None
-    longest = draw(st.integers(1, module.LARGEST - 1))
+    longest = draw(st.integers(2, module.LONGEST))
     return Tokens(size=size, longest=longest, pad=draw(st.integers(0, size - 1)), start=start, **ids)
 
 
@@ -56,8 +57,8 @@ def facts(draw: st.DrawFn) -> Facts:
     task = draw(st.sampled_from(["seq2seq", "causal", "encode"]))
     layers, heads, size = (draw(st.integers(1, 5)) for _ in range(3))
     own, shared = (key_values(layers, owner, heads, size) for owner in ("row", "source"))
-    dims = st.lists(st.one_of(st.just(LENGTH), st.integers(1, 99)), max_size=4).map(tuple)
-    outputs = st.lists(st.builds(Output, st.text(), dims), min_size=1, max_size=3, unique_by=lambda each: each.name)
+    labels = draw(st.lists(st.text(), min_size=1, max_size=3, unique=True))
+    outputs = st.sampled_from([(Output("logits", (len(labels),)),), (Output("logits", (LENGTH, len(labels))),)])
     return Facts(
         task=task,
         width=draw(st.integers(1, 1 << 20)),
@@ -65,8 +66,8 @@ def facts(draw: st.DrawFn) -> Facts:
         target=None if task == "encode" else draw(tokens(starts=True)),
         state={"seq2seq": by_layer(own, shared), "causal": own, "encode": ()}[task],
         attention=CrossAttention(layers - 1, heads) if task == "seq2seq" and draw(st.booleans()) else None,
-        outputs=tuple(draw(outputs)) if task == "encode" else (),
-        labels=tuple(draw(st.lists(st.text(), max_size=3))) if task == "encode" else (),
+        outputs=draw(outputs) if task == "encode" else (),
+        labels=tuple(labels) if task == "encode" else (),
         has_plain_logits=draw(st.booleans()),
     )
 
@@ -146,28 +147,33 @@ def at(values: Any, path: Path) -> Any:
     ("task", "path", "junk", "message"),
     [
         ("seq2seq", ("task",), "translate", "task must be one of seq2seq, causal, encode, got 'translate'"),
-        ("seq2seq", ("width",), 0, "width must be a whole number from 1 on, got 0"),
-        ("seq2seq", ("width",), True, "width must be a whole number from 1 on, got True"),
-        ("seq2seq", ("source", "size"), 1 << 31, "source.size must be a whole number from 1 on, got 2147483648"),
-        ("seq2seq", ("source", "longest"), "7", "source.longest must be a whole number from 1 on, got '7'"),
+        ("seq2seq", ("width",), 0, "width must be a whole number from 1 to 2147483647, got 0"),
+        ("seq2seq", ("width",), True, "width must be a whole number from 1 to 2147483647, got True"),
+        (
+            "seq2seq",
+            ("source", "size"),
+            1 << 31,
+            "source.size must be a whole number from 1 to 2147483647, got 2147483648",
+        ),
+        ("seq2seq", ("source", "longest"), "7", "source.longest must be a whole number from 1 to 1048576, got '7'"),
         ("seq2seq", ("source", "pad"), 11, "source.pad must lie in the vocabulary of 11, got 11"),
         ("seq2seq", ("target", "ends"), [2, 13], "target.ends must lie in the vocabulary of 13, got 13"),
         ("seq2seq", ("target", "ends"), "23", "ends must be a list of at most 1024, got '23'"),
         ("seq2seq", ("target", "ends"), [2] * 1025, "ends must be a list of at most 1024, got "),
-        ("seq2seq", ("target", "start"), None, "a target needs a start token"),
+        ("seq2seq", ("target", "start"), None, "a target needs a start token and an end token"),
         ("seq2seq", ("target",), None, "a model of the task seq2seq has other sides"),
         ("causal", ("source",), SOURCE.__dict__, "a model of the task causal has other sides"),
         ("seq2seq", ("state", 0, "role"), "query", "a tensor of the state can't be 'query' of 'row'"),
         ("seq2seq", ("state", 0, "owner"), "batch", "a tensor of the state can't be 'key' of 'batch'"),
         ("seq2seq", ("state", 0, "dims"), [3, 9, 8], "a tensor of the state has heads, length and a size, got"),
         ("seq2seq", ("state", 0, "dims"), [3, "length"], "a tensor of the state has heads, length and a size, got"),
-        ("seq2seq", ("state", 0, "dims"), [3, "length", 0], "a dim must be a whole number from 1 on, got 0"),
-        ("seq2seq", ("state", 0, "layer"), -1, "layer must be a whole number from 0 on, got -1"),
+        ("seq2seq", ("state", 0, "dims"), [3, "length", 0], "a dim must be a whole number from 1 to 2147483647, got 0"),
+        ("seq2seq", ("state", 0, "layer"), -1, "layer must be a whole number from 0 to 2147483647, got -1"),
         ("seq2seq", ("state", 0, "layer"), 1, "the state is none of a model of the task seq2seq"),  # two alike
         ("causal", ("state",), [], "the state is none of a model of the task causal"),
         ("causal", ("state",), [{}] * (1 << 15), "state must be a list of at most 16384"),
         ("causal", ("attention",), {"layer": 0, "heads": 3}, "has no attention over a source"),
-        ("causal", ("outputs",), [{"name": "x", "dims": []}], "a model of the task causal has other outputs"),
+        ("causal", ("outputs",), [{"name": "x", "dims": [5]}], "a model of the task causal has other outputs"),
         ("encode", ("outputs",), [], "a model of the task encode has other outputs"),
         ("encode", ("outputs", 0, "name"), 5, "an output must be a text, got 5"),
         ("encode", ("outputs", 0, "dims"), [1] * 5, "dims must be a list of at most 4, got"),

@@ -206,8 +206,8 @@ def _problems(facts: Facts) -> Iterator[str]:
     yield from _problems_of_state(facts)
     if facts.task == "causal" and facts.target is not None and facts.target.longest < 2:
         yield f"target.longest of a causal model must be 2 or more, a prompt and a token, got {facts.target.longest}"
-    if facts.task == "seq2seq" and facts.target is not None and facts.target.start is None:
-        yield "a target needs a start token"
+    if facts.task == "seq2seq" and facts.target is not None and (facts.target.start is None or not facts.target.ends):
+        yield "a target needs a start token and an end token"
     if bool(facts.outputs) != (facts.task == "encode"):
         yield f"a model of the task {facts.task} has other outputs"
     if facts.task == "encode":

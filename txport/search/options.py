@@ -132,6 +132,8 @@ class SearchOptions:
         if (longest := prefix + (self.max_new_tokens or 1)) > facts.writes.longest:
             what = "a prefix and max_new_tokens" if prefix else "max_new_tokens"
             raise UnsupportedError(f"{what} must not exceed {limit}; got {longest}")
+        if prefix + self.min_new_tokens > facts.writes.longest:
+            raise UnsupportedError(f"min_new_tokens must not exceed {limit}; got {self.min_new_tokens}")
         named: dict[str, Iterable[int]] = {
             "suppress_tokens": self.suppress_tokens,
             "bad_words_ids": (token for words in self.bad_words_ids for token in words),

@@ -15,10 +15,10 @@ from txport.bundles.bundle import Bundle
 from txport.cli.textio import draw_texts
 from txport.exporters.weights import holding
 from txport.models.checkpoint import load_checkpoint
-from txport.proof.parity import check as module
 from txport.proof.parity.check import check
 from txport.proof.parity.quality import compare_quality, right_ones
 from txport.proof.parity.tolerances import tolerance_of
+from txport.proof.parity.truth import generation as module
 
 
 @pytest.mark.parametrize(
