@@ -30,7 +30,7 @@ class Pool:
 
     def _take(self, owner: object, shape: tuple[int, ...], dtype: Any, *, clear: bool) -> NDArray[Any]:
         """Raises `MemoryError` for one that no machine has room for."""
-        count = math.prod(shape) * np.dtype(dtype).itemsize
+        count = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
         if count > LARGEST:
             raise MemoryError(f"an array of the shape {shape} needs {count} bytes")
         size = max(SMALLEST, 1 << (count - 1).bit_length()) if count else SMALLEST
