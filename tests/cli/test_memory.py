@@ -49,7 +49,12 @@ def test_a_batch_that_does_not_fit(bundle: Bundle, tmp_path: Path) -> None:
 
 def test_an_export_that_does_not_fit(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
-    done = run("export", checkpoint, tmp_path / "tree" / "out", before=limited(1, "torch, txport.proof.fallback, txport.models.architectures.transformer"))
+    done = run(
+        "export",
+        checkpoint,
+        tmp_path / "tree" / "out",
+        before=limited(1, "torch, txport.proof.fallback, txport.models.architectures.transformer"),
+    )
     assert_one_line(done, "memory", 3)  # what the model needs is known before, unless just that is free
     assert list((tmp_path / "tree").iterdir()) == []
 
