@@ -165,7 +165,7 @@ def _first(tracer: Tracer, bias: ir.Value, total: Symbol) -> ir.Value:
 
 
 def _gelu(tracer: Tracer, x: Symbol, approximate: str = "none") -> Symbol:
-    """By tanh as one operator; ONNX Runtime does not fuse its nodes on CPU, which take eight times as long."""
+    """By tanh as one operator; ONNX Runtime does not fuse its nodes on the CPU."""
     if approximate != "tanh":
         found: Symbol = FORMS["gelu"](tracer, x, approximate)
         return found
