@@ -13,7 +13,7 @@ import pytest
 
 from txport import bench
 from txport.bundles.bundle import Bundle
-from txport.errors import CheckpointError, UnsupportedError
+from txport.errors import CheckpointError, TextError, UnsupportedError
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,6 +54,19 @@ def test_reports_of_different_protocols_are_not_compared(result: dict[str, Any])
     other["protocol"]["batch"] = 3
     with pytest.raises(UnsupportedError, match="another protocol"):
         bench.regressions(result, other, 10)
+
+
+@pytest.mark.parametrize("damage", ["", [], {}, {"load": None}, None])
+def test_a_report_without_the_figures_that_are_compared_is_refused(
+    damage: Any, result: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "old.json"
+    for name in result["runtimes"]:
+        old = copy.deepcopy(result)
+        old["runtimes"][name] = damage
+        file.write_text(json.dumps(old), encoding="utf-8")
+        with pytest.raises((TextError, UnsupportedError), match=r"is not a report|the report has no"):
+            bench.regressions(bench.read_report(file), result, 10)
 
 
 def test_lengths_beyond_the_model_are_refused(bundle: Bundle) -> None:

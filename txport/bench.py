@@ -214,6 +214,8 @@ def read_report(path: Path) -> dict[str, Any]:
     """An older report of `run`; `TextError` if it is none."""
     try:
         report = read_json(path)
+        for figures in report["runtimes"].values():
+            figures.items()
         regressions(report, report, 0.0)  # reads all that is compared
     except DocumentError as error:
         raise TextError(f"{error}; give a report of `txport bench --report`") from error
@@ -247,6 +249,8 @@ def _cost(report: dict[str, Any], name: str, phase: str) -> float:
     """A figure of which less is better, over the first runtime's if there are several."""
     figures = report["runtimes"]
     first = next(iter(figures))
+    if missing := [each for each in (first, name) if phase not in figures[each]]:
+        raise UnsupportedError(f"the report has no {phase} of {missing[0]}; measure it again")
     cost: float = figures[name][phase]["median"] / (figures[first][phase]["median"] if len(figures) > 1 else 1)
     if not 0 < cost < math.inf:
         raise ValueError(f"{phase} of {name} is {cost}, expected more than nothing")
