@@ -104,7 +104,7 @@ def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> No
         ({"heads": 3}, "heads must divide d_model, got 3 for 32"),
         ({"heads": 32, "key_heads": 32}, "rotary positions need an even head_size, got 1"),
         ({"key_heads": 3}, "key_heads must divide heads, got 3 for 4"),
-        ({"norm_epsilon": 0.0}, "norm_epsilon must be in"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon must be above 0"),
         ({"eos_ids": ()}, "eos_ids must name at least one token"),
         ({"eos_ids": (32,)}, r"eos_ids\[0\] must lie in the model's vocabulary of 32, got 32"),
         ({"rotary_scaling": "linear", "rotary_factor": 0.5}, "needs a rotary_factor of at least 1, got 0.5"),

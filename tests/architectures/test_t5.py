@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
         ({"farthest": 8}, "farthest must be above half of the 16 buckets, got 8"),
         ({"eos_id": 64}, "eos_id must lie in the shared vocabulary of 64, got 64"),
         ({"activation": "tanh"}, "activation must be one of relu, gelu_tanh, gelu, silu; got 'tanh'"),
-        ({"norm_epsilon": 0.0}, "norm_epsilon must be in (0, 1), got 0.0"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon must be above 0, got 0.0"),
     ],
 )
 def test_a_config_that_does_not_go_together_says_why(changes: dict[str, Any], problem: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.tiny import tiny_config, tiny_model
-from txport.bundles.forms import INVARIANT, blocks_of
+from txport.bundles.forms import DYNAMIC, INVARIANT, blocks_of
 from txport.bundles.ports import ENCODER, STEP
+from txport.exporters.cpu import choose
 from txport.exporters.cpu.choose import choose_form, tables_of, tags_of
 from txport.exporters.cpu.quantize import ENDS, best_scales, sums_of_squares
+from txport.exporters.export import export_graphs
+from txport.release import load_checkpoint
 
 # Hundredths: of each block, two scales leave nearly the same error, and sums in float32 found the wrong one less.
 CLOSE = [
@@ -72,3 +76,19 @@ def test_space_counts_in_the_encoder_only_where_it_is_said() -> None:
     assert choose_form((8, 64), **how, role=ENCODER) == INVARIANT
     assert choose_form((8, 64), **how, role=STEP) == blocks_of(4, 32)
     assert choose_form((8, 60), **how, role=STEP) == INVARIANT
+
+
+def test_one_row_takes_blocks_unless_weights_are_streamed_from_memory() -> None:
+    how: dict[str, Any] = {"precision": "int8", "rows": 1, "role": STEP}
+    assert choose_form((8, 256), **how) == blocks_of(8, 128)
+    assert choose_form((8, 256), **how, streamed=True) == DYNAMIC
+
+
+@pytest.mark.parametrize(("most", "kind"), [(10**9, "blocks"), (1, "dynamic")])
+def test_streaming_is_a_matter_of_all_weights_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int, kind: str
+) -> None:
+    monkeypatch.setattr(choose, "STREAMED", most)
+    manifest = export_graphs(load_checkpoint("preset:gpt2-tiny"), tmp_path, target="cpu", precision="int8", rows=1)
+    kinds = {stored.form.kind for stored in manifest.weights.values() if stored.form and stored.is_quantised}
+    assert kinds == ({"blocks"} if kind == "blocks" else {"dynamic", "rows"})

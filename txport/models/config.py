@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
@@ -17,6 +18,12 @@ LARGEST = 1 << 24  # of any size, so that no product of two overflows
 LISTED = 10  # keys in an error
 LARGEST_FILE = 1 << 20  # bytes of a config.json
 MOST_LAYERS, LONGEST = 1 << 10, 1 << 20
+BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
+    "at least": operator.ge,
+    "at most": operator.le,
+    "above": operator.gt,
+    "below": operator.lt,
+}
 
 
 def choice(default: str, *others: str) -> Any:
@@ -26,7 +33,7 @@ def choice(default: str, *others: str) -> Any:
 
 def size(default: Any = dataclasses.MISSING, *, least: int = 1, most: int = LARGEST) -> Any:
     """A field that is a whole number within bounds; without a default, every config says it."""
-    return field(default=default, metadata={"least": least, "most": most})
+    return field(default=default, metadata={"at least": least, "at most": most})
 
 
 def layers(default: int) -> Any:
@@ -34,9 +41,15 @@ def layers(default: int) -> Any:
     return size(default, most=MOST_LAYERS)
 
 
-def real(default: Any = dataclasses.MISSING, *, above: float | None = None, below: float | None = None) -> Any:
-    """A field that is a number between two others, which it must not reach, but for a lower bound of 0."""
-    return field(default=default, metadata={"above": above, "below": below})
+def real(
+    default: Any = dataclasses.MISSING,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A field that is a number: at least one, above one, and below one that it must not reach."""
+    return field(default=default, metadata={"at least": least, "above": above, "below": below})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,18 +134,9 @@ def _wrong_choices(config: Config) -> Iterator[str]:
 
 def _wrong_sizes(config: Config) -> Iterator[str]:
     for each in dataclasses.fields(config):
-        value, bounds = getattr(config, each.name), each.metadata
-        if value is None:
-            continue
-        if "least" in bounds and value < bounds["least"]:
-            yield f"{each.name} must be at least {bounds['least']}, got {quoted(value)}"
-        elif "most" in bounds and value > bounds["most"]:
-            yield f"{each.name} must be at most {bounds['most']}, got {quoted(value)}"
-        elif "above" in bounds and not _is_between(value, bounds["above"], bounds["below"]):
-            lower, upper = bounds["above"], bounds["below"]
-            yield f"{each.name} must be in {'[' if lower == 0 else '('}{lower}, {upper}), got {quoted(value)}"
-
-
-def _is_between(value: float, lower: float | None, upper: float | None) -> bool:
-    above = lower is None or (value >= 0 if lower == 0 else value > lower)
-    return above and (upper is None or value < upper)
+        value = getattr(config, each.name)
+        for relation, is_kept in BOUNDS.items():
+            bound = each.metadata.get(relation)
+            if None not in (value, bound) and not is_kept(value, bound):  # NaN keeps none
+                yield f"{each.name} must be {relation} {bound}, got {quoted(value)}"
+                break

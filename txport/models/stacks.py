@@ -1,4 +1,4 @@
-"""What encoder-decoder models have in common: two stacks of layers, made by the factories of an architecture."""
+"""What models of a task have in common: stacks of layers, made by the factories of an architecture."""
 
 from __future__ import annotations
 
@@ -84,6 +84,47 @@ class EncoderDecoder(Model):
             self.source_embedding.tokens.weight = self.target_embedding.tokens.weight
 
 
+class DecoderOnly(Model):
+    """An embedding, layers and a last norm, and a projection to the vocabulary: a causal model.
+
+    `layer` makes each layer. `tied` says whether the projection is the embedding itself. `embedding_out` maps what the
+    last norm gives to the size of the tokens' vectors, where that is not D.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: Facts,
+        *,
+        embedding: Embedding,
+        layer: Callable[[], Layer],
+        layers: int,
+        final_norm: nn.Module,
+        tied: bool,
+        embedding_out: Linear | None = None,
+    ) -> None:
+        super().__init__(config, facts)
+        self.target_embedding = embedding
+        self.decoder = nn.ModuleList(layer() for _ in range(layers))
+        self.decoder_norm = final_norm
+        self.embedding_out = embedding_out or nn.Identity()
+        self.projection = Linear(facts.width, facts.writes.size, bias=False, tag="projection")
+        if tied:
+            self.projection.weight = embedding.tokens.weight
+        self.initialise()
+
+    def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+        """See `Model.decoder_states`."""
+        x = self.target_embedding(ids, ops)
+        for number, layer in enumerate(self.decoder):
+            x = layer(x, ops, number)
+        return cast(Tensor, self.embedding_out(self.decoder_norm(x)))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See `Model.logits`."""
+        return cast(Tensor, self.projection(states))
+
+
 def seq2seq_facts(
     *,
     width: int,
@@ -106,3 +147,9 @@ def seq2seq_facts(
         attention=CrossAttention(decoder_layers - 1, heads),
         has_plain_logits=has_plain_logits,
     )
+
+
+def causal_facts(*, width: int, target: Tokens, layers: int, key_heads: int, head_size: int) -> Facts:
+    """Of a decoder-only model whose layers all cache as many heads of keys and values."""
+    state = key_values(layers, "row", key_heads, head_size)
+    return Facts(task="causal", width=width, target=target, state=state, has_plain_logits=True)

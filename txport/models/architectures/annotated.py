@@ -42,7 +42,7 @@ class AnnotatedConfig(Config):
     max_length: int = size(512, most=LONGEST)
     tied: str = choice("none", "target", "all")
     norm_epsilon: float = real(1e-6, above=0, below=1)
-    dropout: float = real(0.1, above=0, below=1)
+    dropout: float = real(0.1, least=0, below=1)
     bos_id: int = 0
     eos_id: int = 1
     pad_id: int = 2

@@ -43,7 +43,7 @@ class BertConfig(Config):
     head: str = choice("hidden", "pooled", "tokens", "labels", "token_labels")
     labels: tuple[str, ...] = ()
     pooler: str = choice("tanh", "relu", "gelu")
-    dropout: float = real(0.1, above=0, below=1)
+    dropout: float = real(0.1, least=0, below=1)
     pad_id: int = 0
     cls_id: int = 101
     sep_id: int = 102
@@ -53,8 +53,6 @@ class BertConfig(Config):
         """See `Config.problems`."""
         if self.d_model % self.heads:
             yield f"heads must divide d_model, got {self.heads} for {self.d_model}"
-        if self.norm_epsilon == 0:
-            yield "norm_epsilon must be in (0, 1), got 0.0"
         if self.head in LABELLED and not self.labels:
             yield f"the head {self.head!r} needs labels, got none"
         if self.labels and self.head not in LABELLED:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import Facts, Tokens, key_values
-from txport.models.model import Model
-from txport.models.ops import Ops
-from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Layer, Linear, Residual
+from txport.models.facts import Facts, Tokens
+from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Layer, Residual
+from txport.models.stacks import DecoderOnly, causal_facts
 
 VOCABULARY, END = 50257, 50256  # of the byte-level vocabulary of GPT-2
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}  # -> by its name in transformers
@@ -39,7 +39,7 @@ class GPT2Config(Config):
     norm_epsilon: float = real(1e-5, above=0, below=1)
     bias: bool = True
     tied: bool = True
-    dropout: float = real(0.1, above=0, below=1)
+    dropout: float = real(0.1, least=0, below=1)
     pad_id: int = END
     eos_id: int = END
 
@@ -52,8 +52,6 @@ class GPT2Config(Config):
         """See `Config.problems`."""
         if self.d_model % self.heads:
             yield f"heads must divide d_model, got {self.heads} for {self.d_model}"
-        if self.norm_epsilon == 0:
-            yield "norm_epsilon must be in (0, 1), got 0.0"
         for name in ("pad_id", "eos_id"):
             yield from require_token(name, getattr(self, name), "model's", self.vocab_size)
 
@@ -65,60 +63,50 @@ class GPT2Config(Config):
 
 def facts(config: GPT2Config) -> Facts:
     """What is true of a model of this config."""
-    return Facts(
-        task="causal",
+    target = Tokens(size=config.vocab_size, longest=config.max_length, pad=config.pad_id, ends=(config.eos_id,))
+    return causal_facts(
         width=config.d_model,
-        target=Tokens(size=config.vocab_size, longest=config.max_length, pad=config.pad_id, ends=(config.eos_id,)),
-        state=key_values(config.decoder_layers, "row", config.heads, config.head_size),
-        has_plain_logits=True,
+        target=target,
+        layers=config.decoder_layers,
+        key_heads=config.heads,
+        head_size=config.head_size,
     )
 
 
-class GPT2(Model):
+class GPT2(DecoderOnly):
     """The whole model."""
 
     config: GPT2Config
 
     def __init__(self, config: GPT2Config) -> None:
-        super().__init__(config, facts(config))
-        self.target_embedding = Embedding(
-            config.vocab_size,
-            config.d_model,
-            positions="learned",
-            longest=config.max_length,
-            dropout=config.dropout,
-        )
-        self.decoder = nn.ModuleList(self._layer() for _ in range(config.decoder_layers))
-        self.decoder_norm = self._norm()
-        self.projection = Linear(config.d_model, config.vocab_size, bias=False, tag="projection")
-        if config.tied:
-            self.projection.weight = self.target_embedding.tokens.weight
-        self.initialise()
-
-    def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
-        """See `Model.decoder_states`."""
-        x = self.target_embedding(ids, ops)
-        for number, layer in enumerate(self.decoder):
-            x = layer(x, ops, number)
-        return cast(Tensor, self.decoder_norm(x))
-
-    def logits(self, states: Tensor) -> Tensor:
-        """See `Model.logits`."""
-        return cast(Tensor, self.projection(states))
-
-    def _layer(self) -> Layer:
-        config = self.config
-        core = DotProduct(config.heads, config.heads, config.head_size**-0.5)
-        attention = Attention(config.d_model, core, config.head_size, bias=config.bias)
-        return Layer(
-            attention,
-            FeedForward(config.d_model, config.feed_forward, config.activation, bias=config.bias),
-            lambda: Residual(self._norm(), first=True, dropout=config.dropout),
+        super().__init__(
+            config,
+            facts(config),
+            embedding=Embedding(
+                config.vocab_size,
+                config.d_model,
+                positions="learned",
+                longest=config.max_length,
+                dropout=config.dropout,
+            ),
+            layer=partial(_layer, config),
+            layers=config.decoder_layers,
+            final_norm=_norm(config),
+            tied=config.tied,
         )
 
-    def _norm(self) -> nn.Module:
-        kind = "layer" if self.config.bias else "layer without bias"
-        return NORMS[kind](self.config.d_model, self.config.norm_epsilon)
+
+def _layer(config: GPT2Config) -> Layer:
+    core = DotProduct(config.heads, config.heads, config.head_size**-0.5)
+    return Layer(
+        Attention(config.d_model, core, config.head_size, bias=config.bias),
+        FeedForward(config.d_model, config.feed_forward, config.activation, bias=config.bias),
+        lambda: Residual(_norm(config), first=True, dropout=config.dropout),
+    )
+
+
+def _norm(config: GPT2Config) -> nn.Module:
+    return NORMS["layer" if config.bias else "layer without bias"](config.d_model, config.norm_epsilon)
 
 
 def hugging_face(config: GPT2Config) -> dict[str, Any]:

@@ -5,29 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from txport.models.architecture import Architecture
 from txport.models.config import LARGEST, LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import Facts, Tokens, key_values
-from txport.models.model import Model
-from txport.models.ops import Ops
+from txport.models.facts import Facts, Tokens
 from txport.models.parts import (
     Attention,
     DotProduct,
     Embedding,
     GatedFeedForward,
     Layer,
-    Linear,
     Pairing,
     Residual,
     RMSNorm,
     Rotary,
 )
+from txport.models.stacks import DecoderOnly, causal_facts
 
 Floats = NDArray[np.float64]
 SCALED = ("linear", "llama3", "yarn")  # for which rotary_factor says how far positions are stretched
@@ -71,7 +69,7 @@ class LlamaConfig(Config):
     rotary_high: float = real(4.0, above=0, below=LARGEST)
     rotary_fast: float = real(32.0, above=0, below=LARGEST)
     rotary_slow: float = real(1.0, above=0, below=LARGEST)
-    rotary_attention: float = real(0.0, above=0, below=LARGEST)
+    rotary_attention: float = real(0.0, least=0, below=LARGEST)
     rotary_divisors: tuple[float, ...] = ()
     pad_id: int = 0
     bos_id: int = 1
@@ -93,8 +91,6 @@ class LlamaConfig(Config):
             yield f"rotary positions need an even head_size, got {head_size}"
         if self.key_heads and self.heads % self.key_heads:
             yield f"key_heads must divide heads, got {self.key_heads} for {self.heads}"
-        if self.norm_epsilon == 0:
-            yield "norm_epsilon must be in (0, 1), got 0.0"
         yield from _rotary_problems(self)
         tokens = {"pad_id": self.pad_id, "bos_id": self.bos_id if self.add_bos else 0}
         tokens |= {f"eos_ids[{at}]": each for at, each in enumerate(self.eos_ids)}
@@ -169,68 +165,57 @@ def _ramp(config: LlamaConfig) -> Floats:
 
 def facts(config: LlamaConfig) -> Facts:
     """What is true of a model of this config."""
-    return Facts(
-        task="causal",
+    target = Tokens(
+        size=config.vocab_size,
+        longest=config.max_length,
+        pad=config.pad_id,
+        ends=config.eos_ids,
+        before=(config.bos_id,) if config.add_bos else (),
+    )
+    return causal_facts(
         width=config.d_model,
-        target=Tokens(
-            size=config.vocab_size,
-            longest=config.max_length,
-            pad=config.pad_id,
-            ends=config.eos_ids,
-            before=(config.bos_id,) if config.add_bos else (),
-        ),
-        state=key_values(config.decoder_layers, "row", config.key_heads, config.head_size),
-        has_plain_logits=True,
+        target=target,
+        layers=config.decoder_layers,
+        key_heads=config.key_heads,
+        head_size=config.head_size,
     )
 
 
-class Llama(Model):
+class Llama(DecoderOnly):
     """The whole model."""
 
     config: LlamaConfig
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config, facts(config))
         turns, scale = frequencies(config)
         rotary = Rotary(turns, config.max_length, cast(Pairing, config.rotary_pairing), scale)
         factor = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        self.target_embedding = Embedding(config.vocab_size, config.d_model, scale=factor)
-        self.decoder = nn.ModuleList(self._layer(rotary) for _ in range(config.decoder_layers))
-        self.decoder_norm = self._norm(config.d_model)
-        self.projection = Linear(config.d_model, config.vocab_size, bias=False, tag="projection")
-        if config.tied:
-            self.projection.weight = self.target_embedding.tokens.weight
-        self.initialise()
-
-    def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
-        """See `Model.decoder_states`."""
-        x = self.target_embedding(ids, ops)
-        for number, layer in enumerate(self.decoder):
-            x = layer(x, ops, number)
-        return cast(Tensor, self.decoder_norm(x))
-
-    def logits(self, states: Tensor) -> Tensor:
-        """See `Model.logits`."""
-        return cast(Tensor, self.projection(states))
-
-    def _layer(self, rotary: Rotary) -> Layer:
-        config = self.config
-        attention = Attention(
-            config.d_model,
-            DotProduct(config.heads, config.key_heads, config.head_size**-0.5),
-            config.head_size,
-            bias=config.attention_bias,
-            output_bias=config.output_bias,
-            rotary=rotary,
-            query_norm=self._norm(config.head_size) if config.head_norm else None,
-            key_norm=self._norm(config.head_size) if config.head_norm else None,
+        super().__init__(
+            config,
+            facts(config),
+            embedding=Embedding(config.vocab_size, config.d_model, scale=factor),
+            layer=partial(_layer, config, rotary),
+            layers=config.decoder_layers,
+            final_norm=RMSNorm(config.d_model, config.norm_epsilon),
+            tied=config.tied,
         )
-        bias, inner = config.feed_forward_bias, config.feed_forward
-        feed_forward = GatedFeedForward(config.d_model, inner, config.activation, bias=bias)
-        return Layer(attention, feed_forward, lambda: Residual(self._norm(config.d_model), first=True))
 
-    def _norm(self, width: int) -> RMSNorm:
-        return RMSNorm(width, self.config.norm_epsilon)
+
+def _layer(config: LlamaConfig, rotary: Rotary) -> Layer:
+    head_norm = partial(RMSNorm, config.head_size, config.norm_epsilon)
+    attention = Attention(
+        config.d_model,
+        DotProduct(config.heads, config.key_heads, config.head_size**-0.5),
+        config.head_size,
+        bias=config.attention_bias,
+        output_bias=config.output_bias,
+        rotary=rotary,
+        query_norm=head_norm() if config.head_norm else None,
+        key_norm=head_norm() if config.head_norm else None,
+    )
+    bias, inner = config.feed_forward_bias, config.feed_forward
+    feed_forward = GatedFeedForward(config.d_model, inner, config.activation, bias=bias)
+    return Layer(attention, feed_forward, lambda: Residual(RMSNorm(config.d_model, config.norm_epsilon), first=True))
 
 
 def hugging_face(config: LlamaConfig) -> dict[str, Any]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import Facts, Tokens, key_values
-from txport.models.model import Model
-from txport.models.ops import Ops
+from txport.models.facts import Facts, Tokens
 from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Layer, Linear, Residual
+from txport.models.stacks import DecoderOnly, causal_facts
 from txport.models.weights import Rename
 
 UNUSED_POSITIONS = 2  # rows at the beginning of the table of positions that no token has
@@ -39,7 +39,7 @@ class OPTConfig(Config):
     feed_forward: int = size(0, least=0)
     max_length: int = size(2048, least=2, most=LONGEST)
     norm: str = choice("pre", "post")
-    dropout: float = real(0.1, above=0, below=1)
+    dropout: float = real(0.1, least=0, below=1)
     pad_id: int = 1
     bos_id: int = 2
     eos_id: int = 2
@@ -71,60 +71,52 @@ def facts(config: OPTConfig) -> Facts:
         ends=(config.eos_id,),
         before=(config.bos_id,),
     )
-    return Facts(
-        task="causal",
+    return causal_facts(
         width=config.embedding_width,  # of the states that logits are made of
         target=target,
-        state=key_values(config.decoder_layers, "row", config.heads, config.head_size),
-        has_plain_logits=True,
+        layers=config.decoder_layers,
+        key_heads=config.heads,
+        head_size=config.head_size,
     )
 
 
-class OPT(Model):
-    """The whole model; E is the size of the tokens' vectors."""
+class OPT(DecoderOnly):
+    """The whole model."""
 
     config: OPTConfig
 
     def __init__(self, config: OPTConfig) -> None:
-        super().__init__(config, facts(config))
         width, inner = config.d_model, config.embedding_width
-        self.target_embedding = Embedding(
-            config.vocab_size,
-            width,
-            inner=None if inner == width else inner,
-            positions="learned",
-            longest=config.max_length,
-            offset=UNUSED_POSITIONS,
-        )
-        self.decoder = nn.ModuleList(self._layer() for _ in range(config.decoder_layers))
-        self.decoder_norm = self._norm() if config.norm == "pre" else nn.Identity()
-        self.embedding_out = nn.Identity() if inner == width else Linear(width, inner, bias=False, tag="embedding_out")
-        self.projection = Linear(inner, config.vocab_size, bias=False, tag="projection")
-        self.projection.weight = self.target_embedding.tokens.weight
-        self.initialise()
-
-    def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
-        """See `Model.decoder_states`; (B, T) -> (..., E)."""
-        x = self.target_embedding(ids, ops)
-        for number, layer in enumerate(self.decoder):
-            x = layer(x, ops, number)
-        return cast(Tensor, self.embedding_out(self.decoder_norm(x)))
-
-    def logits(self, states: Tensor) -> Tensor:
-        """See `Model.logits`."""
-        return cast(Tensor, self.projection(states))
-
-    def _layer(self) -> Layer:
-        config = self.config
-        core = DotProduct(config.heads, config.heads, config.head_size**-0.5)
-        return Layer(
-            Attention(config.d_model, core, config.head_size),
-            FeedForward(config.d_model, config.feed_forward, "relu"),
-            lambda: Residual(self._norm(), first=config.norm == "pre", dropout=config.dropout),
+        super().__init__(
+            config,
+            facts(config),
+            embedding=Embedding(
+                config.vocab_size,
+                width,
+                inner=None if inner == width else inner,
+                positions="learned",
+                longest=config.max_length,
+                offset=UNUSED_POSITIONS,
+            ),
+            layer=partial(_layer, config),
+            layers=config.decoder_layers,
+            final_norm=_norm(config) if config.norm == "pre" else nn.Identity(),
+            tied=True,
+            embedding_out=None if inner == width else Linear(width, inner, bias=False, tag="embedding_out"),
         )
 
-    def _norm(self) -> nn.Module:
-        return NORMS["layer"](self.config.d_model, EPSILON)
+
+def _layer(config: OPTConfig) -> Layer:
+    core = DotProduct(config.heads, config.heads, config.head_size**-0.5)
+    return Layer(
+        Attention(config.d_model, core, config.head_size),
+        FeedForward(config.d_model, config.feed_forward, "relu"),
+        lambda: Residual(_norm(config), first=config.norm == "pre", dropout=config.dropout),
+    )
+
+
+def _norm(config: OPTConfig) -> nn.Module:
+    return NORMS["layer"](config.d_model, EPSILON)
 
 
 def hugging_face(config: OPTConfig) -> dict[str, Any]:

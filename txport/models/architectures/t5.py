@@ -56,7 +56,7 @@ class T5Config(Config):
     gated: bool = False
     tied: bool = True
     norm_epsilon: float = real(1e-6, above=0, below=1)
-    dropout: float = real(0.1, above=0, below=1)
+    dropout: float = real(0.1, least=0, below=1)
     pad_id: int = 0
     eos_id: int = 1
 
@@ -66,8 +66,6 @@ class T5Config(Config):
             yield f"buckets must be a multiple of 4, got {self.buckets}"
         if self.farthest <= self.buckets // 2:
             yield f"farthest must be above half of the {self.buckets} buckets, got {self.farthest}"
-        if self.norm_epsilon == 0:
-            yield "norm_epsilon must be in (0, 1), got 0.0"
         for name in ("pad_id", "eos_id"):
             yield from require_token(name, getattr(self, name), "shared", self.vocab_size)
 

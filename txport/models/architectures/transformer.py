@@ -52,7 +52,7 @@ class TransformerConfig(Config):
     output: str = choice("logits", "log_probs")
     tied: str = choice("all", "none", "target")
     scale_embedding: bool = True
-    dropout: float = real(0.1, above=0, below=1)
+    dropout: float = real(0.1, least=0, below=1)
     pad_id: int = 0
     bos_id: int = 1
     eos_id: int = 2
@@ -68,8 +68,6 @@ class TransformerConfig(Config):
         """See `Config.problems`."""
         if not self.head_size and self.d_model % self.heads:
             yield f"heads must divide d_model, got {self.heads} for {self.d_model}; or give a head_size"
-        if self.norm_epsilon == 0:
-            yield "norm_epsilon must be in (0, 1), got 0.0"
         if self.positions == "sinusoidal" and self.d_model % 2:
             yield f"sinusoidal positions need an even d_model, got {self.d_model}"
         if self.positions != "learned" and self.position_offset:
