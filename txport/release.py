@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from txport.models.checkpoint import Checkpoint
     from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix
-    from txport.proof.reports.report import Report
+    from txport.proof.reports.report import Broken, Report
 
 EXPORT = "txport[export]"
 Progress = Callable[[str], None]
@@ -137,6 +137,37 @@ def parity(
     source = load_checkpoint(checkpoint)
     report = check(bundle, source, providers, seed, cases=cases, atol=atol, rtol=rtol, texts=texts)
     report.about["machine"] = machine.describe()
+    return report
+
+
+def compare(
+    bundle: Bundle,
+    checkpoint: str | Path,
+    providers: Mapping[str, str],
+    *,
+    baseline: Mapping[str, Any] | None = None,
+    with_culprit: bool = False,
+    seed: int = 0,
+    cases: int = 0,
+    **options: Any,
+) -> Report | Broken:
+    """As `parity`, which `options` are of, and what became worse since `baseline`, an older report as JSON values.
+
+    `with_culprit` adds the first part that differs. A graph that does not run is `Broken`, and raises nothing.
+    """
+    with needed(EXPORT):
+        from txport.proof.reports.baseline import drift
+        from txport.proof.reports.report import Broken
+    report: Report | Broken
+    try:
+        report = parity(bundle, checkpoint, providers, seed=seed, cases=cases, **options)
+    except ParityError as error:
+        report = Broken(error)
+    if with_culprit:
+        culprit = bisect(bundle, checkpoint, seed=seed, cases=cases)
+        report = replace(report, bisected=True, culprit=culprit)
+    if baseline is not None and not isinstance(report, Broken):
+        report.drift.extend(drift(dict(baseline), report.to_dict()))
     return report
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from txport.cli import completion, textio
 from txport.cli.guard import progress
 from txport.cli.options import provider_option
 from txport.cli.outputs import require_outputs
-from txport.errors import ParityError, UnsupportedError
+from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
 
 QUALITY_TEXTS = 1000
@@ -71,18 +70,15 @@ def parity(
     bisect: bool,
     junit: Path | None,
     markdown: Path | None,
-    seed: int,
-    cases: int,
     **options: Any,
 ) -> None:
     """Compare BUNDLE with PyTorch; exit 1 if it does not compute the same.
 
     docs/parity.md says what is compared, what may differ and why, and how to run it in CI.
     """
-    from txport import api, release, runtimes
+    from txport import release, runtimes
     from txport.cli import tables
     from txport.locate import checkpoint_of, find_bundle
-    from txport.proof.reports import render
     from txport.runtimes.providers import short_name
 
     if quality_texts and not quality:
@@ -93,32 +89,19 @@ def parity(
         runtimes.require(name, provider)
     provider = short_name(provider)
     old = _read_baseline(baseline) if baseline else None
-    texts = _read_quality(quality, quality_texts or QUALITY_TEXTS, seed) if quality else None
+    texts = _read_quality(quality, quality_texts or QUALITY_TEXTS, options["seed"]) if quality else None
     found = find_bundle(bundle, precision=precision, progress=progress)
     chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
-    source = checkpoint or checkpoint_of(found)
+    providers, source = dict.fromkeys(chosen, provider), checkpoint or checkpoint_of(found)
     started = time.perf_counter()
-    try:
-        result = api.parity(
-            found, source, dict.fromkeys(chosen, provider), texts=texts, seed=seed, cases=cases, **options
-        )
-    except ParityError as error:  # a graph does not run; CI looks for its files all the same
-        _write_broken(str(error), time.perf_counter() - started, report, junit, markdown)
+    result = release.compare(found, source, providers, texts=texts, baseline=old, with_culprit=bisect, **options)
+    from txport.proof.reports.report import Broken
+
+    _write(result, time.perf_counter() - started, report, junit, markdown)
+    if isinstance(result, Broken):
         if bisect:
-            culprit = release.bisect(found, source, seed=seed, cases=cases)
-            tables.show_culprit(culprit)
-            if report:
-                culprit_values = {"culprit": culprit and culprit.to_dict()}
-                textio.write_json(report, render.broken(str(error)) | culprit_values)
-        raise
-    seconds = time.perf_counter() - started
-    if bisect:
-        result = replace(result, bisected=True, culprit=release.bisect(found, source, seed=seed, cases=cases))
-    if old:
-        result.drift.extend(_drift(old, result))
-    if report:
-        textio.write_json(report, result.to_dict())
-    _write_summaries(result, seconds, junit, markdown)
+            tables.show_culprit(result.culprit)
+        raise result.error
     tables.show_parity(result)
     if not result.passed:
         raise SystemExit(1)
@@ -134,30 +117,15 @@ def _read_quality(path: Path, count: int, seed: int) -> dict[str, list[str]]:
     return textio.draw_texts(textio.split_pairs(textio.open_texts((), [path])[0]), count, seed)
 
 
-def _drift(old: dict[str, Any], result: Any) -> list[str]:
-    from txport.proof.reports.baseline import drift
-
-    return drift(old, result.to_dict())
-
-
-def _write_summaries(result: Any, seconds: float, junit: Path | None, markdown: Path | None) -> None:
+def _write(result: Any, seconds: float, report: Path | None, junit: Path | None, markdown: Path | None) -> None:
     from txport.proof.reports import render
 
+    if report:
+        textio.write_json(report, result.to_dict())
     if junit:
         textio.write_text(junit, render.junit(result, seconds))
     if markdown:
         textio.write_text(markdown, render.markdown(result))
-
-
-def _write_broken(message: str, seconds: float, report: Path | None, junit: Path | None, markdown: Path | None) -> None:
-    from txport.proof.reports import render
-
-    if report:
-        textio.write_json(report, render.broken(message))
-    if junit:
-        textio.write_text(junit, render.junit_broken(message, seconds))
-    if markdown:
-        textio.write_text(markdown, render.markdown_broken(message))
 
 
 @click.command()

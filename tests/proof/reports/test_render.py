@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from txport.bundles.bundle import Bundle
+from txport.errors import ParityError
 from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.bisect.culprit import Culprit
 from txport.proof.parity.check import check
@@ -19,7 +20,7 @@ from txport.proof.parity.measures import GRAPH, WEIGHTS
 from txport.proof.parity.quality import Quality
 from txport.proof.reports import render
 from txport.proof.reports.markdown import code
-from txport.proof.reports.report import Report
+from txport.proof.reports.report import Broken, Report
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def test_the_report_says_what_it_was_made_with(report: Report, bundle: Bundle) -
 def test_names_of_others_are_no_markup(report: Report) -> None:
     evil = "<img src=x>|`[a](b) \x1b[31m\nnext"
     named = replace(report, about={**report.about, "checkpoint": {**report.about["checkpoint"], "name": evil}})
-    for text in (render.markdown(replace(named, drift=[evil])), render.markdown_broken(evil)):
+    for text in (render.markdown(replace(named, drift=[evil])), render.markdown(Broken(ParityError(evil)))):
         assert not re.search(r"(?<!\\)<img|\x1b|^next", re.sub(r"(`+) ?.*?\1", "", text), re.MULTILINE)
         assert "\x1b" not in text
     assert "toy" not in render.markdown(named).partition("\n|")[0]

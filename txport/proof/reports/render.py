@@ -7,15 +7,14 @@ import re
 import xml.etree.ElementTree as ET  # only writes
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from txport.proof.parity.measures import FORMAT, RUNS, WEIGHTS, Comparison, badness
+from txport.proof.parity.measures import RUNS, WEIGHTS, Comparison, badness
 from txport.proof.parity.quality import Quality
 from txport.proof.parity.tokens import TokenComparison
 from txport.proof.reports.markdown import code, line, plain
-from txport.proof.reports.report import Part, Report
+from txport.proof.reports.report import Broken, Part, Report
 from txport.system.terminal import printable
 
 COLUMNS = ("case", "runtime", "largest difference", "of allowed", "where", "rows equal", "verdict")
@@ -96,8 +95,10 @@ def _count(tokens: Iterable[TokenComparison]) -> str:
     return equal + (f" + {ties} near-tie{'s' if ties > 1 else ''}" if ties else "")
 
 
-def markdown(report: Report) -> str:
+def markdown(report: Report | Broken) -> str:
     """A summary fit for a pull request."""
+    if isinstance(report, Broken):
+        return f"### txport parity: FAIL\n\n{code(report.message)}\n"
     failures = report.failures()
     lines = [
         f"### txport parity: {'pass' if report.passed else 'FAIL'}",
@@ -133,27 +134,17 @@ class Test:
     skipped: str | None = None
 
 
-def junit(report: Report, seconds: float) -> str:
-    """JUnit XML: a suite for each runtime, a test case for each tensor and search of each case, worst step first."""
+def junit(report: Report | Broken, seconds: float) -> str:
+    """JUnit XML: a suite for each runtime, a test case for each tensor and search of each case, worst step first.
+
+    What came to no end is one failure.
+    """
+    if isinstance(report, Broken):
+        return _xml({"parity": [Test("parity", "run", "a graph does not run", report.message)]}, [], seconds)
     suites: dict[str, list[Test]] = {}
     for test in _tests(report):
         suites.setdefault(test.suite, []).append(test)
     return _xml(suites, list(_properties(report)), seconds)
-
-
-def broken(message: str) -> dict[str, Any]:
-    """As JSON values, a comparison that came to no end."""
-    return {"format": FORMAT, "verdict": "fail", "error": message}
-
-
-def junit_broken(message: str, seconds: float) -> str:
-    """JUnit XML of a comparison that came to no end: one failure."""
-    return _xml({"parity": [Test("parity", "run", "a graph does not run", message)]}, [], seconds)
-
-
-def markdown_broken(message: str) -> str:
-    """A summary of a comparison that came to no end."""
-    return f"### txport parity: FAIL\n\n{code(message)}\n"
 
 
 def _xml(suites: Mapping[str, list[Test]], facts: list[tuple[str, str]], seconds: float) -> str:

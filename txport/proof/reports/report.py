@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from txport.bundles.ports import LOGITS
+from txport.errors import ParityError
 from txport.proof.parity.measures import (
     FORCED,
     FORMAT,
@@ -182,3 +183,22 @@ class Part:
     def worst(self) -> Comparison | None:
         """The tensor with the largest difference for what is allowed."""
         return max(self.tensors, key=badness, default=None)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A comparison that came to no end, since a graph does not run; `bisected` and `culprit` as of a `Report`."""
+
+    error: ParityError
+    bisected: bool = False
+    culprit: Culprit | None = None
+
+    @property
+    def message(self) -> str:
+        """Which graph does not run, and what its runtime says."""
+        return str(self.error)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        culprit = {"culprit": self.culprit and self.culprit.to_dict()} if self.bisected else {}
+        return {"format": FORMAT, "verdict": "fail", "error": self.message, **culprit}
