@@ -10,7 +10,7 @@ from pathlib import Path
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import MANIFEST
 from txport.errors import BundleError, OutputError, UnsupportedError
-from txport.models.names import SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
+from txport.models.names import INDEX, SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
 from txport.release import Progress, export, silent
 from txport.system.locks import locked
 from txport.system.places import resolve
@@ -45,7 +45,7 @@ def _is_on_demand(name: str) -> bool:
 def _folder(name: str, progress: Progress) -> Path:
     path = Path(name)
     _restore(path, progress)
-    if (path / WEIGHTS).is_file() and not (path / MANIFEST).exists():
+    if any((path / file).is_file() for file in (WEIGHTS, INDEX)) and not (path / MANIFEST).exists():
         raise BundleError(f"{name} is a checkpoint, not a bundle; `txport export {name} OUT` makes one")
     if not path.is_dir():
         known = ", ".join(shipped())

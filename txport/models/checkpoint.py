@@ -1,4 +1,4 @@
-"""A checkpoint: `config.json`, `model.safetensors` and perhaps tokenizers in one folder.
+"""A checkpoint: `config.json`, `model.safetensors` (or several, and an index) and perhaps tokenizers in one folder.
 
 A checkpoint is named by its path, by the name of one that ships (`g2p-en`), or as `preset:base`, which
 is a published size with random weights.
@@ -6,6 +6,7 @@ is a published size with random weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from txport.errors import BundleError, CheckpointError, ConfigError, TextError, brief, quoted
-from txport.models import architecture
+from txport.models import architecture, family
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
 from txport.models.model import Model
 from txport.models.names import (
     COMPANIONS,
     CONFIG,
+    GENERATION,
     LARGEST_SAMPLES,
     PRESET,
     SAMPLES,
@@ -36,9 +38,10 @@ from txport.models.names import (
     label,
     preset_config,
     preset_name,
+    weight_files,
 )
 from txport.models.tokenizer import load_tokenizer
-from txport.models.weights import own_names
+from txport.models.weights import Rule, own_names
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
@@ -53,7 +56,7 @@ NAMED = 200  # tensors in an error
 MOST_MEMORY = 1 << 43  # bytes; no machine that runs one model has more
 OLD_FAMILY = "encoder-decoder"  # what configs said before there were architectures
 COPIES = 2  # of the weights that loading holds at once
-PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
+GENERATED = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,12 @@ def load_checkpoint(name: str) -> Checkpoint:
     if preset := preset_name(name):
         return random_checkpoint(preset)
     folder = find_folder(name)
-    config = config_of(folder)
+    config, rules = describe(folder)
     build = architecture.of(config).build
     with torch.device("meta"), Unfilled():
         model = build(config)
     _require_memory(model, folder / CONFIG)
-    weights = _read_weights(folder / WEIGHTS, model)
+    weights = _read_weights(folder, rules, model)
     _check(folder / WEIGHTS, expected_tensors(model), weights)
     _check_text(folder, model.facts)
     with Unfilled():
@@ -118,18 +121,38 @@ def load_checkpoint(name: str) -> Checkpoint:
 
 
 def config_of(folder: Path) -> Config:
-    """The config of a checkpoint: `config.json` without its `architecture`, which is `transformer` where none is named.
+    """The config of a checkpoint; see `describe`."""
+    return describe(folder)[0]
 
-    Raises `ConfigError` for an architecture or a key that there is not, and for values that do not go together.
+
+def describe(folder: Path) -> tuple[Config, tuple[Rule, ...]]:
+    """The config of a checkpoint, and the rules by which its tensors become the model's.
+
+    `config.json` names our `architecture`, which is `transformer` where none is named, or is that of a family
+    (`model_type`), which transformers wrote. Raises `ConfigError` for an architecture, a family or a key that there is
+    not, and for values that do not go together.
     """
     path = folder / CONFIG
     values = dict(read_config(path))
     try:
+        if "architecture" not in values and family.TYPE in values:
+            return _described_by_family(folder, values)
         if "architecture" not in values and values.get("family") == OLD_FAMILY:
             del values["family"]
-        return architecture.find(values.pop("architecture", "transformer")).config.from_dict(values)
+        found = architecture.find(values.pop("architecture", "transformer"))
+        return found.config.from_dict(values), found.weights
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _described_by_family(folder: Path, values: dict[str, Any]) -> tuple[Config, tuple[Rule, ...]]:
+    """Of a folder that transformers wrote; where `generation_config.json` names special tokens, these are taken."""
+    kind = family.find(values[family.TYPE])
+    found = architecture.find(kind.architecture)
+    if (folder / GENERATION).is_file():
+        generation = read_config(folder / GENERATION)
+        values |= {name: each for name, each in generation.items() if name in GENERATED and each is not None}
+    return found.config.from_dict(kind.read(family.Published(values))), (*kind.weights, *found.weights)
 
 
 def _require_memory(model: Model, path: Path) -> None:
@@ -194,20 +217,18 @@ def expected_tensors(model: Model) -> dict[str, Tensor]:
     return dict(model.named_parameters())  # named_parameters leaves out what it has seen
 
 
-def _read_weights(path: Path, model: Model) -> dict[str, Tensor]:
-    """The tensors of a file under the names of the model, where the architecture knows their own."""
-    if not path.is_file():
-        pickles = [file.name for file in path.parent.iterdir() if file.suffix in PICKLES]
-        hint = f"; {', '.join(pickles)} may hold code and is never loaded: save it as safetensors" if pickles else ""
-        raise CheckpointError(f"{path} is missing{hint}")
+def _read_weights(folder: Path, rules: Sequence[Rule], model: Model) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, in one file or several, under the names of the model."""
+    weights: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        try:
+            weights |= load_file(path)
+        except (safetensors.SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(f"{path} is not a whole safetensors file: {brief(error)}") from error
     try:
-        weights = load_file(path)
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file: {brief(error)}") from error
-    try:
-        return own_names(architecture.of(model.config).weights, weights, model)
+        return own_names(rules, weights, model)
     except ValueError as error:
-        raise CheckpointError(f"{path} does not fit its config: {error}") from error
+        raise CheckpointError(f"{folder} does not fit its config: {error}") from error
 
 
 def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from txport.errors import CheckpointError
+from txport.errors import CheckpointError, quoted
 from txport.models.config import Config
+from txport.system.documents import DocumentError, read_json
 from txport.system.files import complete, hash_of, sha256
 from txport.system.packages import needed
 
 PRESET = "preset:"
 CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"
+INDEX = "model.safetensors.index.json"  # of weights in several files
+GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
 LARGEST_SAMPLES = 1 << 20  # bytes
 GOLDEN = "golden.npz"  # of a bundle
+PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 SHIPPED = Path(__file__).parent
 
 
@@ -64,12 +68,39 @@ def find_folder(name: str) -> Path:
     return folder
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Where the weights of a checkpoint are: one file, or those that an index names; `CheckpointError` if one lacks."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        return _shards(folder)
+    pickles = [file.name for file in folder.iterdir() if file.suffix in PICKLES]
+    hint = f"; {', '.join(pickles)} may hold code and is never loaded: save it as safetensors" if pickles else ""
+    raise CheckpointError(f"{folder / WEIGHTS} is missing{hint}")
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files of an index, all of which are there."""
+    try:
+        places = read_json(folder / INDEX)["weight_map"]
+        names = sorted(set(places.values()))
+    except (DocumentError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder / INDEX} does not say in which files the weights are") from error
+    strange = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if strange or not names:
+        raise CheckpointError(f"{folder / INDEX} must name files beside it, got {quoted(strange[:1])}")
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise CheckpointError(f"{folder} lacks {', '.join(missing)}, which {INDEX} names; download or save it again")
+    return [folder / name for name in names]
+
+
 def digest(name: str) -> str:
     """One SHA-256 over all that makes a checkpoint."""
     if preset := preset_name(name):
         return hash_of({"preset": preset, "config": repr(preset_config(preset))})
     folder = find_folder(name)
-    files = (folder / file for file in (CONFIG, WEIGHTS, *COMPANIONS))
+    shards = [] if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file() else _shards(folder)
+    files = [*(folder / file for file in (CONFIG, WEIGHTS, *COMPANIONS, GENERATION)), *shards]
     return hash_of({path.name: sha256(path) for path in files if path.is_file()})
 
 

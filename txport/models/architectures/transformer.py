@@ -28,7 +28,8 @@ class TransformerConfig(Config):
     longest source and the longest target, in tokens, special tokens included. A table of learned positions begins
     with `position_offset` rows that no token has. `head_size` is D / N unless it is given. `output` is what the model
     gives: logits, or their log-softmax. `add_source_bos` and `add_source_eos` say whether the sources of its training
-    began with the start token and ended with the end token; targets always did.
+    began with the token `bos_id` and ended with the end token; targets always did. They start from `start_id`, or, for
+    None, from `bos_id`.
     """
 
     source_vocab_size: int = size()
@@ -55,6 +56,7 @@ class TransformerConfig(Config):
     dropout: float = real(0.1, least=0, below=1)
     pad_id: int = 0
     bos_id: int = 1
+    start_id: int | None = None
     eos_id: int = 2
     add_source_bos: bool = False
     add_source_eos: bool = True
@@ -78,6 +80,8 @@ class TransformerConfig(Config):
             sizes = f"{self.source_vocab_size} and {self.target_vocab_size}"
             yield f"tied 'all' needs one vocabulary for source and target, got sizes {sizes}"
         in_sources = {"pad_id": True, "bos_id": self.add_source_bos, "eos_id": self.add_source_eos}
+        if self.start_id is not None:
+            yield from require_token("start_id", self.start_id, "target", self.target_vocab_size)
         for name, is_in_sources in in_sources.items():
             found = list(require_token(name, getattr(self, name), "target", self.target_vocab_size))
             if not found and is_in_sources:
@@ -98,7 +102,8 @@ def facts(config: TransformerConfig) -> Facts:
         before=(config.bos_id,) if config.add_source_bos else (),
         after=(config.eos_id,) if config.add_source_eos else (),
     )
-    start, ends = config.bos_id, (config.eos_id,)
+    start = config.bos_id if config.start_id is None else config.start_id
+    ends = (config.eos_id,)
     return seq2seq_facts(
         width=config.d_model,
         source=source,
@@ -194,7 +199,9 @@ def hugging_face(config: TransformerConfig) -> dict[str, Any]:
 
 def draw(rng: np.random.Generator) -> TransformerConfig:
     """A small config of any variant."""
-    return TransformerConfig(**drawn_values(rng, TransformerConfig.choices()))
+    values = drawn_values(rng, TransformerConfig.choices())
+    start = int(rng.integers(values["target_vocab_size"])) if rng.integers(2) else None
+    return TransformerConfig(**values, start_id=start)
 
 
 def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]]) -> dict[str, Any]:

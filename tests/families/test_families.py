@@ -1,0 +1,195 @@
+"""Folders that transformers wrote, through the graphs of both targets: what they say is what transformers says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+import txport
+from tests.architectures.seeded import bundle_of
+from txport import runtimes
+from txport.errors import CheckpointError, ConfigError
+from txport.models.checkpoint import describe, load_checkpoint
+from txport.models.family import all_families
+from txport.models.names import CONFIG, GENERATION, INDEX, WEIGHTS
+
+FOLDER = Path(__file__).parent
+FOLDERS = sorted(path.name for path in FOLDER.iterdir() if (path / CONFIG).is_file())
+# as tests/hugging_face/test_families.py recorded it
+PROMPTS = [[1, 9, 5, 3, 7], [1], [1, 8, 11], [1, 6, 13, 22, 4, 17, 5, 9, 5]]
+SOURCES = [[9, 5, 3, 7, 2], [6, 2], [8, 11, 19, 21, 4, 5, 16, 2]]
+TEXTS = [[3, 9, 5, 3, 7, 4], [3, 4], [3, 8, 11, 19, 21, 4, 5, 16, 22, 4]]
+NEW = 8
+
+
+def said(name: str) -> dict[str, Any]:
+    with np.load(FOLDER / name / "said.npz") as stored:
+        return dict(stored)
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_graphs_say_what_transformers_says(name: str, target: str, tmp_path: Path) -> None:
+    bundle = bundle_of(load_checkpoint(str(FOLDER / name)), tmp_path / "bundle", target)
+    expected = said(name)
+    if "given" not in expected:
+        _check_outputs(txport.load(bundle.path), expected)
+        return
+    facts = bundle.manifest.facts
+    inputs = PROMPTS if facts.task == "causal" else SOURCES
+    _check_logits(bundle, inputs, expected)
+    model = txport.load(bundle.path)
+    for kind, how in {"greedy": {}, "beams": {"beams": 4, "nbest": 2}}.items():
+        found = model.search(inputs, max_new_tokens=NEW, **how)
+        rows = [[list(each.tokens) for each in row] for row in found]
+        assert rows == [[cut(row, facts.writes.ends) for row in np.atleast_2d(rows)] for rows in expected[kind]]
+
+
+def _check_outputs(model: Any, expected: dict[str, Any]) -> None:
+    for number, text in enumerate(TEXTS):
+        found = model.runtime.infer(np.array([text]), np.array([len(text)]))
+        for name in ("logits", "last_hidden_state"):
+            if f"{name}.{number}" in expected:
+                np.testing.assert_allclose(np.squeeze(found[name]), expected[f"{name}.{number}"], rtol=0, atol=1e-4)
+
+
+def _check_logits(bundle: Any, inputs: list[list[int]], expected: dict[str, Any]) -> None:
+    runtime, facts = runtimes.load("ort", bundle), bundle.manifest.facts
+    lengths = np.array([len(each) for each in inputs])
+    ids = np.array([each + [facts.reads.pad] * (max(lengths) - len(each)) for each in inputs])
+    first = [each[-1] if facts.task == "causal" else facts.writes.start for each in inputs]
+    given = np.column_stack([first, expected["given"]])
+    state = runtime.start(ids, lengths, max_length=given.shape[1] + int(max(lengths)))
+    for place in range(expected["logits"].shape[1]):
+        scores, state = runtime.step(np.ascontiguousarray(given[:, place]), state)
+        np.testing.assert_allclose(scores.values, expected["logits"][:, place], rtol=0, atol=1e-4)
+
+
+def cut(row: Any, ends: tuple[int, ...]) -> list[int]:
+    """Up to the end token, without what fills up a row."""
+    tokens = [token for token in row.tolist() if token >= 0]
+    stop = next((place for place, token in enumerate(tokens) if token in ends), len(tokens) - 1)
+    return tokens[: stop + 1]
+
+
+def test_every_type_has_a_folder() -> None:
+    types = {json.loads((FOLDER / name / CONFIG).read_text())["model_type"] for name in FOLDERS}
+    assert types | {"camembert"} == set(all_families())
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FOLDER / "gpt2", tmp_path / "gpt2"))
+
+
+def change(folder: Path, **values: Any) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | values))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "xyz"}, r"unknown model_type 'xyz'; there are bart, bert, .*, xlm-roberta"),
+        ({"model_type": 3}, "unknown model_type 3"),
+        ({"architectures": ["GPT2ForSequenceClassification"]}, "the class 'GPT2ForSequenceClassification' can't be"),
+        ({"activation_function": "mish"}, "activation_function 'mish' can't be expressed; there are gelu, "),
+        (
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx True can't be expressed; it must be",
+        ),
+        ({"n_head": 3}, "heads must divide d_model, got 3 for 32"),
+        ({"n_layer": "2"}, "decoder_layers must be int, got '2'"),
+    ],
+)
+def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values: dict[str, Any], message: str) -> None:
+    change(copied, **values)
+    with pytest.raises(ConfigError, match=message):
+        load_checkpoint(str(copied))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("llama", {"rope_scaling": {"rope_type": "fancy", "factor": 2.0}}, "rope_scaling 'fancy' can't be expressed"),
+        ("llama", {"rope_scaling": [1]}, "it is not the config of a llama"),
+        ("llama-yarn", {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 1.0}}, "with mscale can't be"),
+        ("bart", {"decoder_ffn_dim": 7}, "encoder_ffn_dim 40 and decoder_ffn_dim 7 differ"),
+        ("t5", {"decoder_start_token_id": 5}, "decoder_start_token_id 5 can't be expressed; it must be 0"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' can't be"),
+        ("bert-labels", {"id2label": {"x": "no"}}, "it is not the config of a bert"),
+    ],
+)
+def test_a_variant_that_nothing_expresses_is_refused(
+    name: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(FOLDER / name, tmp_path / name))
+    change(folder, **values)
+    (folder / GENERATION).unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match=message):
+        describe(folder)
+
+
+def test_special_tokens_are_those_of_generation(copied: Path) -> None:
+    (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": 5, "pad_token_id": None}))
+    config = load_checkpoint(str(copied)).config.to_dict()
+    assert (config["eos_id"], config["pad_id"]) == (5, 0)
+
+
+def in_shards(folder: Path) -> dict[str, str]:
+    """The same weights in two files and an index."""
+    weights = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    places = {name: names[number % 2] for number, name in enumerate(weights)}
+    for file in names:
+        save_file({name: tensor for name, tensor in weights.items() if places[name] == file}, folder / file)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return places
+
+
+def test_weights_may_lie_in_several_files(copied: Path) -> None:
+    whole = load_checkpoint(str(copied))
+    in_shards(copied)
+    parts = load_checkpoint(str(copied))
+    other = dict(parts.model.named_parameters())
+    assert all((tensor == other[name]).all() for name, tensor in whole.model.named_parameters())
+    assert parts.sha256 != whole.sha256
+
+
+def test_a_shard_that_is_missing_is_named(copied: Path) -> None:
+    places = in_shards(copied)
+    file = sorted(places.values())[0]
+    (copied / file).unlink()
+    with pytest.raises(CheckpointError, match=f"lacks {file}, which model.safetensors.index.json names"):
+        load_checkpoint(str(copied))
+
+
+@pytest.mark.parametrize("places", [[], {"weight_map": {}}, {"weight_map": {"a": "../x"}}, {"weight_map": {"a": 3}}])
+def test_an_index_that_names_no_files_beside_it_is_refused(copied: Path, places: Any) -> None:
+    in_shards(copied)
+    (copied / INDEX).write_text(json.dumps(places))
+    with pytest.raises(CheckpointError, match=r"index\.json"):
+        load_checkpoint(str(copied))
+
+
+def damaged(folder: Path, **changes: Any) -> None:
+    weights = load_file(folder / WEIGHTS)
+    save_file({name: tensor for name, tensor in {**weights, **changes}.items() if tensor is not None}, folder / WEIGHTS)
+
+
+def test_what_does_not_fit_is_named_by_the_names_of_its_file(copied: Path) -> None:
+    name = "transformer.h.0.attn.c_attn.weight"
+    whole = load_file(copied / WEIGHTS)[name]
+    damaged(copied, **{name: whole[:, :-1].contiguous()})
+    with pytest.raises(CheckpointError, match=r"'transformer.h.0.attn.c_attn.weight' of shape \(95, 32\) must hold 32"):
+        load_checkpoint(str(copied))
+    damaged(copied, **{name: None, "transformer.h.9.mlp.c_fc.bias": whole[0].contiguous()})
+    with pytest.raises(CheckpointError, match=r"missing decoder\.0\.attention.*unexpected transformer\.h\.9\.mlp"):
+        load_checkpoint(str(copied))

@@ -1,0 +1,275 @@
+"""What transformers says through small models of every family that a checkpoint can be of.
+
+tests/families holds a folder for each, as `save_pretrained` wrote it, and what the model says, which our graphs are
+held to. `python -m tests.hugging_face.test_families [NAME ...]` records them anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import GenerationConfig
+
+FOLDER = Path(__file__).parents[1] / "families"
+SAID = "said.npz"
+VOCABULARY, LONGEST, NEW, GIVEN = 24, 40, 8, 5
+IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+LLAMA: dict[str, Any] = {
+    **IDS,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": LONGEST,
+}
+GPT2: dict[str, Any] = {
+    **IDS,
+    "vocab_size": VOCABULARY,
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 2,
+    "n_positions": LONGEST,
+}
+OPT: dict[str, Any] = {
+    **IDS,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "ffn_dim": 40,
+    "max_position_embeddings": LONGEST,
+}
+T5: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 24,
+    "d_kv": 8,
+    "d_ff": 40,
+    "num_heads": 4,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+BART: dict[str, Any] = {
+    **IDS,
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": LONGEST,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}
+MARIAN: dict[str, Any] = {**BART, "decoder_start_token_id": 0, "eos_token_id": 2}
+BERT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "max_position_embeddings": LONGEST,
+    "num_labels": 3,
+    "pad_token_id": 0,
+}
+ROBERTA: dict[str, Any] = {**BERT, "pad_token_id": 1, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1}
+DISTIL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 40,
+    "max_position_embeddings": LONGEST,
+    "num_labels": 3,
+}
+
+
+def scaled(kind: str, factor: float, **more: Any) -> dict[str, Any]:
+    return {"rope_scaling": {"rope_type": kind, "factor": factor, **more}}
+
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+FACTORS = {"short_factor": [1.0 + 0.2 * pair for pair in range(8)], "long_factor": [2.0] * 8}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its config
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "gpt2-untied-relu": (
+        "GPT2LMHeadModel",
+        {**GPT2, "tie_word_embeddings": False, "activation_function": "relu", "n_inner": 20},
+    ),
+    "opt": ("OPTForCausalLM", OPT),
+    "opt-post-narrow": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 12}),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "llama-biases-tied": (
+        "LlamaForCausalLM",
+        {**LLAMA, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 16},
+    ),
+    "llama-3": ("LlamaForCausalLM", {**LLAMA, "rope_theta": 5e5, **scaled("llama3", 8.0, **LLAMA3)}),
+    "llama-linear": ("LlamaForCausalLM", {**LLAMA, **scaled("linear", 4.0)}),
+    "llama-yarn": (
+        "LlamaForCausalLM",
+        {**LLAMA, "head_dim": 16, **scaled("yarn", 4.0, original_max_position_embeddings=10, beta_fast=4.0)},
+    ),
+    "mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": None}),
+    "mistral-window": (
+        "MistralForCausalLM",
+        {**LLAMA, "max_position_embeddings": 2 * LONGEST, "sliding_window": LONGEST},
+    ),
+    "qwen2": ("Qwen2ForCausalLM", {**LLAMA, "eos_token_id": [2, 3]}),
+    "qwen3": (
+        "Qwen3ForCausalLM",
+        {**LLAMA, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e6},
+    ),
+    "gemma": ("GemmaForCausalLM", {**LLAMA, "num_key_value_heads": 1, "head_dim": 16}),
+    "phi3": ("Phi3ForCausalLM", {**LLAMA, "sliding_window": None}),
+    "phi3-longrope": (
+        "Phi3ForCausalLM",
+        {
+            **LLAMA,
+            "max_position_embeddings": 2 * LONGEST,
+            "original_max_position_embeddings": LONGEST,
+            "rope_scaling": {"type": "longrope", **FACTORS},
+        },
+    ),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "flan-t5": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5": ("MT5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "marian": ("MarianMTModel", {**MARIAN, "activation_function": "swish", "scale_embedding": True}),
+    "marian-relu": ("MarianMTModel", {**MARIAN, "activation_function": "relu"}),
+    "pegasus": ("PegasusForConditionalGeneration", {**MARIAN, "activation_function": "relu", "scale_embedding": True}),
+    "bart": ("BartForConditionalGeneration", BART),
+    "mbart": ("MBartForConditionalGeneration", {**BART, "scale_embedding": True, "activation_function": "relu"}),
+    "bert": ("BertModel", BERT),
+    "bert-tokens": ("BertForMaskedLM", BERT),
+    "bert-labels": ("BertForSequenceClassification", {**BERT, "id2label": {"0": "no", "1": "perhaps", "2": "yes"}}),
+    "bert-token-labels": ("BertForTokenClassification", {**BERT, "hidden_act": "gelu_new"}),
+    "roberta": ("RobertaModel", ROBERTA),
+    "roberta-tokens": ("RobertaForMaskedLM", ROBERTA),
+    "roberta-labels": ("RobertaForSequenceClassification", ROBERTA),
+    "xlm-roberta": ("XLMRobertaModel", ROBERTA),
+    "distilbert": ("DistilBertModel", DISTIL),
+    "distilbert-tokens": ("DistilBertForMaskedLM", DISTIL),
+    "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
+}
+PROMPTS = [[1, 9, 5, 3, 7], [1], [1, 8, 11], [1, 6, 13, 22, 4, 17, 5, 9, 5]]
+SOURCES = [[9, 5, 3, 7, 2], [6, 2], [8, 11, 19, 21, 4, 5, 16, 2]]
+TEXTS = [[3, 9, 5, 3, 7, 4], [3, 4], [3, 8, 11, 19, 21, 4, 5, 16, 22, 4]]
+
+
+def make(name: str) -> Any:
+    """A model with weights so large that tokens differ clearly, in the order of their names."""
+    kind, values = CASES[name]
+    build = getattr(transformers, kind)
+    model = build(build.config_class(**values)).eval()
+    rng = np.random.default_rng(7)
+    with torch.no_grad():
+        for key, parameter in sorted(model.named_parameters()):
+            if "embed_positions" in key and name.startswith(("marian", "pegasus")):
+                continue  # a table of sinusoids
+            drawn = rng.standard_normal(parameter.shape)
+            if parameter.dim() == 1:
+                drawn = 0.2 * drawn + ("norm" in key.lower() and key.endswith("weight") and name != "gemma")
+            elif not any(each in key for each in ("embed", "shared", "wte", "wpe", "relative_attention_bias")):
+                drawn *= 1.3 * max(parameter.shape) ** -0.5
+            parameter.copy_(torch.from_numpy(drawn))
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.copy_(torch.from_numpy(rng.standard_normal(model.final_logits_bias.shape)))
+    model.generation_config = GenerationConfig.from_model_config(model.config)
+    return model
+
+
+@torch.inference_mode()
+def said(model: Any) -> dict[str, Any]:
+    """Of each text by itself: logits and tokens of what it generates, or the outputs of an encoder."""
+    if model.config.is_encoder_decoder:
+        return from_sources(model)
+    return from_prompts(model) if model.can_generate() else of_texts(model)
+
+
+def from_prompts(model: Any) -> dict[str, Any]:
+    given = np.random.default_rng(5).integers(4, VOCABULARY, (len(PROMPTS), GIVEN))
+    logits = []
+    for prompt, more in zip(PROMPTS, given.tolist(), strict=True):
+        logits.append(model(torch.tensor([prompt + more])).logits[0, len(prompt) - 1 : -1].numpy())
+    return {"given": given, "logits": np.stack(logits), **searched(model, PROMPTS)}
+
+
+def from_sources(model: Any) -> dict[str, Any]:
+    given = np.random.default_rng(5).integers(4, VOCABULARY, (len(SOURCES), GIVEN))
+    start = model.config.decoder_start_token_id
+    logits = []
+    for source, more in zip(SOURCES, given.tolist(), strict=True):
+        decoder = torch.tensor([[start, *more]])
+        logits.append(model(input_ids=torch.tensor([source]), decoder_input_ids=decoder).logits[0].numpy())
+    return {"given": given, "logits": np.stack(logits), **searched(model, SOURCES)}
+
+
+def searched(model: Any, inputs: list[list[int]]) -> dict[str, Any]:
+    """New tokens, padded: greedy (B, T), and two of four beams (B, 2, T)."""
+    found: dict[str, Any] = {}
+    for name, how in {"greedy": {}, "beams": {"num_beams": 4, "num_return_sequences": 2}}.items():
+        rows = [padded(generated(model, ids, **how)) for ids in inputs]
+        found[name] = np.array(rows)[:, 0] if name == "greedy" else np.array(rows)
+    return found
+
+
+def generated(model: Any, ids: list[int], **how: Any) -> list[list[int]]:
+    rows = model.generate(torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, **how).tolist()
+    return [row[1 if model.config.is_encoder_decoder else len(ids) :] for row in rows]
+
+
+def padded(rows: list[list[int]]) -> list[list[int]]:
+    return [row + [-1] * (NEW - len(row)) for row in rows]
+
+
+def of_texts(model: Any) -> dict[str, Any]:
+    outputs = {}
+    for number, text in enumerate(TEXTS):
+        found = model(input_ids=torch.tensor([text]), attention_mask=torch.ones(1, len(text)).long())
+        name = "logits" if "logits" in found else "last_hidden_state"
+        outputs[f"{name}.{number}"] = found[name][0].numpy()
+    return outputs
+
+
+def record(name: str) -> None:
+    folder = FOLDER / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model = make(name)
+    model.save_pretrained(folder)
+    np.savez(folder / SAID, **said(model))
+
+
+def loaded(name: str) -> Any:
+    kind = CASES[name][0]
+    return getattr(transformers, kind).from_pretrained(FOLDER / name).eval()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_our_graphs_are_held_to_is_what_transformers_says(name: str) -> None:
+    found = said(loaded(name))
+    with np.load(FOLDER / name / SAID) as stored:
+        assert set(stored) == set(found)
+        for key in stored:
+            if stored[key].dtype.kind == "f":
+                np.testing.assert_allclose(found[key], stored[key], rtol=0, atol=2e-5)
+            else:
+                np.testing.assert_array_equal(found[key], stored[key])
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or CASES:
+        record(each)
