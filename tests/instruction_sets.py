@@ -12,10 +12,12 @@ from pathlib import Path
 SETS: dict[str, dict[str, str]] = {
     "all": {},
     "ATen default": {"ATEN_CPU_CAPABILITY": "default"},
-    "ATen AVX2": {"ATEN_CPU_CAPABILITY": "avx2"},
-    "oneDNN and MKL SSE4": {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
-    "MKL AVX2, oneDNN AVX2": {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
-    "NumPy SSE4": {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR"},
+    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "SSE4": {
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
+    },
     "ONNX Runtime without flash attention": {
         "ORT_DISABLE_FLASH_ATTENTION": "1",
         "ORT_GQA_DISABLE_FLASH_ATTENTION": "1",

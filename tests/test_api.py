@@ -16,7 +16,6 @@ import txport
 from tests.tiny import SAMPLES, tiny_config, tiny_model
 from txport import api, locate, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import MANIFEST
 from txport.errors import (
     BundleError,
     CheckpointError,
@@ -29,6 +28,7 @@ from txport.errors import (
 from txport.exporters import export as exporter
 from txport.models import names
 from txport.models.checkpoint import save_checkpoint
+from txport.models.names import MANIFEST
 from txport.models.tokenizer import NumberTokenizer
 
 

@@ -16,11 +16,11 @@ from tests.tiny import tiny_config, tiny_model
 from txport import runtimes
 from txport.bundles.bundle import Bundle, seal
 from txport.bundles.forms import INVARIANT, PLAIN, blocks_of
-from txport.bundles.manifest import MANIFEST
 from txport.bundles.ports import ENCODER, STEP
 from txport.exporters.check import operators
 from txport.exporters.export import export_graphs
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
+from txport.models.names import MANIFEST
 from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.check import check
 from txport.proof.verify.check import BATCH, Check, verify

@@ -28,11 +28,12 @@ import txport
 from tests.tiny import VOCABULARY, edit_graph
 from txport import cli, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import FORMAT, MANIFEST, Manifest
+from txport.bundles.manifest import FORMAT, Manifest
 from txport.cli import generation
 from txport.errors import UnavailableError
 from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint
+from txport.models.names import MANIFEST
 from txport.models.tokenizer import spelling_tokenizer
 
 SCRIPT = Path(sys.executable).parent / "txport"
@@ -879,7 +880,10 @@ def test_a_pickle_runs_no_code(call: Cli, place: Place, name: str) -> None:
         ("export {checkpoint} {tmp}/" + "x" * 300, "can't be written: File name too long; choose another place"),
         ("export {checkpoint} {checkpoint} --force", "{checkpoint} holds the checkpoint itself; choose another place"),
         ("export {checkpoint} {tmp} --force", "{tmp} holds the checkpoint itself; choose another place"),
-        ("export {bundle} {tmp}/out", "unknown key"),
+        (
+            "export {bundle} {tmp}/out",
+            "{bundle} is a bundle, not a checkpoint; name the checkpoint that it was made from",
+        ),
         ("export {tmp}/missing {tmp}/out", "there is no checkpoint {tmp}/missing; give a folder with config.json, or"),
         ("export preset:huge {tmp}/out", "unknown preset 'huge'; there are "),
     ],

@@ -12,8 +12,8 @@ import pytest
 
 from docs.cli import PAGE, render
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import MANIFEST
 from txport.cli import cli
+from txport.models.names import MANIFEST
 
 ROOT = Path(__file__).parent.parent
 

@@ -14,10 +14,9 @@ from tests import transformers_js
 from tests.tiny import SPECIAL, reseal, tiny_config, tiny_model
 from txport import cli
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import MANIFEST
 from txport.errors import BundleError, TokenError
 from txport.models.checkpoint import save_checkpoint
-from txport.models.names import digest
+from txport.models.names import MANIFEST, digest
 from txport.models.tokenizer import spelling_tokenizer
 
 ARABIC, LATIN = (*SPECIAL, *"ابتثجحخدذر"), (*SPECIAL, *"abcdefghijklmnopqrst")

@@ -11,10 +11,10 @@ import onnx
 import torch
 
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import MANIFEST
 from txport.models.architectures import transformer
 from txport.models.architectures.transformer import Transformer, TransformerConfig
 from txport.models.facts import Facts
+from txport.models.names import MANIFEST
 from txport.system.documents import write_json
 from txport.system.files import sha256
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import MANIFEST
 from txport.errors import BundleError, OutputError, UnsupportedError
-from txport.models.names import INDEX, SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
+from txport.models.names import INDEX, MANIFEST, SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
 from txport.release import Progress, export, silent
 from txport.system.locks import locked
 from txport.system.places import resolve

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import AUTO_LIMIT, MANIFEST, is_quantised
-from txport.errors import OutputError, ParityError, UnsupportedError
-from txport.models.names import COMPANIONS, CONFIG, WEIGHTS, find_folder, preset_name
+from txport.bundles.manifest import AUTO_LIMIT, is_quantised
+from txport.errors import OutputError, ParityError, TxportError, UnsupportedError
+from txport.models.names import COMPANIONS, CONFIG, MANIFEST, WEIGHTS, find_folder, preset_name
 from txport.system import machine
 from txport.system.files import ELSEWHERE, staged_folder
 from txport.system.numbers import number, switch, whole
@@ -164,8 +164,11 @@ def compare(
     except ParityError as error:
         report = Broken(error)
     if with_culprit:
-        culprit = bisect(bundle, checkpoint, seed=seed, cases=cases)
-        report = replace(report, bisected=True, culprit=culprit)
+        try:
+            report = replace(report, bisected=True, culprit=bisect(bundle, checkpoint, seed=seed, cases=cases))
+        except TxportError:
+            if not isinstance(report, Broken):
+                raise  # of a graph that does not run, that is what is told
     if baseline is not None and not isinstance(report, Broken):
         report.drift.extend(drift(dict(baseline), report.to_dict()))
     return report

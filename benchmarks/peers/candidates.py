@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from benchmarks.peers.engines import Model
-from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, OPTIMUM, Line, Task
+from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, LLAMA, OPTIMUM, Line, Task
 
 ENGINES = "benchmarks.peers.engines."
 OURS = ENGINES + "txport_cpu"
@@ -45,8 +45,13 @@ def threads_of(task: Task, cores: int) -> Iterator[dict[str, int]]:
 
 
 def ours(line: Line, cores: int) -> list[Candidate]:
-    """txport: the kernels of int8 and int4 are chosen at export, by the rows of a step."""
-    rows = 1 if line.task.rows == 1 else MANY_ROWS
+    """txport: the kernels of int8 and int4 are chosen at export, by the rows of a step.
+
+    Without `--rows` where these do not suit a model: one scale for the activations of all rows is too coarse for what
+    a gated feed-forward multiplies in random weights, and `export` refuses it.
+    """
+    rows: int | None = 1 if line.task.rows == 1 else MANY_ROWS
+    rows = None if line.task.checkpoint == LLAMA else rows
     return [
         Candidate(
             engine=OURS,

@@ -17,11 +17,11 @@ import txport.api
 import txport.release
 from tests.tiny import edit_graph, reseal, tiny_config, tiny_facts, tiny_model
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import MANIFEST
 from txport.bundles.ports import DECODER, ENCODER
 from txport.bundles.reading import least_bytes, read_manifest
 from txport.errors import BundleError, ParityError, RunError
 from txport.models.checkpoint import save_checkpoint
+from txport.models.names import MANIFEST
 from txport.proof.verify.check import verify
 
 Json = dict[str, Any]

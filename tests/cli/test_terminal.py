@@ -16,9 +16,9 @@ from tests.cli.processes import ENVIRONMENT, assert_one_line, run, start
 from tests.tiny import SPECIAL, VOCABULARY, reseal, tiny_config, tiny_model
 from txport import cli
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import MANIFEST
 from txport.cli import tables, textio
 from txport.models.checkpoint import save_checkpoint
+from txport.models.names import MANIFEST
 from txport.models.tokenizer import spelling_tokenizer
 
 EVIL = "\x1b]0;owned\x07\u202e"

@@ -193,3 +193,23 @@ def test_what_does_not_fit_is_named_by_the_names_of_its_file(copied: Path) -> No
     damaged(copied, **{name: None, "transformer.h.9.mlp.c_fc.bias": whole[0].contiguous()})
     with pytest.raises(CheckpointError, match=r"missing decoder\.0\.attention.*unexpected transformer\.h\.9\.mlp"):
         load_checkpoint(str(copied))
+
+
+WRONG: list[Any] = [None, True, -1, 0, 3, 1.5, 10**13, "", "x", [], [1], ["x"], {}, {"type": "x"}, {"a": [1]}]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_wrong_value_of_any_key_is_refused_or_read(name: str, tmp_path: Path) -> None:
+    values = json.loads((FOLDER / name / CONFIG).read_text())
+    scaling = values.get("rope_scaling") or {}
+    changes = [{key: wrong} for key in values for wrong in WRONG]
+    changes += [{"rope_scaling": scaling | {key: wrong}} for key in scaling for wrong in WRONG]
+    refused = []
+    for change in changes:
+        (tmp_path / CONFIG).write_text(json.dumps(values | change))
+        try:
+            describe(tmp_path)
+        except ConfigError as error:
+            refused.append(str(error))
+    assert len(refused) > len(changes) / 8
+    assert all(each.startswith(f"{tmp_path / CONFIG}: ") and "\n" not in each for each in refused)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hostile.sound import Sound
-from txport.bundles.manifest import MANIFEST
+from txport.models.names import MANIFEST
 from txport.system.files import sha256
 
 GOOD, FAILED, BAD, ABSENT = 0, 1, 2, 3

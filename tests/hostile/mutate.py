@@ -29,8 +29,7 @@ from tests.hostile.case import (
 from tests.hostile.corpus import checkpoints, goldens, graphs, reports
 from tests.hostile.corpus.values import WRONG, spell
 from tests.hostile.sound import KINDS as BUNDLES
-from txport.bundles.manifest import MANIFEST
-from txport.models.names import CONFIG, GOLDEN, TOKENIZER, WEIGHTS
+from txport.models.names import CONFIG, GOLDEN, MANIFEST, TOKENIZER, WEIGHTS
 
 DEPTH = 20_000  # levels of a deep value: as deep as it must be, and quick to write
 FILES = ("onnx/encoder_model.onnx", "golden.npz", "tokenizer.json", "samples.txt", "onnx/decoder_model_merged.onnx")

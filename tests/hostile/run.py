@@ -264,5 +264,5 @@ def _stand_ins(command: Command, sound: Sound) -> Iterator[None]:
     def bench(*arguments: Any, **options: Any) -> Any:
         return read_values(sound.bench_report)
 
-    with mock.patch("txport.api.parity", parity), mock.patch("txport.bench.run", bench):
+    with mock.patch("txport.release.parity", parity), mock.patch("txport.bench.run", bench):
         yield

@@ -17,11 +17,11 @@ import torch
 from tests.tiny import VOCABULARY, edit_graph, reseal
 from txport import diagnose, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import MANIFEST
 from txport.bundles.ports import DECODER, ENCODER
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError
 from txport.models.architectures.transformer import Transformer
 from txport.models.checkpoint import load_checkpoint
+from txport.models.names import MANIFEST
 from txport.runtimes import ort, providers, reference, sessions
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.system.documents import write_json

@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from txport.bundles.graphs import read_outline
-from txport.bundles.manifest import MANIFEST, Manifest
+from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, UnsupportedError, quoted
-from txport.models.names import COMPANIONS, LARGEST_SAMPLES, SAMPLES
+from txport.models.names import COMPANIONS, LARGEST_SAMPLES, MANIFEST, SAMPLES
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import sha256
 

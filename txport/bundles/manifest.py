@@ -12,7 +12,6 @@ from txport.errors import UnsupportedError, quoted
 from txport.models.facts import Facts
 
 FORMAT = 7
-MANIFEST = "txport.json"
 TARGETS = tuple(CONTRACTS)
 # precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "int8": "float32", "int4": "float32"}

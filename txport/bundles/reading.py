@@ -11,9 +11,10 @@ from typing import Any
 
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
-from txport.bundles.manifest import FORMAT, MANIFEST, Manifest, is_quantised, require_offer
+from txport.bundles.manifest import FORMAT, Manifest, is_quantised, require_offer
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
 from txport.models.facts import Facts
+from txport.models.names import MANIFEST
 from txport.system.documents import DocumentError, read_json
 
 LARGEST = 8 << 20  # bytes

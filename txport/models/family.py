@@ -86,7 +86,7 @@ class Family:
             raise ConfigError(f"the class {quoted(strange[0])} can't be expressed; {known}")
         try:
             return self.config(values)
-        except (TypeError, KeyError, ValueError, AttributeError, ZeroDivisionError) as error:
+        except (TypeError, LookupError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"it is not the config of a {values.type}: {error!r}") from error
 
 

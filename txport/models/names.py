@@ -18,7 +18,7 @@ GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
 LARGEST_SAMPLES = 1 << 20  # bytes
-GOLDEN = "golden.npz"  # of a bundle
+MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 SHIPPED = Path(__file__).parent
 
@@ -63,6 +63,8 @@ def find_folder(name: str) -> Path:
         complete(folder)
     except OSError as error:
         raise CheckpointError(f"{folder} was being saved, which can't be completed: {error.strerror}") from error
+    if (folder / MANIFEST).is_file():
+        raise CheckpointError(f"{folder} is a bundle, not a checkpoint; name the checkpoint that it was made from")
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} is not a checkpoint: {CONFIG} is missing")
     return folder

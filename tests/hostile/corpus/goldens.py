@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command, edit_values, fix_hashes
-from txport.bundles.manifest import MANIFEST
-from txport.models.names import GOLDEN
+from txport.models.names import GOLDEN, MANIFEST
 
 Members = dict[str, bytes]
 Arrays = dict[str, Any]

@@ -24,7 +24,7 @@ from tests.hostile.case import (
     readers,
 )
 from tests.hostile.corpus.values import NAME
-from txport.bundles.manifest import MANIFEST
+from txport.models.names import MANIFEST
 
 ENCODER = {"portable": "onnx/encoder_model.onnx", "cpu": "onnx/encoder.onnx", "int8": "onnx/encoder.onnx"}
 DECODER = {"portable": "onnx/decoder_model_merged.onnx", "cpu": "onnx/step.onnx", "int8": "onnx/step.onnx"}

@@ -11,9 +11,9 @@ from typing import Any
 
 from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, edit_values, provers, readers, refused
 from tests.hostile.corpus.values import DEEP, DEEP_LIST, DEEP_OBJECT, DIGITS, HUGE_NUMBER, NAME, ZEROS, spell
-from txport.bundles.manifest import MANIFEST
 from txport.bundles.reading import read_manifest
 from txport.models.facts import CrossAttention, Facts, StateTensor
+from txport.models.names import MANIFEST
 from txport.system.documents import write_json
 
 BYTES: dict[str, Callable[[bytes], bytes]] = {

@@ -22,7 +22,7 @@ from tests.hostile.case import (
     refused,
 )
 from tests.hostile.corpus.values import NAME
-from txport.bundles.manifest import MANIFEST
+from txport.models.names import MANIFEST
 from txport.system.files import sha256
 
 TAMPERED = (FAILED,)  # what `verify` says of a file that is not what its hash says

@@ -21,13 +21,14 @@ import txport
 from tests.proof.faults import Edit, nodes, put, swapped, unmasked, weight
 from tests.tiny import VOCABULARY, edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import MANIFEST, Manifest
+from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
 from txport.errors import BundleError, ParityError, UnsupportedError
 from txport.exporters import export as exporter
 from txport.models.architectures import transformer
 from txport.models.architectures.transformer import TransformerConfig
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.models.names import MANIFEST
 from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.cases import Case, draw_cases
 from txport.proof.parity.check import check

@@ -23,10 +23,10 @@ from tests.proof.faults import put, unmasked, weight
 from tests.tiny import edit_graph, reseal
 from txport import cli, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.bundles.manifest import FORMAT, MANIFEST
+from txport.bundles.manifest import FORMAT
 from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.errors import BundleError, UnavailableError
-from txport.models.names import GOLDEN
+from txport.models.names import GOLDEN, MANIFEST
 from txport.models.tokenizer import FileTokenizer
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.noise import Noisy
