@@ -99,6 +99,9 @@ def change(folder: Path, **values: Any) -> None:
         ({"model_type": "xyz"}, r"unknown model_type 'xyz'; there are bart, bert, .*, xlm-roberta"),
         ({"model_type": 3}, "unknown model_type 3"),
         ({"architectures": ["GPT2ForSequenceClassification"]}, "the class 'GPT2ForSequenceClassification' can't be"),
+        ({"architectures": ["GPT2DoubleHeadsModel"]}, "the class 'GPT2DoubleHeadsModel' can't be expressed, of a gpt2"),
+        ({"num_attention_heads": 8}, "num_attention_heads 8 and n_head 4 must be the same"),
+        ({"eos_token_id": [2, 3]}, r"eos_token_id \[2, 3\] can't be expressed; it must be one token"),
         ({"activation_function": "mish"}, "activation_function 'mish' can't be expressed; there are gelu, "),
         (
             {"scale_attn_by_inverse_layer_idx": True},
@@ -110,7 +113,8 @@ def change(folder: Path, **values: Any) -> None:
 )
 def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values: dict[str, Any], message: str) -> None:
     change(copied, **values)
-    with pytest.raises(ConfigError, match=message):
+    (copied / GENERATION).unlink()
+    with pytest.raises(ConfigError, match=rf"config\.json: {message}"):
         load_checkpoint(str(copied))
 
 
@@ -119,7 +123,24 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
     [
         ("llama", {"rope_scaling": {"rope_type": "fancy", "factor": 2.0}}, "rope_scaling 'fancy' can't be expressed"),
         ("llama", {"rope_scaling": [1]}, "it is not the config of a llama"),
-        ("llama-yarn", {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 1.0}}, "with mscale can't be"),
+        (
+            "llama",
+            {"rope_scaling": {"type": "linear", "rope_type": "default"}},
+            "rope_scaling with a type 'linear' and",
+        ),
+        ("llama", {"rope_scaling": {"type": "linear"}}, "it is not the config of a llama: KeyError"),
+        ("llama", {"rope_parameters": {"full": {"rope_theta": 1e4}}}, "rope_parameters for each kind of layer can't"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 can't be expressed; it must be 1.0"),
+        ("gemma", {"hidden_act": "mish"}, "hidden_act 'mish' can't be expressed"),
+        ("flan-t5", {"dense_act_fn": "silu"}, "dense_act_fn 'silu' and feed_forward_proj 'gated-gelu' must mean the"),
+        ("roberta-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' can't be expressed; it must be 'gelu'"),
+        ("bert", {"architectures": ["BertLMHeadModel"]}, "the class 'BertLMHeadModel' can't be expressed"),
+        ("bert-tokens", {"mask_token_id": None}, r"mask_token_id is missing, and \[MASK\] or <mask> in tokenizer.json"),
+        (
+            "llama-yarn",
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 1.0}},
+            "rope_scaling with mscale can't be",
+        ),
         ("bart", {"decoder_ffn_dim": 7}, "encoder_ffn_dim 40 and decoder_ffn_dim 7 differ"),
         ("t5", {"decoder_start_token_id": 5}, "decoder_start_token_id 5 can't be expressed; it must be 0"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' can't be"),
@@ -132,12 +153,94 @@ def test_a_variant_that_nothing_expresses_is_refused(
     folder = Path(shutil.copytree(FOLDER / name, tmp_path / name))
     change(folder, **values)
     (folder / GENERATION).unlink(missing_ok=True)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=rf"config\.json: {message}"):
         describe(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
+            {"rotary_base": 5e5},
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}},
+            {"rotary_base": 5e5, "rotary_scaling": "linear", "rotary_factor": 2.0},
+        ),
+        (
+            "phi3-longrope",
+            {"rope_scaling": {"type": "yarn", "short_factor": [2.0] * 8}},
+            {"rotary_scaling": "longrope"},
+        ),
+        (
+            "phi3-longrope",
+            {"rope_scaling": {"type": "longrope", "short_factor": [2.0] * 8, "factor": 9.0}},
+            {"rotary_factor": 2.0},
+        ),
+        ("llama-yarn", {"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": True, "beta_fast": None}}, {}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 9}, {"max_length": 9}),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 9}, {"max_length": 40}),
+        ("mistral", {"max_position_embeddings": 10**6}, {"max_length": 10**6}),
+        ("gemma", {"hidden_act": "silu"}, {"activation": "silu"}),
+        ("roberta", {"mask_token_id": None}, {"mask_id": 23}),
+    ],
+)
+def test_values_mean_what_they_mean_in_transformers(
+    name: str, values: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(FOLDER / name, tmp_path / name))
+    change(folder, **values)
+    config = describe(folder)[0].to_dict()
+    assert {key: config[key] for key in expected} == expected
+
+
+def test_what_is_missing_is_as_in_the_class_of_transformers(tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text(json.dumps({"model_type": "mistral"}))
+    config = describe(tmp_path)[0].to_dict()
+    assert (config["key_heads"], config["max_length"], config["add_bos"]) == (8, 4096, True)
+
+
+def test_special_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "bert-tokens", tmp_path / "bert"))
+    change(folder, mask_token_id=None, cls_token_id=None)
+    added = [{"content": written, "id": id_} for id_, written in ((6, "[MASK]"), (7, "[CLS]"))]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    config = describe(folder)[0].to_dict()
+    assert (config["mask_id"], config["cls_id"], config["sep_id"]) == (6, 7, 4)
+
+
+def test_a_model_without_a_head_has_no_bias_of_the_output(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "bart", tmp_path / "bart"))
+    weights = load_file(folder / WEIGHTS)
+    bare = {name.removeprefix("model."): each for name, each in weights.items() if name != "final_logits_bias"}
+    save_file(bare, folder / WEIGHTS)
+    change(folder, architectures=["BartModel"])
+    model = load_checkpoint(str(folder)).model
+    assert not model.projection.bias.any()
+
+
+def test_a_tensor_that_lies_in_two_files_is_refused(copied: Path) -> None:
+    places = in_shards(copied)
+    first, second = sorted(set(places.values()))
+    save_file({**load_file(copied / first), **load_file(copied / second)}, copied / first)
+    with pytest.raises(CheckpointError, match="which another file of"):
+        load_checkpoint(str(copied))
+
+
+def test_a_masked_model_whose_projection_is_not_the_embedding_is_refused(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "bert-tokens", tmp_path / "bert"))
+    weights = load_file(folder / WEIGHTS)
+    own = weights["bert.embeddings.word_embeddings.weight"] + 1
+    save_file({**weights, "cls.predictions.decoder.weight": own}, folder / WEIGHTS)
+    with pytest.raises(CheckpointError, match="must be one tensor, but differ"):
+        load_checkpoint(str(folder))
+
+
 def test_special_tokens_are_those_of_generation(copied: Path) -> None:
-    (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": 5, "pad_token_id": None}))
+    (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": [5], "pad_token_id": 7}))
     config = load_checkpoint(str(copied)).config.to_dict()
     assert (config["eos_id"], config["pad_id"]) == (5, 0)
 
@@ -167,7 +270,7 @@ def test_a_shard_that_is_missing_is_named(copied: Path) -> None:
     places = in_shards(copied)
     file = sorted(places.values())[0]
     (copied / file).unlink()
-    with pytest.raises(CheckpointError, match=f"lacks {file}, which model.safetensors.index.json names"):
+    with pytest.raises(CheckpointError, match=f"lacks '{file}', which model.safetensors.index.json names"):
         load_checkpoint(str(copied))
 
 

@@ -77,6 +77,7 @@ BART: dict[str, Any] = {
     "forced_eos_token_id": None,
 }
 MARIAN: dict[str, Any] = {**BART, "decoder_start_token_id": 0, "eos_token_id": 2}
+SPECIAL = {"cls_token_id": 3, "sep_token_id": 4, "mask_token_id": 5}
 BERT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -86,6 +87,7 @@ BERT: dict[str, Any] = {
     "max_position_embeddings": LONGEST,
     "num_labels": 3,
     "pad_token_id": 0,
+    **SPECIAL,
 }
 ROBERTA: dict[str, Any] = {**BERT, "pad_token_id": 1, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1}
 DISTIL: dict[str, Any] = {
@@ -96,6 +98,7 @@ DISTIL: dict[str, Any] = {
     "hidden_dim": 40,
     "max_position_embeddings": LONGEST,
     "num_labels": 3,
+    **SPECIAL,
 }
 
 

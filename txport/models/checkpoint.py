@@ -40,10 +40,10 @@ from txport.models.names import (
     preset_name,
     weight_files,
 )
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizer import LARGEST, load_tokenizer
 from txport.models.weights import Rule, own_names
 from txport.system import memory
-from txport.system.documents import DocumentError, read_text, write_json
+from txport.system.documents import DocumentError, read_json, read_text, write_json
 from txport.system.files import staged_files
 from txport.system.memory import readable
 
@@ -56,7 +56,7 @@ NAMED = 200  # tensors in an error
 MOST_MEMORY = 1 << 43  # bytes; no machine that runs one model has more
 OLD_FAMILY = "encoder-decoder"  # what configs said before there were architectures
 COPIES = 2  # of the weights that loading holds at once
-GENERATED = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+GENERATED = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def load_checkpoint(name: str) -> Checkpoint:
         model = build(config)
     _require_memory(model, folder / CONFIG)
     weights = _read_weights(folder, rules, model)
-    _check(folder / WEIGHTS, expected_tensors(model), weights)
+    _check(folder / WEIGHTS if (folder / WEIGHTS).is_file() else folder, expected_tensors(model), weights)
     _check_text(folder, model.facts)
     with Unfilled():
         model = build(config)
@@ -152,7 +152,19 @@ def _described_by_family(folder: Path, values: dict[str, Any]) -> tuple[Config, 
     if (folder / GENERATION).is_file():
         generation = read_config(folder / GENERATION)
         values |= {name: each for name, each in generation.items() if name in GENERATED and each is not None}
-    return found.config.from_dict(kind.read(family.Published(values))), (*kind.weights, *found.weights)
+    return found.config.from_dict(kind.read(values, _special_tokens(folder))), (*kind.weights, *found.weights)
+
+
+def _special_tokens(folder: Path) -> dict[str, int] | None:
+    """The special tokens of a `tokenizer.json`, what they are written as -> id; None where there is no such file."""
+    path = folder / TOKENIZER
+    if not path.is_file():
+        return None
+    try:
+        added = read_json(path, LARGEST)["added_tokens"]
+        return {each["content"]: each["id"] for each in added if type(each["id"]) is int}
+    except (DocumentError, LookupError, TypeError):  # what is wrong is told when it is loaded
+        return {}
 
 
 def _require_memory(model: Model, path: Path) -> None:
@@ -222,9 +234,12 @@ def _read_weights(folder: Path, rules: Sequence[Rule], model: Model) -> dict[str
     weights: dict[str, Tensor] = {}
     for path in weight_files(folder):
         try:
-            weights |= load_file(path)
+            part = load_file(path)
         except (safetensors.SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{path} is not a whole safetensors file: {brief(error)}") from error
+        if twice := weights.keys() & part.keys():
+            raise CheckpointError(f"{path} holds {quoted(min(twice))}, which another file of {folder} holds too")
+        weights |= part
     try:
         return own_names(rules, weights, model)
     except ValueError as error:

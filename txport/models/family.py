@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -17,13 +18,20 @@ from txport.models import families
 from txport.models.weights import Rule
 
 TYPE = "model_type"
+BARE = r"(?<!Head)(?<!Heads)Model"  # the end of the name of a class without a head
 
 
 class Published:
-    """The values of a published `config.json`; a key that is missing or null is the family's default."""
+    """The values of a published `config.json`, over the defaults that its class has for what is missing.
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
+    `special` are the special tokens of its `tokenizer.json`, if there is one: what they are written as -> id.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], defaults: Mapping[str, Any], special: Mapping[str, int] | None = None
+    ) -> None:
+        self._values = {**defaults, **values}
+        self.special = special
 
     @property
     def type(self) -> str:
@@ -37,17 +45,13 @@ class Published:
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """One value."""
+        """One value; `default` for null, and for what is missing and has no default in its class."""
         value = self._values.get(name)
         return default if value is None else value
 
-    def first(self, *names: str, default: Any = None) -> Any:
-        """The first of several keys that has a value."""
-        return next((self._values[name] for name in names if self._values.get(name) is not None), default)
-
-    def word(self, name: str, meanings: Mapping[str, str], default: str) -> str:
+    def word(self, name: str, meanings: Mapping[str, str]) -> str:
         """What a word means here; `ConfigError` for one that nothing expresses."""
-        value = self.get(name, default)
+        value = self.get(name)
         if not isinstance(value, str) or value not in meanings:
             raise ConfigError(f"{name} {quoted(value)} can't be expressed; there are {', '.join(sorted(meanings))}")
         return meanings[value]
@@ -59,35 +63,51 @@ class Published:
             expected = " or ".join(map(repr, allowed))
             raise ConfigError(f"{name} {quoted(value)} can't be expressed; it must be {expected}")
 
-    def tokens(self, name: str, default: int) -> tuple[int, ...]:
-        """One token or several."""
-        value = self.get(name, default)
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """One token or several; none for null."""
+        value = self.get(name, [])
         return tuple(value) if isinstance(value, list) else (value,)
+
+    def token(self, name: str, default: Any = None) -> Any:
+        """One token, or a list of one."""
+        found = self.tokens(name)
+        if len(found) > 1:
+            raise ConfigError(f"{name} {quoted(list(found))} can't be expressed; it must be one token")
+        return found[0] if found else default
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Checkpoints that an architecture can hold: their `model_type`s, and how their configs and weights translate.
+    """Checkpoints that an architecture can hold: how their configs and weights translate.
 
-    `config` gives the keys of the architecture's config. `weights` are rules that go before the architecture's own.
-    `classes` are what the names of the classes end with that such a checkpoint may be saved from.
+    `defaults` are those of the classes of transformers, for each `model_type`. `aliases` are other names of keys, which
+    transformers takes too. `config` gives the keys of the architecture's config. `weights` are rules that go before the
+    architecture's own. `classes` is a regular expression of what the names of the classes end with that such a
+    checkpoint may be saved from.
     """
 
-    types: tuple[str, ...]
+    defaults: Mapping[str, Mapping[str, Any]]
     architecture: str
-    classes: tuple[str, ...]
+    classes: str
     config: Callable[[Published], dict[str, Any]]
     weights: tuple[Rule, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def read(self, values: Published) -> dict[str, Any]:
+    def read(self, values: Mapping[str, Any], special: Mapping[str, int] | None) -> dict[str, Any]:
         """The keys of the architecture's config; `ConfigError` for what it can't express."""
-        if strange := [name for name in values.classes if not name.endswith(self.classes)]:
-            known = f"a {values.type} is saved from classes that end with {', '.join(self.classes)}"
-            raise ConfigError(f"the class {quoted(strange[0])} can't be expressed; {known}")
+        values, kind = dict(values), values[TYPE]
+        for alias, name in self.aliases.items():
+            if alias in values and values.setdefault(name, values[alias]) != values[alias]:
+                raise ConfigError(f"{alias} {quoted(values[alias])} and {name} {quoted(values[name])} must be the same")
+        published = Published(values, self.defaults[kind], special)
+        if strange := [name for name in published.classes if not re.search(f"({self.classes})$", name)]:
+            raise ConfigError(f"the class {quoted(strange[0])} can't be expressed, of a {kind}")
         try:
-            return self.config(values)
+            return self.config(published)
+        except ConfigError:
+            raise
         except (TypeError, LookupError, ValueError, AttributeError, ArithmeticError) as error:
-            raise ConfigError(f"it is not the config of a {values.type}: {error!r}") from error
+            raise ConfigError(f"it is not the config of a {kind}: {error!r}") from error
 
 
 @cache
@@ -96,7 +116,7 @@ def all_families() -> dict[str, Family]:
     found: dict[str, Family] = {}
     for module in pkgutil.iter_modules(families.__path__):
         family: Family = importlib.import_module(f"{families.__name__}.{module.name}").FAMILY
-        found |= dict.fromkeys(family.types, family)
+        found |= dict.fromkeys(family.defaults, family)
     return dict(sorted(found.items()))
 
 

@@ -30,7 +30,7 @@ def shipped() -> list[str]:
 
 def is_shipped(name: str) -> bool:
     """Whether `name` means a checkpoint that ships: only a folder that holds one too stands in the way, no bundle."""
-    return name in shipped() and not (Path(name) / WEIGHTS).is_file()
+    return name in shipped() and not any((Path(name) / file).is_file() for file in (WEIGHTS, INDEX))
 
 
 def preset_name(name: str) -> str | None:
@@ -91,8 +91,10 @@ def _shards(folder: Path) -> list[Path]:
     strange = [name for name in names if not isinstance(name, str) or Path(name).name != name]
     if strange or not names:
         raise CheckpointError(f"{folder / INDEX} must name files beside it, got {quoted(strange[:1])}")
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        raise CheckpointError(f"{folder} lacks {', '.join(missing)}, which {INDEX} names; download or save it again")
+    there = {path.name for path in folder.iterdir() if path.is_file()}
+    if missing := [name for name in names if name not in there]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(f"{folder} lacks {quoted(missing[0])}{more}, which {INDEX} names; download it again")
     return [folder / name for name in names]
 
 

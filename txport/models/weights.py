@@ -68,7 +68,14 @@ class Spare:
     pattern: str
 
 
-Rule = Rename | Drop | Transpose | Split | Shift | Take | Spare
+@dataclass(frozen=True)
+class Zeros:
+    """The model's tensor of this name is zeros where the checkpoint has none."""
+
+    name: str
+
+
+Rule = Rename | Drop | Transpose | Split | Shift | Take | Spare | Zeros
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,8 @@ def own_names(rules: Sequence[Rule], weights: Mapping[str, Tensor], model: nn.Mo
             if name in found and not torch.equal(found[name], tensor):
                 raise ValueError(f"{quoted(origin[name])} and {quoted(given)} must be one tensor, but differ")
             found[name], origin[name] = tensor, given
-    return found
+    absent = [rule.name for rule in rules if isinstance(rule, Zeros) and rule.name not in found]
+    return found | {name: torch.zeros(parameters[name].shape) for name in absent if name in parameters}
 
 
 def apply(rules: Sequence[Rule], name: str) -> tuple[Piece, ...]:
@@ -130,7 +138,7 @@ def _applied(rule: Rule, piece: Piece) -> Sequence[Piece]:
         return [replace(piece, name=re.sub(rule.pattern, rule.to, piece.name))]
     if isinstance(rule, Drop):
         return [] if re.match(rule.pattern, piece.name) else [piece]
-    if isinstance(rule, Spare) or not re.search(rule.pattern, piece.name):
+    if isinstance(rule, Spare | Zeros) or not re.search(rule.pattern, piece.name):
         return [piece]
     if isinstance(rule, Transpose):
         return [replace(piece, transposed=not piece.transposed)]

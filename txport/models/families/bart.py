@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from txport.models.families.marian import CLASSES, LAYERS, common
+from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, common
 from txport.models.family import Family, Published
-from txport.models.weights import Rename, Rule
+from txport.models.weights import Rename, Rule, Zeros
 
 UNUSED_POSITIONS = 2  # rows at the beginning of the tables of positions that no token has
+
+
+BART = {**COMMON, "vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+DEFAULTS = {"bart": {**BART, "decoder_start_token_id": 2}, "mbart": BART}
 
 
 def config(values: Published) -> dict[str, Any]:
     """The keys of `TransformerConfig`: learned positions, and a norm of what is embedded."""
     values.require("normalize_embedding", True)
-    end = values.get("eos_token_id", 2)
-    begin = values.get("bos_token_id", 0)
-    return common(values) | {
+    found = common(values)
+    return found | {
         "norm": "pre" if values.type == "mbart" else "post",
         "positions": "learned",
         "position_offset": UNUSED_POSITIONS,
         "embedding_norm": True,
-        "bos_id": begin,
-        "start_id": values.get("decoder_start_token_id", end),
-        "eos_id": end,
+        "bos_id": values.get("bos_token_id"),
+        "start_id": values.get("decoder_start_token_id", found["eos_id"]),
         "add_source_bos": values.type == "bart",
     }
 
@@ -32,5 +34,13 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^(model\.)?encoder\.embed_positions\.weight$", "source_embedding.positions"),
     Rename(r"^(model\.)?decoder\.embed_positions\.weight$", "target_embedding.positions"),
     *LAYERS,
+    Zeros("projection.bias"),  # of a model saved without a head
 )
-FAMILY = Family(types=("bart", "mbart"), architecture="transformer", classes=CLASSES, config=config, weights=WEIGHTS)
+FAMILY = Family(
+    defaults=DEFAULTS,
+    aliases=ALIASES,
+    architecture="transformer",
+    classes=rf"{CLASSES}|BartModel",
+    config=config,
+    weights=WEIGHTS,
+)

@@ -6,19 +6,49 @@ labels of texts or tokens.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from txport.models.family import ACTIVATIONS, Family, Published
+from txport.errors import ConfigError
+from txport.models.family import ACTIVATIONS, BARE, Family, Published
 from txport.models.weights import Drop, Rename, Rule, Spare, Take
 
+BERT: dict[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+ROBERTA = {**BERT, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+DISTILBERT = {
+    "vocab_size": 30522,
+    "dim": 768,
+    "n_layers": 6,
+    "n_heads": 12,
+    "hidden_dim": 3072,
+    "activation": "gelu",
+    "dropout": 0.1,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+}
+DEFAULTS = {"bert": BERT, **dict.fromkeys(ROBERTAS, ROBERTA), "distilbert": DISTILBERT}
 HEADS = {  # by the end of a class's name
     "ForMaskedLM": "tokens",
     "ForPreTraining": "tokens",
     "ForSequenceClassification": "labels",
     "ForTokenClassification": "token_labels",
-    "Model": "hidden",
+    BARE: "hidden",
 }
+# What special tokens are written as, and their usual ids.
+WRITTEN = {"cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"), "mask": ("[MASK]", "<mask>")}
+USUAL = {"cls": 101, "sep": 102, "mask": 103}
 
 
 def config(values: Published) -> dict[str, Any]:
@@ -26,59 +56,82 @@ def config(values: Published) -> dict[str, Any]:
     kind = values.type
     values.require("position_embedding_type", "absolute")
     values.require("is_decoder", False)
-    values.require("embedding_size", None, values.get("hidden_size"))
-    values.require("sinusoidal_pos_embds", False, True)  # a table in either case
-    pad = values.get("pad_token_id", 1 if kind in ROBERTAS else 0)
-    offset = pad + 1 if kind in ROBERTAS else 0
-    rows = values.get("max_position_embeddings", 512)
-    head = head_of(values)
-    ids = {"cls": ("bos", 0), "sep": ("eos", 2)} if kind in ROBERTAS else {"cls": ("cls", 101), "sep": ("sep", 102)}
-    begin, end = (values.get(f"{name}_token_id", default) for name, default in ids.values())
-    vocabulary = values.get("vocab_size", 30522)
+    head, is_roberta = head_of(values), kind in ROBERTAS
+    pad = values.get("pad_token_id")
+    offset = pad + 1 if is_roberta else 0
+    names = DISTIL_NAMES if kind == "distilbert" else NAMES
+    activation = values.word(names["activation"], ACTIVATIONS)
+    if is_roberta and head == "tokens":
+        values.require("hidden_act", "gelu")  # which its head always has
     return {
-        "vocab_size": vocabulary,
-        "d_model": values.first("hidden_size", "dim", default=768),
-        "heads": values.first("num_attention_heads", "n_heads", default=12),
-        "feed_forward": values.first("intermediate_size", "hidden_dim", default=3072),
-        "encoder_layers": values.first("num_hidden_layers", "n_layers", default=12),
-        "max_length": rows - offset,
+        "vocab_size": values.get("vocab_size"),
+        **{ours: values.get(theirs) for ours, theirs in names.items()},
+        "max_length": values.get("max_position_embeddings") - offset,
         "position_offset": offset,
         "segment": kind != "distilbert",
         "norm_epsilon": values.get("layer_norm_eps", 1e-12),
-        "activation": values.word("activation" if kind == "distilbert" else "hidden_act", ACTIVATIONS, "gelu"),
+        "activation": activation,
         "head": head,
         "labels": labels_of(values) if head.endswith("labels") else (),
         "pooler": "relu" if kind == "distilbert" else "tanh",
-        "dropout": values.first("hidden_dropout_prob", "dropout", default=0.1),
         "pad_id": pad,
-        "cls_id": min(begin, vocabulary - 1),
-        "sep_id": min(end, vocabulary - 1),
-        "mask_id": min(values.get("mask_token_id", MASKS.get(kind, 103)), vocabulary - 1),
+        "cls_id": special(values, "cls", "bos" if is_roberta else "cls"),
+        "sep_id": special(values, "sep", "eos" if is_roberta else "sep"),
+        "mask_id": special(values, "mask", "mask"),
     }
 
 
-MASKS = {"roberta": 50264, "xlm-roberta": 250001, "camembert": 32004}
+NAMES = {
+    "d_model": "hidden_size",
+    "heads": "num_attention_heads",
+    "feed_forward": "intermediate_size",
+    "encoder_layers": "num_hidden_layers",
+    "activation": "hidden_act",
+    "dropout": "hidden_dropout_prob",
+}
+DISTIL_NAMES = {
+    "d_model": "dim",
+    "heads": "n_heads",
+    "feed_forward": "hidden_dim",
+    "encoder_layers": "n_layers",
+    "activation": "activation",
+    "dropout": "dropout",
+}
+
+
+def special(values: Published, name: str, key: str) -> int:
+    """A special token: of `config.json`, of the tokenizer, or, where there is none, the usual one of its kind."""
+    known = values.special or {}
+    found = [values.token(f"{key}_token_id"), *(known.get(written) for written in WRITTEN[name])]
+    for id_ in (id_ for id_ in found if id_ is not None):
+        return int(id_)
+    usual = USUAL[name] if values.type in ("bert", "distilbert") else values.get("vocab_size") - 1
+    if values.special is not None or usual >= values.get("vocab_size"):
+        written = " or ".join(WRITTEN[name])
+        raise ConfigError(f"{key}_token_id is missing, and {written} in tokenizer.json: say the id in config.json")
+    return int(usual)
 
 
 def head_of(values: Published) -> str:
     """What the class that a checkpoint was saved from gives: hidden states, where none is named."""
     name = next(iter(values.classes), "Model")
-    return next(head for end, head in HEADS.items() if name.endswith(end))
+    return next(head for end, head in HEADS.items() if re.search(f"{end}$", name))
 
 
 def labels_of(values: Published) -> tuple[str, ...]:
     """The names of the labels, in the order of their numbers."""
-    named = values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    count = values.get("num_labels", 2)
+    named = values.get("id2label", {str(number): f"LABEL_{number}" for number in range(count)})
     return tuple(str(name) for _, name in sorted(named.items(), key=lambda pair: int(pair[0])))
 
 
 LAYER = r"^(encoder\.\d+)\."
 WEIGHTS: tuple[Rule, ...] = (
+    Drop(r"roberta\.pooler\."),  # its classes for labels and tokens have parts of their own in its place
     Rename(r"^(bert|roberta|distilbert)\.", ""),
     Drop(r"embeddings\.position_ids$"),
     Drop(r"cls\.seq_relationship\."),  # whether one sentence follows another: nothing here asks
-    Drop(r"(cls\.predictions|lm_head)\.decoder\.bias$"),  # a copy
-    Drop(r"(cls\.predictions\.decoder|lm_head\.decoder|vocab_projector)\.weight$"),  # the embedding itself
+    Rename(r"^(cls\.predictions\.decoder|lm_head\.decoder|vocab_projector)\.", "projection."),
     Rename(r"^embeddings\.word_embeddings\.", "source_embedding.tokens."),
     Rename(r"^embeddings\.position_embeddings\.weight$", "source_embedding.positions"),
     Take(r"^embeddings\.token_type_embeddings\.weight$"),
@@ -98,10 +151,15 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^classifier\.out_proj\.", "classifier."),
     Rename(r"^(cls\.predictions\.transform\.dense|lm_head\.dense|vocab_transform)\.", "transform."),
     Rename(r"^(cls\.predictions\.transform\.LayerNorm|lm_head\.layer_norm|vocab_layer_norm)\.", "transform_norm."),
-    Rename(r"^(cls\.predictions|lm_head|vocab_projector)\.bias$", "projection.bias"),
+    Rename(r"^(cls\.predictions|lm_head)\.bias$", "projection.bias"),
     Rename(r"\.gamma$", ".weight"),  # in old files
     Rename(r"\.beta$", ".bias"),
     Spare(r"(pooler|transform|transform_norm|projection)\."),
 )
-TYPES = ("bert", *ROBERTAS, "distilbert")
-FAMILY = Family(types=TYPES, architecture="bert", classes=tuple(HEADS), config=config, weights=WEIGHTS)
+FAMILY = Family(
+    defaults=DEFAULTS,
+    architecture="bert",
+    classes="|".join(HEADS),
+    config=config,
+    weights=WEIGHTS,
+)

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from txport.models.families.llama import CLASSES, GEMMA, WEIGHTS, config
-from txport.models.family import Family
+from typing import Any
+
+from txport.models.families import llama
+from txport.models.family import Family, Published
 from txport.models.weights import Shift
 
+DEFAULTS = {
+    **llama.LLAMA,
+    "vocab_size": 256000,
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "tie_word_embeddings": True,
+}
+
+
+def config(values: Published) -> dict[str, Any]:
+    """The keys of `LlamaConfig`: what is looked up is multiplied by the root of the width."""
+    return llama.config(values) | {"scale_embedding": True}
+
+
 FAMILY = Family(
-    types=(GEMMA,),
+    defaults={"gemma": DEFAULTS},
     architecture="llama",
-    classes=CLASSES,
+    classes=llama.CLASSES,
     config=config,
-    weights=(*WEIGHTS, Shift(r"norm\.weight$", 1.0)),
+    weights=(*llama.WEIGHTS, Shift(r"norm\.weight$", 1.0)),
 )

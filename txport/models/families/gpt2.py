@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from txport.models.family import ACTIVATIONS, Family, Published
+from txport.models.family import ACTIVATIONS, BARE, Family, Published
 from txport.models.weights import Drop, Rename, Split, Transpose
+
+DEFAULTS = {
+    "vocab_size": 50257,
+    "n_positions": 1024,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "resid_pdrop": 0.1,
+    "eos_token_id": 50256,
+    "tie_word_embeddings": True,
+}
+ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
 
 
 def config(values: Published) -> dict[str, Any]:
@@ -13,18 +32,18 @@ def config(values: Published) -> dict[str, Any]:
     values.require("scale_attn_weights", True)
     values.require("scale_attn_by_inverse_layer_idx", False)
     values.require("add_cross_attention", False)
-    end = values.get("eos_token_id", 50256)
+    end = values.token("eos_token_id", DEFAULTS["eos_token_id"])
     return {
-        "vocab_size": values.get("vocab_size", 50257),
-        "d_model": values.get("n_embd", 768),
-        "heads": values.get("n_head", 12),
-        "decoder_layers": values.get("n_layer", 12),
+        "vocab_size": values.get("vocab_size"),
+        "d_model": values.get("n_embd"),
+        "heads": values.get("n_head"),
+        "decoder_layers": values.get("n_layer"),
         "feed_forward": values.get("n_inner", 0),
-        "max_length": values.first("n_positions", "n_ctx", default=1024),
-        "activation": values.word("activation_function", ACTIVATIONS, "gelu_new"),
-        "norm_epsilon": values.get("layer_norm_epsilon", 1e-5),
-        "tied": values.get("tie_word_embeddings", True),
-        "dropout": values.get("resid_pdrop", 0.1),
+        "max_length": values.get("n_positions"),
+        "activation": values.word("activation_function", ACTIVATIONS),
+        "norm_epsilon": values.get("layer_norm_epsilon"),
+        "tied": values.get("tie_word_embeddings"),
+        "dropout": values.get("resid_pdrop"),
         "pad_id": values.get("pad_token_id", end),
         "eos_id": end,
     }
@@ -46,4 +65,11 @@ WEIGHTS = (
     Rename(r"\.ln_1\.", ".attention_residual.norm."),
     Rename(r"\.ln_2\.", ".feed_forward_residual.norm."),
 )
-FAMILY = Family(types=("gpt2",), architecture="gpt2", classes=("LMHeadModel", "Model"), config=config, weights=WEIGHTS)
+FAMILY = Family(
+    defaults={"gpt2": DEFAULTS},
+    aliases=ALIASES,
+    architecture="gpt2",
+    classes=rf"LMHeadModel|{BARE}",
+    config=config,
+    weights=WEIGHTS,
+)

@@ -1,4 +1,4 @@
-"""Llama and its kin: Mistral, Qwen 2 and 3, Gemma, Phi-3, as transformers saves them.
+"""Llama and its kin: Mistral, Qwen 2 and 3, Phi-3, as transformers saves them.
 
 A model that attends to a window of its last tokens alone is the same up to the length of that window, which is then
 the longest sequence.
@@ -10,107 +10,182 @@ from collections.abc import Mapping
 from typing import Any
 
 from txport.errors import ConfigError, quoted
-from txport.models.family import ACTIVATIONS, Family, Published
+from txport.models.family import ACTIVATIONS, BARE, Family, Published
 from txport.models.weights import Drop, Rename, Rule, Split
 
-GEMMA = "gemma"
+LLAMA: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+}
+MISTRAL = {
+    **LLAMA,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+QWEN = {
+    **LLAMA,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "bos_token_id": None,
+    "eos_token_id": 151645,  # of the published ones; the class has none
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+}
+PHI = {
+    **LLAMA,
+    "vocab_size": 32064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 32000,
+    "pad_token_id": 32000,
+}
+DEFAULTS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN, "qwen3": {**QWEN, "head_dim": 128}, "phi3": PHI}
+CLASSES = rf"ForCausalLM|{BARE}"
 
 
 def config(values: Published) -> dict[str, Any]:
     """The keys of `LlamaConfig`."""
-    kind = values.type
-    values.require("partial_rotary_factor", 1.0)
-    values.require("pretraining_tp", 1)
-    name = "hidden_activation" if kind == GEMMA and values.get("hidden_activation") else "hidden_act"
-    activation = "gelu_tanh" if kind == GEMMA and name == "hidden_act" else values.word(name, ACTIVATIONS, "silu")
-    heads = values.get("num_attention_heads", 32)
-    biased = {"qwen2": True}.get(kind, values.get("attention_bias", False))
-    begin, longest = values.get("bos_token_id"), _longest(values)
-    ends = values.tokens("eos_token_id", 2)
+    kind, heads = values.type, values.get("num_attention_heads")
+    biased = kind == "qwen2" or values.get("attention_bias", False)
+    begin, ends = values.get("bos_token_id"), values.tokens("eos_token_id")
+    scaling = positions(values)
     return {
-        "vocab_size": values.get("vocab_size", 32000),
-        "d_model": values.get("hidden_size", 4096),
+        "vocab_size": values.get("vocab_size"),
+        "d_model": values.get("hidden_size"),
         "heads": heads,
         "key_heads": values.get("num_key_value_heads", heads),
         "head_size": values.get("head_dim", 0),
-        "decoder_layers": values.get("num_hidden_layers", 32),
-        "feed_forward": values.get("intermediate_size", 11008),
-        "max_length": longest,
-        "activation": activation,
-        "norm_epsilon": values.get("rms_norm_eps", 1e-6),
+        "decoder_layers": values.get("num_hidden_layers"),
+        "feed_forward": values.get("intermediate_size"),
+        "max_length": _longest(values, scaling),
+        "activation": values.word("hidden_act", ACTIVATIONS),
+        "norm_epsilon": values.get("rms_norm_eps"),
         "attention_bias": biased,
         "output_bias": biased and kind != "qwen2",
         "feed_forward_bias": values.get("mlp_bias", False),
         "head_norm": kind == "qwen3",
-        "tied": values.get("tie_word_embeddings", kind == GEMMA),
-        "scale_embedding": kind == GEMMA,
-        "rotary_base": values.get("rope_theta", 10000.0),
-        **_scaling(values, longest),
-        "pad_id": values.get("pad_token_id", ends[0]),
-        "bos_id": ends[0] if begin is None else begin,
+        "tied": values.get("tie_word_embeddings"),
+        "rotary_base": float(scaling.get("rope_theta", values.get("rope_theta"))),
+        **_stretched(values, scaling),
+        "pad_id": values.get("pad_token_id", next(iter(ends), 0)),
+        "bos_id": next(iter(ends), 0) if begin is None else begin,
         "eos_ids": ends,
         "add_bos": begin is not None and not kind.startswith("qwen"),
     }
 
 
-def _longest(values: Published) -> int:
-    """The longest sequence: no longer than a window of attention, nor than what the short factors are for."""
-    bounds = [values.get("max_position_embeddings", 2048)]
-    if values.get("use_sliding_window", not values.type.startswith("qwen")):
+def positions(values: Published) -> Mapping[str, Any]:
+    """How positions turn: `rope_scaling`, or the `rope_parameters` of newer files, with its kind under "kind"."""
+    found = {**values.get("rope_scaling", {}), **values.get("rope_parameters", {})}
+    if any(isinstance(each, dict) for each in found.values()):
+        raise ConfigError("rope_parameters for each kind of layer can't be expressed")
+    kinds = {str(found[name]) for name in ("type", "rope_type") if found.get(name) is not None}
+    if len(kinds) > 1:
+        raise ConfigError(f"rope_scaling with a type {quoted(found['type'])} and another rope_type can't be expressed")
+    kind = next(iter(kinds), "default")
+    if values.type == "phi3" and kind in ("su", "yarn"):  # older names of it
+        kind = "longrope"
+    for part in (found.get("partial_rotary_factor"), values.get("partial_rotary_factor")):
+        if part not in (None, 1.0):
+            raise ConfigError(f"partial_rotary_factor {quoted(part)} can't be expressed; it must be 1.0")
+    return {**found, "kind": kind}
+
+
+def _longest(values: Published, scaling: Mapping[str, Any]) -> int:
+    """The longest sequence: no longer than a window of attention, nor than what positions are the same for."""
+    bounds = [values.get("max_position_embeddings")]
+    if values.get("use_sliding_window", True):
         bounds.append(values.get("sliding_window"))
-    scaling = values.get("rope_scaling", {})
-    if _kind(scaling) in ("longrope", "dynamic"):
+    if scaling["kind"] == "longrope":
         bounds.append(_original(values, scaling))
     return int(min(each for each in bounds if each is not None))
 
 
-def _kind(scaling: Mapping[str, Any]) -> str:
-    """How positions are stretched; "su" is an older name of longrope."""
-    name = scaling.get("rope_type", scaling.get("type", "default"))
-    return {"default": "none", "su": "longrope"}.get(str(name), str(name))
-
-
 def _original(values: Published, scaling: Mapping[str, Any]) -> int:
+    """The length that a model with stretched positions was trained for first."""
     found = scaling.get("original_max_position_embeddings")
-    own = values.first("original_max_position_embeddings", "max_position_embeddings", default=2048)
-    return int(own if found is None else found)
+    own = values.get("original_max_position_embeddings", values.get("max_position_embeddings"))
+    longrope = scaling["kind"] == "longrope"
+    return int(own if found is None or (longrope and values.get("original_max_position_embeddings")) else found)
 
 
-def _scaling(values: Published, longest: int) -> dict[str, Any]:
-    """The keys of `LlamaConfig` that say how positions are stretched."""
-    scaling = values.get("rope_scaling", {})
-    kind = _kind(scaling)
-    if kind == "none":
+def _stretched(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of `LlamaConfig` that say how positions are stretched; "dynamic" is as usual up to the longest one."""
+    kind = scaling["kind"]
+    if kind in ("default", "dynamic"):
         return {}
+    if kind not in STRETCHED:
+        raise ConfigError(f"rope_scaling {quoted(kind)} can't be expressed; there are {', '.join(STRETCHED)}")
+    made = {"rotary_scaling": kind, **STRETCHED[kind](values, scaling)}
+    attention = scaling.get("attention_factor")
+    return made if attention is None else made | {"rotary_attention": float(attention)}
+
+
+def _linear(_: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rotary_factor": float(scaling["factor"])}
+
+
+def _llama3(_: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "rotary_factor": float(scaling["factor"]),
+        "rotary_original_length": scaling["original_max_position_embeddings"],
+        "rotary_low": float(scaling["low_freq_factor"]),
+        "rotary_high": float(scaling["high_freq_factor"]),
+    }
+
+
+def _yarn(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
+    if strange := sorted(name for name in ("mscale", "mscale_all_dim") if scaling.get(name) is not None):
+        raise ConfigError(f"rope_scaling with {', '.join(strange)} can't be expressed")
+    if scaling.get("truncate") not in (None, True) or {"short_factor", "long_factor"} & scaling.keys():
+        raise ConfigError("rope_scaling 'yarn' that does not truncate, or with factors, can't be expressed")
+    fast, slow = scaling.get("beta_fast"), scaling.get("beta_slow")
+    return {
+        "rotary_factor": float(scaling["factor"]),
+        "rotary_original_length": _original(values, scaling),
+        "rotary_fast": 32.0 if fast is None else float(fast),
+        "rotary_slow": 1.0 if slow is None else float(slow),
+    }
+
+
+def _longrope(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """The short factors, which are for sequences up to the original length."""
     original = _original(values, scaling)
-    factor = scaling.get("factor", values.get("max_position_embeddings", 2048) / original)
-    made = {"rotary_scaling": kind, "rotary_factor": float(factor)}
-    if kind == "dynamic":  # which turns as usual up to the original length, and is exported no longer
-        return {}
-    if kind == "linear":
-        return made
-    made["rotary_original_length"] = original
-    if kind == "llama3":
-        return made | {"rotary_low": scaling["low_freq_factor"], "rotary_high": scaling["high_freq_factor"]}
-    if kind == "longrope":
-        made |= {"rotary_divisors": tuple(map(float, scaling["short_factor"]))}
-    elif kind == "yarn":
-        made |= {"rotary_fast": scaling.get("beta_fast", 32.0), "rotary_slow": scaling.get("beta_slow", 1.0)}
-        strange = sorted({"mscale", "mscale_all_dim", "truncate"} & scaling.keys())
-        if strange:
-            raise ConfigError(f"rope_scaling with {', '.join(strange)} can't be expressed")
-    else:
-        raise ConfigError(f"rope_scaling {quoted(kind)} can't be expressed")
-    given = scaling.get("attention_factor")
-    return made if given is None else made | {"rotary_attention": given}
+    factor = values.get("max_position_embeddings") / original
+    if not values.get("original_max_position_embeddings"):
+        factor = scaling.get("factor", factor)
+    return {
+        "rotary_factor": float(factor),
+        "rotary_original_length": original,
+        "rotary_divisors": tuple(map(float, scaling["short_factor"])),
+    }
 
 
+STRETCHED = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
 WEIGHTS: tuple[Rule, ...] = (
-    Drop(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq$"),
-    Rename(r"^model\.embed_tokens\.", "target_embedding.tokens."),
-    Rename(r"^model\.norm\.", "decoder_norm."),
+    Rename(r"^model\.", ""),
+    Drop(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq$"),
+    Rename(r"^embed_tokens\.", "target_embedding.tokens."),
+    Rename(r"^norm\.", "decoder_norm."),
     Rename(r"^lm_head\.", "projection."),
-    Rename(r"^model\.layers\.", "decoder."),
+    Rename(r"^layers\.", "decoder."),
     Split(r"\.self_attn\.qkv_proj\.", (".attention.query.", ".attention.key.", ".attention.value.")),  # of Phi-3
     Split(r"\.mlp\.gate_up_proj\.", (".feed_forward.gate.", ".feed_forward.inner.")),
     Rename(r"\.self_attn\.q_proj\.", ".attention.query."),
@@ -125,5 +200,4 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"\.input_layernorm\.", ".attention_residual.norm."),
     Rename(r"\.post_attention_layernorm\.", ".feed_forward_residual.norm."),
 )
-TYPES, CLASSES = ("llama", "mistral", "qwen2", "qwen3", "phi3"), ("ForCausalLM", "Model")
-FAMILY = Family(types=TYPES, architecture="llama", classes=CLASSES, config=config, weights=WEIGHTS)
+FAMILY = Family(defaults=DEFAULTS, architecture="llama", classes=CLASSES, config=config, weights=WEIGHTS)

@@ -4,60 +4,85 @@ from __future__ import annotations
 
 from typing import Any
 
-from txport.errors import ConfigError
+from txport.errors import ConfigError, quoted
 from txport.models.family import ACTIVATIONS, Family, Published
 from txport.models.weights import Drop, Rename, Rule, Take
 
-CLASSES = ("ForConditionalGeneration", "MTModel")
+CLASSES = "ForConditionalGeneration|MTModel"
+ALIASES = {"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"}
+COMMON = {
+    "max_position_embeddings": 1024,
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "encoder_ffn_dim": 4096,
+    "encoder_attention_heads": 16,
+    "decoder_layers": 12,
+    "decoder_ffn_dim": 4096,
+    "decoder_attention_heads": 16,
+    "activation_function": "gelu",
+    "scale_embedding": False,
+    "dropout": 0.1,
+}
+DEFAULTS = {
+    "marian": {
+        **COMMON,
+        "vocab_size": 58101,
+        "decoder_start_token_id": 58100,
+        "pad_token_id": 58100,
+        "eos_token_id": 0,
+    },
+    "pegasus": {**COMMON, "vocab_size": 50265, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+}
 
 
 def config(values: Published) -> dict[str, Any]:
     """The keys of `TransformerConfig`: sinusoids in halves, and no norm of what is embedded."""
-    values.require("normalize_embedding", False)
     if values.type == "marian":
         values.require("normalize_before", False)
-    pre = values.type == "pegasus"
+        values.require("normalize_embedding", False)
     return common(values) | {
-        "norm": "pre" if pre else "post",
+        "norm": "pre" if values.type == "pegasus" else "post",
         "positions": "sinusoidal",
         "sinusoids": "halves",
-        "bos_id": values.first("decoder_start_token_id", "pad_token_id", default=0 if pre else 58100),
-        "eos_id": values.get("eos_token_id", int(pre)),
+        "bos_id": values.get("decoder_start_token_id", values.get("pad_token_id")),
     }
 
 
 def common(values: Published) -> dict[str, Any]:
     """What all configs of this kind say alike."""
     sizes = {}
-    for name, default in {"attention_heads": 16, "ffn_dim": 4096}.items():
-        both = [values.get(f"{side}_{name}", default) for side in ("encoder", "decoder")]
+    for name in ("attention_heads", "ffn_dim"):
+        both = [values.get(f"{side}_{name}") for side in ("encoder", "decoder")]
         if both[0] != both[1]:
-            raise ConfigError(f"encoder_{name} {both[0]} and decoder_{name} {both[1]} differ, which can't be expressed")
+            told = f"encoder_{name} {quoted(both[0])} and decoder_{name} {quoted(both[1])}"
+            raise ConfigError(f"{told} differ, which can't be expressed")
         sizes[name] = both[0]
-    vocabulary = values.get("vocab_size", 50265)
+    vocabulary = values.get("vocab_size")
     values.require("share_encoder_decoder_embeddings", True)
     values.require("tie_word_embeddings", True)
     values.require("decoder_vocab_size", vocabulary)
     return {
         "source_vocab_size": vocabulary,
         "target_vocab_size": vocabulary,
-        "d_model": values.get("d_model", 1024),
+        "d_model": values.get("d_model"),
         "heads": sizes["attention_heads"],
         "feed_forward": sizes["ffn_dim"],
-        "encoder_layers": values.get("encoder_layers", 12),
-        "decoder_layers": values.get("decoder_layers", 12),
-        "max_length": values.get("max_position_embeddings", 1024),
-        "activation": values.word("activation_function", ACTIVATIONS, "gelu"),
+        "encoder_layers": values.get("encoder_layers"),
+        "decoder_layers": values.get("decoder_layers"),
+        "max_length": values.get("max_position_embeddings"),
+        "activation": values.word("activation_function", ACTIVATIONS),
         "output_bias": True,
         "tied": "all",
-        "scale_embedding": values.get("scale_embedding", False),
-        "dropout": values.get("dropout", 0.1),
-        "pad_id": values.get("pad_token_id", 1),
+        "scale_embedding": values.get("scale_embedding"),
+        "dropout": values.get("dropout"),
+        "pad_id": values.get("pad_token_id"),
+        "eos_id": values.token("eos_token_id"),
     }
 
 
 LAYERS: tuple[Rule, ...] = (
     Rename(r"^model\.", ""),
+    Drop(r"(encoder|decoder)\.version$"),  # in old files
     Take(r"^final_logits_bias$"),
     Rename(r"^final_logits_bias$", "projection.bias"),
     Rename(r"^(shared|lm_head|(encoder|decoder)\.embed_tokens)\.", "projection."),
@@ -81,5 +106,11 @@ WEIGHTS: tuple[Rule, ...] = (
     Drop(r"(model\.)?(encoder|decoder)\.embed_positions\.weight$"),  # sinusoids
     *LAYERS,
 )
-TYPES = ("marian", "pegasus")
-FAMILY = Family(types=TYPES, architecture="transformer", classes=CLASSES, config=config, weights=WEIGHTS)
+FAMILY = Family(
+    defaults=DEFAULTS,
+    aliases=ALIASES,
+    architecture="transformer",
+    classes=CLASSES,
+    config=config,
+    weights=WEIGHTS,
+)

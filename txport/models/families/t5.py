@@ -4,37 +4,79 @@ from __future__ import annotations
 
 from typing import Any
 
+from txport.errors import ConfigError, quoted
 from txport.models.family import ACTIVATIONS, Family, Published
 
 GATED = "gated-"
-LONGEST = 512  # of what the model was trained with; its positions have no bound
+DEFAULTS = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.1,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "tie_word_embeddings": True,
+    "n_positions": 512,  # of its training; its positions have no bound
+}
+MT5 = {
+    **DEFAULTS,
+    "vocab_size": 250112,
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_heads": 6,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+}
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
 
 
 def config(values: Published) -> dict[str, Any]:
     """The keys of `T5Config`; in a gated feed-forward, "gelu" is the approximation by tanh."""
     kinds = {**ACTIVATIONS, **{GATED + name: kind for name, kind in ACTIVATIONS.items()}, GATED + "gelu": "gelu_tanh"}
-    activation = values.word("feed_forward_proj", kinds, "relu")
-    pad = values.get("pad_token_id", 0)
+    activation, gated = values.word("feed_forward_proj", kinds), values.get("feed_forward_proj").startswith(GATED)
+    values.require("is_gated_act", gated)
+    if (other := values.get("dense_act_fn")) is not None and ACTIVATIONS.get(other) != activation:
+        said = f"feed_forward_proj {quoted(values.get('feed_forward_proj'))}"
+        raise ConfigError(f"dense_act_fn {quoted(other)} and {said} must mean the same")
+    pad = values.get("pad_token_id")
     values.require("decoder_start_token_id", pad)
     return {
-        "vocab_size": values.get("vocab_size", 32128),
-        "d_model": values.get("d_model", 512),
-        "heads": values.get("num_heads", 8),
-        "head_size": values.get("d_kv", 64),
-        "feed_forward": values.get("d_ff", 2048),
-        "encoder_layers": values.get("num_layers", 6),
-        "decoder_layers": values.first("num_decoder_layers", "num_layers", default=6),
-        "max_length": values.get("n_positions", LONGEST),
-        "buckets": values.get("relative_attention_num_buckets", 32),
-        "farthest": values.get("relative_attention_max_distance", 128),
+        "vocab_size": values.get("vocab_size"),
+        "d_model": values.get("d_model"),
+        "heads": values.get("num_heads"),
+        "head_size": values.get("d_kv"),
+        "feed_forward": values.get("d_ff"),
+        "encoder_layers": values.get("num_layers"),
+        "decoder_layers": values.get("num_decoder_layers", values.get("num_layers")),
+        "max_length": values.get("n_positions"),
+        "buckets": values.get("relative_attention_num_buckets"),
+        "farthest": values.get("relative_attention_max_distance"),
         "activation": activation,
-        "gated": values.get("feed_forward_proj", "relu").startswith(GATED),
-        "tied": values.get("tie_word_embeddings", True),
-        "norm_epsilon": values.get("layer_norm_epsilon", 1e-6),
-        "dropout": values.get("dropout_rate", 0.1),
+        "gated": gated,
+        "tied": values.get("tie_word_embeddings"),
+        "norm_epsilon": values.get("layer_norm_epsilon"),
+        "dropout": values.get("dropout_rate"),
         "pad_id": pad,
-        "eos_id": values.get("eos_token_id", 1),
+        "eos_id": values.token("eos_token_id"),
     }
 
 
-FAMILY = Family(types=("t5", "mt5"), architecture="t5", classes=("ForConditionalGeneration",), config=config)
+FAMILY = Family(
+    defaults={"t5": DEFAULTS, "mt5": MT5},
+    aliases=ALIASES,
+    architecture="t5",
+    classes="ForConditionalGeneration",
+    config=config,
+)
