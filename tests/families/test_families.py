@@ -185,7 +185,8 @@ def test_a_variant_that_nothing_expresses_is_refused(
         ("qwen2", {"use_sliding_window": False, "sliding_window": 9}, {"max_length": 40}),
         ("mistral", {"max_position_embeddings": 10**6}, {"max_length": 10**6}),
         ("gemma", {"hidden_act": "silu"}, {"activation": "silu"}),
-        ("roberta", {"mask_token_id": None}, {"mask_id": 23}),
+        ("roberta-tokens", {"mask_token_id": None}, {"mask_id": 23}),
+        ("roberta", {"mask_token_id": None}, {"mask_id": 1}),
     ],
 )
 def test_values_mean_what_they_mean_in_transformers(

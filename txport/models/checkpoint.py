@@ -40,7 +40,7 @@ from txport.models.names import (
     preset_name,
     weight_files,
 )
-from txport.models.tokenizer import LARGEST, load_tokenizer
+from txport.models.tokenizer import load_tokenizer
 from txport.models.weights import Rule, own_names
 from txport.system import memory
 from txport.system.documents import DocumentError, read_json, read_text, write_json
@@ -161,7 +161,7 @@ def _special_tokens(folder: Path) -> dict[str, int] | None:
     if not path.is_file():
         return None
     try:
-        added = read_json(path, LARGEST)["added_tokens"]
+        added = read_json(path)["added_tokens"]
         return {each["content"]: each["id"] for each in added if type(each["id"]) is int}
     except (DocumentError, LookupError, TypeError):  # what is wrong is told when it is loaded
         return {}

@@ -77,7 +77,7 @@ def config(values: Published) -> dict[str, Any]:
         "pad_id": pad,
         "cls_id": special(values, "cls", "bos" if is_roberta else "cls"),
         "sep_id": special(values, "sep", "eos" if is_roberta else "sep"),
-        "mask_id": special(values, "mask", "mask"),
+        "mask_id": special(values, "mask", "mask", None if head == "tokens" else pad),
     }
 
 
@@ -99,12 +99,17 @@ DISTIL_NAMES = {
 }
 
 
-def special(values: Published, name: str, key: str) -> int:
-    """A special token: of `config.json`, of the tokenizer, or, where there is none, the usual one of its kind."""
+def special(values: Published, name: str, key: str, fallback: int | None = None) -> int:
+    """A special token: of `config.json`, of the tokenizer, or, where there is none, the usual one of its kind.
+
+    A token that nothing asks for may be the `fallback`, where it is known from nowhere.
+    """
     known = values.special or {}
     found = [values.token(f"{key}_token_id"), *(known.get(written) for written in WRITTEN[name])]
     for id_ in (id_ for id_ in found if id_ is not None):
         return int(id_)
+    if fallback is not None:
+        return fallback
     usual = USUAL[name] if values.type in ("bert", "distilbert") else values.get("vocab_size") - 1
     if values.special is not None or usual >= values.get("vocab_size"):
         written = " or ".join(WRITTEN[name])
