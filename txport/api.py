@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from txport import runtimes
 from txport.arguments import listed, many, paired, require_many, require_unknown, sizes, token_ids
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
-from txport.errors import TextError, UnsupportedError, quoted
+from txport.errors import BundleError, TextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.facts import Facts
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer
@@ -33,7 +33,7 @@ from txport.search.batching import in_batches
 from txport.search.continuous import GenerationRequest, Scheduler
 from txport.search.generate import Ids, Steps, generate, require_fit, require_room, search
 from txport.search.numbers import numbers_only
-from txport.search.options import Alignment, Found, SearchOptions, require_length_penalty
+from txport.search.options import Alignment, Found, SearchOptions, require_defaults, require_length_penalty
 from txport.search.scoring import logits, score
 from txport.system.numbers import switch, whole
 
@@ -76,10 +76,21 @@ class Generated:
 
 
 class Model(Encoder):
-    """A model that is loaded and ready; `load` makes one. What it can do beside `infer` follows from its task."""
+    """A model that is loaded and ready; `load` makes one. What it can do beside `infer` follows from its task.
 
-    def __init__(self, runtime: Runtime, tokenizer: Tokenizer, facts: Facts, workers: int = 1) -> None:
+    `defaults` are the options of its searches, of those in `SearchOptions`, where a call does not name them.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        tokenizer: Tokenizer,
+        facts: Facts,
+        workers: int = 1,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(runtime, tokenizer, facts, workers)
+        self.defaults = dict(defaults or {})
         self._numbers = numbers_only(runtime)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
@@ -247,7 +258,7 @@ class Model(Encoder):
         for name in options:
             if name not in known:
                 raise UnsupportedError(f"there is no option {name!r}; there are {', '.join(known)}")
-        chosen = SearchOptions(**options)
+        chosen = SearchOptions(**{**self.defaults, **options})
         require_fit(prefixes, self.facts, chosen)
         return chosen
 
@@ -337,5 +348,9 @@ def load(
         engine = runtimes.load_torch(source, provider=provider, threads=threads)
     else:
         engine = runtimes.load(runtime, bundle, provider=provider, threads=threads)
-    facts = bundle.manifest.facts
-    return Model(engine, load_tokenizer(bundle.path, facts), facts, workers)
+    facts, defaults = bundle.manifest.facts, bundle.manifest.generation
+    try:
+        require_defaults(defaults, facts)
+    except UnsupportedError as error:
+        raise BundleError(f"{bundle.path} says how to search, which can't be done: {error}; export it again") from error
+    return Model(engine, load_tokenizer(bundle.path, facts), facts, workers, defaults)

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import txport
 from tests.architectures.seeded import bundle_of
 from txport import runtimes
+from txport.cli.commands import cli
 from txport.errors import CheckpointError, ConfigError
 from txport.models.checkpoint import describe, load_checkpoint
 from txport.models.family import all_families
@@ -25,7 +27,11 @@ FOLDERS = sorted(path.name for path in FOLDER.iterdir() if (path / CONFIG).is_fi
 PROMPTS = [[1, 9, 5, 3, 7], [1], [1, 8, 11], [1, 6, 13, 22, 4, 17, 5, 9, 5]]
 SOURCES = [[9, 5, 3, 7, 2], [6, 2], [8, 11, 19, 21, 4, 5, 16, 2]]
 TEXTS = [[3, 9, 5, 3, 7, 4], [3, 4], [3, 8, 11, 19, 21, 4, 5, 16, 22, 4]]
-NEW = 8
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"beams": 1, "max_new_tokens": 8},
+    "beams": {"beams": 4, "nbest": 2, "max_new_tokens": 8},
+    "own": {},  # what generation_config.json says
+}
 
 
 def said(name: str) -> dict[str, Any]:
@@ -45,8 +51,10 @@ def test_the_graphs_say_what_transformers_says(name: str, target: str, tmp_path:
     inputs = PROMPTS if facts.task == "causal" else SOURCES
     _check_logits(bundle, inputs, expected)
     model = txport.load(bundle.path)
-    for kind, how in {"greedy": {}, "beams": {"beams": 4, "nbest": 2}}.items():
-        found = model.search(inputs, max_new_tokens=NEW, **how)
+    for kind, how in SEARCHES.items():
+        if kind not in expected:
+            continue
+        found = model.search(inputs, **how)
         rows = [[list(each.tokens) for each in row] for row in found]
         assert rows == [[cut(row, facts.writes.ends) for row in np.atleast_2d(rows)] for rows in expected[kind]]
 
@@ -76,6 +84,34 @@ def cut(row: Any, ends: tuple[int, ...]) -> list[int]:
     tokens = [token for token in row.tolist() if token >= 0]
     stop = next((place for place, token in enumerate(tokens) if token in ends), len(tokens) - 1)
     return tokens[: stop + 1]
+
+
+def test_run_searches_as_generate_does_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    bundle = bundle_of(load_checkpoint(str(FOLDER / "marian-defaults")), tmp_path / "bundle", "portable")
+    assert bundle.manifest.generation["beams"] == 3
+    source = " ".join(map(str, SOURCES[0]))
+    own = said("marian-defaults")["own"][0]
+    run = ["run", str(bundle.path), "--ids", source]
+    done = CliRunner().invoke(cli, run)
+    assert done.output.split() == [str(token) for token in own if token >= 0]
+    greedy = CliRunner().invoke(cli, [*run, "--beams", "1", "--no-repeat-ngram-size", "0"])
+    assert greedy.output != done.output
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"num_beams": -1}, "beams must be"),
+        ({"top_k": "x", "do_sample": True}, "top_k must"),
+        ({"bad_words_ids": 3}, ""),
+    ],
+)
+def test_a_generation_config_that_no_search_can_follow_is_refused(
+    copied: Path, tmp_path: Path, generation: dict[str, Any], message: str
+) -> None:
+    (copied / GENERATION).write_text(json.dumps(generation))
+    with pytest.raises(ConfigError, match=f"says how to search, which can't be done: .*{message}"):
+        bundle_of(load_checkpoint(str(copied)), tmp_path / "bundle", "portable")
 
 
 def test_every_type_has_a_folder() -> None:

@@ -152,6 +152,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "flan-t5": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("MT5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "marian": ("MarianMTModel", {**MARIAN, "activation_function": "swish", "scale_embedding": True}),
+    "marian-defaults": (
+        "MarianMTModel",
+        {
+            **MARIAN,
+            "forced_eos_token_id": 2,
+            "num_beams": 3,
+            "length_penalty": 0.7,
+            "no_repeat_ngram_size": 2,
+            "bad_words_ids": [[0], [14]],
+            "max_length": 9,
+        },
+    ),
     "marian-relu": ("MarianMTModel", {**MARIAN, "activation_function": "relu"}),
     "pegasus": ("PegasusForConditionalGeneration", {**MARIAN, "activation_function": "relu", "scale_embedding": True}),
     "bart": ("BartForConditionalGeneration", BART),
@@ -168,6 +180,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "distilbert-tokens": ("DistilBertForMaskedLM", DISTIL),
     "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
 }
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"max_new_tokens": NEW, "num_beams": 1},
+    "beams": {"max_new_tokens": NEW, "num_beams": 4, "num_return_sequences": 2},
+}
+OWN = {"own": {}}  # as the model's generation config says, where that says how long
 PROMPTS = [[1, 9, 5, 3, 7], [1], [1, 8, 11], [1, 6, 13, 22, 4, 17, 5, 9, 5]]
 SOURCES = [[9, 5, 3, 7, 2], [6, 2], [8, 11, 19, 21, 4, 5, 16, 2]]
 TEXTS = [[3, 9, 5, 3, 7, 4], [3, 4], [3, 8, 11, 19, 21, 4, 5, 16, 22, 4]]
@@ -192,6 +209,10 @@ def make(name: str) -> Any:
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.copy_(torch.from_numpy(rng.standard_normal(model.final_logits_bias.shape)))
     model.generation_config = GenerationConfig.from_model_config(model.config)
+    if name == "gpt2-untied-relu":
+        model.generation_config.update(
+            do_sample=False, repetition_penalty=1.3, suppress_tokens=[5, 9], max_new_tokens=6
+        )
     return model
 
 
@@ -224,14 +245,15 @@ def from_sources(model: Any) -> dict[str, Any]:
 def searched(model: Any, inputs: list[list[int]]) -> dict[str, Any]:
     """New tokens, padded: greedy (B, T), and two of four beams (B, 2, T)."""
     found: dict[str, Any] = {}
-    for name, how in {"greedy": {}, "beams": {"num_beams": 4, "num_return_sequences": 2}}.items():
+    has_own = model.generation_config.max_new_tokens or model.generation_config.max_length != 20
+    for name, how in (SEARCHES | (OWN if has_own else {})).items():
         rows = [padded(generated(model, ids, **how)) for ids in inputs]
-        found[name] = np.array(rows)[:, 0] if name == "greedy" else np.array(rows)
+        found[name] = np.array(rows)[:, 0] if name != "beams" else np.array(rows)
     return found
 
 
 def generated(model: Any, ids: list[int], **how: Any) -> list[list[int]]:
-    rows = model.generate(torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, **how).tolist()
+    rows = model.generate(torch.tensor([ids]), **how).tolist()
     return [row[1 if model.config.is_encoder_decoder else len(ids) :] for row in rows]
 
 

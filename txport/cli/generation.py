@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -215,10 +215,6 @@ def run(
     if options["alignment"] and not as_json:
         raise UnsupportedError("--alignment is shown with --json only")
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
-    if options["beams"] == options["nbest"] == 1 and not as_json:  # no score is shown
-        options["scores"] = False
-        if options["length_penalty"] != 1:
-            raise UnsupportedError("--length-penalty only changes scores here, which are shown with --json")
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
     model = api.load(bundle, **where, checkpoint=checkpoint, progress=progress)
@@ -232,6 +228,11 @@ def run(
         encoding.run(model, source, total, output, as_json, shown, how)
         return
     options.update(_token_ids(model.tokenizer, options))
+    options = _chosen(options, model.defaults)
+    if options["beams"] == options["nbest"] == 1 and not as_json:  # no score is shown
+        options["scores"] = False
+        if is_given("length_penalty") and options["length_penalty"] != 1:
+            raise UnsupportedError("--length-penalty only changes scores here, which are shown with --json")
     source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
     with textio.open_output(output) as stream, _in_flags():
         if as_stream:
@@ -267,6 +268,13 @@ def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str
                 textio.print_line(output[len(shown) :], stream, end="")
                 shown = output
         textio.print_line("" if output == shown else f"\n{output}", stream)
+
+
+def _chosen(options: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a command: those that were given, else the model's own, else the usual ones."""
+    flags = {name: flag.removeprefix("--").replace("-", "_") for name, flag in IDS.items()}
+    own = {name: value for name, value in defaults.items() if not is_given(flags.get(name, name))}
+    return options | own
 
 
 def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:

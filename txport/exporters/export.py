@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from txport.bundles.manifest import Manifest, is_quantised, require_offer
 from txport.errors import UnsupportedError
@@ -15,7 +14,6 @@ from txport.exporters.cpu.write import write as write_cpu
 from txport.exporters.targets import TARGETS
 from txport.models import architecture
 from txport.models.checkpoint import Checkpoint
-from txport.models.facts import Facts
 from txport.version import __version__
 
 DEFAULT_OPSET = 18
@@ -54,7 +52,7 @@ def export_graphs(
         facts=checkpoint.facts,
         checkpoint={"name": checkpoint.name, "sha256": checkpoint.sha256},
         tools={"txport": __version__, **{name: version(name) for name in ("torch", "onnx", "onnxscript")}},
-        generation=generation_defaults(checkpoint.facts),
+        generation=dict(checkpoint.generation),
         rows=rows,
     )
     (folder / "onnx").mkdir()
@@ -63,10 +61,3 @@ def export_graphs(
     if target == "cpu":
         return write_cpu(checkpoint, manifest, folder, keep)
     return portable.write(checkpoint, manifest, folder, external_above)
-
-
-def generation_defaults(facts: Facts) -> dict[str, Any]:
-    """How to search, unless told otherwise; how many tokens a causal model can add depends on the prompt."""
-    if facts.task == "encode":
-        return {}
-    return {"beams": 1} if facts.task == "causal" else {"beams": 1, "max_new_tokens": facts.writes.longest}

@@ -18,6 +18,7 @@ from txport.exporters.trace import sign
 from txport.models import architecture
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
+from txport.models.generation import published_names
 from txport.models.hugging_face import write_tokenizers
 from txport.system.documents import write_json
 
@@ -40,7 +41,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_abo
     js = transformers_js_config(manifest.precision, external)
     write_json(folder / "config.json", {**described, **token_config(facts), "transformers.js_config": js})
     if facts.target is not None:
-        write_json(folder / "generation_config.json", generation_config(facts))
+        write_json(folder / "generation_config.json", generation_config(facts) | published_names(manifest.generation))
     write_tokenizers(folder, facts)
     return dataclasses.replace(manifest, passes=counts)
 
@@ -84,6 +85,6 @@ def transformers_js_config(precision: str, external: bool) -> dict[str, Any]:
 
 
 def generation_config(facts: Facts) -> dict[str, Any]:
-    """`generation_config.json`: greedy, from the start token, or a prompt, to an end token."""
+    """`generation_config.json` where a checkpoint has none: greedy, from a start token, or a prompt, to an end token."""
     start = 1 if facts.task == "seq2seq" else 0  # the start token counts too
     return {**token_config(facts), "max_length": facts.writes.longest + start, "num_beams": 1}

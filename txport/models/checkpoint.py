@@ -6,8 +6,8 @@ is a published size with random weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from txport.errors import BundleError, CheckpointError, ConfigError, TextError, 
 from txport.models import architecture, family
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
+from txport.models.generation import search_defaults
 from txport.models.model import Model
 from txport.models.names import (
     COMPANIONS,
@@ -67,6 +68,7 @@ class Checkpoint:
     model: Model
     sha256: str
     folder: Path | None = None  # None for a preset
+    generation: Mapping[str, Any] = field(default_factory=dict)  # how it searches unless told otherwise
 
     @property
     def config(self) -> Config:
@@ -117,7 +119,7 @@ def load_checkpoint(name: str) -> Checkpoint:
     with Unfilled():
         model = build(config)
     model.load_state_dict(weights, strict=False)  # a tied weight is stored once; _check saw to the rest
-    return Checkpoint(label(name), model.eval(), digest(name), folder)
+    return Checkpoint(label(name), model.eval(), digest(name), folder, _generation(folder, model.facts))
 
 
 def config_of(folder: Path) -> Config:
@@ -153,6 +155,14 @@ def _described_by_family(folder: Path, values: dict[str, Any]) -> tuple[Config, 
         generation = read_config(folder / GENERATION)
         values |= {name: each for name, each in generation.items() if name in GENERATED and each is not None}
     return found.config.from_dict(kind.read(values, _special_tokens(folder))), (*kind.weights, *found.weights)
+
+
+def _generation(folder: Path, facts: Facts) -> dict[str, Any]:
+    """How a model that transformers wrote searches: by `generation_config.json`, or without one by its config."""
+    values = read_config(folder / CONFIG)
+    if "architecture" in values or family.TYPE not in values or facts.task == "encode":
+        return {}
+    return search_defaults(read_config(folder / GENERATION) if (folder / GENERATION).is_file() else values, facts)
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txport.bundles.bundle import Bundle, seal
-from txport.errors import ParityError
+from txport.errors import ConfigError, ParityError, UnsupportedError
 from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
@@ -22,10 +22,18 @@ from txport.proof.parity.truth.encoding import joined
 from txport.proof.verify import encoding, golden
 from txport.proof.verify.check import verify
 from txport.runtimes.pytorch import TorchRuntime
+from txport.search.options import require_defaults
 
 
 def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
-    """Write the files of a bundle into an empty folder, `how` as `export_graphs` takes it; nothing is compared yet."""
+    """Write the files of a bundle into an empty folder, `how` as `export_graphs` takes it; nothing is compared yet.
+
+    Raises `ConfigError` for a checkpoint that says how to search, and that in a way that can't be.
+    """
+    try:
+        require_defaults(checkpoint.generation, checkpoint.facts)
+    except UnsupportedError as error:
+        raise ConfigError(f"{checkpoint.folder} says how to search, which can't be done: {error}") from error
     return seal(folder, exporter.export_graphs(checkpoint, folder, **how))
 
 

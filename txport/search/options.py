@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -279,6 +280,15 @@ def _wrong_numbers(options: SearchOptions) -> Iterable[str]:
 def _is_one(value: Any, *words: str) -> bool:
     """Whether it is one of the words; arrays compare in ways of their own."""
     return isinstance(value, str) and value in words
+
+
+def require_defaults(values: Mapping[str, Any], facts: Facts) -> None:
+    """Raise `UnsupportedError` for options of a bundle, by their names, that no search of its model can have."""
+    known = {each.name for each in dataclasses.fields(SearchOptions)} - {"logits_processor", "scores", "alignment"}
+    if strange := sorted(values.keys() - known):
+        raise UnsupportedError(f"there is no option {quoted(strange[0])}")
+    if values:
+        SearchOptions(**values).require_fit(facts)
 
 
 def require_length_penalty(length_penalty: float) -> None:

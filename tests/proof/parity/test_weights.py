@@ -278,7 +278,7 @@ def seal_graphs(checkpoint: Checkpoint, folder: Path, target: str) -> Bundle:
     return seal(folder, export_graphs(checkpoint, folder, target=target))
 
 
-@pytest.mark.parametrize(("name", "generation"), [("gpt2", {"beams": 1}), ("bert", {})])
+@pytest.mark.parametrize(("name", "generation"), [("gpt2", {}), ("bert", {})])
 def test_a_causal_model_has_no_greatest_number_of_new_tokens(
     name: str, generation: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -1,0 +1,54 @@
+"""How a published checkpoint searches unless it is told otherwise: `generation_config.json`, in our names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from txport.models.facts import Facts
+
+NAMES = {  # of transformers -> of `SearchOptions`
+    "num_beams": "beams",
+    "num_beam_groups": "beam_groups",
+    "diversity_penalty": "diversity_penalty",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "do_sample": "do_sample",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "max_new_tokens": "max_new_tokens",
+    "min_new_tokens": "min_new_tokens",
+    "suppress_tokens": "suppress_tokens",
+    "bad_words_ids": "bad_words_ids",
+    "forced_bos_token_id": "forced_bos_token_id",
+    "forced_eos_token_id": "forced_eos_token_id",
+}
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # of which greedy and beam search make nothing
+TOP_K = 50  # where sampling says nothing of it
+
+
+def search_defaults(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """The options of a search, by the values of a `generation_config.json`; those that are null are left out.
+
+    `max_length` counts the start token of a target. Of a causal model it counts the prompt too, which is no number of
+    new tokens: there, a text may have as many as fit.
+    """
+    found = {ours: values[name] for name, ours in NAMES.items() if values.get(name) is not None}
+    if found.get("do_sample"):
+        found.setdefault("top_k", TOP_K)
+    else:
+        found = {name: value for name, value in found.items() if name not in SAMPLING}
+    longest = values.get("max_length")
+    if facts.task == "seq2seq" and type(longest) is int and "max_new_tokens" not in found:
+        found["max_new_tokens"] = max(1, min(longest - 1, facts.writes.longest))
+    return found
+
+
+def published_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same options by their names in transformers."""
+    theirs = {ours: name for name, ours in NAMES.items()}
+    return {theirs[name]: value for name, value in options.items()}
