@@ -85,6 +85,6 @@ def transformers_js_config(precision: str, external: bool) -> dict[str, Any]:
 
 
 def generation_config(facts: Facts) -> dict[str, Any]:
-    """`generation_config.json` where a checkpoint has none: greedy, from a start token, or a prompt, to an end token."""
+    """`generation_config.json` where a checkpoint has none: greedy, up to an end token."""
     start = 1 if facts.task == "seq2seq" else 0  # the start token counts too
     return {**token_config(facts), "max_length": facts.writes.longest + start, "num_beams": 1}
