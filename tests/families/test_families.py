@@ -34,6 +34,9 @@ SEARCHES: dict[str, dict[str, Any]] = {
 }
 
 
+TIES = {"gemma": 1}  # sources with two hypotheses that score alike, of which rounding decides
+
+
 def said(name: str) -> dict[str, Any]:
     with np.load(FOLDER / name / "said.npz") as stored:
         return dict(stored)
@@ -56,7 +59,14 @@ def test_the_graphs_say_what_transformers_says(name: str, target: str, tmp_path:
             continue
         found = model.search(inputs, **how)
         rows = [[list(each.tokens) for each in row] for row in found]
-        assert rows == [[cut(row, facts.writes.ends) for row in np.atleast_2d(rows)] for rows in expected[kind]]
+        wanted = [[cut(row, facts.writes.ends) for row in np.atleast_2d(rows)] for rows in expected[kind]]
+        if kind != "beams":
+            assert rows == wanted
+            continue
+        scores = np.array([[each.score for each in row] for row in found])
+        np.testing.assert_allclose(scores, expected["scores"], rtol=1e-4, atol=1e-4)
+        differing = sum(row != other for row, other in zip(rows, wanted, strict=True))
+        assert differing <= TIES.get(name, 0), (rows, wanted)
 
 
 def _check_outputs(model: Any, expected: dict[str, Any]) -> None:

@@ -243,18 +243,23 @@ def from_sources(model: Any) -> dict[str, Any]:
 
 
 def searched(model: Any, inputs: list[list[int]]) -> dict[str, Any]:
-    """New tokens, padded: greedy (B, T), and two of four beams (B, 2, T)."""
+    """New tokens, padded: greedy (B, T), and two of four beams (B, 2, T) with their scores (B, 2)."""
     found: dict[str, Any] = {}
     has_own = model.generation_config.max_new_tokens or model.generation_config.max_length != 20
     for name, how in (SEARCHES | (OWN if has_own else {})).items():
-        rows = [padded(generated(model, ids, **how)) for ids in inputs]
-        found[name] = np.array(rows)[:, 0] if name != "beams" else np.array(rows)
+        rows, scores = zip(*(generated(model, ids, **how) for ids in inputs), strict=True)
+        found[name] = np.array(rows) if name == "beams" else np.array(rows)[:, 0]
+        if name == "beams":
+            found["scores"] = np.array(scores)
     return found
 
 
-def generated(model: Any, ids: list[int], **how: Any) -> list[list[int]]:
-    rows = model.generate(torch.tensor([ids]), **how).tolist()
-    return [row[1 if model.config.is_encoder_decoder else len(ids) :] for row in rows]
+def generated(model: Any, ids: list[int], **how: Any) -> tuple[list[list[int]], list[float]]:
+    found = model.generate(torch.tensor([ids]), **how, return_dict_in_generate=True, output_scores=True)
+    scores = found.get("sequences_scores")
+    first = 1 if model.config.is_encoder_decoder else len(ids)
+    rows = padded([row[first:] for row in found.sequences.tolist()])
+    return rows, [] if scores is None else scores.tolist()
 
 
 def padded(rows: list[list[int]]) -> list[list[int]]:
