@@ -21,6 +21,7 @@ from txport.bundles.bundle import Bundle
 from txport.cli import INTERRUPTED
 
 OURS = re.compile(r"cli/__init__\.py\", line \d+, in main|^txport: ", re.MULTILINE)
+GOES_ON = "Failed checking if argv[0] is an import path entry"  # CPython's own, from before it opens our program
 BENCH = ["--rounds", 3, "--source", 4, "--tokens", 4, "--threads", 1]
 
 
@@ -35,8 +36,8 @@ def interrupt(seconds: float, folder: Path, command: list[object], number: int =
 
 
 def is_before_our_first_line(code: int, err: str) -> bool:
-    """Python itself is starting: no line of ours has had a chance."""
-    return code in (-signal.SIGINT, 1) and not OURS.search(err)
+    """Python itself is starting: no line of ours has had a chance. (It may print that it was interrupted and go on.)"""
+    return (code in (-signal.SIGINT, 1) and not OURS.search(err)) or err.startswith(GOES_ON)
 
 
 def sweep(folder: Path, command: list[object], step: float) -> Counter[int]:

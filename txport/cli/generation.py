@@ -222,18 +222,12 @@ def run(
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
     shown = {name: options.pop(name) for name in encoding.FLAGS}
     encoding.require_fit(model.facts, output, (flag for name, flag in ONLY_GENERATING.items() if is_given(name)))
+    source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
     if model.facts.ability:
         how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown")}
-        source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
         encoding.run(model, source, total, output, as_json, shown, how)
         return
-    options.update(_token_ids(model.tokenizer, options))
-    options = _chosen(options, model.defaults)
-    if options["beams"] == options["nbest"] == 1 and not as_json:  # no score is shown
-        options["scores"] = False
-        if is_given("length_penalty") and options["length_penalty"] != 1:
-            raise UnsupportedError("--length-penalty only changes scores here, which are shown with --json")
-    source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
+    options = _chosen(options | _token_ids(model.tokenizer, options), model.defaults, as_json)
     with textio.open_output(output) as stream, _in_flags():
         if as_stream:
             _stream(model, source, stream, options)
@@ -270,11 +264,15 @@ def _stream(model: Any, texts: Iterable[str], stream: IO[str], options: dict[str
         textio.print_line("" if output == shown else f"\n{output}", stream)
 
 
-def _chosen(options: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a command: those that were given, else the model's own, else the usual ones."""
+def _chosen(options: dict[str, Any], defaults: Mapping[str, Any], as_json: bool) -> dict[str, Any]:
+    """The options of a search: those that were given, else the model's own, else the usual ones."""
     flags = {name: flag.removeprefix("--").replace("-", "_") for name, flag in IDS.items()}
-    own = {name: value for name, value in defaults.items() if not is_given(flags.get(name, name))}
-    return options | own
+    chosen = options | {name: value for name, value in defaults.items() if not is_given(flags.get(name, name))}
+    if chosen["beams"] == chosen["nbest"] == 1 and not as_json:  # no score is shown
+        chosen["scores"] = False
+        if is_given("length_penalty") and chosen["length_penalty"] != 1:
+            raise UnsupportedError("--length-penalty only changes scores here, which are shown with --json")
+    return chosen
 
 
 def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
