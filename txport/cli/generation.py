@@ -14,7 +14,7 @@ import click
 
 from txport.cli import completion, encoding, textio
 from txport.cli.guard import progress
-from txport.cli.options import F, fit_threads, is_given, provider_option, threads_option, unknown_option
+from txport.cli.options import F, fit_threads, is_given, provider_option, threads_option, trust_option, unknown_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.models.tokenizer import NumberTokenizer
@@ -168,6 +168,7 @@ def search_options(command: F) -> F:
 @click.option(
     "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
 )
+@trust_option
 @search_options
 @encoding.encoding_options
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
@@ -191,6 +192,7 @@ def run(
     threads: int | None,
     workers: int,
     checkpoint: str | None,
+    trust_code: bool,
     inputs: tuple[Path, ...],
     output: Path | None,
     as_ids: bool,
@@ -217,7 +219,7 @@ def run(
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
-    model = api.load(bundle, **where, checkpoint=checkpoint, progress=progress)
+    model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
     shown = {name: options.pop(name) for name in encoding.FLAGS}
@@ -308,6 +310,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 @click.option(
     "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
 )
+@trust_option
 @click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @unknown_option
@@ -320,6 +323,7 @@ def score(
     provider: str,
     threads: int | None,
     checkpoint: str | None,
+    trust_code: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -333,9 +337,8 @@ def score(
 
     if pair and (inputs or len(pair) != 2):
         raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")
-    model = api.load(
-        bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, progress=progress
-    )
+    where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads}
+    model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
     given = [(pair[0], pair[1])] if pair else textio.split_pairs(textio.open_texts((), inputs)[0])
     pairs, texts, targets = itertools.tee(given, 3)
     with _in_flags():

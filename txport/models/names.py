@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from txport.errors import CheckpointError, quoted
+from txport.errors import CheckpointError, UnsupportedError, quoted
 from txport.models.config import Config
 from txport.system.documents import DocumentError, read_json
 from txport.system.files import complete, hash_of, sha256
 from txport.system.packages import needed
 
 PRESET = "preset:"
+CODE = re.compile(r"(.+\.py):([^\W\d]\w*)")  # a file of the user's, and what it calls its adapter
 CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"
 INDEX = "model.safetensors.index.json"  # of weights in several files
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
@@ -40,6 +42,12 @@ def preset_name(name: str) -> str | None:
     return name.removeprefix(PRESET) if name.startswith(PRESET) else None
 
 
+def code_name(name: str) -> tuple[Path, str] | None:
+    """The file and the variable of `model.py:NAME`; None for any other name."""
+    found = CODE.fullmatch(name)
+    return None if found is None else (Path(found[1]), found[2])
+
+
 def presets() -> Mapping[str, Config]:
     """Published sizes of all architectures, which are PyTorch modules; `UnavailableError` where that is not here."""
     with needed("txport[export]", "a preset"):
@@ -57,6 +65,8 @@ def preset_config(preset: str) -> Config:
 
 def find_folder(name: str) -> Path:
     """The folder of a checkpoint given by path or shipped name."""
+    if code_name(name):
+        raise UnsupportedError(f"{name} is code, which runs only if you trust it: give --trust-code (trust_code=True)")
     folder = SHIPPED / name if is_shipped(name) else Path(name)
     if not folder.is_dir():
         known = ", ".join([*shipped(), f"{PRESET}NAME"])
@@ -115,4 +125,6 @@ def files_of(folder: Path) -> list[Path]:
 
 def label(name: str) -> str:
     """What a bundle calls the checkpoint that it was made from: a name, never a path of this machine."""
+    if code := code_name(name):
+        return f"{code[0].name}:{code[1]}"
     return name if preset_name(name) or is_shipped(name) else Path(name).resolve().name
