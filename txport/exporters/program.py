@@ -55,6 +55,7 @@ def trace_program(module: nn.Module, graph: Graph, opset: int, facts: Facts) -> 
         found = torch.onnx.export(program, opset_version=opset, optimize=False, verbose=False)
     assert found is not None
     model = found.model
+    _bound(model)
     _require_standard(model, graph)
     _name(model, graph)
     _strip(model)
@@ -183,14 +184,32 @@ def _quiet() -> Iterator[None]:
                 each.setLevel(level)
 
 
+def _bound(model: ir.Model) -> None:
+    """Give each Clip without a lower bound the lowest number there is: a bundle's nodes leave out no input."""
+    for node in model.graph:
+        while node.inputs and node.inputs[-1] is None:  # what comes last is left out by not being there
+            node.resize_inputs(len(node.inputs) - 1)
+    for node in [each for each in model.graph if each.op_type == "Clip" and len(each.inputs) > 1]:
+        dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
+        if node.inputs[1] is None and dtype is not None:
+            kind = dtype.numpy()
+            lowest = np.finfo(kind).min if np.issubdtype(kind, np.floating) else np.iinfo(kind).min
+            bound = ir.node("Constant", [], attributes={"value": ir.tensor(np.array(lowest, kind))})
+            bound.outputs[0].type = ir.TensorType(dtype)
+            model.graph.insert_before(node, bound)
+            node.replace_input_with(1, bound.outputs[0])
+
+
 def _require_standard(model: ir.Model, graph: Graph) -> None:
-    """Only standard operators, and no branches or loops, which would be code that looks at values."""
+    """Only standard operators with all their inputs, and no branches or loops, as of code that looks at values."""
     foreign = {f"{node.domain}.{node.op_type}" for node in model.graph if node.domain not in ("", "ai.onnx")}
     if foreign or model.functions:
         names = ", ".join(sorted(foreign)) or "functions of its own"
         raise UnsupportedError(f"the {graph.role} graph needs {names}, beyond ONNX's standard operators")
     if control := sorted({node.op_type for node in model.graph} & CONTROL):
         raise UnsupportedError(f"the {graph.role} graph has {', '.join(control)}; a portable graph has no control flow")
+    if gaps := sorted({node.op_type for node in model.graph if None in node.inputs}):
+        raise UnsupportedError(f"the {graph.role} graph leaves out an input of {', '.join(gaps)}, which no bundle does")
 
 
 def _name(model: ir.Model, graph: Graph) -> None:
@@ -214,14 +233,33 @@ def _name(model: ir.Model, graph: Graph) -> None:
     known = set(map(id, body.inputs))
     for at, port in enumerate(graph.outputs):
         value = body.outputs[at]
+        made = value.producer()
+        if made is not None and made.op_type == "Identity" and made.inputs[0] is not None:
+            value = body.outputs[at] = made.inputs[0]
         if id(value) in known or value.is_initializer():
-            node = ir.node("Identity", [value], name=f"copy_{at}")
-            body.append(node)
-            copied = node.outputs[0]
-            copied.type, body.outputs[at] = value.type, copied
-            value = copied
+            # no Identity: taken away, it would give one of the outputs the name of the other
+            value = body.outputs[at] = _reshaped(value, [0] * len(port.dims), f"copy_{at}")
+            body.extend(_nodes_of(value))
         known.add(id(value))
         value.name, value.shape = port.name, ir.Shape(port.dims)
+
+
+def _reshaped(value: ir.Value, shape: list[Any], name: str) -> ir.Value:
+    """The same tensor by a Reshape, in which 0 stands for a dim as it is, whatever it is."""
+    constant = ir.node("Constant", [], attributes={"value": ir.tensor(np.array(shape, np.int64))}, name=f"{name}_shape")
+    node = ir.node("Reshape", [value, constant.outputs[0]], name=name)
+    constant.outputs[0].name, node.outputs[0].name = f"/{constant.name}", f"/{name}"
+    node.outputs[0].type = value.type
+    return node.outputs[0]
+
+
+def _nodes_of(value: ir.Value) -> list[ir.Node]:
+    """The two nodes of what `_reshaped` gave."""
+    node = value.producer()
+    assert node is not None
+    shape = node.inputs[1]
+    assert shape is not None
+    return [each for each in (shape.producer(), node) if each is not None]
 
 
 def _strip(model: ir.Model) -> None:
@@ -247,13 +285,11 @@ def _part_rotations(model: ir.Model) -> None:
             if value is None or not _is_rotated(value):
                 continue
             assert value.shape is not None
-            shape = ir.tensor(np.array([*[0] * (len(value.shape) - 1), value.shape[-1]], np.int64))
-            constant = ir.node("Constant", [], attributes={"value": shape}, name=f"{node.name}_shape_{at}")
-            same = ir.node("Reshape", [value, constant.outputs[0]], name=f"{node.name}_same_{at}")
-            constant.outputs[0].name, same.outputs[0].name = f"/{constant.name}", f"/{same.name}"
-            same.outputs[0].type, same.outputs[0].shape = value.type, value.shape
-            model.graph.insert_before(node, [constant, same])
-            node.replace_input_with(at, same.outputs[0])
+            shape = [*[0] * (len(value.shape) - 1), value.shape[-1]]
+            same = _reshaped(value, shape, f"{node.name}_same_{at}")
+            same.shape = value.shape
+            model.graph.insert_before(node, _nodes_of(same))
+            node.replace_input_with(at, same)
 
 
 def _is_rotated(value: ir.Value) -> bool:
