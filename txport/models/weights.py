@@ -70,9 +70,9 @@ class Spare:
 
 @dataclass(frozen=True)
 class Zeros:
-    """The model's tensor of this name is zeros where the checkpoint has none."""
+    """The model's tensors whose whole names match are zeros where the checkpoint has none."""
 
-    name: str
+    pattern: str
 
 
 Rule = Rename | Drop | Transpose | Split | Shift | Take | Spare | Zeros
@@ -114,8 +114,9 @@ def own_names(rules: Sequence[Rule], weights: Mapping[str, Tensor], model: nn.Mo
             if name in found and not torch.equal(found[name], tensor):
                 raise ValueError(f"{quoted(origin[name])} and {quoted(given)} must be one tensor, but differ")
             found[name], origin[name] = tensor, given
-    absent = [rule.name for rule in rules if isinstance(rule, Zeros) and rule.name not in found]
-    return found | {name: torch.zeros(parameters[name].shape) for name in absent if name in parameters}
+    optional = [rule.pattern for rule in rules if isinstance(rule, Zeros)]
+    absent = [name for name in first.values() if name not in found and any(re.fullmatch(p, name) for p in optional)]
+    return found | {name: torch.zeros(parameters[name].shape) for name in absent}
 
 
 def apply(rules: Sequence[Rule], name: str) -> tuple[Piece, ...]:

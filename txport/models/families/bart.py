@@ -34,7 +34,7 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^(model\.)?encoder\.embed_positions\.weight$", "source_embedding.positions"),
     Rename(r"^(model\.)?decoder\.embed_positions\.weight$", "target_embedding.positions"),
     *LAYERS,
-    Zeros("projection.bias"),  # of a model saved without a head
+    Zeros(r"projection\.bias"),  # of a model saved without a head
 )
 FAMILY = Family(
     defaults=DEFAULTS,
