@@ -224,5 +224,7 @@ def _check_text(folder: Path, facts: Facts) -> None:
         longest = max((len(tokenizer.encode(sample)) for sample in samples), default=0)
     except (DocumentError, TextError) as error:
         raise CheckpointError(f"{path} must hold text that the model takes: {error}") from error
+    if samples and facts.vocabulary is not facts.reads:
+        raise CheckpointError(f"{path} must hold text that the model takes, and this one reads audio: remove it")
     if longest > facts.reads.longest:
         raise CheckpointError(f"{path} has a line of {longest} tokens, the model takes at most {facts.reads.longest}")
