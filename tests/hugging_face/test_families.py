@@ -77,6 +77,7 @@ BART: dict[str, Any] = {
     "forced_eos_token_id": None,
 }
 MARIAN: dict[str, Any] = {**BART, "decoder_start_token_id": 0, "eos_token_id": 2}
+M2M: dict[str, Any] = {**BART, "pad_token_id": 1, "bos_token_id": 0, "activation_function": "relu"}
 SPECIAL = {"cls_token_id": 3, "sep_token_id": 4, "mask_token_id": 5}
 BERT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -168,6 +169,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "pegasus": ("PegasusForConditionalGeneration", {**MARIAN, "activation_function": "relu", "scale_embedding": True}),
     "bart": ("BartForConditionalGeneration", BART),
     "mbart": ("MBartForConditionalGeneration", {**BART, "scale_embedding": True, "activation_function": "relu"}),
+    "m2m_100": ("M2M100ForConditionalGeneration", {**M2M, "scale_embedding": True}),
+    "m2m_100-language": (
+        "M2M100ForConditionalGeneration",
+        {
+            **M2M,
+            "pad_token_id": 0,
+            "scale_embedding": False,
+            "forced_bos_token_id": 21,
+            "bad_words_ids": [[0]],
+            "max_length": 7,
+        },
+    ),
     "bert": ("BertModel", BERT),
     "bert-tokens": ("BertForMaskedLM", BERT),
     "bert-labels": ("BertForSequenceClassification", {**BERT, "id2label": {"0": "no", "1": "perhaps", "2": "yes"}}),

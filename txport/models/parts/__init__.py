@@ -11,6 +11,7 @@ from txport.models.parts.layer import Layer, Residual
 from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear
 from txport.models.parts.norms import NORM_TYPES, NORMS, RMSNorm, UnbiasedNorm
 from txport.models.parts.positions import (
+    Layout,
     Pairing,
     RelativeBias,
     RelativeVectors,
@@ -32,6 +33,7 @@ __all__ = [
     "FeedForward",
     "GatedFeedForward",
     "Layer",
+    "Layout",
     "Linear",
     "Pairing",
     "RMSNorm",
