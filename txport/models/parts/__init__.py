@@ -8,7 +8,7 @@ D model size. "..." are the dims of activations: (B, T), or all tokens of a batc
 from txport.models.parts.attention import Additive, Attention, DotProduct
 from txport.models.parts.embedding import Embedding
 from txport.models.parts.layer import Layer, Residual
-from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear
+from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear, SoftCap
 from txport.models.parts.norms import NORM_TYPES, NORMS, RMSNorm, UnbiasedNorm
 from txport.models.parts.positions import (
     Layout,
@@ -41,6 +41,7 @@ __all__ = [
     "RelativeVectors",
     "Residual",
     "Rotary",
+    "SoftCap",
     "UnbiasedNorm",
     "bucket_table",
     "constant_table",
