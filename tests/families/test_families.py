@@ -17,7 +17,7 @@ from tests.architectures.seeded import bundle_of
 from txport import runtimes
 from txport.cli.commands import cli
 from txport.errors import CheckpointError, ConfigError
-from txport.models.checkpoint import describe, load_checkpoint
+from txport.models.checkpoint import config_of, load_checkpoint
 from txport.models.family import all_families
 from txport.models.names import CONFIG, GENERATION, INDEX, WEIGHTS
 
@@ -201,7 +201,7 @@ def test_a_variant_that_nothing_expresses_is_refused(
     change(folder, **values)
     (folder / GENERATION).unlink(missing_ok=True)
     with pytest.raises(ConfigError, match=rf"config\.json: {message}"):
-        describe(folder)
+        config_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -241,13 +241,13 @@ def test_values_mean_what_they_mean_in_transformers(
 ) -> None:
     folder = Path(shutil.copytree(FOLDER / name, tmp_path / name))
     change(folder, **values)
-    config = describe(folder)[0].to_dict()
+    config = config_of(folder).to_dict()
     assert {key: config[key] for key in expected} == expected
 
 
 def test_what_is_missing_is_as_in_the_class_of_transformers(tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_text(json.dumps({"model_type": "mistral"}))
-    config = describe(tmp_path)[0].to_dict()
+    config = config_of(tmp_path).to_dict()
     assert (config["key_heads"], config["max_length"], config["add_bos"]) == (8, 4096, True)
 
 
@@ -256,7 +256,7 @@ def test_special_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     change(folder, mask_token_id=None, cls_token_id=None)
     added = [{"content": written, "id": id_} for id_, written in ((6, "[MASK]"), (7, "[CLS]"))]
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
-    config = describe(folder)[0].to_dict()
+    config = config_of(folder).to_dict()
     assert (config["mask_id"], config["cls_id"], config["sep_id"]) == (6, 7, 4)
 
 
@@ -359,7 +359,7 @@ def test_a_wrong_value_of_any_key_is_refused_or_read(name: str, tmp_path: Path) 
     for change in changes:
         (tmp_path / CONFIG).write_text(json.dumps(values | change))
         try:
-            describe(tmp_path)
+            config_of(tmp_path)
         except ConfigError as error:
             refused.append(str(error))
     assert len(refused) > len(changes) / 8

@@ -6,28 +6,25 @@ is a published size with random weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from txport.errors import BundleError, CheckpointError, ConfigError, TextError, brief, quoted
-from txport.models import architecture, family
-from txport.models.config import Config, read_config
+from txport.errors import BundleError, CheckpointError, ConfigError, TextError, quoted
+from txport.models import architecture
+from txport.models.config import Config
 from txport.models.facts import Facts
-from txport.models.generation import search_defaults
 from txport.models.model import Model
 from txport.models.names import (
     COMPANIONS,
     CONFIG,
-    GENERATION,
     LARGEST_SAMPLES,
     PRESET,
     SAMPLES,
@@ -39,12 +36,12 @@ from txport.models.names import (
     label,
     preset_config,
     preset_name,
-    weight_files,
 )
+from txport.models.sources.source import Source, read_source
 from txport.models.tokenizer import load_tokenizer
-from txport.models.weights import Rule, own_names
+from txport.models.weights import own_names
 from txport.system import memory
-from txport.system.documents import DocumentError, read_json, read_text, write_json
+from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
 from txport.system.memory import readable
 
@@ -55,9 +52,7 @@ FLOATS = {
 }
 NAMED = 200  # tensors in an error
 MOST_MEMORY = 1 << 43  # bytes; no machine that runs one model has more
-OLD_FAMILY = "encoder-decoder"  # what configs said before there were architectures
 COPIES = 2  # of the weights that loading holds at once
-GENERATED = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True)
@@ -108,73 +103,23 @@ def load_checkpoint(name: str) -> Checkpoint:
     if preset := preset_name(name):
         return random_checkpoint(preset)
     folder = find_folder(name)
-    config, rules = describe(folder)
-    build = architecture.of(config).build
+    source = read_source(folder)
+    build = architecture.of(source.config).build
     with torch.device("meta"), Unfilled():
-        model = build(config)
+        model = build(source.config)
     _require_memory(model, folder / CONFIG)
-    weights = _read_weights(folder, rules, model)
-    _check(folder / WEIGHTS if (folder / WEIGHTS).is_file() else folder, expected_tensors(model), weights)
+    weights = _read_weights(source, folder, model)
+    _check(source.place, expected_tensors(model), weights)
     _check_text(folder, model.facts)
     with Unfilled():
-        model = build(config)
+        model = build(source.config)
     model.load_state_dict(weights, strict=False)  # a tied weight is stored once; _check saw to the rest
-    return Checkpoint(label(name), model.eval(), digest(name), folder, _generation(folder, model.facts))
+    return Checkpoint(label(name), model.eval(), digest(name), folder, source.generation(model.facts))
 
 
 def config_of(folder: Path) -> Config:
-    """The config of a checkpoint; see `describe`."""
-    return describe(folder)[0]
-
-
-def describe(folder: Path) -> tuple[Config, tuple[Rule, ...]]:
-    """The config of a checkpoint, and the rules by which its tensors become the model's.
-
-    `config.json` names our `architecture`, which is `transformer` where none is named, or is that of a family
-    (`model_type`), which transformers wrote. Raises `ConfigError` for an architecture, a family or a key that there is
-    not, and for values that do not go together.
-    """
-    path = folder / CONFIG
-    values = dict(read_config(path))
-    try:
-        if "architecture" not in values and family.TYPE in values:
-            return _described_by_family(folder, values)
-        if "architecture" not in values and values.get("family") == OLD_FAMILY:
-            del values["family"]
-        found = architecture.find(values.pop("architecture", "transformer"))
-        return found.config.from_dict(values), found.weights
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def _described_by_family(folder: Path, values: dict[str, Any]) -> tuple[Config, tuple[Rule, ...]]:
-    """Of a folder that transformers wrote; where `generation_config.json` names special tokens, these are taken."""
-    kind = family.find(values[family.TYPE])
-    found = architecture.find(kind.architecture)
-    if (folder / GENERATION).is_file():
-        generation = read_config(folder / GENERATION)
-        values |= {name: each for name, each in generation.items() if name in GENERATED and each is not None}
-    return found.config.from_dict(kind.read(values, _special_tokens(folder))), (*kind.weights, *found.weights)
-
-
-def _generation(folder: Path, facts: Facts) -> dict[str, Any]:
-    """How a model that transformers wrote searches: by `generation_config.json`, or without one by its config."""
-    values = read_config(folder / CONFIG)
-    if "architecture" in values or family.TYPE not in values or facts.task == "encode":
-        return {}
-    return search_defaults(read_config(folder / GENERATION) if (folder / GENERATION).is_file() else values, facts)
-
-
-def _special_tokens(folder: Path) -> dict[str, int] | None:
-    """The special tokens of a `tokenizer.json`, what they are written as -> id; None where there is no such file."""
-    path = folder / TOKENIZER
-    if not path.is_file():
-        return None
-    try:
-        added = read_json(path)["added_tokens"]
-        return {each["content"]: each["id"] for each in added if type(each["id"]) is int}
-    except (DocumentError, LookupError, TypeError):  # what is wrong is told when it is loaded
-        return {}
+    """The config of a checkpoint; `ConfigError` for one that no model can have."""
+    return read_source(folder).config
 
 
 def _require_memory(model: Model, path: Path) -> None:
@@ -239,19 +184,11 @@ def expected_tensors(model: Model) -> dict[str, Tensor]:
     return dict(model.named_parameters())  # named_parameters leaves out what it has seen
 
 
-def _read_weights(folder: Path, rules: Sequence[Rule], model: Model) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, in one file or several, under the names of the model."""
-    weights: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        try:
-            part = load_file(path)
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(f"{path} is not a whole safetensors file: {brief(error)}") from error
-        if twice := weights.keys() & part.keys():
-            raise CheckpointError(f"{path} holds {quoted(min(twice))}, which another file of {folder} holds too")
-        weights |= part
+def _read_weights(source: Source, folder: Path, model: Model) -> dict[str, Tensor]:
+    """The tensors of a checkpoint under the names of the model."""
+    weights = source.weights()
     try:
-        return own_names(rules, weights, model)
+        return own_names(source.rules, weights, model)
     except ValueError as error:
         raise CheckpointError(f"{folder} does not fit its config: {error}") from error
 

@@ -17,6 +17,8 @@ INDEX = "model.safetensors.index.json"  # of weights in several files
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
+MARKS = (CONFIG,)  # a folder that has a file of one of these patterns may be a checkpoint
+MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION)  # patterns of all files that make a checkpoint, but its shards
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
@@ -65,7 +67,7 @@ def find_folder(name: str) -> Path:
         raise CheckpointError(f"{folder} was being saved, which can't be completed: {error.strerror}") from error
     if (folder / MANIFEST).is_file():
         raise CheckpointError(f"{folder} is a bundle, not a checkpoint; name the checkpoint that it was made from")
-    if not (folder / CONFIG).is_file():
+    if not any(path.is_file() for mark in MARKS for path in folder.glob(mark)):
         raise CheckpointError(f"{folder} is not a checkpoint: {CONFIG} is missing")
     return folder
 
@@ -102,10 +104,13 @@ def digest(name: str) -> str:
     """One SHA-256 over all that makes a checkpoint."""
     if preset := preset_name(name):
         return hash_of({"preset": preset, "config": repr(preset_config(preset))})
-    folder = find_folder(name)
+    return hash_of({path.name: sha256(path) for path in files_of(find_folder(name))})
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files that make a checkpoint, those of its weights included."""
     shards = [] if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file() else _shards(folder)
-    files = [*(folder / file for file in (CONFIG, WEIGHTS, *COMPANIONS, GENERATION)), *shards]
-    return hash_of({path.name: sha256(path) for path in files if path.is_file()})
+    return [*(path for mark in MAKING for path in sorted(folder.glob(mark)) if path.is_file()), *shards]
 
 
 def label(name: str) -> str:

@@ -1,0 +1,41 @@
+"""Checkpoints of our own: `config.json` names an `architecture`, the tensors have the model's names."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from txport.errors import ConfigError
+from txport.models import architecture
+from txport.models.config import read_config
+from txport.models.family import TYPE
+from txport.models.names import CONFIG
+from txport.models.sources.source import Format, Source, place_of, read_safetensors
+
+ARCHITECTURE = "architecture"
+OLDEST = "transformer"  # the one that configs without a name are of
+OLD_FAMILY = "encoder-decoder"  # what configs said before there were architectures
+
+
+def recognises(folder: Path) -> bool:
+    """A config without the `model_type` of others is one of ours."""
+    values = read_config(folder / CONFIG)
+    return ARCHITECTURE in values or TYPE not in values
+
+
+def read(folder: Path) -> Source:
+    """See `Format`; tensors may also have the names that the architecture's own rules know."""
+    path = folder / CONFIG
+    values = dict(read_config(path))
+    try:
+        if ARCHITECTURE not in values and values.get("family") == OLD_FAMILY:
+            del values["family"]
+        found = architecture.find(values.pop(ARCHITECTURE, OLDEST))
+        config = found.config.from_dict(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    weights = partial(read_safetensors, folder)
+    return Source(config=config, rules=found.weights, weights=weights, place=place_of(folder))
+
+
+FORMAT = Format(recognises=recognises, read=read)
