@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_w
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, Linear
-from txport.proof.parity.measures import WEIGHTS, Comparison, compare, wrong
+from txport.proof.parity.measures import WEIGHTS, Comparison, badness, compare, wrong
 
 Array = NDArray[Any]
 
 # How far a quantised weight may lie from the checkpoint's, in the finest steps that its bits allow: by rounding, half a
 # step; in 4 bits the largest of a block may be cut so that the others are finer.
 STEPS = {8: 0.51, 4: 1.8}
+PIECE = 1 << 20  # weights that are compared at once
 COARSE = 2.5  # times the error that the bits leave: more than chance in small matrices, less than two bits lost
 
 
@@ -83,14 +85,23 @@ def compare_held(role: str, held: Held, expected: Array) -> Comparison:
     """One weight of a graph with the checkpoint's.
 
     If quantised, in steps of the finest grid on which the largest weight of its row or block has a place, and so that
-    neither a coarser grid nor a shifted one passes: in no weight, and not in the error of all.
+    neither a coarser grid nor a shifted one passes: in no weight, and not in the error of all. Of a large matrix, what
+    is told is the worst of its pieces, each of some rows.
     """
     if held.form is None or expected.shape != held.values.shape:
         return compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0, kind=WEIGHTS)
-    steps = np.maximum(finest(expected, held.form), TINY)
-    wanted, found = expected / steps, held.values / steps
+    rows = max(1, PIECE // expected.shape[1])
+    pieces = (slice(start, start + rows) for start in range(0, len(expected), rows))
+    return max((_compare_piece(role, held, expected, held.form, rows) for rows in pieces), key=badness)
+
+
+def _compare_piece(role: str, held: Held, expected: Array, form: Form, rows: slice) -> Comparison:
+    """Some rows of a quantised weight."""
+    steps = np.maximum(finest(expected[rows], form), TINY).astype(np.float64)
+    wanted, found = expected[rows] / steps, held.values[rows] / steps
     error = COARSE / np.sqrt(12) / max(float(np.sqrt(np.square(wanted).mean())), TINY)
-    return compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[held.form.bits], rms=error, kind=WEIGHTS)
+    compared = compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[form.bits], rms=error, kind=WEIGHTS)
+    return replace(compared, index=(compared.index[0] + rows.start, *compared.index[1:]))
 
 
 def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], checkpoint: Checkpoint) -> dict[str, Array]:
