@@ -34,8 +34,7 @@ def sinusoids(length: int, size: int, layout: Pairing = "interleaved") -> Tensor
 
 def constant_table(shape: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:
     """A table that follows from the config; where only shapes are wanted (the device "meta"), none is computed."""
-    nothing = torch.empty(shape)
-    return nothing if nothing.is_meta else make().clone()
+    return torch.empty(shape) if torch.zeros(()).is_meta else make().clone()
 
 
 class Rotary(nn.Module):
