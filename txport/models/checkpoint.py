@@ -41,14 +41,16 @@ from txport.models.names import (
     preset_name,
 )
 from txport.models.plan import Plan, first_names, plan
-from txport.models.sources.source import Weights, read_source
+from txport.models.sources.source import Source, read_source
 from txport.models.streamed import Read, Unfilled, filled, outline, streamed
 from txport.models.tokenizer import load_tokenizer
+from txport.models.values import Weights
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
 from txport.system.memory import readable
 
+Take = Callable[[str, Tensor], object]
 FLOATS = {
     each
     for name in dir(torch)
@@ -148,13 +150,13 @@ def load_checkpoint(name: str) -> Checkpoint:
     _check_text(folder, model.facts)
     if is_large(model):
         model = outline(build, source.config)
-        _take_in(made, weights, source.place, lambda name, tensor: None)
+        _take_in(made, weights, source, lambda name, tensor: None)
         read = partial(made.tensor, weights=weights)
         return Checkpoint(label(name), model, digest(name), folder, source.generation(model.facts), read)
     with Unfilled():
         model = build(source.config)
     parameters = expected_tensors(model)
-    _take_in(made, weights, source.place, lambda name, tensor: parameters[name].copy_(tensor))
+    _take_in(made, weights, source, lambda name, tensor: parameters[name].copy_(tensor))
     return Checkpoint(label(name), model.eval(), digest(name), folder, source.generation(model.facts))
 
 
@@ -259,9 +261,18 @@ def expected_tensors(model: Model) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _take_in(made: Plan, weights: Weights, place: Path, take: Callable[[str, Tensor], object]) -> None:
-    """Read the tensors of a model one after the other; report everything at once that does not fit."""
-    problems = made.problems()
+def _take_in(made: Plan, weights: Weights, source: Source, take: Take) -> None:
+    """Give the tensors of a model one after the other; report everything at once that does not fit."""
+    problems = check_tensors(made, weights, source, take)
+    if problems:
+        more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
+        listed = "; ".join([*sorted(problems)[:NAMED], *more])
+        raise CheckpointError(f"{source.place} does not fit its config: {listed}")
+
+
+def check_tensors(made: Plan, weights: Weights, source: Source, take: Take = lambda name, tensor: None) -> list[str]:
+    """All that does not fit, one sentence each; what fits is given to `take` by its name, one by one."""
+    problems = made.problems(source.lines)
     for name in made.fitting:
         try:
             tensor = made.tensor(name, weights)
@@ -274,9 +285,7 @@ def _take_in(made: Plan, weights: Weights, place: Path, take: Callable[[str, Ten
             problems.append(f"{name} {wrong}")
         else:
             take(name, tensor)
-    if problems:
-        more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
-        raise CheckpointError(f"{place} does not fit its config: {'; '.join([*sorted(problems)[:NAMED], *more])}")
+    return problems
 
 
 def unfit(tensor: Tensor) -> str:
