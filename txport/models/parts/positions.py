@@ -15,19 +15,22 @@ from torch.nn import functional as F
 
 unflatten = cast(Callable[[Tensor, int, tuple[int, ...]], Tensor], torch.unflatten)  # which has no types
 Pairing = Literal["halves", "interleaved"]
+Layout = Literal["halves", "interleaved", "tensor2tensor"]
 WAVES = (math.sin, math.cos)
 
 
 @cache
-def sinusoids(length: int, size: int, layout: Pairing = "interleaved") -> Tensor:
+def sinusoids(length: int, size: int, layout: Layout = "interleaved") -> Tensor:
     """Section 3.5 of Vaswani et al. 2017, sine and cosine in turn or in halves: -> (length, size).
 
-    Not by PyTorch's kernels, which differ in the last bit from one instruction set to the next.
+    In halves as tensor2tensor and many trainers after it have them, the last frequency is 1 / 10000 itself. Not by
+    PyTorch's kernels, which differ in the last bit from one instruction set to the next.
     """
     table = np.empty((length, size), np.float32)
+    span = size - 2 if layout == "tensor2tensor" else size
     for place, row in enumerate(table):
-        row[:] = [wave(place * 10000.0 ** (-even / size)) for even in range(0, size, 2) for wave in WAVES]
-    if layout == "halves":
+        row[:] = [wave(place * 10000.0 ** (-even / span)) for even in range(0, size, 2) for wave in WAVES]
+    if layout != "interleaved":
         table = np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
     return torch.from_numpy(table)
 

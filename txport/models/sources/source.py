@@ -50,7 +50,7 @@ class Format:
     read: Callable[[Path], Source]
 
 
-FORMATS = ("native", "hugging_face")  # modules of this package; the first that recognises a folder reads it
+FORMATS = ("marian", "native", "hugging_face")  # modules of this package; the first that recognises a folder reads it
 
 
 def read_source(folder: Path) -> Source:
