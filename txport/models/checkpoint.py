@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from txport.errors import BundleError, CheckpointError, ConfigError, TextError, quoted
+from txport.errors import BundleError, CheckpointError, ConfigError, TextError
 from txport.models import architecture
 from txport.models.config import Config
 from txport.models.facts import Facts
@@ -37,9 +37,9 @@ from txport.models.names import (
     preset_config,
     preset_name,
 )
-from txport.models.sources.source import Source, read_source
+from txport.models.plan import Plan, plan
+from txport.models.sources.source import Weights, read_source
 from txport.models.tokenizer import load_tokenizer
-from txport.models.weights import own_names
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
@@ -108,12 +108,12 @@ def load_checkpoint(name: str) -> Checkpoint:
     with torch.device("meta"), Unfilled():
         model = build(source.config)
     _require_memory(model, folder / CONFIG)
-    weights = _read_weights(source, folder, model)
-    _check(source.place, expected_tensors(model), weights)
+    weights = source.weights()
+    made = plan(source.rules, weights.shapes, model)
     _check_text(folder, model.facts)
     with Unfilled():
         model = build(source.config)
-    model.load_state_dict(weights, strict=False)  # a tied weight is stored once; _check saw to the rest
+    _fill_from(made, weights, model, source.place)
     return Checkpoint(label(name), model.eval(), digest(name), folder, source.generation(model.facts))
 
 
@@ -184,31 +184,32 @@ def expected_tensors(model: Model) -> dict[str, Tensor]:
     return dict(model.named_parameters())  # named_parameters leaves out what it has seen
 
 
-def _read_weights(source: Source, folder: Path, model: Model) -> dict[str, Tensor]:
-    """The tensors of a checkpoint under the names of the model."""
-    weights = source.weights()
-    try:
-        return own_names(source.rules, weights, model)
-    except ValueError as error:
-        raise CheckpointError(f"{folder} does not fit its config: {error}") from error
-
-
-def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) -> None:
-    """Report everything at once: missing, unexpected, wrongly shaped, not a number."""
-    problems = [f"missing {name} {_shape(tensor)}" for name, tensor in expected.items() if name not in given]
-    problems += [
-        f"unexpected {quoted(name)[1:-1]} {_shape(tensor)}" for name, tensor in given.items() if name not in expected
-    ]
-    for name in expected.keys() & given.keys():
-        if expected[name].shape != given[name].shape:
-            problems.append(f"{name} has shape {_shape(given[name])}, expected {_shape(expected[name])}")
-        elif given[name].dtype not in FLOATS:
-            problems.append(f"{name} has type {given[name].dtype}, expected a floating-point type")
-        elif not torch.isfinite(given[name].float()).all():  # float8 has no isfinite of its own
-            problems.append(f"{name} holds NaN or infinity")
+@torch.no_grad()
+def _fill_from(made: Plan, weights: Weights, model: Model, place: Path) -> None:
+    """Read the tensors of a model one after the other; report everything at once that does not fit."""
+    problems, parameters = made.problems(), expected_tensors(model)
+    for name in made.fitting:
+        try:
+            tensor = made.tensor(name, weights)
+        except CheckpointError:  # of the file, not of the tensor
+            raise
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if wrong := unfit(tensor):
+            problems.append(f"{name} {wrong}")
+        else:
+            parameters[name].copy_(tensor)
     if problems:
         more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
-        raise CheckpointError(f"{path} does not fit its config: {'; '.join([*sorted(problems)[:NAMED], *more])}")
+        raise CheckpointError(f"{place} does not fit its config: {'; '.join([*sorted(problems)[:NAMED], *more])}")
+
+
+def unfit(tensor: Tensor) -> str:
+    """Why a tensor can't be a weight; empty if it can."""
+    if tensor.dtype not in FLOATS:
+        return f"has type {tensor.dtype}, expected a floating-point type"
+    return "" if torch.isfinite(tensor.float()).all() else "holds NaN or infinity"  # float8 has no isfinite of its own
 
 
 def _check_text(folder: Path, facts: Facts) -> None:
@@ -225,7 +226,3 @@ def _check_text(folder: Path, facts: Facts) -> None:
         raise CheckpointError(f"{path} must hold text that the model takes: {error}") from error
     if longest > facts.reads.longest:
         raise CheckpointError(f"{path} has a line of {longest} tokens, the model takes at most {facts.reads.longest}")
-
-
-def _shape(tensor: Tensor) -> str:
-    return str(tuple(tensor.shape))

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import safetensors
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
 from txport.errors import CheckpointError, ConfigError, brief, quoted
 from txport.models.config import Config
 from txport.models.facts import Facts
 from txport.models.names import CONFIG, WEIGHTS, weight_files
+from txport.models.values import Shape
 from txport.models.weights import Rule
+
+
+class Weights(Mapping[str, Tensor]):
+    """The tensors of a checkpoint's files: their shapes are known, each is read when it is asked for."""
+
+    def __init__(self, shapes: Mapping[str, Shape], read: Callable[[str], Tensor]) -> None:
+        self.shapes, self._read = shapes, read
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
 
 
 def no_defaults(facts: Facts) -> Mapping[str, Any]:
@@ -28,13 +48,13 @@ def no_defaults(facts: Facts) -> Mapping[str, Any]:
 class Source:
     """A checkpoint as its files have it.
 
-    `rules` turn its tensors into the model's; `weights` reads them, by the names in the files. `generation` gives how
+    `rules` turn its tensors into the model's; `weights` opens them, by the names in the files. `generation` gives how
     the model searches unless it is told otherwise. Errors about weights name the file or folder `place`.
     """
 
     config: Config
     rules: tuple[Rule, ...]
-    weights: Callable[[], Mapping[str, Tensor]]
+    weights: Callable[[], Weights]
     place: Path
     generation: Callable[[Facts], Mapping[str, Any]] = field(default=no_defaults)
 
@@ -67,15 +87,32 @@ def place_of(folder: Path) -> Path:
     return folder / WEIGHTS if (folder / WEIGHTS).is_file() else folder
 
 
-def read_safetensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder by their names in its files, one or several."""
-    weights: dict[str, Tensor] = {}
+def read_safetensors(folder: Path) -> Weights:
+    """The tensors of a folder by their names in its files, one or several, which are mapped into memory."""
+    shapes: dict[str, Shape] = {}
+    files: dict[str, tuple[Path, Any]] = {}
     for path in weight_files(folder):
-        try:
-            part = load_file(path)
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(f"{path} is not a whole safetensors file: {brief(error)}") from error
-        if twice := weights.keys() & part.keys():
+        with _whole(path):
+            file: Any = safe_open(path, framework="pt")
+            part = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        if twice := shapes.keys() & part.keys():
             raise CheckpointError(f"{path} holds {quoted(min(twice))}, which another file of {folder} holds too")
-        weights |= part
-    return weights
+        shapes |= part
+        files |= dict.fromkeys(part, (path, file))
+
+    def read(name: str) -> Tensor:
+        path, file = files[name]
+        with _whole(path):
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    return Weights(shapes, read)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Name the file in an error of safetensors."""
+    try:
+        yield
+    except (safetensors.SafetensorError, OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {brief(error)}") from error
