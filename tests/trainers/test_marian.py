@@ -232,14 +232,14 @@ def test_bytes_that_were_changed_are_refused_or_make_no_difference(seed: int, tm
         ({"type": "s2s"}, "type 's2s' can't be expressed; it must be 'transformer'"),
         (
             {"transformer-ffn-activation": "gelu"},
-            "transformer-ffn-activation 'gelu' can't be expressed; there are relu",
+            "transformer-ffn-activation 'gelu' can't be expressed; there",
         ),
         ({"transformer-decoder-autoreg": "rnn"}, "transformer-decoder-autoreg 'rnn' can't be expressed"),
         ({"transformer-tied-layers": [1, 1]}, r"transformer-tied-layers \[1, 1\] can't be expressed"),
         ({"transformer-train-position-embeddings": True}, "transformer-train-position-embeddings True can't be"),
         (
             {"transformer-postprocess": "dhn"},
-            "transformer-preprocess '' and transformer-postprocess 'dhn' and transformer",
+            "transformer-preprocess '' and transformer-postprocess 'dhn' and",
         ),
         ({"transformer-postprocess-emb": "h"}, "transformer-postprocess-emb 'h' can't be expressed; it must be 'd'"),
         ({"transformer-attention-mask": "alibi"}, "transformer-attention-mask 'alibi' can't be expressed"),
@@ -267,15 +267,15 @@ WRONG: list[Any] = [None, True, -1, 0, 3, 1.5, 10**13, "", "x", [], [1], ["x"], 
 
 def test_a_wrong_value_of_any_option_is_refused_or_read(tmp_path: Path) -> None:
     weights = {"Wemb": np.zeros((2, 2), np.float32)}
-    refused = 0
+    refused = []
     for name, wrong in itertools.product(PLAIN, WRONG):
         folder = save(tmp_path / "marian", PLAIN | {name: wrong}, weights)
         try:
             config_of(folder)
         except ConfigError as error:
-            refused += 1
-            assert "\n" not in str(error)
-    assert refused > len(PLAIN) * len(WRONG) / 2
+            refused.append(str(error))
+    assert len(refused) > len(PLAIN) * len(WRONG) / 2
+    assert not any("\n" in each for each in refused)
 
 
 @pytest.mark.parametrize(

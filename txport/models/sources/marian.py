@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture
@@ -24,7 +23,7 @@ from txport.models.family import Published
 from txport.models.names import CONFIG
 from txport.models.sources.npz import names_in, read_npz
 from txport.models.sources.options import reading
-from txport.models.sources.source import Format, Source
+from txport.models.sources.source import Format, Source, Weights, held
 from txport.models.sources.yaml import read_yaml
 from txport.models.weights import Rename, Rule, Transpose
 
@@ -204,7 +203,7 @@ def _rules(config: dict[str, Any]) -> Iterator[Rule]:
     yield Rename(r"^Wemb$", "projection.weight")
 
 
-def _tensors(path: Path, is_shared: bool, bias: NDArray[Any] | None) -> dict[str, Tensor]:
+def _tensors(path: Path, is_shared: bool, bias: NDArray[Any] | None) -> Weights:
     """The tensors by their names in the file, with one token more, and biases as vectors.
 
     With `is_shared`, the matrix of both embeddings is not that of the projection; `bias` is what a projection without
@@ -219,7 +218,7 @@ def _tensors(path: Path, is_shared: bool, bias: NDArray[Any] | None) -> dict[str
     same = () if is_shared else ("encoder_Wemb",)  # where sources have no token more
     found = {name: _with_start(name, _as_vector(each), name not in same) for name, each in arrays.items()}
     try:
-        return {name: torch.from_numpy(np.array(each)) for name, each in found.items()}
+        return held({name: torch.from_numpy(np.array(each)) for name, each in found.items()})
     except TypeError as error:
         raise CheckpointError(f"{path} holds an array of a type that no tensor has: {error}") from error
 

@@ -39,6 +39,11 @@ class Weights(Mapping[str, Tensor]):
         return len(self.shapes)
 
 
+def held(tensors: Mapping[str, Tensor]) -> Weights:
+    """Tensors that are in memory already."""
+    return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
+
+
 def no_defaults(facts: Facts) -> Mapping[str, Any]:
     """Of a checkpoint that does not say how to search."""
     return {}

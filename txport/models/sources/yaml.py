@@ -9,7 +9,7 @@ import yaml
 from txport.errors import brief, quoted
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # which has no types
     """As PyYAML's safe loader, and an alias or a key that is there twice is refused."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(text: str) -> dict[str, Any]:
     """A mapping from names to values; `ValueError` for anything else, in one line."""
     try:
-        found = yaml.load(text, _Loader)  # noqa: S506: a safe loader
+        found = _Loader(text).get_single_data()
     except yaml.YAMLError as error:
         raise ValueError(f"it is not YAML: {brief(error)}") from error
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
