@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -98,7 +97,7 @@ def damage(weights: Mapping[str, Any], rng: np.random.Generator) -> tuple[str, d
     elif kind == "empty":
         found[name] = whole[..., :0]
     elif kind == "nan":
-        found[name] = whole * np.float32("nan")
+        found[name] = whole * float("nan")
     else:
         found[name] = whole.astype(np.int32) if isinstance(whole, np.ndarray) else whole.int()
     return f"{kind} {name}", found
@@ -106,9 +105,11 @@ def damage(weights: Mapping[str, Any], rng: np.random.Generator) -> tuple[str, d
 
 def check_refused(folder: Path) -> str:
     """A folder that was damaged is refused in one line, which names what is wrong."""
-    with pytest.raises((CheckpointError, ConfigError)) as caught:
+    message = ""
+    try:
         load_checkpoint(str(folder))
-    message = str(caught.value)
+    except (CheckpointError, ConfigError) as error:
+        message = str(error)
     assert "\n" not in message
     assert str(folder) in message
     return message

@@ -17,8 +17,10 @@ INDEX = "model.safetensors.index.json"  # of weights in several files
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
-MARKS = (CONFIG, "*.npz")  # a folder that has a file of one of these patterns may be a checkpoint
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION)  # patterns of all files that make a checkpoint, but its shards
+MARKS = (CONFIG, "*.npz", "model.bin")  # a folder that has a file of one of these patterns may be a checkpoint
+VOCABULARIES = ("*vocabulary.json", "*vocabulary.txt")  # of CTranslate2
+# patterns of all files that make a checkpoint, but its shards
+MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *VOCABULARIES)
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")

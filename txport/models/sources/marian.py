@@ -22,7 +22,7 @@ from txport.models.config import LARGEST_FILE
 from txport.models.family import Published
 from txport.models.names import CONFIG
 from txport.models.sources.npz import names_in, read_npz
-from txport.models.sources.options import reading
+from txport.models.sources.options import NEVER, UNBOUNDED, reading
 from txport.models.sources.source import Format, Source, Weights, held
 from txport.models.sources.yaml import read_yaml
 from txport.models.weights import Rename, Rule, Transpose
@@ -38,9 +38,7 @@ NORMS = {  # what is done before and after a sublayer and at the end of a stack,
     ("n", "a", ""): ("pre", False),
 }
 EPSILON = 1e-6
-LONGEST = 1024  # tokens; its positions have no bound
 END = 0  # its vocabularies begin with the end token
-NEVER = -100.0  # a logit below that of any token that is written
 ROWS = (r"(encoder_|decoder_)?Wemb", r"decoder_ff_logit_out_Wt")  # matrices of which a token has a row
 PARTS = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
@@ -125,7 +123,7 @@ def config(options: Published) -> dict[str, Any]:
         "feed_forward": feed_forward,
         "encoder_layers": options.get("enc-depth"),
         "decoder_layers": options.get("dec-depth"),
-        "max_length": LONGEST,
+        "max_length": UNBOUNDED,
         "norm": norm,
         "final_norm": final_norm,
         "norm_epsilon": EPSILON,

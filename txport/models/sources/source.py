@@ -75,7 +75,12 @@ class Format:
     read: Callable[[Path], Source]
 
 
-FORMATS = ("marian", "native", "hugging_face")  # modules of this package; the first that recognises a folder reads it
+FORMATS = (
+    "ctranslate2.folder",
+    "marian",
+    "native",
+    "hugging_face",
+)  # modules of this package; the first that recognises a folder reads it
 
 
 def read_source(folder: Path) -> Source:
