@@ -38,8 +38,9 @@ from txport.models.names import (
     preset_name,
 )
 from txport.models.plan import Plan, plan
-from txport.models.sources.source import Weights, read_source
+from txport.models.sources.source import Source, read_source
 from txport.models.tokenizer import load_tokenizer
+from txport.models.values import Weights
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
@@ -113,7 +114,7 @@ def load_checkpoint(name: str) -> Checkpoint:
     _check_text(folder, model.facts)
     with Unfilled():
         model = build(source.config)
-    _fill_from(made, weights, model, source.place)
+    _fill_from(made, weights, model, source)
     return Checkpoint(label(name), model.eval(), digest(name), folder, source.generation(model.facts))
 
 
@@ -185,9 +186,18 @@ def expected_tensors(model: Model) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _fill_from(made: Plan, weights: Weights, model: Model, place: Path) -> None:
+def _fill_from(made: Plan, weights: Weights, model: Model, source: Source) -> None:
     """Read the tensors of a model one after the other; report everything at once that does not fit."""
-    problems, parameters = made.problems(), expected_tensors(model)
+    problems = check_tensors(made, weights, source, expected_tensors(model))
+    if problems:
+        more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
+        listed = "; ".join([*sorted(problems)[:NAMED], *more])
+        raise CheckpointError(f"{source.place} does not fit its config: {listed}")
+
+
+def check_tensors(made: Plan, weights: Weights, source: Source, into: Mapping[str, Tensor] | None = None) -> list[str]:
+    """All that does not fit, one sentence each; what fits is copied `into` the tensors of these names, one by one."""
+    problems = made.problems(source.lines)
     for name in made.fitting:
         try:
             tensor = made.tensor(name, weights)
@@ -198,11 +208,9 @@ def _fill_from(made: Plan, weights: Weights, model: Model, place: Path) -> None:
             continue
         if wrong := unfit(tensor):
             problems.append(f"{name} {wrong}")
-        else:
-            parameters[name].copy_(tensor)
-    if problems:
-        more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
-        raise CheckpointError(f"{place} does not fit its config: {'; '.join([*sorted(problems)[:NAMED], *more])}")
+        elif into is not None:
+            into[name].copy_(tensor)
+    return problems
 
 
 def unfit(tensor: Tensor) -> str:

@@ -23,8 +23,9 @@ from txport.models.family import Published
 from txport.models.names import CONFIG
 from txport.models.sources.npz import names_in, read_npz
 from txport.models.sources.options import NEVER, UNBOUNDED, reading
-from txport.models.sources.source import Format, Source, Weights, held
+from txport.models.sources.source import Format, Source, held
 from txport.models.sources.yaml import read_yaml
+from txport.models.values import Weights
 from txport.models.weights import Rename, Rule, Transpose
 
 FILES = "*.npz"

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from txport.models.sources.ctranslate2.binary import Binary
 from txport.models.sources.options import NEVER
-from txport.models.sources.source import Weights
-from txport.models.values import Shape
+from txport.models.values import Shape, Weights
 from txport.models.weights import Constant, Rename, Rule, Split, Take
 
 
