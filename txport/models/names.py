@@ -19,8 +19,10 @@ RULES = "txport.toml"  # of a checkpoint of the user's own: what it is, and rule
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
-MARKS = (CONFIG, RULES)  # a folder that has a file of one of these patterns may be a checkpoint
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION)  # patterns of all files that make a checkpoint, but its shards
+MARKS = (CONFIG, RULES, "*.npz", "model.bin")  # a folder that has a file of one of these patterns may be a checkpoint
+VOCABULARIES = ("*vocabulary.json", "*vocabulary.txt")  # of CTranslate2
+# patterns of all files that make a checkpoint, but its shards
+MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *VOCABULARIES)
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")

@@ -22,6 +22,11 @@ from txport.models.values import Weights
 from txport.models.weights import Rule
 
 
+def held(tensors: Mapping[str, Tensor]) -> Weights:
+    """Tensors that are in memory already."""
+    return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
+
+
 def no_defaults(facts: Facts) -> Mapping[str, Any]:
     """Of a checkpoint that does not say how to search."""
     return {}
@@ -55,7 +60,8 @@ class Format:
     read: Callable[[Path], Source]
 
 
-FORMATS = ("toml", "native", "hugging_face")  # modules of this package; the first that recognises a folder reads it
+# modules of this package; the first that recognises a folder reads it
+FORMATS = ("toml", "ctranslate2.folder", "marian", "native", "hugging_face")
 
 
 def read_source(folder: Path) -> Source:
