@@ -53,6 +53,10 @@ class Published:
         value = self._values.get(name)
         return default if value is None else value
 
+    def changed(self, **values: Any) -> Published:
+        """The same with other values."""
+        return Published({**self._values, **values}, {}, self.special)
+
     def word(self, name: str, meanings: Mapping[str, str]) -> str:
         """What a word means here; `ConfigError` for one that nothing expresses."""
         value = self.get(name)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 unflatten = cast(Callable[[Tensor, int, tuple[int, ...]], Tensor], torch.unflatten)  # which has no types
 Pairing = Literal["halves", "interleaved"]
-Layout = Literal["halves", "interleaved", "tensor2tensor"]
+Layout = Literal["interleaved", "halves", "fairseq"]  # of sines and cosines
 WAVES = (math.sin, math.cos)
 
 
@@ -23,22 +23,33 @@ WAVES = (math.sin, math.cos)
 def sinusoids(length: int, size: int, layout: Layout = "interleaved") -> Tensor:
     """Section 3.5 of Vaswani et al. 2017, sine and cosine in turn or in halves: -> (length, size).
 
-    In halves as tensor2tensor and many trainers after it have them, the last frequency is 1 / 10000 itself. Not by
-    PyTorch's kernels, which differ in the last bit from one instruction set to the next.
+    "fairseq" has halves too, and waves of which the longest is 10000 times the shortest.
+
+    Not by PyTorch's kernels, which differ in the last bit from one instruction set to the next.
     """
+    if layout == "fairseq":
+        return torch.from_numpy(_of_fairseq(length, size))
     table = np.empty((length, size), np.float32)
-    span = size - 2 if layout == "tensor2tensor" else size
     for place, row in enumerate(table):
-        row[:] = [wave(place * 10000.0 ** (-even / span)) for even in range(0, size, 2) for wave in WAVES]
-    if layout != "interleaved":
+        row[:] = [wave(place * 10000.0 ** (-even / size)) for even in range(0, size, 2) for wave in WAVES]
+    if layout == "halves":
         table = np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
     return torch.from_numpy(table)
 
 
+def _of_fairseq(length: int, size: int) -> NDArray[np.float32]:
+    """Frequencies and angles are rounded to fp32, as they were in training."""
+    half, single = size // 2, np.float32
+    fall = single(-math.log(10000.0) / (half - 1))
+    frequencies = [single(math.exp(single(pair) * fall)) for pair in range(half)]
+    rows = ([single(place) * each for each in frequencies] for place in range(length))
+    table = [[wave(angle) for wave in WAVES for angle in angles] for angles in rows]
+    return np.array(table, single).reshape(length, size)
+
+
 def constant_table(shape: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:
     """A table that follows from the config; where only shapes are wanted (the device "meta"), none is computed."""
-    nothing = torch.empty(shape)
-    return nothing if nothing.is_meta else make().clone()
+    return torch.empty(shape) if torch.zeros(()).is_meta else make().clone()
 
 
 class Rotary(nn.Module):

@@ -123,7 +123,7 @@ def config(options: Published, tensors: dict[str, Tensor]) -> dict[str, Any]:
         "norm_epsilon": 1e-5,
         "embedding_norm": options.get("layernorm_embedding", False),
         "positions": "learned" if learned else "sinusoidal",
-        "sinusoids": "interleaved" if learned else "tensor2tensor",
+        "sinusoids": "interleaved" if learned else "fairseq",
         "position_offset": OFFSET,
         "activation": options.word("activation_fn", ACTIVATIONS),
         "tied": _tied(options),

@@ -33,7 +33,7 @@ LONGEST = 5000  # positions of its tables
 EMBEDDINGS = "{}.embeddings.make_embedding.emb_luts.0.weight"
 POSITIONS = "{}.embeddings.make_embedding.pe.pe"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "fast_gelu": "gelu_tanh"}
-SINUSOIDS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "tensor2tensor"}
+SINUSOIDS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "fairseq"}
 EPSILON = 1e-6
 REQUIRED: dict[str, tuple[Any, ...]] = {
     "encoder_type": ("transformer",),
