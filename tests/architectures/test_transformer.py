@@ -31,7 +31,7 @@ from txport.search.options import SearchOptions
 TOLERANCE = {"rtol": 0.0, "atol": 1e-10}  # in float64
 VARIANTS: dict[str, dict[str, Any]] = {
     "sinusoids in halves": {"sinusoids": "halves"},
-    "sinusoids of tensor2tensor with an offset": {"sinusoids": "tensor2tensor", "position_offset": 2},
+    "sinusoids of fairseq with an offset": {"sinusoids": "fairseq", "position_offset": 2},
     "learned positions with an offset": {"positions": "learned", "position_offset": 2},
     "a bias of the output": {"output_bias": True},
     "norms of embeddings": {"embedding_norm": True, "norm": "post"},
@@ -133,8 +133,8 @@ def test_sinusoids_in_halves_are_all_sines_then_all_cosines() -> None:
     torch.testing.assert_close(embedded(model, ids), expected)
 
 
-def test_the_longest_wave_of_tensor2tensor_s_sinusoids_is_10000_times_the_shortest() -> None:
-    table = sinusoids(9, 6, "tensor2tensor")
+def test_the_longest_wave_of_fairseq_s_sinusoids_is_10000_times_the_shortest() -> None:
+    table = sinusoids(9, 6, "fairseq")
     angles = np.arange(9)[:, None] * np.array([1, 0.01, 0.0001])
     np.testing.assert_allclose(table.numpy(), np.concatenate([np.sin(angles), np.cos(angles)], 1), atol=1e-6)
 

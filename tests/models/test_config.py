@@ -64,10 +64,7 @@ def test_frozen() -> None:
             "bos_id must lie in the source",
         ),
         ({"add_source_eos": 0}, "add_source_eos must be bool, got 0"),
-        (
-            {"sinusoids": "tensor2tensor", "d_model": 2, "heads": 1},
-            "sinusoids 'tensor2tensor' need a d_model of at least 4, got 2",
-        ),
+        ({"sinusoids": "fairseq", "d_model": 2, "heads": 1}, "sinusoids 'fairseq' need a d_model of at least 4, got 2"),
         ({"positions": "learned", "sinusoids": "halves"}, "sinusoids is for sinusoidal positions, got 'halves'"),
         ({"head_size": -1}, "head_size must be at least 0, got -1"),
         ({"output": "probs"}, "output must be one of logits, log_probs; got 'probs'"),

@@ -19,8 +19,9 @@ RULES = "txport.toml"  # of a checkpoint of the user's own: what it is, and rule
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
-MARKS = (CONFIG, RULES, "*.npz", "model.bin")  # a folder that has a file of one of these patterns may be a checkpoint
+TRAINERS = ("*.npz", "model.bin", "dict.*.txt", "*_step_*.pt")  # of Marian, CTranslate2, fairseq and OpenNMT-py
 VOCABULARIES = ("*vocabulary.json", "*vocabulary.txt")  # of CTranslate2
+MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that make a checkpoint, but its shards
 MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *VOCABULARIES)
 LARGEST_SAMPLES = 1 << 20  # bytes

@@ -18,7 +18,6 @@ from txport.models.parts import NORMS, Additive, Attention, DotProduct, Embeddin
 from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # -> in transformers
-LEAST_TENSOR2TENSOR = 4  # numbers of a token: two frequencies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,7 @@ class TransformerConfig(Config):
     `norm` places the layer norm before each sublayer ("pre", with one more norm at the end of each
     stack) or after its residual ("post"). `tied` shares the output projection with the target
     embedding ("target"), with both embeddings ("all") or with neither ("none"). `max_length` is the
-    longest source and the longest target, in tokens, special tokens included. A table of positions begins with
+    longest source and the longest target, in tokens, special tokens included. The table of positions begins with
     `position_offset` rows that no token has. `final_norm` says whether one more norm ends each stack; for None, it does
     where norms come first. `head_size` is D / N unless it is given. `output` is what the model
     gives: logits, or their log-softmax. `add_source_bos` and `add_source_eos` say whether the sources of its training
@@ -50,7 +49,7 @@ class TransformerConfig(Config):
     norm_epsilon: float = real(1e-5, above=0, below=1)
     embedding_norm: bool = False
     positions: str = choice("sinusoidal", "learned")
-    sinusoids: str = choice("interleaved", "halves", "tensor2tensor")
+    sinusoids: str = choice("interleaved", "halves", "fairseq")
     position_offset: int = size(0, least=0)
     activation: str = choice(*ACTIVATIONS)
     bias: bool = True
@@ -77,12 +76,12 @@ class TransformerConfig(Config):
             yield f"heads must divide d_model, got {self.heads} for {self.d_model}; or give a head_size"
         if self.positions == "sinusoidal" and self.d_model % 2:
             yield f"sinusoidal positions need an even d_model, got {self.d_model}"
-        if self.sinusoids == "tensor2tensor" and self.d_model < LEAST_TENSOR2TENSOR:
-            yield f"sinusoids 'tensor2tensor' need a d_model of at least {LEAST_TENSOR2TENSOR}, got {self.d_model}"
         if self.positions not in ("sinusoidal", "learned") and self.position_offset:
-            yield f"position_offset is for tables of positions, got {self.position_offset} for {self.positions!r}"
+            yield f"position_offset is for a table of positions, got {self.position_offset} for {self.positions!r}"
         if self.positions != "sinusoidal" and self.sinusoids != "interleaved":
             yield f"sinusoids is for sinusoidal positions, got {self.sinusoids!r} for {self.positions!r}"
+        if self.sinusoids == "fairseq" and self.d_model < 4:
+            yield f"sinusoids 'fairseq' need a d_model of at least 4, got {self.d_model}"
         if self.tied == "all" and self.source_vocab_size != self.target_vocab_size:
             sizes = f"{self.source_vocab_size} and {self.target_vocab_size}"
             yield f"tied 'all' needs one vocabulary for source and target, got sizes {sizes}"
@@ -221,7 +220,7 @@ def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]])
     heads, head_size = int(rng.choice([1, 2, 4])), int(rng.choice([8, 16]))
     if values["positions"] != "sinusoidal":
         values["sinusoids"] = "interleaved"
-    if values["positions"] in ("sinusoidal", "learned"):
+    if values["positions"] in ("learned", "sinusoidal"):
         values["position_offset"] = int(rng.integers(3))
     source, target = (int(each) for each in rng.integers(8, 60, 2))
     sizes = {

@@ -33,7 +33,7 @@ def config(values: Published) -> dict[str, Any]:
     return found | {
         "norm": "pre",
         "positions": "sinusoidal",
-        "sinusoids": "tensor2tensor",
+        "sinusoids": "fairseq",
         "position_offset": found["pad_id"] + 1,
         "output_bias": False,
         "bos_id": values.get("bos_token_id"),

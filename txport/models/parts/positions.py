@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 unflatten = cast(Callable[[Tensor, int, tuple[int, ...]], Tensor], torch.unflatten)  # which has no types
 Pairing = Literal["halves", "interleaved"]
-Layout = Literal["interleaved", "halves", "tensor2tensor"]  # of sines and cosines
+Layout = Literal["interleaved", "halves", "fairseq"]  # of sines and cosines
 WAVES = (math.sin, math.cos)
 
 
@@ -23,13 +23,12 @@ WAVES = (math.sin, math.cos)
 def sinusoids(length: int, size: int, layout: Layout = "interleaved") -> Tensor:
     """Section 3.5 of Vaswani et al. 2017, sine and cosine in turn or in halves: -> (length, size).
 
-    "tensor2tensor", which many trainers after it have too, has halves, and waves of which the longest is 10000 times
-    the shortest.
+    "fairseq" has halves too, and waves of which the longest is 10000 times the shortest.
 
     Not by PyTorch's kernels, which differ in the last bit from one instruction set to the next.
     """
-    if layout == "tensor2tensor":
-        return torch.from_numpy(_of_tensor2tensor(length, size))
+    if layout == "fairseq":
+        return torch.from_numpy(_of_fairseq(length, size))
     table = np.empty((length, size), np.float32)
     for place, row in enumerate(table):
         row[:] = [wave(place * 10000.0 ** (-even / size)) for even in range(0, size, 2) for wave in WAVES]
@@ -38,7 +37,7 @@ def sinusoids(length: int, size: int, layout: Layout = "interleaved") -> Tensor:
     return torch.from_numpy(table)
 
 
-def _of_tensor2tensor(length: int, size: int) -> NDArray[np.float32]:
+def _of_fairseq(length: int, size: int) -> NDArray[np.float32]:
     """Frequencies and angles are rounded to fp32, as they were in training."""
     half, single = size // 2, np.float32
     fall = single(-math.log(10000.0) / (half - 1))

@@ -129,7 +129,7 @@ def config(options: Published) -> dict[str, Any]:
         "final_norm": final_norm,
         "norm_epsilon": EPSILON,
         "embedding_norm": embedding == "n",
-        "sinusoids": "tensor2tensor",
+        "sinusoids": "fairseq",
         "activation": options.word("transformer-ffn-activation", ACTIVATIONS),
         "output_bias": True,
         "tied": "none" if tied == "embeddings" else tied,

@@ -99,7 +99,7 @@ def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
         "norm_epsilon": said.get("layer_norm_epsilon", 1e-5),
         "embedding_norm": encoder.embedding_norm,
         "positions": "learned" if encoder.positions else "sinusoidal",
-        "sinusoids": "interleaved" if encoder.positions else "tensor2tensor",
+        "sinusoids": "interleaved" if encoder.positions else "fairseq",
         "position_offset": 0 if encoder.positions else 1,
         "activation": encoder.activation,
         "output_bias": from_zeros or parts.has("decoder/projection/bias"),
