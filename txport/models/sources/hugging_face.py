@@ -10,10 +10,8 @@ from typing import Any
 from txport.errors import ConfigError
 from txport.models import architecture, family
 from txport.models.config import Config, read_config
-from txport.models.facts import Facts
-from txport.models.generation import search_defaults
 from txport.models.names import CONFIG, GENERATION, TOKENIZER
-from txport.models.sources.source import Format, Source, place_of, read_weights
+from txport.models.sources.source import Format, Source, generation, place_of, read_weights
 from txport.system.documents import DocumentError, read_json
 
 GENERATED = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
@@ -48,13 +46,6 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
         return architecture.find(kind.architecture).config.from_dict(kind.read(values, _special_tokens(folder)))
     except ConfigError as error:
         raise ConfigError(f"{folder / CONFIG}: {error}") from error
-
-
-def generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
-    """How the model searches: by `generation_config.json`, or without one by its config."""
-    if facts.task == "encode":
-        return {}
-    return search_defaults(read_config(folder / (GENERATION if (folder / GENERATION).is_file() else CONFIG)), facts)
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:
