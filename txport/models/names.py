@@ -20,10 +20,11 @@ GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
 TRAINERS = ("*.npz", "model.bin", "dict.*.txt", "*_step_*.pt")  # of Marian, CTranslate2, fairseq and OpenNMT-py
-VOCABULARIES = ("*vocabulary.json", "*vocabulary.txt")  # of CTranslate2
+# beside the weights of these: options, vocabularies, weights in safetensors
+BESIDE = ("*decoder.yml", "*vocab*.yml", "*vocab*.json", "*vocab*.txt", "*.spm", "*_step_*.safetensors")
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that make a checkpoint, but its shards
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *VOCABULARIES)
+MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *BESIDE)
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
