@@ -19,9 +19,9 @@ from txport.importing.probe import Variant, asked, closest, dims_of, layer_field
 from txport.importing.sizes import Sizes, solve, turned
 from txport.models import architecture
 from txport.models.names import CONFIG, PICKLES, RULES, WEIGHTS, weight_files
+from txport.models.sources.pickles import read_pickle
 from txport.models.sources.rules import written
 from txport.models.sources.source import read_safetensors, read_weights
-from txport.models.sources.pickles import read_pickle
 from txport.models.sources.toml import QUESTION
 from txport.models.values import Weights
 from txport.models.weights import Rename, Rule, Split, Transpose, Unstack
@@ -192,7 +192,9 @@ def _said(folder: Path) -> dict[str, Any]:
                 if isinstance(values.get(key), int | float | str | bool):
                     value = values[key]
                     found.setdefault(field, [value] if field == "eos_ids" else value)
-        found |= {key: each for key, each in values.items() if key not in found and isinstance(each, bool | int | float | str)}
+        found |= {
+            key: each for key, each in values.items() if key not in found and isinstance(each, bool | int | float | str)
+        }
     return found
 
 
@@ -229,7 +231,9 @@ def _ordered(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _pattern(name: str) -> str:
     """A regular expression for the names of a template."""
-    return "^" + re.escape(name).replace(r"\{\}", r"(\d+)").replace(r"\-", "-").replace(r"\_", "_").replace("/", "/") + "$"
+    return (
+        "^" + re.escape(name).replace(r"\{\}", r"(\d+)").replace(r"\-", "-").replace(r"\_", "_").replace("/", "/") + "$"
+    )
 
 
 def _own(name: str) -> str:
@@ -262,7 +266,9 @@ def _asking_for_groups(pair: Pair, rule: Split) -> str:
     text = written(rule)
     if not pair.asks_for_groups:
         return text
-    question = f"{QUESTION}: 1 if all of {pair.own[0].role.what} comes first, or the number of heads if each head has its own?"
+    question = (
+        f"{QUESTION}: 1 if all of {pair.own[0].role.what} comes first, or the number of heads if each head has its own?"
+    )
     return f"{text.removesuffix(' }')}, groups = {json.dumps(question)} }}"
 
 
@@ -308,7 +314,9 @@ def _questions(left: Match) -> Iterator[str]:
         yield from _rule(f"rename = {{ pattern = {_text(question)}, to = {_text(_own(own.name))} }}", "")
     for given in left.given:
         if given.name not in offered:
-            question = f"{QUESTION}: {_pattern(given.name)} if no weight, else a rule for it; its shape is {given.shape}"
+            question = (
+                f"{QUESTION}: {_pattern(given.name)} if no weight, else a rule for it; its shape is {given.shape}"
+            )
             yield from _rule(f"drop = {_text(question)}", "")
 
 

@@ -86,9 +86,7 @@ def templates(shapes: Mapping[str, Shape]) -> list[Template]:
             found.setdefault((f"{stack[0]}{{}}{rest}", shape), []).append(number)
         else:
             plain.append(name)
-    layered = [
-        Template(name, shape, tuple(sorted(numbers)), role_of(name)) for (name, shape), numbers in found.items()
-    ]
+    layered = [Template(name, shape, tuple(sorted(numbers)), role_of(name)) for (name, shape), numbers in found.items()]
     whole = [] if layered else list(_whole_stacks({name: shapes[name] for name in plain}))
     taken = {each.name for each in whole}
     return [*layered, *whole, *(Template(n, shapes[n], (), role_of(n)) for n in plain if n not in taken)]

@@ -83,7 +83,9 @@ def dims_of(variant: Variant) -> tuple[dict[Place, Product], dict[str, str]]:
     """
     base = {**_base(variant.architecture), **dict(variant.values)}
     before, made, same = dict(variant.shapes), dict[Place, tuple[str, ...]](), dict[str, str]()
-    sizes = [field for field in base if _is_size(variant.architecture, field) and type(base[field]) is int and base[field]]
+    sizes = [
+        field for field in base if _is_size(variant.architecture, field) and type(base[field]) is int and base[field]
+    ]
     alone = {field: _built(variant.architecture, {**base, field: 2 * base[field]}) for field in sizes}
     bound = [field for field, model in alone.items() if model is None]
     for first, other in itertools.combinations(bound, 2):
@@ -179,7 +181,9 @@ def _is_size(name: str, field: str) -> bool:
 def _base(name: str) -> Values:
     """The values of a small config."""
     found = architecture.find(name)
-    smallest = min(found.presets.values(), key=lambda config: sum(v for v in config.to_dict().values() if type(v) is int))
+    smallest = min(
+        found.presets.values(), key=lambda config: sum(v for v in config.to_dict().values() if type(v) is int)
+    )
     values = smallest.to_dict()
     return {**values, **dict.fromkeys(layer_fields(name).values(), LAYERS)}
 
