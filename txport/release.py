@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import AUTO_LIMIT, is_quantised
 from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
-from txport.models.names import CONFIG, MANIFEST, code_name, files_of, find_folder, preset_name
+from txport.models.names import MANIFEST, code_name, files_of, find_folder, preset_name
 from txport.system import machine
 from txport.system.files import ELSEWHERE, staged_folder
 from txport.system.numbers import number, switch, whole
@@ -112,8 +112,8 @@ def export(
         how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
         bundle = write(checkpoint, folder, **how)
         progress("comparing with PyTorch")
-        if checkpoint.model.single:
-            progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.model.single})")
+        if checkpoint.outline.single:
+            progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})")
         try:
             bundle, report = prove(bundle, checkpoint)
         except ParityError as error:
@@ -141,11 +141,8 @@ def _spare_source(name: str, out: Path) -> None:
     """Replacing the checkpoint, or a folder around it, would cost the user their weights."""
     if preset_name(name):
         return
-    if code := code_name(name):
-        files = [Path(os.path.realpath(code[0]))]
-    else:
-        source = Path(os.path.realpath(find_folder(name)))
-        files = [source / CONFIG, *files_of(source)]
+    code = code_name(name)
+    files = [code[0]] if code else files_of(Path(os.path.realpath(find_folder(name))))
     around = {folder for file in files for path in (file, Path(os.path.realpath(file))) for folder in path.parents}
     with told(out, ELSEWHERE):
         if out.exists() and any(out.samefile(folder) for folder in around):

@@ -41,7 +41,7 @@ def export_graphs(
     if opset is not None and opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
     require_offer(target, precision)
-    if target != "portable" and isinstance(checkpoint.model, Adapted):
+    if target != "portable" and isinstance(checkpoint.outline, Adapted):
         why = f"the {target} target makes operators of parts that it knows, and your module has none of them"
         fix = "export --target portable, or write an architecture (docs/architectures.md)"
         raise UnsupportedError(f"an adapter exports to the portable target only: {why}; {fix}")
@@ -51,7 +51,7 @@ def export_graphs(
     manifest = Manifest(
         target=target,
         precision=precision,
-        opset=opset or max(DEFAULT_OPSET, TARGETS[target].prefers(checkpoint.model)),
+        opset=opset or max(DEFAULT_OPSET, TARGETS[target].prefers(checkpoint.outline)),
         architecture=architecture.name_of(checkpoint.config),
         config=checkpoint.config.to_dict(),
         facts=checkpoint.facts,

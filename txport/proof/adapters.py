@@ -51,7 +51,7 @@ def require_sound(checkpoint: Checkpoint) -> None:
 
 def _seq2seq(model: Adapted, draw: Draw) -> Iterator[str]:
     facts, sources = model.facts, draw.sources(*SOURCES)
-    ids, lengths = map(torch.from_numpy, pad(sources, facts.reads.pad))
+    ids, lengths = map(torch.from_numpy, pad(sources, facts.vocabulary.pad))
     memory = model.encode(ids, lengths)
     _require(model, "encode", "states", memory.states, (*ids.shape, facts.width))
     yield from _random("encode", [memory.states], [model.encode(ids, lengths).states])
@@ -81,7 +81,7 @@ def _causal(model: Adapted, draw: Draw) -> Iterator[str]:
     yield from _steps(model, _tokens(draw, len(SOURCES)), run)
     prompts = draw.sources(*SOURCES)
     size = max(SOURCES)
-    rows = [[facts.reads.pad] * (size - len(each)) + each for each in prompts]
+    rows = [[facts.vocabulary.pad] * (size - len(each)) + each for each in prompts]
     places = torch.arange(size)[None, :] - torch.tensor([size - len(each) for each in prompts])[:, None]
     together = model.extend(torch.tensor(rows), places >= 0, places.clamp(min=0), model.empty_state(len(rows))).logits
     alone = [run(torch.tensor([each]), model.empty_state(1)).logits[0] for each in prompts]
@@ -95,7 +95,7 @@ def _causal(model: Adapted, draw: Draw) -> Iterator[str]:
 
 def _encode(model: Adapted, draw: Draw) -> Iterator[str]:
     facts, sources = model.facts, draw.sources(*SOURCES)
-    ids, lengths = map(torch.from_numpy, pad(sources, facts.reads.pad))
+    ids, lengths = map(torch.from_numpy, pad(sources, facts.vocabulary.pad))
     mask = torch.arange(ids.shape[1])[None, :] < lengths[:, None]
     found = model.infer(ids, mask)
     if len(found) != len(facts.outputs):
@@ -201,7 +201,7 @@ def _off(one: Tensor, other: Tensor) -> float | None:
 
 def note_on_lengths(bundle: Bundle, checkpoint: Checkpoint) -> str:
     """What to add to a failure where an adapter's graphs are right at the lengths of their trace; else nothing."""
-    if not isinstance(checkpoint.model, Adapted):
+    if not isinstance(checkpoint.outline, Adapted):
         return ""
     try:
         right = not any(_wrong_where_traced(bundle, checkpoint))

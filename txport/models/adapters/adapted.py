@@ -76,8 +76,9 @@ class Adapted(Model):
         like = next(self.parameters())
         return {each: like.new_zeros(each.shape(rows, 0), dtype=self.dtype) for each in self.facts.state}
 
-    def encode_masked(self, source: Tensor, mask: Tensor) -> Memory:
+    def encode_masked(self, source: Tensor, mask: Tensor | None) -> Memory:
         """See `Model`."""
+        assert mask is not None
         return Memory(self._encode(source, mask), mask)
 
     def infer(self, source: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
@@ -96,6 +97,7 @@ class Adapted(Model):
 
     def decode(self, tokens: Tensor, memory: Memory, state: Mapping[StateTensor, Tensor]) -> Decoded:
         """See `Model`."""
+        assert memory.mask is not None
         kept = self._source_state(memory, state)
         given = {
             "source": memory.states,
@@ -110,7 +112,9 @@ class Adapted(Model):
         state = {**kept, **grown}
         return Decoded(logits, {each: state[each] for each in self.facts.state}, {})
 
-    def extend(self, tokens: Tensor, mask: Tensor, places: Tensor, state: Mapping[StateTensor, Tensor]) -> Decoded:
+    def extend(
+        self, tokens: Tensor, mask: Tensor, places: Tensor, state: Mapping[StateTensor, Tensor], *, first: int = 0
+    ) -> Decoded:
         """See `Model`."""
         past, length = self._past(state), tokens.shape[1]
         if not self.adapter.has_caches:
@@ -119,6 +123,7 @@ class Adapted(Model):
         hidden = before_mask(length, past, tokens.device) & ~mask[:, None, None, :]
         seen = causal_mask(length, past, tokens.device) & ~hidden  # (B, 1, T, P + T)
         logits, grown = self._step(tokens, places, seen, state, {})
+        logits = logits[:, first:] if first else logits
         return Decoded(logits, {each: grown[each] for each in self.facts.state}, {})
 
     def _past(self, state: Mapping[StateTensor, Tensor]) -> int:

@@ -75,8 +75,8 @@ def check(
     with no_crash("the comparison of the weights in the graphs"):
         report.tensors.extend(compare_weights(bundle, checkpoint))
         report.about.update(unheld(bundle, checkpoint))
-    if checkpoint.model.single:
-        report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.model.single})"
+    if checkpoint.outline.single:
+        report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})"
     with fitting_threads(checkpoint):
         drawn = draw_cases(bundle, seed, cases)
         if is_large(checkpoint):
