@@ -166,4 +166,5 @@ def _parts(given: str, tensor: Tensor, pieces: Sequence[Piece], parameters: Mapp
             rows = f"{' + '.join(map(str, sizes))} rows"
             raise ValueError(f"{quoted(given)} of shape {tuple(tensor.shape)} must hold {rows}")
         parts = torch.split(tensor, sizes)
-    return [part.float() + piece.shift if piece.shift else part for part, piece in zip(parts, pieces, strict=True)]
+    shifts = [piece.shift if tensor.is_floating_point() else 0.0 for piece in pieces]  # whole numbers are refused
+    return [part.float() + shift if shift else part for part, shift in zip(parts, shifts, strict=True)]
