@@ -122,7 +122,9 @@ def test_the_commands_on_the_page_of_a_family_can_run(page: Path) -> None:
 
 def test_every_family_has_a_page() -> None:
     pages = {page: page.read_text(encoding="utf-8") for page in FAMILIES}
-    missing = [kind for kind in all_families() if not any(f"`{kind}`" in text.split("```")[0] for text in pages.values())]
+    missing = [
+        kind for kind in all_families() if not any(f"`{kind}`" in text.split("```")[0] for text in pages.values())
+    ]
     assert missing == []
     table = (ROOT / "docs" / "hugging-face.md").read_text(encoding="utf-8")
     assert [page.name for page in pages if f"(families/{page.name})" not in table] == []

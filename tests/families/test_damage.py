@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,8 +24,9 @@ from txport.models import architecture, checkpoint
 from txport.models.config import Config
 from txport.models.model import Model
 from txport.models.names import CONFIG, INDEX, WEIGHTS
+from txport.models.plan import plan
 from txport.models.sources.source import read_source
-from txport.models.weights import Zeros, apply
+from txport.models.weights import Constant, Take
 
 DAMAGES = 20  # of each folder
 SIZES = (  # keys of configs that shapes of tensors follow from
@@ -42,7 +44,7 @@ class Folder:
     weights: dict[str, Tensor]
     counting: list[str]
     also: dict[str, set[str]]  # the model's names for each of them
-    tied: list[str]  # names for tensors that the model has but once
+    tied: dict[str, tuple[int, ...]]  # names and shapes of tensors that the model has but once
     rng: np.random.Generator
 
     def draw(self, of: Callable[[Tensor], bool] = lambda each: True) -> str:
@@ -56,37 +58,32 @@ class Folder:
 
 @cache
 def built(config: Config) -> Model:
-    """A model without numbers, which is all that it takes to refuse others."""
-    with torch.device("meta"):
-        return architecture.of(config).build(config)
+    """Each model once."""
+    return architecture.of(config).build(config)
 
 
 def read(name: str) -> Folder:
-    source = read_source(FOLDER / name)
-    weights = load_file(FOLDER / name / WEIGHTS)
-    model = built(source.config)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    pieces = {each: apply(source.rules, each) for each in weights}
-    zeros = {rule.name for rule in source.rules if isinstance(rule, Zeros)}
-    counting = [
-        each
-        for each, made in pieces.items()
-        if made and all(one.name in parameters and one.name not in zeros and one.row is None for one in made)
-    ]
-    held = {id(parameters[one.name]) for each in counting for one in pieces[each]}
-    tied = [f"{prefix}{each}.weight" for prefix in ("", "model.") for each in EMBEDDINGS]
-    tied = [
-        each
-        for each in tied
-        if each not in weights
-        and len(made := apply(source.rules, each)) == 1
-        and id(parameters.get(made[0].name)) in held
-        and made[0].name in parameters
-    ]
-    by_tensor: dict[int, set[str]] = {}
-    for each, parameter in parameters.items():
-        by_tensor.setdefault(id(parameter), set()).add(each)
-    also = {each: set[str]().union(*(by_tensor[id(parameters[one.name])] for one in pieces[each])) for each in counting}
+    source, weights = read_source(FOLDER / name), load_file(FOLDER / name / WEIGHTS)
+    shapes, model = {each: tuple(tensor.shape) for each, tensor in weights.items()}, built(source.config)
+    names: dict[int, set[str]] = {}
+    for own, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), set()).add(own)
+    also: dict[str, set[str]] = {}
+    partly: set[str] = set()
+    for own, pieces in plan(source.rules, shapes, model).made.items():
+        for each, piece in ((each, piece) for piece in pieces for each in piece.value.names()):
+            also.setdefault(each, set()).update(names[id(model.get_parameter(own))])
+            if any(isinstance(source.rules[at], Take) for at in piece.rules):
+                partly.add(each)
+    optional = [rule.pattern for rule in source.rules if isinstance(rule, Constant)]
+    partly |= {each for each, own in also.items() for one in own if any(re.match(rule, one) for rule in optional)}
+    counting = [each for each in weights if each in also and each not in partly]
+    tied = {}
+    for other in (f"{prefix}{each}.weight" for prefix in ("", "model.") for each in EMBEDDINGS):
+        more = plan(source.rules, {**shapes, other: (1, 1)}, model) if other not in weights else None
+        for own, pieces in more.made.items() if more is not None else ():
+            if len(pieces) > 1 and any(other in piece.value.names() for piece in pieces):
+                tied[other] = more.expected[own]
     return Folder(FOLDER / name, weights, counting, also, tied, np.random.default_rng(0))
 
 
@@ -151,10 +148,9 @@ def exchanged(folder: Folder) -> set[str]:
 def untied(folder: Folder) -> set[str]:
     if not folder.tied:
         return removed(folder)
-    name = str(folder.rng.choice(folder.tied))
-    like = next(each for each in folder.weights.values() if each.dim() == 2)
-    folder.weights[name] = torch.full_like(like, 0.5)
-    return {name, *(each for names in folder.also.values() for each in names)}
+    name = str(folder.rng.choice(list(folder.tied)))
+    folder.weights[name] = torch.full(folder.tied[name], 0.5)
+    return {name}
 
 
 def without_a_shard(folder: Folder) -> set[str]:
@@ -195,8 +191,8 @@ FILES = (without_a_shard, truncated, of_another_size)
 def test_a_damaged_folder_is_refused_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accepted: list[Any] = []
     whole = read(name)
-    only_built = SimpleNamespace(of=lambda _: SimpleNamespace(build=built))
-    monkeypatch.setattr(checkpoint, "architecture", only_built)
+    monkeypatch.setattr(checkpoint, "build_empty", built)
+    monkeypatch.setattr(checkpoint, "architecture", SimpleNamespace(of=lambda _: SimpleNamespace(build=built)))
     for seed in range(DAMAGES):
         path = Path(shutil.copytree(FOLDER / name, tmp_path / str(seed)))
         damages = (*TENSORS, *FILES)

@@ -297,8 +297,16 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
         ("llama", {"rope_scaling": {"type": "linear"}}, "it is not the config of a llama: KeyError"),
         ("llama", {"rope_parameters": {"full": {"rope_theta": 1e4}}}, "rope_parameters for each kind of layer can't"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 can't be expressed; it must be 1.0"),
-        ("gemma2", {"layer_types": ["full_attention"]}, "layer_types must be 2 of sliding_attention and full_attention"),
-        ("gemma2", {"layer_types": ["full_attention", "x"]}, "layer_types must be 2 of sliding_attention and full_atten"),
+        (
+            "gemma2",
+            {"layer_types": ["full_attention"]},
+            "layer_types must be 2 of sliding_attention and full_attention",
+        ),
+        (
+            "gemma2",
+            {"layer_types": ["full_attention", "x"]},
+            "layer_types must be 2 of sliding_attention and full_atten",
+        ),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True can't be expressed"),
         ("gemma3", {"attn_logit_softcapping": 9.0}, "attn_logit_softcapping 9.0 can't be expressed; it must be None"),
         ("gemma3-images", {"text_config": [3]}, "it is not the config of a gemma3"),

@@ -85,6 +85,7 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
         {"target_vocab_size": 9, "tied": "target"},
         {"d_model": 20, "heads": 3, "head_size": 8},
         {"positions": "learned", "position_offset": 2},
+        {"position_offset": 2},
         {"source_vocab_size": 3, "tied": "none", "bos_id": 7},
         {"source_vocab_size": 3, "tied": "none", "eos_id": 7, "add_source_eos": False},
     ],

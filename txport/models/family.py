@@ -44,6 +44,10 @@ class Published:
         found = self.get("architectures", [])
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
+    def all(self) -> dict[str, Any]:
+        """Every value that is said."""
+        return dict(self._values)
+
     def get(self, name: str, default: Any = None) -> Any:
         """One value; `default` for null, and for what is missing and has no default in its class."""
         value = self._values.get(name)

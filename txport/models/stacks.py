@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from txport.models.audio.facts import Features, Speech
 from txport.models.config import Config
 from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
 from txport.models.model import Model
@@ -21,7 +22,8 @@ Tied = Literal["all", "none", "target", "embeddings"]
 class EncoderDecoder(Model):
     """An encoder and a decoder, each an embedding, layers and a last norm, and a projection to the vocabulary.
 
-    `embedding` and `layer` make the parts of either side, `final_norm` what ends a stack. `tied` says which of the
+    `embedding` and `layer` make the parts of either side, `final_norm` what ends a stack. A model that reads no tokens
+    has a `source_embedding` of its own. `tied` says which of the
     source embedding, the target embedding and the projection are one matrix: all three, the last two ("target"), the
     first two ("embeddings") or none. The decoder's states are multiplied by `scale` before the projection; the
     outputs are logits or their log-softmax.
@@ -40,10 +42,11 @@ class EncoderDecoder(Model):
         output_bias: bool = False,
         scale: float = 1.0,
         log_probs: bool = False,
+        source_embedding: Callable[[], nn.Module] | None = None,
     ) -> None:
         super().__init__(config, facts)
         self.scale, self.log_probs = scale, log_probs
-        self.source_embedding = embedding(facts.reads.size)
+        self.source_embedding: Any = source_embedding() if source_embedding else embedding(facts.reads.size)
         self.encoder = nn.ModuleList(layer("encoder") for _ in range(layers[0]))
         self.encoder_norm = final_norm()
         self.target_embedding = embedding(facts.writes.size)
@@ -53,9 +56,9 @@ class EncoderDecoder(Model):
         self._tie(tied)
         self.initialise()
 
-    def encoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+    def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
         """See `Model.encoder_states`."""
-        x = self.source_embedding(ids, ops)
+        x = self.source_embedding(source, ops)
         for number, layer in enumerate(self.encoder):
             x = layer(x, ops, number)
         return cast(Tensor, self.encoder_norm(x))
@@ -130,12 +133,13 @@ class DecoderOnly(Model):
 def seq2seq_facts(
     *,
     width: int,
-    source: Tokens,
+    source: Tokens | Features,
     target: Tokens,
     decoder_layers: int,
     heads: int,
     head_size: int,
     has_plain_logits: bool,
+    speech: Speech | None = None,
 ) -> Facts:
     """Of an encoder-decoder whose decoder layers cache as many heads of keys and values as they have of queries."""
     owners: Sequence[Literal["row", "source"]] = ("row", "source")
@@ -148,6 +152,7 @@ def seq2seq_facts(
         state=by_layer(*caches),
         attention=CrossAttention(decoder_layers - 1, heads),
         has_plain_logits=has_plain_logits,
+        speech=speech,
     )
 
 

@@ -64,9 +64,9 @@ class FusedOps:
         self.batch, self.length = batch, length
         self.became: Counter[str] = Counter()
 
-    def lay_out(self, ids: Tensor) -> Tensor:
+    def lay_out(self, x: Tensor) -> Tensor:
         """See `Ops`."""
-        return ids.flatten()
+        return x.flatten(0, 1)
 
     def whole(self, x: Tensor) -> Tensor:
         """See `Ops`."""
@@ -108,10 +108,10 @@ class FusedOps:
 
 
 class EncoderOps(FusedOps):
-    """All tokens of sources at once, each of which sees the whole of its source."""
+    """All places of sources at once, each of which sees the whole of its source."""
 
-    def __init__(self, input_ids: Tensor, lengths: Tensor) -> None:
-        super().__init__(input_ids.shape[0], input_ids.shape[1])
+    def __init__(self, batch: int, length: int, lengths: Tensor) -> None:
+        super().__init__(batch, length)
         self.lengths = lengths
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:

@@ -7,6 +7,7 @@ D model size. "..." are the dims of activations: (B, T), or all tokens of a batc
 
 from txport.models.parts.attention import Additive, Attention, DotProduct
 from txport.models.parts.embedding import Embedding
+from txport.models.parts.frames import Frames
 from txport.models.parts.layer import Layer, Residual
 from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear, SoftCap
 from txport.models.parts.norms import NORM_TYPES, NORMS, RMSNorm, UnbiasedNorm
@@ -31,6 +32,7 @@ __all__ = [
     "DotProduct",
     "Embedding",
     "FeedForward",
+    "Frames",
     "GatedFeedForward",
     "Layer",
     "Layout",

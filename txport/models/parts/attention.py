@@ -44,11 +44,12 @@ class DotProduct(nn.Module):
         return self.relative_keys is None and self.relative_values is None
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None = None
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, distances: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(B, N, T, H) over (B, G, S, H) -> (B, N, T, H), and the weight of each key (B, N, T, S).
 
-        `mask` (..., T, S) is added to the scores; `distances` (..., T, S) are wanted where positions add something.
+        `mask` (..., T, S) is added to the scores, None where all is seen; `distances` (..., T, S) are wanted where
+        positions add something.
         """
         scores = self.grouped(query, key.transpose(2, 3)) * self.scale
         if self.cap is not None:
@@ -58,7 +59,7 @@ class DotProduct(nn.Module):
         if self.relative_keys is not None and distances is not None:
             vectors = _beside_heads(self.relative_keys(distances))  # (..., T, S, H)
             scores = scores + (vectors @ query[:, :, :, :, None]).flatten(3) * self.scale
-        weights = torch.softmax(scores + mask, dim=-1)
+        weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
         mixed = self.grouped(weights, value)
         if self.relative_values is not None and distances is not None:
             vectors = _beside_heads(self.relative_values(distances))
@@ -89,12 +90,12 @@ class Additive(nn.Module):
         self.score = nn.Parameter(torch.empty(heads, 1, head_size, 1))
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None = None
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, distances: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """See `DotProduct.forward`."""
         hidden = torch.tanh(query[:, :, :, None] + key[:, :, None])  # (B, N, T, S, H)
         scores = (hidden @ self.score).flatten(3)
-        weights = torch.softmax(scores + mask, dim=-1)
+        weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
         return weights @ value, weights
 
 

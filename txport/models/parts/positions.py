@@ -49,8 +49,7 @@ def _of_fairseq(length: int, size: int) -> NDArray[np.float32]:
 
 def constant_table(shape: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:
     """A table that follows from the config; where only shapes are wanted (the device "meta"), none is computed."""
-    nothing = torch.empty(shape)
-    return nothing if nothing.is_meta else make().clone()
+    return torch.empty(shape) if torch.zeros(()).is_meta else make().clone()
 
 
 class Rotary(nn.Module):
