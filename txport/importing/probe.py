@@ -22,7 +22,7 @@ from txport.models.model import Model
 from txport.models.values import Shape
 
 Values = dict[str, Any]
-LAYERS = 1
+LAYERS, TOKENS = 1, 48  # of the models
 Place = tuple[str, int]  # a tensor and an axis
 Product = tuple[int, tuple[str, ...]]  # a number, and the fields of a config that it is multiplied by
 UNSEEN = ("dropout",)  # of training
@@ -76,6 +76,7 @@ def task_of(name: str) -> Task:
     return model.facts.task
 
 
+@cache
 def dims_of(variant: Variant) -> tuple[dict[Place, Product], dict[str, str]]:
     """What each dim of each tensor is made of, and which fields must be as another one is.
 
@@ -83,7 +84,9 @@ def dims_of(variant: Variant) -> tuple[dict[Place, Product], dict[str, str]]:
     """
     base = {**_base(variant.architecture), **dict(variant.values)}
     before, made, same = dict(variant.shapes), dict[Place, tuple[str, ...]](), dict[str, str]()
-    sizes = [field for field in base if _is_size(variant.architecture, field) and type(base[field]) is int and base[field]]
+    sizes = [
+        field for field in base if _is_size(variant.architecture, field) and type(base[field]) is int and base[field]
+    ]
     alone = {field: _built(variant.architecture, {**base, field: 2 * base[field]}) for field in sizes}
     bound = [field for field, model in alone.items() if model is None]
     for first, other in itertools.combinations(bound, 2):
@@ -135,6 +138,7 @@ def _nearby(value: Any) -> tuple[Any, ...]:
     return (value * 2, value + 1) if value else (1, 2)
 
 
+@cache
 @torch.no_grad()
 def _matters(variant: Variant, field: str, value: Any) -> bool:
     """Whether a model computes something else with another value of a field, or takes other tokens."""
@@ -159,15 +163,16 @@ def _matters(variant: Variant, field: str, value: Any) -> bool:
 
 
 def _outputs(model: Model) -> list[torch.Tensor]:
-    """What a model gives for a few tokens."""
+    """What a model gives for tokens far enough apart that all that depends on distances counts."""
     model.eval()
-    ids = torch.tensor([[3, 5, 4, 6]])
+    length = min(TOKENS, model.facts.reads.longest, model.facts.writes.longest)
+    ids = torch.arange(length)[None] % min(model.facts.reads.size, model.facts.writes.size)
     if model.facts.task == "seq2seq":
-        return [model(ids, torch.tensor([4]), ids)]
+        return [model(ids, torch.tensor([length]), ids)]
     mask = torch.ones_like(ids, dtype=torch.bool)
     if model.facts.task == "encode":
         return list(model.infer(ids, mask))
-    return [model.extend(ids, mask, torch.arange(4)[None], model.empty_state(1)).logits]
+    return [model.extend(ids, mask, torch.arange(length)[None], model.empty_state(1)).logits]
 
 
 def _is_size(name: str, field: str) -> bool:
@@ -179,7 +184,9 @@ def _is_size(name: str, field: str) -> bool:
 def _base(name: str) -> Values:
     """The values of a small config."""
     found = architecture.find(name)
-    smallest = min(found.presets.values(), key=lambda config: sum(v for v in config.to_dict().values() if type(v) is int))
+    smallest = min(
+        found.presets.values(), key=lambda config: sum(v for v in config.to_dict().values() if type(v) is int)
+    )
     values = smallest.to_dict()
     return {**values, **dict.fromkeys(layer_fields(name).values(), LAYERS)}
 

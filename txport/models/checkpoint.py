@@ -41,8 +41,8 @@ from txport.models.names import (
 )
 from txport.models.plan import Plan, plan
 from txport.models.sources.source import Source, read_source
+from txport.models.stored import Weights
 from txport.models.tokenizer import load_tokenizer
-from txport.models.values import Weights
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files

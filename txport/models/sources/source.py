@@ -19,7 +19,7 @@ from txport.models.facts import Facts
 from txport.models.generation import search_defaults
 from txport.models.names import CONFIG, GENERATION, PICKLES, weight_files
 from txport.models.sources.pickles import read_pickle
-from txport.models.values import Weights
+from txport.models.stored import Weights
 from txport.models.weights import Rule
 
 
