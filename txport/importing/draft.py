@@ -23,7 +23,7 @@ from txport.models.sources.pickles import read_pickle
 from txport.models.sources.rules import toml, written
 from txport.models.sources.source import read_safetensors, read_weights
 from txport.models.sources.toml import QUESTION
-from txport.models.stored import Weights
+from txport.models.values import Weights
 from txport.models.weights import Rename, Rule, Split, Transpose, Unstack
 from txport.system.documents import DocumentError, read_json
 from txport.system.files import staged_file

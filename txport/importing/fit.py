@@ -18,8 +18,7 @@ from txport.models.names import CONFIG, MANIFEST, RULES, SAMPLES, TARGET_TOKENIZ
 from txport.models.plan import Piece, Plan, plan
 from txport.models.sources.native import ARCHITECTURE
 from txport.models.sources.source import Source, read_source
-from txport.models.stored import Weights
-from txport.models.values import Shape
+from txport.models.values import Shape, Weights
 from txport.system.documents import DocumentError, read_json, read_text
 from txport.system.files import require_folder
 
@@ -184,7 +183,7 @@ def import_checkpoint(name: str, out: Path) -> None:
     samples = files.get(SAMPLES)
     save_checkpoint(
         out,
-        checkpoint.model,
+        checkpoint.model if checkpoint.read is None else checkpoint.whole,
         texts.get(TOKENIZER),
         texts.get(TARGET_TOKENIZER),
         samples=read_text(samples) if samples else None,

@@ -15,11 +15,13 @@ import torch
 
 from txport.errors import ConfigError
 from txport.models import architecture
+from txport.models.audio.facts import Features
 from txport.models.checkpoint import build_empty
 from txport.models.config import MOST_LAYERS
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.models.values import Shape
+from txport.runtimes.inputs import drawn_features
 
 Values = dict[str, Any]
 LAYERS, TOKENS = 1, 48  # of the models
@@ -165,12 +167,16 @@ def _matters(variant: Variant, field: str, value: Any) -> bool:
 def _outputs(model: Model) -> list[torch.Tensor]:
     """What a model gives for tokens far enough apart that all that depends on distances counts."""
     model.eval()
-    length = min(TOKENS, model.facts.reads.longest, model.facts.writes.longest)
-    ids = torch.arange(length)[None] % min(model.facts.reads.size, model.facts.writes.size)
-    if model.facts.task == "seq2seq":
+    facts = model.facts
+    length = min(TOKENS, facts.vocabulary.longest, facts.writes.longest)
+    ids = torch.arange(length)[None] % min(facts.vocabulary.size, facts.writes.size)
+    if isinstance(facts.source, Features):
+        features = torch.from_numpy(drawn_features(facts.source, 0))[None]
+        return [model(features, torch.tensor([facts.source.longest]), ids)]
+    if facts.task == "seq2seq":
         return [model(ids, torch.tensor([length]), ids)]
     mask = torch.ones_like(ids, dtype=torch.bool)
-    if model.facts.task == "encode":
+    if facts.task == "encode":
         return list(model.infer(ids, mask))
     return [model.extend(ids, mask, torch.arange(length)[None], model.empty_state(1)).logits]
 

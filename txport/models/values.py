@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -14,6 +14,28 @@ from txport.errors import quoted
 
 Shape = tuple[int, ...]
 Dims = tuple[int | None, ...]  # a shape of which not every size is known yet
+
+
+class Weights(Mapping[str, Tensor]):
+    """The tensors of a checkpoint's files: their shapes are known, each is read when it is asked for."""
+
+    def __init__(self, shapes: Mapping[str, Shape], read: Callable[[str], Tensor]) -> None:
+        self.shapes, self._read = shapes, read
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def joined(self, other: Weights) -> Weights:
+        """These and others, of which none has a name of these."""
+        return Weights({**self.shapes, **other.shapes}, lambda name: (self if name in self else other)[name])
 
 
 class MisfitError(ValueError):
@@ -310,50 +332,3 @@ class Filled:
 
 
 Value = Read | Made | Joined | Filled
-Whole = tuple[Value, int, int]  # what is split, along which axis, and in how many groups
-
-
-def sized(values: Mapping[str, tuple[Value, ...]], shapes: Mapping[str, Shape]) -> dict[str, tuple[Value, ...]]:
-    """The values of a model's tensors, where parts without sizes are given those that they have in the model."""
-    sizes: dict[Whole, dict[int, int]] = {}
-    for name, several in values.items():
-        for value in several:
-            for whole, at, size in _wanted(value, shapes[name]):
-                sizes.setdefault(whole, {})[at] = size
-    return {name: tuple(_sized(value, sizes) for value in several) for name, several in values.items()}
-
-
-def _wanted(value: Value, shape: Dims) -> Iterator[tuple[Whole, int, int]]:
-    """How large the parts are of which a tensor of this shape is made, as far as that follows."""
-    if not isinstance(value, Made):
-        return
-    step = value.step
-    if isinstance(step, Part) and not -len(shape) <= step.axis < len(shape):
-        return
-    size = shape[step.axis] if isinstance(step, Part) and step.sizes is None else None
-    if isinstance(step, Part) and size is not None:
-        yield (value.of, step.axis, step.groups), step.at, size
-    before = step.before(shape)
-    if before is not None:
-        yield from _wanted(value.of, before)
-
-
-def _sized(value: Value, sizes: Mapping[Whole, Mapping[int, int]]) -> Value:
-    """A value whose parts have the sizes that were found; what is left is shared among those of which none was."""
-    if isinstance(value, Joined):
-        return replace(value, parts=tuple(_sized(part, sizes) for part in value.parts))
-    if not isinstance(value, Made):
-        return value
-    of, step = _sized(value.of, sizes), value.step
-    if isinstance(step, Part) and step.sizes is None:
-        known = sizes.get((value.of, step.axis, step.groups), {})
-        unknown = step.count - len(known)
-        left = _length(of, step.axis) - sum(known.values())
-        share = max(left, 0) // unknown if unknown else 0
-        step = replace(step, sizes=tuple(known.get(at, share) for at in range(step.count)))
-    return Made(of, step)
-
-
-def _length(value: Value, axis: int) -> int:
-    dims = value.dims()
-    return (dims[axis] or 0) if -len(dims) <= axis < len(dims) else 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txport.errors import CheckpointError, brief, quoted
-from txport.models.stored import Weights
+from txport.models.values import Weights
 from txport.system.terminal import one_line
 
 CODE = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
@@ -31,7 +31,7 @@ def read_pickle(path: Path, at: str = "") -> Weights:
     one holds tensors. Raises `CheckpointError` for a file that holds anything but tensors and plain values, which
     might run code, and for one that can't be read.
     """
-    values = _load(path)
+    values = read_values(path)
     tensors = _tensors(path, values, at)
     strange = [name for name, tensor in tensors.items() if not _is_plain(tensor)]
     if strange:
@@ -43,7 +43,7 @@ def read_pickle(path: Path, at: str = "") -> Weights:
     return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
 
 
-def _load(path: Path) -> Any:
+def read_values(path: Path) -> Any:
     """What a pickle holds, of tensors and plain values."""
     try:
         is_archive = zipfile.is_zipfile(path)

@@ -19,8 +19,13 @@ from txport.models.facts import Facts
 from txport.models.generation import search_defaults
 from txport.models.names import CONFIG, GENERATION, PICKLES, weight_files
 from txport.models.sources.pickles import read_pickle
-from txport.models.stored import Weights
+from txport.models.values import Weights
 from txport.models.weights import Rule
+
+
+def held(tensors: Mapping[str, Tensor]) -> Weights:
+    """Tensors that are in memory already."""
+    return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
 
 
 def no_defaults(facts: Facts) -> Mapping[str, Any]:
@@ -63,7 +68,8 @@ class Format:
     read: Callable[[Path], Source]
 
 
-FORMATS = ("toml", "native", "hugging_face")  # modules of this package; the first that recognises a folder reads it
+# modules of this package; the first that recognises a folder reads it
+FORMATS = ("toml", "ctranslate2.folder", "marian.folder", "fairseq", "opennmt", "native", "hugging_face")
 
 
 def read_source(folder: Path) -> Source:
