@@ -100,6 +100,7 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
     ("--forced-bos-token", {"metavar": "TOKEN", "help": "The first token."}),
     ("--forced-eos-token", {"metavar": "TOKEN", "help": "The last token of a target of the greatest length."}),
     ("--suppress-tokens", {"metavar": "TOKENS", "default": "", "help": "Never say one of these."}),
+    ("--begin-suppress-tokens", {"metavar": "TOKENS", "default": "", "help": "Let no target begin with one of these."}),
     ("--bad-words", {"metavar": "TOKENS", "multiple": True, "help": "Never say these in a row.  [repeatable]"}),
     (
         "--eos-token",
@@ -285,6 +286,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
             raise UnsupportedError(f"{name} must be one token, got {token!r}")
     return {
         "suppress_tokens": tuple(tokenizer.ids(options.pop("suppress_tokens"))),
+        "begin_suppress_tokens": tuple(tokenizer.ids(options.pop("begin_suppress_tokens"))),
         "bad_words_ids": tuple(tuple(tokenizer.ids(words)) for words in options.pop("bad_words")),
         "forced_bos_token_id": None if first is None else tokenizer.ids(first)[0],
         "forced_eos_token_id": None if last is None else tokenizer.ids(last)[0],

@@ -49,6 +49,11 @@ class Published:
         value = self._values.get(name)
         return default if value is None else value
 
+    def beside(self, name: str) -> Mapping[str, Any]:
+        """The values of another file of the folder, such as `generation_config`; none where there is no such file."""
+        found = self._values.get(name)
+        return found if isinstance(found, Mapping) else {}
+
     def word(self, name: str, meanings: Mapping[str, str]) -> str:
         """What a word means here; `ConfigError` for one that nothing expresses."""
         value = self.get(name)

@@ -15,10 +15,17 @@ PRESET = "preset:"
 CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"
 INDEX = "model.safetensors.index.json"  # of weights in several files
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
+PREPROCESSOR = "preprocessor_config.json"  # of those that read audio
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
 MARKS = (CONFIG,)  # a folder that has a file of one of these patterns may be a checkpoint
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION)  # patterns of all files that make a checkpoint, but its shards
+MAKING = (
+    *MARKS,
+    WEIGHTS,
+    *COMPANIONS,
+    GENERATION,
+    PREPROCESSOR,
+)  # patterns of all files that make a checkpoint, but its shards
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")

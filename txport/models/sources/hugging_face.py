@@ -12,7 +12,7 @@ from txport.models import architecture, family
 from txport.models.config import read_config
 from txport.models.facts import Facts
 from txport.models.generation import search_defaults
-from txport.models.names import CONFIG, GENERATION, TOKENIZER
+from txport.models.names import CONFIG, GENERATION, PREPROCESSOR, TOKENIZER
 from txport.models.sources.source import Format, Source, place_of, read_safetensors
 from txport.system.documents import DocumentError, read_json
 
@@ -31,9 +31,10 @@ def read(folder: Path) -> Source:
     try:
         kind = family.find(values[family.TYPE])
         found = architecture.find(kind.architecture)
-        if (folder / GENERATION).is_file():
-            generation = read_config(folder / GENERATION)
-            values |= {name: each for name, each in generation.items() if name in GENERATED and each is not None}
+        beside = {Path(name).stem: _values(folder / name) for name in (GENERATION, PREPROCESSOR)}
+        generation = beside[Path(GENERATION).stem]
+        values |= {name: each for name, each in generation.items() if name in GENERATED and each is not None}
+        values |= beside
         config = found.config.from_dict(kind.read(values, _special_tokens(folder)))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -44,6 +45,11 @@ def read(folder: Path) -> Source:
         place=place_of(folder),
         generation=partial(_generation, folder),
     )
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """Those of a JSON file; none where there is no such file."""
+    return read_config(path) if path.is_file() else {}
 
 
 def _generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
