@@ -12,9 +12,11 @@ import pytest
 import txport
 from tests.architectures.seeded import bundle_of
 from tests.speech.audio import PIECES, RATE, noise
+from txport.errors import AudioError, UnsupportedError
 from txport.models.audio.facts import Features
 from txport.models.audio.spectrogram import log_mel, mel_filters
 from txport.models.checkpoint import load_checkpoint
+from txport.transcription import split
 
 FOLDER = Path(__file__).parent / "whisper"
 ASKED: dict[str, dict[str, Any]] = {  # as tests/hugging_face/test_whisper.py asked
@@ -68,3 +70,73 @@ def test_features_of_published_sizes_are_those_of_transformers(heard: dict[str, 
     reads = Features(size=size, frames=200, longest=100, sampling_rate=RATE, hop_length=160, n_fft=400)
     np.testing.assert_allclose(mel_filters(reads), heard[f"filters {size}"], rtol=0, atol=1e-8)
     np.testing.assert_allclose(log_mel(noise("whole"), reads), heard[f"features {size}"], rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("audio", "message"),
+    [
+        (np.zeros(0, np.float32), "holds no samples"),
+        (np.zeros((2, 2, 2), np.float32), r"floats of one dim, got an array of shape \(2, 2\)"),
+        (np.zeros(5, np.int16), "got an array of shape .* and type int16"),
+        (np.full(5, np.nan), "holds NaN or infinity"),
+        (7, "audio must be a path, samples, or many of them, got 7"),
+        ([7], "audio must be a path or samples, got 7"),
+    ],
+)
+def test_samples_that_are_none_are_refused(model: txport.Model, audio: Any, message: str) -> None:
+    with pytest.raises(AudioError, match=message):
+        model.transcribe(audio)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"language": "klingon"}, "language must be one of en, de, fr; got 'klingon'"),
+        ({"language": 3}, "language must be one of en, de, fr; got 3"),
+        ({"task": "sing"}, "task must be one of transcribe, translate; got 'sing'"),
+        ({"beams": 2, "nbest": 2}, "audio is written down in one way, got nbest 2"),
+        ({"alignment": "hard"}, "alignment can't be given for audio"),
+        ({"timestamps": 3}, "timestamps must"),
+        ({"max_length": 4}, "max_length 4 leaves no room behind the 4 tokens of a prompt"),
+        ({"size": 4}, "there is no option 'size'"),
+    ],
+)
+def test_options_that_mean_nothing_for_audio_are_refused(
+    model: txport.Model, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        model.transcribe(noise("short"), **options)
+
+
+def test_a_piece_of_audio_is_written_down_alike_whatever_is_beside_it(model: txport.Model) -> None:
+    pieces = [noise(name) for name in PIECES]
+    together = model.transcribe(pieces, timestamps=True)
+    for piece, found in zip(pieces, together, strict=True):
+        assert model.transcribe(piece, timestamps=True, batch_size=1) == [found]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "frames", "parts", "places"),
+    [  # times are from 20 on; a place is 2 frames, of 0.02 seconds
+        ([], 100, [([], 0.0, 1.0)], None),
+        ([1, 2], 60, [([1, 2], 0.0, 0.6)], None),
+        ([20, 1, 2, 30], 100, [([20, 1, 2, 30], 0.0, 0.2)], None),
+        ([20, 1, 30, 30, 2, 40], 100, [([20, 1, 30], 0.0, 0.2), ([30, 2, 40], 0.2, 0.4)], None),
+        ([20, 1, 30, 30, 2], 100, [([20, 1, 30, 30], 0.0, 0.2)], 10),
+        ([20, 1, 30, 31, 2, 40, 40], 100, [([20, 1, 30], 0.0, 0.2), ([31, 2, 40, 40], 0.22, 0.4)], 20),
+    ],
+)
+def test_a_window_parts_where_two_times_meet(tokens: Any, frames: int, parts: Any, places: int | None) -> None:
+    reads = Features(size=10, frames=100, longest=50, sampling_rate=RATE, hop_length=160, n_fft=400)
+    found, behind = split(tokens, 20, frames, reads)
+    assert behind == places
+    assert [each.tokens for each in found] == [each[0] for each in parts]
+    np.testing.assert_allclose([each[1:] for each in found], [each[1:] for each in parts], atol=1e-9)
+
+
+def test_features_are_taken_by_search(model: txport.Model, heard: dict[str, np.ndarray]) -> None:
+    (found,) = model.search([heard["whole"]], prefixes=[[27, 30]], max_new_tokens=3)[0]
+    assert found.tokens[:2] == (27, 30)
+    for wrong, message in ((heard["whole"][:, 1:], "must be floats of shape"), ([1, 2], "must be floats of shape")):
+        with pytest.raises(AudioError, match=message):
+            model.search([wrong])
