@@ -121,6 +121,7 @@ class Model(Encoder):
         language: str | None = None,
         task: str | None = None,
         timestamps: bool = False,
+        fallback: bool = False,
         batch_size: int = WINDOWS,
         **options: Any,
     ) -> Iterator[Transcript]:
@@ -128,12 +129,12 @@ class Model(Encoder):
 
         `language` is a code or a name; without one, the checkpoint's own counts, or the model tells what it hears.
         `task` is "transcribe" or "translate", to English. With `timestamps`, and where audio is longer than the model's
-        window, the model tells when each part begins and ends. Windows of `batch_size` pieces of audio are searched
-        together. `options` are those of `SearchOptions`.
+        window, the model tells when each part begins and ends. With the `fallback`, a window whose text repeats itself
+        or is unlikely is drawn anew. Windows of `batch_size` pieces are searched together, by `SearchOptions`.
 
         Raises `AudioError` for audio that can't be read, `UnsupportedError` for options that this model can't take.
         """
-        told = Told(self.facts, language, task, timestamps)
+        told = Told(self.facts, language, task, timestamps, fallback)
         batch_size, _ = sizes(batch_size)
         find: Find = lambda requests, how: self._find(requests, how, None)  # noqa: E731
         return Transcriber(self.facts, self.tokenizer, find, self._options(options, []), told).run(audio, batch_size)

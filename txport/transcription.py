@@ -8,12 +8,13 @@ of a window, L frames of all audio.
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from txport.models.audio.facts import TASKS, Features, Speech
 from txport.models.audio.languages import code_of
 from txport.models.audio.reading import checked, read_audio
 from txport.models.audio.spectrogram import log_mel
+from txport.models.audio.targets import prompt, split
 from txport.models.facts import Facts
 from txport.models.tokenizer import Tokenizer
 from txport.runtimes.base import Floats, Ints
@@ -32,6 +34,10 @@ from txport.system.numbers import switch
 
 Audio = str | PathLike[str] | NDArray[Any]
 Requests = list[tuple[Floats, list[int]]]  # features (M, F), and what the target begins with
+# Section 4.5 of the paper: a window is searched again, drawn ever more freely, where its text repeats itself, by how
+# many times it can be compressed, or where its tokens' mean log-probability is too low.
+FALLBACK = (0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures
+MOST_COMPRESSED, LEAST_LIKELY = 2.4, -1.0
 WINDOWS = 8  # searched together unless told otherwise
 Find = Callable[[Requests, SearchOptions], list[list[Found]]]
 
@@ -68,14 +74,6 @@ class Transcript:
         return dataclasses.asdict(self)
 
 
-class Part(NamedTuple):
-    """Tokens of a window, and the times of its beginning and its end, in seconds from the window's."""
-
-    tokens: list[int]
-    start: float
-    end: float
-
-
 @dataclass
 class Track:
     """One piece of audio on its way: its features (M, L), how far it is written down, and what targets begin with."""
@@ -102,17 +100,18 @@ class Track:
 
 
 class Told:
-    """What a caller says of audio: its language, what to do, and whether times are wanted.
+    """What a caller says of audio: its language, what to do, whether times are wanted, and whether to search again.
 
     Raises `UnsupportedError` for a model that reads no audio, and for what it does not know.
     """
 
-    def __init__(self, facts: Facts, language: Any, task: Any, timestamps: Any) -> None:
+    def __init__(self, facts: Facts, language: Any, task: Any, timestamps: Any, fallback: Any) -> None:
         if not isinstance(facts.reads, Features):
             raise UnsupportedError("transcribe is for models that read audio; this one reads text: use generate")
         speech = facts.speech or Speech()
         self.language, self.task = _language(speech, language), _task(speech, task)
         self.timestamps = _timestamps(speech, switch("timestamps", timestamps))
+        self.fallback = switch("fallback", fallback)
 
 
 @dataclass(frozen=True)
@@ -192,9 +191,29 @@ class Transcriber:
         for track in tracks:
             kinds.setdefault((len(track.prompt), track.times), []).append(track)
         for (size, times), alike in kinds.items():
-            found = self.find([(track.window(self.reads), track.prompt) for track in alike], self._options(size, times))
-            for track, (best, *_) in zip(alike, found, strict=True):
+            requests = [(track.window(self.reads), track.prompt) for track in alike]
+            for track, best in zip(alike, self._search(requests, self._options(size, times), size), strict=True):
                 self._write(track, best.tokens[size:])
+
+    def _search(self, requests: Requests, options: SearchOptions, size: int) -> list[Found]:
+        """The best target of each window; with the fallback, of those that are no good another one is drawn."""
+        if not self.told.fallback:
+            return [best for best, *_ in self.find(requests, options)]
+        found = [best for best, *_ in self.find(requests, dataclasses.replace(options, scores=True))]
+        for temperature in FALLBACK:
+            weak = [at for at, one in enumerate(found) if self._is_weak(one, size)]
+            if not weak:
+                break
+            again = self.find([requests[at] for at in weak], drawn(options, temperature))
+            for at, (best, *_) in zip(weak, again, strict=True):
+                found[at] = best
+        return found
+
+    def _is_weak(self, found: Found, size: int) -> bool:
+        """Whether a target behind a prompt of so many tokens repeats itself, or is unlikely."""
+        content = self._text(found.tokens[size:]).encode()
+        is_unlikely = bool(np.mean(found.token_scores[size:] or (0.0,)) < LEAST_LIKELY)
+        return is_unlikely or len(content) > MOST_COMPRESSED * len(zlib.compress(content))
 
     def _options(self, size: int, times: bool) -> SearchOptions:
         """Those of a search behind a prompt of so many tokens, in which the start token takes a place too."""
@@ -244,42 +263,13 @@ class Only:
         return kept
 
 
-def prompt(speech: Speech, language: str | None, task: str, *, times: bool) -> list[int]:
-    """What a target begins with after its start token."""
-    found = list(speech.initial)
-    if speech.languages:
-        assert language is not None
-        found = [speech.language_ids[speech.languages.index(language)]]
-        if (token := getattr(speech, task)) is not None:
-            found.append(token)
-    if not times and speech.no_timestamps is not None:
-        found.append(speech.no_timestamps)
-    return found
-
-
-def split(tokens: Sequence[int], first: int | None, frames: int, reads: Features) -> tuple[list[Part], int | None]:
-    """The parts of a window of so many real frames, and after how many places the next one begins; None: behind it.
-
-    Two times in a row end a part and begin the next. What comes after the last pair has no end in this window and
-    belongs to the next, unless the window ends with a single time: then nothing is said behind that.
-    """
-    second = reads.frames_a_place * reads.hop_length / reads.sampling_rate  # of a place
-    times = [first is not None and token >= first for token in tokens]
-    cuts = [at + 1 for at in range(len(tokens) - 1) if times[at] and times[at + 1]]
-    if not cuts:
-        last = next((token for token, is_time in zip(tokens[::-1], times[::-1], strict=True) if is_time), first)
-        places = frames // reads.frames_a_place if last == first or first is None or last is None else last - first
-        return [Part(list(tokens), 0.0, places * second)], None
-    assert first is not None
-    ends_single = times[-2:] == [False, True]
-    ends = [*cuts, len(tokens)] if ends_single else [*cuts[:-1], cuts[-1] + 1]  # its last part shows both times
-    parts = []
-    for start, end in zip([0, *ends], ends, strict=False):
-        closing = end - 1 if end != ends[-1] or ends_single else end - 2
-        parts.append(
-            Part(list(tokens[start:end]), (tokens[start] - first) * second, (tokens[closing] - first) * second)
-        )
-    return parts, None if ends_single else int(tokens[ends[-1] - 2]) - first
+def drawn(options: SearchOptions, temperature: float) -> SearchOptions:
+    """The same search, but each token is drawn; the same ones for the same audio."""
+    usual = SearchOptions()
+    names = ("beams", "beam_groups", "diversity_penalty", "coverage_penalty", "early_stopping", "patience")
+    greedy = {name: getattr(usual, name) for name in names}
+    how: dict[str, Any] = {"do_sample": True, "temperature": temperature, "seed": options.seed or 0, "scores": True}
+    return dataclasses.replace(options, **greedy, **how)
 
 
 def require_one(options: SearchOptions) -> None:

@@ -12,11 +12,12 @@ import pytest
 import txport
 from tests.architectures.seeded import bundle_of
 from tests.speech.audio import PIECES, RATE, noise
+from txport import transcription
 from txport.errors import AudioError, UnsupportedError
 from txport.models.audio.facts import Features
 from txport.models.audio.spectrogram import log_mel, mel_filters
+from txport.models.audio.targets import split
 from txport.models.checkpoint import load_checkpoint
-from txport.transcription import split
 
 FOLDER = Path(__file__).parent / "whisper"
 ASKED: dict[str, dict[str, Any]] = {  # as tests/hugging_face/test_whisper.py asked
@@ -132,6 +133,16 @@ def test_a_window_parts_where_two_times_meet(tokens: Any, frames: int, parts: An
     assert behind == places
     assert [each.tokens for each in found] == [each[0] for each in parts]
     np.testing.assert_allclose([each[1:] for each in found], [each[1:] for each in parts], atol=1e-9)
+
+
+def test_windows_that_are_no_good_are_searched_again(model: txport.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = model.transcribe(noise("short"))[0]
+    for unlikely, compressed, is_weak in ((-1e9, 1e9, False), (0.0, 1e9, True), (-1e9, -1.0, True)):
+        monkeypatch.setattr(transcription, "LEAST_LIKELY", unlikely)
+        monkeypatch.setattr(transcription, "MOST_COMPRESSED", compressed)
+        found = model.transcribe(noise("short"), fallback=True)[0]
+        assert (found != plain) == is_weak
+        assert model.transcribe(noise("short"), fallback=True)[0] == found
 
 
 def test_features_are_taken_by_search(model: txport.Model, heard: dict[str, np.ndarray]) -> None:

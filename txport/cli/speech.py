@@ -13,7 +13,7 @@ from txport.cli.options import F, is_given
 from txport.errors import TextError, UnsupportedError
 from txport.models.facts import Facts
 
-FLAGS = {"language": "--language", "task": "--task", "timestamps": "--timestamps"}
+FLAGS = {"language": "--language", "task": "--task", "timestamps": "--timestamps", "fallback": "--fallback"}
 NO_USE = {  # of options of text, for audio
     "continuous": "--continuous",
     "batch_tokens": "--batch-tokens",
@@ -32,6 +32,7 @@ def speech_options(command: F) -> F:
     """What to make of audio."""
     tasks = click.Choice(["transcribe", "translate"])
     for option in (
+        click.option("--fallback", is_flag=True, help="Audio: draw a text anew that repeats itself or is unlikely."),
         click.option("--timestamps", is_flag=True, help="Audio: say when each part begins and ends, in seconds."),
         click.option("--task", type=tasks, help="Audio: write down what is said, or its translation to English."),
         click.option("--language", metavar="CODE", help="Audio: what is spoken.  [default: what the model hears]"),
