@@ -50,7 +50,7 @@ Item = TypeVar("Item")
 class Model(Encoder):
     """A model that is loaded and ready; `load` makes one. What it can do beside `infer` follows from its task.
 
-    `defaults` are the options of its searches, of those in `SearchOptions`, where a call does not name them.
+    `defaults` are the options of its searches, of those in `SearchOptions`, or of `embed`, where a call names none.
     """
 
     def __init__(
@@ -61,8 +61,7 @@ class Model(Encoder):
         workers: int = 1,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(runtime, tokenizer, facts, workers)
-        self.defaults = dict(defaults or {})
+        super().__init__(runtime, tokenizer, facts, workers, defaults)
         self._numbers = numbers_only(runtime)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
@@ -346,5 +345,7 @@ def load(
     try:
         require_defaults(defaults, facts)
     except UnsupportedError as error:
-        raise BundleError(f"{bundle.path} says how to search, which can't be done: {error}; export it again") from error
+        raise BundleError(
+            f"{bundle.path} says how to {facts.ability or 'search'}, which can't be done: {error}; export it again"
+        ) from error
     return Model(engine, load_tokenizer(bundle.path, facts), facts, workers, defaults)

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from txport.errors import quoted
 from txport.models.audio.facts import Features, Speech, features, speech
 from txport.models.config import LONGEST
-from txport.models.values import require_keys, several, switch, text, token_id, whole_number
+from txport.models.json_values import require_keys, several, switch, text, token_id, whole_number
 
 Task = Literal["seq2seq", "causal", "encode"]
 Owner = Literal["row", "source"]

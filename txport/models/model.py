@@ -97,17 +97,20 @@ class Model(nn.Module):
         logits = self.logits(self.decoder_states(tokens, ops))
         return Decoded(logits, ops.state, ops.weights)
 
-    def extend(self, tokens: Tensor, mask: Tensor, places: Tensor, state: Mapping[StateTensor, Tensor]) -> Decoded:
+    def extend(
+        self, tokens: Tensor, mask: Tensor, places: Tensor, state: Mapping[StateTensor, Tensor], *, first: int = 0
+    ) -> Decoded:
         """The next tokens (B, T) of a causal model, padded at the left, at positions (B, T), after the state's.
 
-        `mask` (B, P + T) is True on real tokens. -> logits (B, T, V), and the state of P + T. Padding sees itself: of
-        nothing at all, what attention gives would be a matter of rounding.
+        `mask` (B, P + T) is True on real tokens. -> logits (B, T, V), or those from token `first` on, and the state of
+        P + T. Padding sees itself: of nothing at all, what attention gives would be a matter of rounding.
         """
         past, length = _past(state), tokens.shape[1]
         hidden = before_mask(length, past, tokens.device) & ~mask[:, None, None, :]  # (B, 1, T, P + T)
         seen = causal_mask(length, past, tokens.device) & ~hidden
         ops = PlainOps(places, additive(seen, next(self.parameters()).dtype), state)
-        return Decoded(self.logits(self.decoder_states(tokens, ops)), ops.state, {})
+        states = self.decoder_states(tokens, ops)
+        return Decoded(self.logits(states[:, first:] if first else states), ops.state, {})
 
     def forward(self, source: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
         """Teacher forcing, for training a seq2seq model: sources, (B,), (B, T) -> logits (B, T, V)."""

@@ -13,7 +13,7 @@ from txport.models.config import Config
 from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
 from txport.models.model import Model
 from txport.models.ops import Ops
-from txport.models.parts import Attention, Embedding, Layer, Linear
+from txport.models.parts import Attention, Embedding, Layer, Linear, SoftCap
 
 Side = Literal["encoder", "decoder"]
 Tied = Literal["all", "none", "target", "embeddings"]
@@ -91,7 +91,7 @@ class DecoderOnly(Model):
     """An embedding, layers and a last norm, and a projection to the vocabulary: a causal model.
 
     `layer` makes each layer. `tied` says whether the projection is the embedding itself. `embedding_out` maps what the
-    last norm gives to the size of the tokens' vectors, where that is not D.
+    last norm gives to the size of the tokens' vectors, where that is not D. `logit_cap` is applied to the logits.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class DecoderOnly(Model):
         final_norm: nn.Module,
         tied: bool,
         embedding_out: Linear | None = None,
+        logit_cap: SoftCap | None = None,
     ) -> None:
         super().__init__(config, facts)
         self.target_embedding = embedding
@@ -112,6 +113,7 @@ class DecoderOnly(Model):
         self.decoder_norm = final_norm
         self.embedding_out = embedding_out or nn.Identity()
         self.projection = Linear(facts.width, facts.writes.size, bias=False, tag="projection")
+        self.logit_cap = logit_cap or nn.Identity()
         if tied:
             self.projection.weight = embedding.tokens.weight
         self.initialise()
@@ -125,7 +127,7 @@ class DecoderOnly(Model):
 
     def logits(self, states: Tensor) -> Tensor:
         """See `Model.logits`."""
-        return cast(Tensor, self.projection(states))
+        return cast(Tensor, self.logit_cap(self.projection(states)))
 
 
 def seq2seq_facts(
@@ -154,7 +156,9 @@ def seq2seq_facts(
     )
 
 
-def causal_facts(*, width: int, target: Tokens, layers: int, key_heads: int, head_size: int) -> Facts:
+def causal_facts(
+    *, width: int, target: Tokens, layers: int, key_heads: int, head_size: int, has_plain_logits: bool = True
+) -> Facts:
     """Of a decoder-only model whose layers all cache as many heads of keys and values."""
     state = key_values(layers, "row", key_heads, head_size)
-    return Facts(task="causal", width=width, target=target, state=state, has_plain_logits=True)
+    return Facts(task="causal", width=width, target=target, state=state, has_plain_logits=has_plain_logits)

@@ -18,6 +18,7 @@ from txport.errors import UnsupportedError
 from txport.exporters.cpu.operators import (
     GROUPED,
     MULTI_HEAD,
+    cap_of,
     grouped_query_attention,
     multi_head_attention,
     source_mask,
@@ -51,9 +52,9 @@ def require_fusable(model: Model) -> None:
 
 
 def is_multi_head(part: Attention) -> bool:
-    """Whether MultiHeadAttention computes an attention: as many heads of keys as of queries, none normalised."""
-    norms = part.query_norm is None and part.key_norm is None
-    return part.core.has_operator and norms and part.core.heads == part.core.key_heads
+    """Whether MultiHeadAttention computes an attention: as many key heads as query heads, no norms, no cap."""
+    plain = part.query_norm is None and part.key_norm is None and cap_of(part) is None
+    return part.core.has_operator and plain and part.core.heads == part.core.key_heads
 
 
 class FusedOps:

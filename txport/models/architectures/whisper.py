@@ -23,7 +23,7 @@ from txport.models.facts import Facts, Tokens
 from txport.models.model import Model
 from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Frames, Layer, Residual
 from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
-from txport.models.weights import Rename, Zeros
+from txport.models.weights import Constant, Rename
 
 FRAMES_A_PLACE = 2
 
@@ -237,7 +237,7 @@ WEIGHTS = (
     Rename(r"attention\.out_proj\.", "attention.output."),
     Rename(r"\.fc1\.", ".feed_forward.inner."),
     Rename(r"\.fc2\.", ".feed_forward.outer."),
-    Zeros(r"(en|de)coder\.\d+\.(cross_)?attention\.key\.bias"),
+    Constant(r"(en|de)coder\.\d+\.(cross_)?attention\.key\.bias"),
 )
 
 

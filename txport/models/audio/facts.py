@@ -8,7 +8,7 @@ from typing import Any
 
 from txport.errors import quoted
 from txport.models.config import LONGEST
-from txport.models.values import require_keys, several, text, token_id, whole_number
+from txport.models.json_values import require_keys, several, text, token_id, whole_number
 
 TASKS = ("transcribe", "translate")
 MOST_BINS, MOST_FRAMES, MOST_RATE = 1 << 12, 1 << 16, 1 << 20

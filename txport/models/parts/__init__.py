@@ -9,9 +9,10 @@ from txport.models.parts.attention import Additive, Attention, DotProduct
 from txport.models.parts.embedding import Embedding
 from txport.models.parts.frames import Frames
 from txport.models.parts.layer import Layer, Residual
-from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear
+from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear, SoftCap
 from txport.models.parts.norms import NORM_TYPES, NORMS, RMSNorm, UnbiasedNorm
 from txport.models.parts.positions import (
+    Layout,
     Pairing,
     RelativeBias,
     RelativeVectors,
@@ -34,6 +35,7 @@ __all__ = [
     "Frames",
     "GatedFeedForward",
     "Layer",
+    "Layout",
     "Linear",
     "Pairing",
     "RMSNorm",
@@ -41,6 +43,7 @@ __all__ = [
     "RelativeVectors",
     "Residual",
     "Rotary",
+    "SoftCap",
     "UnbiasedNorm",
     "bucket_table",
     "constant_table",

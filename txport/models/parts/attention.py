@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from txport.models.facts import Owner
-from txport.models.parts.linear import Linear
+from txport.models.parts.linear import Linear, SoftCap
 from txport.models.parts.positions import RelativeBias, RelativeVectors, Rotary, unflatten
 
 if TYPE_CHECKING:
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class DotProduct(nn.Module):
-    """Scaled dot-product attention of N heads over G heads of keys and values, with what positions add to scores."""
+    """Scaled dot-product attention of N heads over G heads of keys and values, with what positions add to scores.
+
+    A `cap` is for models whose positions add nothing.
+    """
 
     def __init__(
         self,
@@ -27,10 +30,13 @@ class DotProduct(nn.Module):
         bias: RelativeBias | None = None,
         relative_keys: RelativeVectors | None = None,
         relative_values: RelativeVectors | None = None,
+        cap: SoftCap | None = None,
     ) -> None:
         super().__init__()
+        assert cap is None or (bias is None and relative_keys is None)
         self.heads, self.key_heads, self.scale = heads, key_heads, scale
         self.bias, self.relative_keys, self.relative_values = bias, relative_keys, relative_values
+        self.cap = cap
 
     @property
     def has_operator(self) -> bool:
@@ -46,6 +52,8 @@ class DotProduct(nn.Module):
         positions add something.
         """
         scores = self.grouped(query, key.transpose(2, 3)) * self.scale
+        if self.cap is not None:
+            scores = self.cap(scores)
         if self.bias is not None and distances is not None:
             scores = scores + self.bias(distances)
         if self.relative_keys is not None and distances is not None:

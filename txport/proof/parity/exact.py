@@ -27,7 +27,7 @@ from txport.runtimes.inputs import Sources, batch
 Array = NDArray[Any]
 Ids = Sequence[Sequence[int]]
 TINY = 1e-30
-REMEMBERED = 8  # batches of targets
+REMEMBERED = 16  # batches of targets: more than there are cases
 # Functions whose results are numbers that were there before.
 MAKING_NOTHING = (
     Tensor.transpose, Tensor.view, Tensor.flatten, Tensor.unflatten, Tensor.unsqueeze, Tensor.to, Tensor.float,
@@ -194,8 +194,10 @@ def _one_pass_causal(model: Model, prompts: Ids, targets: Ids) -> list[Array]:
     ids, lengths = (torch.from_numpy(each) for each in pad(rows, model.facts.writes.pad))
     mask = padding_mask(lengths, ids.shape[1])
     places = torch.arange(ids.shape[1])[None, :].expand(ids.shape)
-    logits = model.extend(ids, mask, places, model.empty_state(len(ids))).logits.float().numpy()
     starts = [len(prompt) - 1 for prompt in prompts]
+    found = model.extend(ids, mask, places, model.empty_state(len(ids)), first=min(starts))
+    logits = found.logits.float().numpy()
+    starts = [start - min(starts) for start in starts]
     return [each[first : first + len(target)] for each, first, target in zip(logits, starts, targets, strict=True)]
 
 
