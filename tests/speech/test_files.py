@@ -134,19 +134,24 @@ def test_options_that_mean_nothing_for_audio_are_refused(bundle: Path, options: 
     assert message.split("|")[-1] in str(done.exception)
 
 
-def test_audio_for_a_model_of_text_is_refused(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def of_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bundle_of(load_checkpoint("preset:tiny"), tmp_path_factory.mktemp("text") / "bundle", "portable").path
+
+
+def test_audio_for_a_model_of_text_is_refused(of_text: Path, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", noise("short"), RATE)
-    done = CliRunner().invoke(cli, ["run", "g2p-en", str(tmp_path / "a.wav")])
+    done = CliRunner().invoke(cli, ["run", str(of_text), str(tmp_path / "a.wav")])
     assert "is an audio file, and this model reads text" in str(done.exception)
-    done = CliRunner().invoke(cli, ["run", "g2p-en", "hello", "--language", "de"])
+    done = CliRunner().invoke(cli, ["run", str(of_text), "5 7", "--language", "de"])
     assert "--language is for models that read audio; this one reads text" in str(done.exception)
 
 
-def test_text_for_a_model_of_audio_is_refused(bundle: Path) -> None:
+def test_text_for_a_model_of_audio_is_refused(bundle: Path, of_text: Path) -> None:
     model = txport.load(bundle)
     calls: list[Any] = [lambda: model.generate("a"), lambda: list(model.score("a", "b")), lambda: model.stream("a")]
     for call in calls:
         with pytest.raises(UnsupportedError, match="this model reads audio, not text: use transcribe"):
             call()
     with pytest.raises(UnsupportedError, match="this one reads text: use generate"):
-        txport.load("g2p-en").transcribe(noise("short"))
+        txport.load(of_text).transcribe(noise("short"))
