@@ -18,6 +18,7 @@ INDEX = "model.safetensors.index.json"  # of weights in several files
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"  # as transformers once wrote them
 RULES = "txport.toml"  # of a checkpoint of the user's own: what it is, and rules for its tensors
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
+PREPROCESSOR = "preprocessor_config.json"  # of those that read audio
 MODULES = "modules.json"  # of encoders of sentences, which sentence-transformers wrote
 SENTENCES, SENTENCES_TOO = "sentence_bert_config.json", "config_sentence_transformers.json"
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
@@ -29,7 +30,7 @@ TRAINERS = ("*.npz", "model.bin", "dict.*.txt", "*_step_*.pt")  # of Marian, CTr
 BESIDE = ("*decoder.yml", "*vocab*.yml", "*vocab*.json", "*vocab*.txt", "*.spm", "*_step_*.safetensors")
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that make a checkpoint, but its shards
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *OF_SENTENCES, *BESIDE)
+MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *BESIDE)
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
