@@ -316,6 +316,7 @@ def load(
     threads: int | None = None,
     workers: int = 1,
     checkpoint: str | Path | None = None,
+    trust_code: bool = False,
     progress: Progress = silent,
 ) -> Model:
     """Load a bundle: a folder that `export` wrote, or the name of a checkpoint that ships.
@@ -324,18 +325,21 @@ def load(
     are cores, each on a batch of its own with one thread, get more done.
 
     The provider is the one asked for, or `UnavailableError` says what it lacks; there is no fallback.
-    The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship.
+    The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship; behind `trust_code`
+    it may be a file of code and the name of an adapter in it, `model.py:NAME`.
     """
     runtimes.require(runtime, provider)
     workers = whole("workers", workers, 1)
     runtimes.require_threads("workers", workers)
     runtimes.require_threads("threads", threads)
     threads = 1 if threads is None and workers > 1 else threads
+    if trust_code and runtime != "torch":
+        raise UnsupportedError(f"trust_code is for the torch runtime's checkpoint; {runtime} runs no code of yours")
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
     bundle = find_bundle(str(name), progress=progress)
     if runtime == "torch":
-        source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint)
+        source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint, trust_code=trust_code)
         bundle.require_source(source.name, source.sha256)
         bundle.require_model(source.described)
         engine = runtimes.load_torch(source, provider=provider, threads=threads)

@@ -14,7 +14,7 @@ import click
 
 from txport.cli import completion, encoding, speech, textio
 from txport.cli.guard import progress
-from txport.cli.options import fit_threads, is_given, provider_option, threads_option, unknown_option
+from txport.cli.options import fit_threads, is_given, provider_option, threads_option, trust_option, unknown_option
 from txport.cli.outputs import require_outputs
 from txport.cli.searching import FLAGS, IDS, ONLY_GENERATING, search_options
 from txport.errors import UnsupportedError
@@ -47,6 +47,7 @@ NOT_STREAMED = {
 @click.option(
     "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
 )
+@trust_option
 @search_options
 @encoding.encoding_options
 @speech.speech_options
@@ -71,6 +72,7 @@ def run(
     threads: int | None,
     workers: int,
     checkpoint: str | None,
+    trust_code: bool,
     inputs: tuple[Path, ...],
     output: Path | None,
     as_ids: bool,
@@ -99,7 +101,7 @@ def run(
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
-    model = api.load(bundle, **where, checkpoint=checkpoint, progress=progress)
+    model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
     shown = {name: options.pop(name) for name in encoding.FLAGS}
@@ -199,6 +201,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 @click.option(
     "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
 )
+@trust_option
 @click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @unknown_option
@@ -211,6 +214,7 @@ def score(
     provider: str,
     threads: int | None,
     checkpoint: str | None,
+    trust_code: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -224,9 +228,8 @@ def score(
 
     if pair and (inputs or len(pair) != 2):
         raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")
-    model = api.load(
-        bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, progress=progress
-    )
+    where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads}
+    model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
     given = [(pair[0], pair[1])] if pair else textio.split_pairs(textio.open_texts((), inputs)[0])
     pairs, texts, targets = itertools.tee(given, 3)
     with _in_flags():
