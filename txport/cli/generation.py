@@ -12,12 +12,12 @@ from typing import IO, Any
 
 import click
 
-from txport.cli import completion, encoding, textio
+from txport.cli import completion, encoding, textio, texts
 from txport.cli.guard import progress
 from txport.cli.options import F, fit_threads, is_given, provider_option, threads_option, unknown_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
-from txport.models.tokenizer import NumberTokenizer
+from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.runtimes import MODULES
 
 SEARCH: list[tuple[str, dict[str, Any]]] = [
@@ -125,7 +125,7 @@ IDS = {  # options whose tokens are ids in Python
     "bad_words_ids": "--bad-words",
     "eos_token_id": "--eos-token",
 }
-NAMED = [*(name for name, _ in SEARCH), "--batch-size", "--batch-tokens"]
+NAMED = [*(name for name, _ in SEARCH), "--batch-size", "--batch-tokens", "--source-language", "--target-language"]
 FLAGS = {**{flag.removeprefix("--").replace("-", "_"): flag for flag in NAMED}, **IDS}  # by name in Python
 NOT_STREAMED = {
     "as_json": "--json",
@@ -140,6 +140,7 @@ ONLY_GENERATING = {
     **{flag.removeprefix("--").replace("-", "_"): flag for flag, _ in SEARCH},
     "continuous": "--continuous",
     "as_stream": "--stream",
+    **texts.FLAGS,
 }
 
 
@@ -169,6 +170,7 @@ def search_options(command: F) -> F:
     "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
 )
 @search_options
+@texts.text_options
 @encoding.encoding_options
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @click.option("--batch-tokens", type=click.IntRange(1), help="Source tokens at once, at most, padding counted.")
@@ -227,6 +229,8 @@ def run(
         how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown")}
         encoding.run(model, source, total, output, as_json, shown, how)
         return
+    with _in_flags():
+        model = texts.told(model, options)
     options = _chosen(options | _token_ids(model.tokenizer, options), model.defaults, as_json)
     with textio.open_output(output) as stream, _in_flags():
         if as_stream:

@@ -23,7 +23,6 @@ from txport.models.config import Config
 from txport.models.facts import Facts
 from txport.models.model import Model
 from txport.models.names import (
-    COMPANIONS,
     CONFIG,
     LARGEST_SAMPLES,
     PRESET,
@@ -38,7 +37,8 @@ from txport.models.names import (
     preset_name,
 )
 from txport.models.sources.source import Source, read_source
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.convert import companions_of
+from txport.models.tokenizers.load import tokenizer_of
 from txport.models.weights import own_names
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
@@ -82,10 +82,9 @@ class Checkpoint:
         return {"architecture": name, "config": self.config.to_dict(), "facts": self.facts.to_dict()}
 
     @property
-    def companions(self) -> list[Path]:
-        """The files that go into a bundle as they are: tokenizers, and samples of real input."""
-        paths = [self.folder / name for name in COMPANIONS] if self.folder else []
-        return [path for path in paths if path.is_file()]
+    def companions(self) -> dict[str, Path | str]:
+        """What a bundle takes over, by file name: tokenizers, and samples of real input; see `companions_of`."""
+        return {} if self.folder is None else companions_of(self.folder)
 
 
 class Unfilled(TorchFunctionMode):
@@ -214,7 +213,7 @@ def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) ->
 def _check_text(folder: Path, facts: Facts) -> None:
     """The tokenizers must be this model's, the samples text that it takes."""
     try:
-        tokenizer = load_tokenizer(folder, facts)
+        tokenizer = tokenizer_of(companions_of(folder), folder, facts)
     except BundleError as error:
         raise CheckpointError(str(error)) from error
     path = folder / SAMPLES

@@ -16,9 +16,21 @@ CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"
 INDEX = "model.safetensors.index.json"  # of weights in several files
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
-COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
+TEXT = "text.json"  # how a model wants its texts
+COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, TEXT, SAMPLES)  # what a bundle takes over from its checkpoint as it is
+TOKENIZER_CONFIG = "tokenizer_config.json"  # of transformers, as all of these
+SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE = "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"
+PIECES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
+VOCABULARIES = ("vocab.json", "merges.txt", "vocab.txt")
+SPELLINGS = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE, *PIECES, *VOCABULARIES)
 MARKS = (CONFIG,)  # a folder that has a file of one of these patterns may be a checkpoint
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION)  # patterns of all files that make a checkpoint, but its shards
+MAKING = (
+    *MARKS,
+    WEIGHTS,
+    *COMPANIONS,
+    GENERATION,
+    *SPELLINGS,
+)  # patterns of all its files but shards
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")

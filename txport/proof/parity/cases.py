@@ -9,7 +9,7 @@ import numpy as np
 
 from txport.bundles.bundle import Bundle
 from txport.models.facts import Facts
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.load import load_tokenizer
 
 PLACES, FEW_TOKENS = 96, 12  # of a large model's targets: given, and searched for
 SEARCHED = ("one row", "every row padded", "real")  # cases of a large model in which targets are searched for

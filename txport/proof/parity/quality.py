@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from txport.bundles.bundle import Bundle
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import Runtime
 from txport.search.generate import generate
