@@ -26,12 +26,6 @@ class Vocabulary:
         """Tokens with their ids."""
         return {text: id_ for id_, (text, _) in self.slots.items()}
 
-    def append(self, token: Added) -> None:
-        """Give a token the next id, if it has none."""
-        id_ = self.ids.get(token.text, max(self.slots, default=-1) + 1)
-        self.slots.setdefault(id_, (token.text, 0.0))
-        self.added.setdefault(id_, token)
-
 
 def vocabulary(
     settings: Settings,
@@ -52,14 +46,19 @@ def vocabulary(
             raise settings.wrong(f"the token {id_} is {both}")
         found.added[id_] = token
     found.named = {name: own for name in NAMED if (own := settings.token(name, defaults.get(name))) is not None}
-    known = {each.text: each for each in special}
-    for text in (*found.named.values(), *settings.others(), *known):
-        found.append(known.get(text, Added(text)))
-    for each in users:
-        found.append(each)
-    for id_, token in found.added.items():
-        if token.text in (*found.named.values(), *settings.others()):
-            found.added[id_] = replace(token, special=True)
+    others, known = settings.others(), {each.text: each for each in special}
+    tokens = [known.get(text, Added(text)) for text in (*found.named.values(), *others, *known)]
+    ids, top = found.ids, max(found.slots, default=-1)
+    for token in (*tokens, *users):
+        if token.text not in ids:
+            top += 1
+            ids[token.text] = top
+            found.slots[top] = (token.text, 0.0)
+        found.added.setdefault(ids[token.text], token)
+    named = {*found.named.values(), *others}
+    found.added = {
+        id_: replace(token, special=token.special or token.text in named) for id_, token in found.added.items()
+    }
     texts = [text for text, _ in found.slots.values()]
     if len(set(texts)) < len(texts):
         twice = next(text for text in texts if texts.count(text) > 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -22,7 +22,7 @@ from txport.system.packages import needed
 
 MARK = "\ufdd0"  # no character: none of a text that was made for others to read
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
-OWN = "assistant"  # the role of what the model said, where a template may look for tokens that are not special
+OWN = "assistant"  # the role of what the model said
 KIND = "type"  # of a part of a message, a word that templates look at
 Message = Mapping[str, Any]
 
@@ -40,19 +40,21 @@ class ChatReader:
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """What a model is to continue, with marks in what the messages say; `TextError` for what no template takes."""
-        marked = [self._marked(message) for message in messages]
+        template, _ = self._template
         import jinja2
 
+        marked = [self._marked(message) for message in messages]
         variables = {**self.chat.variables, "messages": marked, "tools": None, "documents": None}
         try:
-            return str(self._template.render(**variables, add_generation_prompt=True))
+            return str(template.render(**variables, add_generation_prompt=True))
         except jinja2.TemplateError as error:
             raise TextError(f"the chat template does not take these messages: {brief(error)}") from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise TextError(f"the chat template does not take these messages: {brief(repr(error))}") from error
 
     @cached_property
-    def _template(self) -> Any:
+    def _template(self) -> tuple[Any, set[str]]:
+        """The template, and the texts that it looks for in what messages say."""
         with needed("txport[chat]", "a chat"):
             import jinja2
         environment = _environment()
@@ -65,15 +67,19 @@ class ChatReader:
             }
             free = jinja2.meta.find_undeclared_variables(parsed)
             template = environment.from_string(self.chat.template)
+            sought = {each.value for each in _sought(parsed) if isinstance(each, jinja2.nodes.Const)}
         except (jinja2.TemplateError, RecursionError) as error:
             raise BundleError(f"the chat template can't be used: {brief(error)}") from error
         if strange := sorted((called & free) - environment.globals.keys()):
             raise BundleError(f"the chat template can't be used: it calls {quoted(strange[0])}, which is not there")
-        return template
+        return template, {each for each in sought if isinstance(each, str)}
 
     @cached_property
     def _control(self) -> tuple[list[str], list[str]]:
-        """Tokens that no message may write: all, and those of them that are special."""
+        """Tokens that no message may write, and those that a message of the model itself may not.
+
+        In that, a template may look for tokens that are not special, such as where a thought ends.
+        """
         added = self.inner.added()
         special = [text for text, is_special in added.items() if is_special]
         plain = [
@@ -81,7 +87,8 @@ class ChatReader:
             for text, is_special in added.items()
             if not is_special and text in self.chat.template and any(map(str.isalpha, text))
         ]
-        return [*special, *plain], special
+        sought = " ".join(self._template[1])
+        return [*special, *plain], [*special, *(text for text in plain if text not in sought)]
 
     def _marked(self, message: Message) -> dict[str, Any]:
         role = message.get("role") if isinstance(message, Mapping) else None
@@ -144,6 +151,18 @@ def _cut(value: str, tokens: Sequence[str], ends: bool = False) -> str:
     for place in sorted(places, reverse=True):
         value = value[:place] + MARK + value[place:]
     return value
+
+
+def _sought(template: Any) -> Iterator[Any]:
+    """What a template looks for in texts: on the left of `in`, and arguments of methods such as `split`."""
+    from jinja2 import nodes
+
+    for compare in template.find_all(nodes.Compare):
+        if any(each.op in ("in", "notin") for each in compare.ops):
+            yield compare.expr
+    for call in template.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr):
+            yield from call.args
 
 
 def _continues(text: str, token: str) -> bool:

@@ -54,10 +54,10 @@ class FileTokenizer:
             self._tokenizer.encode_special_tokens = True  # "</s>" in a user's text is four characters
             self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
             self._tokenizer.no_padding()
-            content = str(self._tokenizer.to_str())
-            self._unknown = unknown_id(content)
-            self._reader = _letter_by_letter(self._tokenizer, content)
-        _require_bounded(path, content)
+            parts = json.loads(self._tokenizer.to_str())
+            self._unknown = _unknown_of(parts["model"])
+            self._reader = _letter_by_letter(self._tokenizer, parts)
+        _require_bounded(path, parts)
         outside = self._tokenizer.token_to_id(OUTSIDE)
         self._limit = min(each for each in (limit, outside, self.size) if each is not None)
         self._has_outside = outside is not None
@@ -232,12 +232,11 @@ def _controlled(tokenizer: Any, control: Collection[str], mark: str) -> Any:
     return type(tokenizer).from_str(json.dumps(parts))
 
 
-def _letter_by_letter(tokenizer: Any, content: str) -> Any:
+def _letter_by_letter(tokenizer: Any, parts: dict[str, Any]) -> Any:
     """The same tokenizer, whose Unigram model finds no special token in a text either: they get names that none has.
 
     All spaces of a text have become another character before the model sees it.
     """
-    parts = json.loads(content)
     special = {each["id"] for each in parts["added_tokens"] if each["special"]}
     if parts["model"]["type"] != "Unigram" or not (special := special & set(range(len(parts["model"]["vocab"])))):
         return tokenizer
@@ -259,9 +258,8 @@ def clean_up(text: str) -> str:
     return text
 
 
-def _require_bounded(path: Path, content: str) -> None:
+def _require_bounded(path: Path, parts: dict[str, Any]) -> None:
     """Raise `BundleError` for a tokenizer that lets a text grow by far more than any script needs."""
-    parts = json.loads(content)
     for name in ("normalizer", "decoder"):
         if (growth := _growth(parts[name])) > MOST_GROWTH:
             raise BundleError(f"the {name} of {path} may let a text grow {growth:.0f} times, the most is {MOST_GROWTH}")
@@ -298,7 +296,10 @@ def refusals(kind: type[TxportError], what: str) -> Iterator[None]:
 
 def unknown_id(tokenizer: str) -> int | None:
     """The id of what a tokenizer does not know: its JSON names it (WordLevel, BPE) or numbers it (Unigram)."""
-    model = json.loads(tokenizer)["model"]
+    return _unknown_of(json.loads(tokenizer)["model"])
+
+
+def _unknown_of(model: dict[str, Any]) -> int | None:
     number = model.get("unk_id", model["vocab"].get(model["unk_token"]) if model.get("unk_token") else None)
     return None if number is None else int(number)
 

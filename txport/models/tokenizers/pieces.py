@@ -126,8 +126,8 @@ def pegasus(settings: Settings) -> Made:
     if offset != OFFSET:
         raise settings.wrong(f"offset {offset} can't be expressed; it must be {OFFSET}")
     named = [settings.token(name, PEGASUS[name]) or "" for name in ("pad_token", "eos_token", "mask_token")]
-    sentence = settings.get("mask_token_sent", "<mask_1>")
-    first = [named[0], named[1], str(sentence), named[2], *(f"<unk_{number}>" for number in range(2, OFFSET))]
+    sentence = settings.text("mask_token_sent", "<mask_1>")
+    first = [named[0], named[1], sentence, named[2], *(f"<unk_{number}>" for number in range(2, OFFSET))]
     slots: Slots = {id_: (token, 0.0) for id_, token in enumerate(first)}
     slots |= {place + OFFSET: (piece.text, piece.score) for place, piece in enumerate(found.pieces) if place > 1}
     words = vocabulary(settings, slots, PEGASUS, map(Added, first), _users(found, True))
@@ -218,7 +218,7 @@ def _languages(settings: Settings, default: str, *, first: bool, target: Target 
     The vocabulary does not say which tokens are those of languages.
     """
     tokens = {token: token for token in settings.others() if token != settings.token("mask_token", "<mask>")}
-    source = settings.get("src_lang", default)
+    source = settings.text("src_lang", default)
     if source not in tokens:
         return None
     end = settings.token("eos_token", "</s>")
@@ -252,12 +252,11 @@ def m2m100(settings: Settings) -> Made:
     names = settings.others() or [f"__{code}__" for code in codes.split()]
     top = max(ids.values())
     ids |= {token: top + number for number, token in enumerate((each for each in names if each not in ids), 1)}
-    made = _by_ids(settings, found, found, ids, M2M, names)
-    tokens = {token.removeprefix("__").removesuffix("__"): token for token in names if token in made.words.ids}
-    source = settings.get("src_lang", "en")
+    tokens = {token.removeprefix("__").removesuffix("__"): token for token in names}
+    source = settings.text("src_lang", "en")
     if source not in tokens:
         raise settings.wrong(f"additional_special_tokens must name the tokens of languages, __{source}__ among them")
-    end = made.words.named["eos_token"]
+    end = settings.token("eos_token", M2M["eos_token"])
     languages = Languages(tokens=tokens, before=(None,), after=(end,), source=source)
     return _by_ids(settings, found, found, ids, M2M, names, [tokens[source]], languages)
 

@@ -124,6 +124,8 @@ def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _number(content: bytes, place: int) -> tuple[int, int]:
+    if place < len(content) and (value := content[place]) < 128:  # most
+        return value, place + 1
     value = shift = 0
     while True:
         if place >= len(content) or shift > 63:

@@ -68,6 +68,13 @@ class Settings:
             raise self.wrong(f"{name} must be true or false, got {quoted(value)}")
         return value
 
+    def text(self, name: str, default: str) -> str:
+        """One that is a text."""
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            raise self.wrong(f"{name} must be a text, got {quoted(value)}")
+        return value
+
     def whole(self, name: str, default: int, most: int) -> int:
         """A number of tokens."""
         value = self.get(name, default)
