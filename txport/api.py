@@ -26,6 +26,7 @@ from txport.arguments import listed, many, paired, require_many, require_unknown
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
 from txport.errors import BundleError, TextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
+from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
 from txport.models.tokenizers.chat import ChatReader, chat_line
@@ -316,6 +317,8 @@ class Model(Encoder):
         return self.tokenizer.ids(text)
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
+        if isinstance(self.facts.reads, Features):
+            raise NotImplementedError
         what = "a prompt" if self.facts.task == "causal" else "a source"
         source, longest, size = token_ids(what, tokens), self.facts.reads.longest, self.facts.reads.size
         if not 1 <= len(source) <= longest:

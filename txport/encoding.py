@@ -71,7 +71,7 @@ class Encoder:
         """Token ids of a text, checked against the longest sequence of the model."""
         if not isinstance(text, str):
             raise TextError(f"a text must be a string, got {quoted(text)}")
-        ids, longest = self.tokenizer.encode(text, unknown), self.facts.reads.longest
+        ids, longest = self.tokenizer.encode(text, unknown), self.facts.vocabulary.longest
         if len(ids) > longest:
             raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
         return ids
@@ -185,7 +185,7 @@ class Encoder:
     ) -> Iterator[list[Tag]]:
         """As `tag`, one after the other, over an iterable of any length."""
         require_ability(self.facts, "tag")
-        special, labels = self.facts.reads.special, self.facts.labels
+        special, labels = self.facts.vocabulary.special, self.facts.labels
 
         def finish(ids: Sequence[int], outputs: Outputs) -> list[Tag]:
             found = probabilities(outputs[LOGITS])
@@ -217,7 +217,7 @@ class Encoder:
 
     def _fill(self, top: int, ids: Sequence[int], outputs: Outputs) -> list[list[Fill]]:
         filled = []
-        for place in (place for place, id_ in enumerate(ids) if id_ == self.facts.reads.mask):
+        for place in (place for place, id_ in enumerate(ids) if id_ == self.facts.vocabulary.mask):
             found = probabilities(outputs[LOGITS][place])
             chosen = best(found, top)
             tokens = [self.tokenizer.tokens([at])[0] if self._has_token(at) else str(at) for at in chosen]
@@ -230,7 +230,7 @@ class Encoder:
         return size is None or id_ < size
 
     def _masked(self, ids: list[int], text: str) -> list[int]:
-        if (mask := self.facts.reads.mask) not in ids:
+        if (mask := self.facts.vocabulary.mask) not in ids:
             token = "" if mask is None else self.tokenizer.tokens([mask])[0]
             raise TextError(f"{shorten(text)} has no mask; put {token} where a token is missing")
         return ids

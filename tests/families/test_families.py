@@ -188,6 +188,7 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
             "rope_scaling with mscale can't be",
         ),
         ("bart", {"decoder_ffn_dim": 7}, "encoder_ffn_dim 40 and decoder_ffn_dim 7 differ"),
+        ("m2m_100", {"decoder_start_token_id": 1}, "decoder_start_token_id 1 can't be pad_token_id, which has no"),
         ("t5", {"decoder_start_token_id": 5}, "decoder_start_token_id 5 can't be expressed; it must be 0"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' can't be"),
         ("bert-labels", {"id2label": {"x": "no"}}, "it is not the config of a bert"),

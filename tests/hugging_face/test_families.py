@@ -31,6 +31,15 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 1,
     "max_position_embeddings": LONGEST,
 }
+GEMMA2: dict[str, Any] = {**LLAMA, "head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": LONGEST}
+VISION = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 8,
+    "patch_size": 4,
+}
 GPT2: dict[str, Any] = {
     **IDS,
     "vocab_size": VOCABULARY,
@@ -77,6 +86,7 @@ BART: dict[str, Any] = {
     "forced_eos_token_id": None,
 }
 MARIAN: dict[str, Any] = {**BART, "decoder_start_token_id": 0, "eos_token_id": 2}
+M2M: dict[str, Any] = {**BART, "pad_token_id": 1, "bos_token_id": 0, "activation_function": "relu"}
 SPECIAL = {"cls_token_id": 3, "sep_token_id": 4, "mask_token_id": 5}
 BERT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -138,6 +148,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
         {**LLAMA, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e6},
     ),
     "gemma": ("GemmaForCausalLM", {**LLAMA, "num_key_value_heads": 1, "head_dim": 16}),
+    "gemma2": ("Gemma2ForCausalLM", {**GEMMA2, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma2-plain": (
+        "Gemma2ForCausalLM",
+        {
+            **GEMMA2,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "layer_types": ["full_attention"] * 2,
+            "sliding_window": 4,
+        },
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {**GEMMA2, "num_hidden_layers": 3, "sliding_window_pattern": 3, **scaled("linear", 8.0)},
+    ),
+    "gemma3-capped": (
+        "Gemma3ForCausalLM",
+        {**GEMMA2, "final_logit_softcapping": 2.5, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+    "gemma3-images": ("Gemma3ForConditionalGeneration", {"text_config": GEMMA2, "vision_config": VISION, **IDS}),
     "phi3": ("Phi3ForCausalLM", {**LLAMA, "sliding_window": None}),
     "phi3-longrope": (
         "Phi3ForCausalLM",
@@ -168,6 +199,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "pegasus": ("PegasusForConditionalGeneration", {**MARIAN, "activation_function": "relu", "scale_embedding": True}),
     "bart": ("BartForConditionalGeneration", BART),
     "mbart": ("MBartForConditionalGeneration", {**BART, "scale_embedding": True, "activation_function": "relu"}),
+    "m2m_100": ("M2M100ForConditionalGeneration", {**M2M, "scale_embedding": True}),
+    "m2m_100-language": (
+        "M2M100ForConditionalGeneration",
+        {
+            **M2M,
+            "pad_token_id": 0,
+            "scale_embedding": False,
+            "forced_bos_token_id": 21,
+            "bad_words_ids": [[0]],
+            "max_length": 7,
+        },
+    ),
     "bert": ("BertModel", BERT),
     "bert-tokens": ("BertForMaskedLM", BERT),
     "bert-labels": ("BertForSequenceClassification", {**BERT, "id2label": {"0": "no", "1": "perhaps", "2": "yes"}}),
@@ -194,7 +237,7 @@ def make(name: str) -> Any:
     """A model with weights so large that tokens differ clearly, in the order of their names."""
     kind, values = CASES[name]
     build = getattr(transformers, kind)
-    model = build(build.config_class(**values)).eval()
+    model = build(build.config_class(**values, **attention(name))).eval()
     rng = np.random.default_rng(7)
     with torch.no_grad():
         for key, parameter in sorted(model.named_parameters()):
@@ -202,9 +245,12 @@ def make(name: str) -> Any:
                 continue  # a table of sinusoids
             drawn = rng.standard_normal(parameter.shape)
             if parameter.dim() == 1:
-                drawn = 0.2 * drawn + ("norm" in key.lower() and key.endswith("weight") and name != "gemma")
+                starts_at_one = "norm" in key.lower() and key.endswith("weight") and not name.startswith("gemma")
+                drawn = 0.2 * drawn + starts_at_one
             elif not any(each in key for each in ("embed", "shared", "wte", "wpe", "relative_attention_bias")):
                 drawn *= 1.3 * max(parameter.shape) ** -0.5
+            if name.startswith(("gemma2", "gemma3")) and "embed_tokens" in key:
+                drawn *= 0.3  # or each token is followed by itself
             parameter.copy_(torch.from_numpy(drawn))
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.copy_(torch.from_numpy(rng.standard_normal(model.final_logits_bias.shape)))
@@ -214,6 +260,11 @@ def make(name: str) -> Any:
             do_sample=False, repetition_penalty=1.3, suppress_tokens=[5, 9], max_new_tokens=6
         )
     return model
+
+
+def attention(name: str) -> dict[str, Any]:
+    """The kernel that caps scores as Gemma 2 does; the others leave the cap out."""
+    return {"attn_implementation": "eager"} if name.startswith("gemma2") else {}
 
 
 @torch.inference_mode()
@@ -285,7 +336,7 @@ def record(name: str) -> None:
 
 def loaded(name: str) -> Any:
     kind = CASES[name][0]
-    return getattr(transformers, kind).from_pretrained(FOLDER / name).eval()
+    return getattr(transformers, kind).from_pretrained(FOLDER / name, **attention(name)).eval()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from txport.errors import BundleError, brief, quoted
 
@@ -176,6 +180,33 @@ def read_ir(path: Path) -> ir.Model:
         raise BundleError(f"{path} is not a whole ONNX file: {brief(error)}") from error
 
 
+Maps = dict[tuple[Any, ...], NDArray[Any]]  # what lies where in files, mapped into memory
+
+
+def mapped(tensor: onnx.TensorProto, path: Path, maps: Maps) -> NDArray[Any]:
+    """The numbers of a tensor of a graph at `path`: those in another file are mapped into memory, read-only.
+
+    What is in `maps` already is the same array again. Needs onnx. Raises `BundleError` for what lies nowhere.
+    """
+    import onnx
+
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return onnx.numpy_helper.to_array(tensor)
+    try:
+        file, offset, length = _place(tensor, path)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        if length != dtype.itemsize * math.prod(tensor.dims):
+            raise ValueError(f"{tensor.name} has {length} bytes, which its dims {list(tensor.dims)} do not take")
+        if not length:
+            return np.zeros(tuple(tensor.dims), dtype)
+        place = (file, offset, dtype, tuple(tensor.dims))
+        if place not in maps:
+            maps[place] = np.memmap(file, dtype, "r", offset, tuple(tensor.dims)).view(np.ndarray)
+        return maps[place]
+    except (KeyError, OSError, ValueError) as error:
+        raise BundleError(f"{path} is not a whole ONNX file: {brief(error)}") from error
+
+
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """The tensors that a graph and its branches hold."""
     yield from graph.initializer
@@ -188,16 +219,22 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 def _take_in(tensor: Any, path: Path) -> None:
     """Put the data of a tensor where those of others lie."""
-    entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
-    file = path.parent / contained(entries["location"])
-    offset, length = int(entries.get("offset", 0)), int(entries["length"])
-    if not 0 <= offset <= offset + length <= file.stat().st_size:
-        raise ValueError(f"{tensor.name} lies beyond the end of {file.name}")
+    file, offset, length = _place(tensor, path)
     with file.open("rb") as stream:
         stream.seek(offset)
         tensor.raw_data = stream.read(length)
     del tensor.external_data[:]
     tensor.ClearField("data_location")
+
+
+def _place(tensor: Any, path: Path) -> tuple[Path, int, int]:
+    """The file in which a tensor lies, from where on, and how many bytes it has."""
+    entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
+    file = path.parent / contained(entries["location"])
+    offset, length = int(entries.get("offset", 0)), int(entries["length"])
+    if not 0 <= offset <= offset + length <= file.stat().st_size:
+        raise ValueError(f"{tensor.name} lies beyond the end of {file.name}")
+    return file, offset, length
 
 
 def contained(name: str) -> str:

@@ -46,7 +46,7 @@ def export_graphs(
     manifest = Manifest(
         target=target,
         precision=precision,
-        opset=opset or max(DEFAULT_OPSET, TARGETS[target].prefers(checkpoint.model)),
+        opset=opset or max(DEFAULT_OPSET, TARGETS[target].prefers(checkpoint.outline)),
         architecture=architecture.name_of(checkpoint.config),
         config=checkpoint.config.to_dict(),
         facts=checkpoint.facts,

@@ -48,11 +48,11 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_abo
 
 def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Model], Counts]:
     dtype = getattr(torch, manifest.dtype)
-    module = checkpoint.model if dtype == torch.float32 else copy.deepcopy(checkpoint.model).to(dtype)
+    module = checkpoint.outline if dtype == torch.float32 else copy.deepcopy(checkpoint.outline).to(dtype)
     models, counts = {}, {}
     target = TARGETS[manifest.target]
     for role in manifest.graphs:
-        job = Job(module, manifest, role)
+        job = Job(module, manifest, role, read=checkpoint.reader)
         models[role] = target.trace(job)
         target.run(models[role], job)
         if job.counts:

@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from txport.errors import UnsupportedError
+from txport.models.streamed import Read
 
+NOWHERE = "meta"  # PyTorch's device of tensors without numbers
 Pair = tuple[int, int]
 Form = Callable[..., Any]
 
@@ -120,10 +122,12 @@ for _name in ["bool", "int", "float", "complex", "index", "len", "iter", "contai
 class Tracer(TorchFunctionMode):
     """The graph that is being written."""
 
-    def __init__(self, forms: Mapping[str, Form], weights: Mapping[int, str], opset: int) -> None:
+    def __init__(
+        self, forms: Mapping[str, Form], weights: Mapping[int, str], opset: int, read: Read | None = None
+    ) -> None:
         super().__init__()
         self.opset, self.nodes, self.initializers = opset, list[ir.Node](), dict[int, ir.Value]()
-        self._forms, self._weights = forms, weights
+        self._forms, self._weights, self._read = forms, weights, read
         self._sizes, self._names = dict[Pair, Size](), dict[str, int]()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
@@ -170,7 +174,8 @@ class Tracer(TorchFunctionMode):
         return self.given(value, (found[0], found[1]))
 
     def given(self, value: ir.Value, examples: tuple[Tensor, Tensor]) -> Symbol:
-        """A value that looks like two examples."""
+        """A value that looks like two examples; they have shapes and no numbers."""
+        examples = (examples[0].to(NOWHERE), examples[1].to(NOWHERE))
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(str(examples[0].dtype).removeprefix("torch."))))
         dims = zip(*(each.shape for each in examples), strict=True)
         value.shape = ir.Shape([one if one == other else None for one, other in dims])
@@ -219,11 +224,20 @@ class Tracer(TorchFunctionMode):
         if id(tensor) not in self._weights:
             return self.constant(tensor.detach().numpy())
         if id(tensor) not in self.initializers:
-            array = tensor.detach().numpy()
-            value = ir.Value(name=self._weights[id(tensor)], const_value=ir.tensor(array))
-            value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
+            name = self._weights[id(tensor)]
+            held = self._later(name, tensor) if tensor.is_meta else ir.tensor(tensor.detach().numpy())
+            value = ir.Value(name=name, const_value=held)
+            value.type, value.shape = ir.TensorType(held.dtype), ir.Shape(tensor.shape)
             self.initializers[id(tensor)] = value
         return self.initializers[id(tensor)]
+
+    def _later(self, name: str, tensor: Tensor) -> ir.LazyTensor:
+        """A weight that is read when the graph is written."""
+        read, dtype = self._read, tensor.dtype
+        if read is None:
+            raise UnsupportedError(f"{name} has no numbers, and nothing reads them")
+        kind = ir.DataType.from_numpy(np.dtype(str(dtype).removeprefix("torch.")))
+        return ir.LazyTensor(lambda: ir.tensor(read(name).to(dtype).numpy()), kind, ir.Shape(tensor.shape), name=name)
 
 
 def _example(value: Any, at: int) -> Any:
@@ -233,7 +247,7 @@ def _example(value: Any, at: int) -> Any:
     if isinstance(value, Size):
         return value.pair[at]
     if isinstance(value, Tensor):
-        return value.detach()
+        return value.detach().to(NOWHERE)
     if isinstance(value, list | tuple):
         return type(value)(_example(each, at) for each in value)
     return value

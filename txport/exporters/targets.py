@@ -22,7 +22,7 @@ from txport.exporters.cpu.fusions import check_parts
 from txport.exporters.cpu.modules import FUSED
 from txport.exporters.cpu.operators import FUSED_FORMS
 from txport.exporters.cpu.ops import require_fusable
-from txport.exporters.cpu.rewrite import apply_forms, packs
+from txport.exporters.cpu.rewrite import Matrices, apply_forms, packs
 from txport.exporters.cpu.top import add_top, without_top
 from txport.exporters.forms import FORMS
 from txport.exporters.forms.layers import RMS_OPSET
@@ -33,19 +33,25 @@ from txport.exporters.trace import parts_of_trace, trace
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.models.parts import RMSNorm
+from txport.models.streamed import Read
 
 QUANTISE, TOP, CONDITION = "quantise", "choose the best tokens", "make attention conditional"
 
 
 @dataclass
 class Job:
-    """One graph on its way: what it is to be, and what its initializers have become."""
+    """One graph on its way: what it is to be, and what its initializers have become.
+
+    Weights of which the model has no numbers are read by their names. Graphs of one bundle share what is `quantised`.
+    """
 
     model: Model
     manifest: Manifest
     role: str
     counts: dict[str, int] = field(default_factory=dict)  # stage -> how often it fired
     weights: dict[str, Stored] = field(default_factory=dict)
+    read: Read | None = None
+    quantised: Matrices = field(default_factory=dict)
 
     @property
     def ports(self) -> Graph:
@@ -81,7 +87,7 @@ class Target:
         """A graph as it is traced; of the one that picks rows, all there is."""
         if job.role == SELECT:
             return select_model(job.ports, job.manifest.opset)
-        return trace(self.module(job), self.traced(job.ports), job.manifest.opset, self.forms)
+        return trace(self.module(job), self.traced(job.ports), job.manifest.opset, self.forms, job.read)
 
     def run(self, graph: ir.Model, job: Job) -> None:
         """Run the stages that do not need the forms of weights, in place."""
@@ -129,7 +135,7 @@ def _check(graph: ir.Model, job: Job) -> int:
 
 
 def _quantise(forms: Mapping[str, Form], tables: Collection[str], graph: ir.Model, job: Job) -> int:
-    found = apply_forms(graph, forms, tables)
+    found = apply_forms(graph, forms, tables, job.quantised)
     job.weights = {**packs(graph), **found}
     return sum(stored.is_quantised for stored in found.values())
 

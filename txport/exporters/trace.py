@@ -30,7 +30,8 @@ from txport.bundles.ports import (
     Port,
 )
 from txport.exporters.forms import FORMS
-from txport.exporters.symbols import Form, Symbol, Tracer
+from txport.exporters.symbols import NOWHERE, Form, Symbol, Tracer
+from txport.models.streamed import Read
 from txport.version import __version__
 
 # Two lengths for each dynamic dim: what differs between the two is dynamic. They are chosen so that no dim, no sum, no
@@ -53,14 +54,17 @@ IR_VERSION = 10
 
 
 @torch.no_grad()
-def trace(module: nn.Module, graph: Graph, opset: int, forms: Mapping[str, Form] = FORMS) -> ir.Model:
+def trace(
+    module: nn.Module, graph: Graph, opset: int, forms: Mapping[str, Form] = FORMS, read: Read | None = None
+) -> ir.Model:
     """A module whose arguments are the inputs of `graph`, as ONNX, every dynamic dim of its ports kept open.
 
-    Weights have the names of the checkpoint; `forms` say what becomes of each function.
+    Weights have the names of the checkpoint; `forms` say what becomes of each function. Those without numbers are read
+    by their names when the graph is written.
 
     Raises `UnsupportedError` for a function that has no ONNX form.
     """
-    tracer = Tracer(forms, weight_names(module), opset)
+    tracer = Tracer(forms, weight_names(module), opset, read)
     values = [value_of(port) for port in graph.inputs]
     inputs = [Symbol(tracer, value, examples(port)) for value, port in zip(values, graph.inputs, strict=True)]
     with tracer:
@@ -96,7 +100,7 @@ def examples(port: Port) -> tuple[Tensor, Tensor]:
     """What a port's tensor looks like for two sets of lengths."""
     dtype = getattr(torch, port.dtype)
     one, other = ([SIZES[dim][at] if isinstance(dim, str) else dim for dim in port.dims] for at in (0, 1))
-    return torch.zeros(one, dtype=dtype), torch.zeros(other, dtype=dtype)
+    return torch.empty(one, dtype=dtype, device=NOWHERE), torch.empty(other, dtype=dtype, device=NOWHERE)
 
 
 def value_of(port: Port) -> ir.Value:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
-from txport.bundles.graphs import read_model
+from txport.bundles.graphs import Maps, mapped, read_model
 from txport.errors import ParityError
-from txport.exporters.cpu.quantize import Quantized, dequantize, steps
+from txport.exporters.cpu.quantize import Quantized, dequantize
 from txport.models.checkpoint import Checkpoint
+from txport.models.plan import first_names
 
 Array = NDArray[Any]
 
@@ -31,74 +35,117 @@ INLINE_BELOW = 256  # bytes; what shape inference reads stays in the graph
 PAGE = 4096  # a tensor of several pages starts on one, so that it can be mapped into memory
 
 
-def share_weights(models: dict[str, ir.Model], folder: Path) -> dict[str, dict[str, Any]]:
+class WeightFile:
+    """Tensors one after the other in a file, equal ones once; or only their places, of graphs without weights.
+
+    One tensor is in memory at a time. Those that are read when they are written are told apart by their names, which
+    stand for one tensor in all graphs of a bundle.
+    """
+
+    def __init__(self, file: IO[bytes] | None) -> None:
+        self._file, self._end = file, 0
+        self._places: dict[tuple[str, str], int] = {}
+        self._named: dict[tuple[str, int, str], int] = {}
+
+    def place(self, name: str, tensor: ir.TensorProtocol) -> int:
+        """Where a tensor lies; it is written if it is new."""
+        key = (name, tensor.nbytes, str(tensor.dtype))
+        if key not in self._named or not (self._file is None or isinstance(tensor, ir.LazyTensor)):
+            self._named[key] = self._add(tensor)
+        return self._named[key]
+
+    def _add(self, tensor: ir.TensorProtocol) -> int:
+        if self._file is None:
+            return self._next(tensor.nbytes)
+        content = _bytes_of(tensor)
+        key = (hashlib.sha256(content).hexdigest(), str(tensor.dtype))
+        if key not in self._places:
+            before, self._places[key] = self._end, self._next(tensor.nbytes)
+            self._file.write(bytes(self._places[key] - before))
+            self._file.write(content)
+        return self._places[key]
+
+    def _next(self, size: int) -> int:
+        """The next place for so many bytes, which it takes."""
+        start = self._end + -self._end % (PAGE if size >= PAGE else 64)
+        self._end = start + size
+        return start
+
+
+def _bytes_of(tensor: ir.TensorProtocol) -> memoryview:
+    """The content of a tensor as files have it, without a copy."""
+    array: Array = tensor.numpy()
+    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1).view(np.uint8).data
+
+
+def share_weights(models: dict[str, ir.Model], folder: Path, *, without: bool = False) -> dict[str, dict[str, Any]]:
     """Write the weights of all graphs to `folder`, equal ones once, and let the graphs refer to them.
 
-    -> those that have one name in several graphs, and where they lie, so that sessions can hold them once.
+    -> those that have one name in several graphs, and where they lie, so that sessions can hold them once. `without`
+    weights, the graphs say where they would lie in a file that is not there.
     """
     found: dict[str, list[dict[str, Any]]] = {}
-    places: dict[tuple[str, str], int] = {}
-    with (folder / FILE).open("wb") as file:
+    with contextlib.nullcontext() if without else (folder / FILE).open("wb") as file:
+        weights = WeightFile(file)
         for model in models.values():
             for value in model.graph.initializers.values():
                 tensor = value.const_value
                 if tensor is None or tensor.nbytes < INLINE_BELOW:
                     continue
-                content = tensor.tobytes()
-                key = (hashlib.sha256(content).hexdigest(), str(tensor.dtype))
-                if key not in places:
-                    file.write(bytes(-file.tell() % (PAGE if len(content) >= PAGE else 64)))
-                    places[key] = file.tell()
-                    file.write(content)
-                found.setdefault(str(value.name), []).append(
-                    {
-                        "file": f"{folder.name}/{FILE}",
-                        "offset": places[key],
-                        "dtype": tensor.dtype.numpy().name,
-                        "dims": list(tensor.shape.numpy()),
-                    }
-                )
-                value.const_value = ir.ExternalTensor(
-                    FILE,
-                    places[key],
-                    len(content),
-                    tensor.dtype,
-                    shape=ir.Shape(tensor.shape.numpy()),
-                    name=str(value.name),
-                    base_dir=folder,
-                )
+                place = weights.place(str(value.name), tensor)
+                entry: dict[str, Any] = {
+                    "file": f"{folder.name}/{FILE}",
+                    "offset": place,
+                    "dtype": tensor.dtype.numpy().name,
+                    "dims": list(tensor.shape.numpy()),
+                }
+                found.setdefault(str(value.name), []).append(entry)
+                value.const_value = outside(tensor, str(value.name), folder, FILE, place)
     return {name: each[0] for name, each in found.items() if len(each) > 1 and all(one == each[0] for one in each)}
+
+
+def outside(tensor: ir.TensorProtocol, name: str, folder: Path, file: str, offset: int) -> ir.ExternalTensor:
+    """A tensor as a graph holds it whose content lies in another file."""
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.ExternalTensor(file, offset, tensor.nbytes, tensor.dtype, shape=shape, name=name, base_dir=folder)
 
 
 @dataclass(frozen=True)
 class Held:
-    """A weight as a graph holds it, under the checkpoint's name; quantised ones with their form and steps."""
+    """A weight as a graph holds it, under the checkpoint's name; one in fewer bits also as it is stored."""
 
     name: str
     values: Array
-    form: Form | None = None
-    steps: Array | None = None
+    quantized: Quantized | None = None
+
+    @property
+    def form(self) -> Form | None:
+        """The form of one that is quantised."""
+        return None if self.quantized is None else self.quantized.form
 
 
-def graph_weights(path: Path) -> dict[str, Array]:
-    """Every tensor that a graph holds, by name: initializers and constants, those of its branches too."""
-    return dict(_tensors(read_model(path).graph))
+def graph_weights(path: Path, maps: Maps | None = None) -> dict[str, Array]:
+    """Every tensor that a graph holds, by name: initializers and constants, those of its branches too.
+
+    What lies in another file is mapped into memory; with `maps`, what several graphs read there is one array.
+    """
+    return dict(_tensors(read_model(path, weights=False).graph, path, {} if maps is None else maps))
 
 
 def graph_epsilons(path: Path) -> list[tuple[str, float]]:
     """The name of the weight of each norm of a graph, and the norm's epsilon."""
-    graph = read_model(path).graph
+    graph = read_model(path, weights=False).graph
     norms = [node for node in graph.node if node.op_type in NORMS]
     found = [
         (node.input[1], next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5)) for node in norms
     ]
-    return found + list(_plain_epsilons(graph))
+    return found + list(_plain_epsilons(graph, path))
 
 
-def _plain_epsilons(graph: onnx.GraphProto) -> Iterator[tuple[str, float]]:
+def _plain_epsilons(graph: onnx.GraphProto, path: Path) -> Iterator[tuple[str, float]]:
     """Those of norms in plain operators: x / Sqrt(mean + epsilon) * weight, or x / (Sqrt(mean) + epsilon) * weight."""
     made = {node.output[0]: node for node in graph.node}
-    held = dict(_tensors(graph))
+    held = dict(_tensors(graph, path, {}))
     for node in (node for node in graph.node if node.op_type == "Mul" and len(node.input) == 2):
         added = _chain(made, node.input[0], "Div", "Sqrt", "Add") or _beside_root(made, node.input[0])
         if added is not None and added.input[1] in held and node.input[1] in held:
@@ -124,17 +171,17 @@ def _chain(made: Mapping[str, onnx.NodeProto], value: str, *operators: str) -> o
     return node
 
 
-def _tensors(graph: onnx.GraphProto, place: str = "") -> Iterator[tuple[str, Array]]:
+def _tensors(graph: onnx.GraphProto, path: Path, maps: Maps, place: str = "") -> Iterator[tuple[str, Array]]:
     for tensor in graph.initializer:
-        yield place + tensor.name, onnx.numpy_helper.to_array(tensor)
+        yield place + tensor.name, mapped(tensor, path, maps)
     for number, node in enumerate(graph.node):
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.TENSOR:
-                yield f"{place}{node.output[0]}", onnx.numpy_helper.to_array(attribute.t)
+                yield f"{place}{node.output[0]}", mapped(attribute.t, path, maps)
             elif attribute.type == onnx.AttributeProto.FLOATS:
                 yield f"{place}{node.output[0]}", np.array(attribute.floats, np.float32)
             elif attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _tensors(attribute.g, f"{place}{number}.{attribute.name}/")
+                yield from _tensors(attribute.g, path, maps, f"{place}{number}.{attribute.name}/")
 
 
 def held_weights(initializers: Mapping[str, Array], table: Mapping[str, Stored]) -> Iterator[Held]:
@@ -145,7 +192,9 @@ def held_weights(initializers: Mapping[str, Array], table: Mapping[str, Stored])
             yield from _unpack(stored, values)
         elif (scales := read_scales(stored, initializers)) is not None:
             quantized = Quantized(stored.form, values, scales)
-            yield from _unpack(stored, dequantize(quantized), steps(quantized))
+            for name, rows in parts_of(stored, quantized.shape[0]):
+                part = quantized.rows(rows)
+                yield Held(name, dequantize(part), part)
 
 
 def read_scales(stored: Stored, tensors: Mapping[str, Array]) -> Array | None:
@@ -156,33 +205,52 @@ def read_scales(stored: Stored, tensors: Mapping[str, Array]) -> Array | None:
     return None if lookup is None else lookup[..., 0]
 
 
-def _unpack(stored: Stored, values: Array, sizes: Array | None = None) -> Iterator[Held]:
-    count = len(stored.weights)
-    places: Any = count if stored.sizes is None else np.cumsum(stored.sizes)[:-1]
-    parts = np.split(values, places) if count > 1 else [values]
-    each = np.split(sizes, places) if sizes is not None and count > 1 else [sizes] * count
-    form = stored.form if stored.is_quantised else None
-    for part, array, size in zip(stored.weights, parts, each, strict=True):
-        yield Held(part, array, form, size)
+def _unpack(stored: Stored, values: Array) -> Iterator[Held]:
+    if len(stored.weights) == 1:
+        yield Held(stored.weights[0], values)
+    else:
+        yield from (Held(name, values[rows]) for name, rows in parts_of(stored, len(values)))
+
+
+def parts_of(stored: Stored, rows: int) -> Iterator[tuple[str, slice]]:
+    """The weights in an initializer of so many rows, and which rows are theirs."""
+    count, start = len(stored.weights), 0
+    for name, size in zip(stored.weights, stored.sizes or [rows // count] * count, strict=True):
+        yield name, slice(start, start + size)
+        start += size
 
 
 def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the weights that a quantised bundle holds in their place; any other checkpoint as it is."""
     if not bundle.manifest.quantization:
         return checkpoint
+    found = _held_parts(bundle, checkpoint.outline)
+    if checkpoint.read is not None:
+        return dataclasses.replace(
+            checkpoint, read=lambda name: torch.from_numpy(found[name]()) if name in found else checkpoint.tensor(name)
+        )
     model = copy.deepcopy(checkpoint.model)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
-        for role in bundle.manifest.graphs:
-            for held in held_weights(graph_weights(bundle.file(role)), bundle.manifest.weights):
-                if held.form is not None:
-                    _replace(held, parameters)
-    return dataclasses.replace(checkpoint, model=model)
+        for name, values in found.items():
+            model.get_parameter(name).copy_(torch.from_numpy(values()))
+    return dataclasses.replace(checkpoint, outline=model)
 
 
-def _replace(held: Held, parameters: Mapping[str, torch.Tensor]) -> None:
-    parameter = parameters.get(held.name)
-    if parameter is None or parameter.shape != held.values.shape:
-        there = "no such weight" if parameter is None else f"one of shape {tuple(parameter.shape)}"
-        raise ParityError(f"the bundle holds {held.name} of shape {held.values.shape}, the checkpoint {there}")
-    parameter.copy_(torch.from_numpy(held.values))
+def _held_parts(bundle: Bundle, model: nn.Module) -> dict[str, Callable[[], Array]]:
+    """What reads each weight, by its first name, that a bundle holds in fewer bits."""
+    found: dict[str, Callable[[], Array]] = {}
+    first, shapes = first_names(model), {name: tuple(each.shape) for name, each in model.named_parameters()}
+    for role in bundle.manifest.graphs:
+        tensors = graph_weights(bundle.file(role))
+        for name, stored in bundle.manifest.weights.items():
+            scales = read_scales(stored, tensors) if name in tensors and stored.is_quantised else None
+            if scales is None or stored.form is None:
+                continue
+            whole = Quantized(stored.form, tensors[name], scales)
+            for weight, rows in parts_of(stored, whole.shape[0]):
+                part = whole.rows(rows)
+                if shapes.get(first.get(weight, "")) != part.shape:
+                    there = f"one of shape {shapes[first[weight]]}" if weight in first else "no such weight"
+                    raise ParityError(f"the bundle holds {weight} of shape {part.shape}, the checkpoint {there}")
+                found[first[weight]] = partial(dequantize, part)
+    return found

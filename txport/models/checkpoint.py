@@ -6,8 +6,12 @@ is a published size with random weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +19,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from txport.errors import BundleError, CheckpointError, ConfigError, TextError, quoted
+from txport.errors import BundleError, CheckpointError, ConfigError, TextError
 from txport.models import architecture
 from txport.models.config import Config
 from txport.models.facts import Facts
@@ -36,15 +39,18 @@ from txport.models.names import (
     preset_config,
     preset_name,
 )
+from txport.models.plan import Plan, first_names, plan
 from txport.models.sources.source import Source, read_source
+from txport.models.streamed import Read, Unfilled, filled, outline, streamed
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.load import tokenizer_of
-from txport.models.weights import own_names
+from txport.models.values import Weights
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
 from txport.system.memory import readable
 
+Take = Callable[[str, Tensor], object]
 FLOATS = {
     each
     for name in dir(torch)
@@ -53,27 +59,65 @@ FLOATS = {
 NAMED = 200  # tensors in an error
 MOST_MEMORY = 1 << 43  # bytes; no machine that runs one model has more
 COPIES = 2  # of the weights that loading holds at once
+LARGEST_COPIES = 4  # of the largest tensor, where it holds one at a time
+STREAMED_ABOVE = 150_000_000  # parameters
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model ready to run in PyTorch, and where it came from."""
+    """A model ready to run in PyTorch, and where it came from.
+
+    Of a large model, `outline` has no weights: `read` gives each by its first name.
+    """
 
     name: str
-    model: Model
+    outline: Model
     sha256: str
     folder: Path | None = None  # None for a preset
     generation: Mapping[str, Any] = field(default_factory=dict)  # how it searches unless told otherwise
+    read: Read | None = None
+
+    @cached_property
+    def model(self) -> Model:
+        """The model in float32; a large one reads its weights where it uses them (see `models.streamed`)."""
+        return self.outline if self.read is None else streamed(self.outline, self.read)
+
+    @property
+    def whole(self) -> Model:
+        """A model of its own with all weights in memory, in float32; `UnavailableError` where there is no room."""
+        if self.read is None:
+            return copy.deepcopy(self.outline)
+        memory.require(4 * size_of(self.outline), f"the model of {self.name}")
+        return filled(self.outline, self.read)
+
+    @property
+    def reader(self) -> Read | None:
+        """What gives a weight that the outline has no numbers of, by any of its names; None where it has them all."""
+        if self.read is None:
+            return None
+        first, read = first_names(self.outline), self.read
+        return lambda name: read(first[name])
+
+    @property
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Each weight in float32 by its first name, one after the other."""
+        return ((name, self.tensor(name)) for name, _ in self.outline.named_parameters())
+
+    def tensor(self, name: str) -> Tensor:
+        """A weight in float32, by its first name."""
+        if self.read is None:
+            return self.outline.get_parameter(name).detach()
+        return self.read(name).float()
 
     @property
     def config(self) -> Config:
         """What the model is made of."""
-        return self.model.config
+        return self.outline.config
 
     @property
     def facts(self) -> Facts:
         """What is true of the model."""
-        return self.model.facts
+        return self.outline.facts
 
     @property
     def described(self) -> dict[str, Any]:
@@ -87,18 +131,11 @@ class Checkpoint:
         return {} if self.folder is None else companions_of(self.folder)
 
 
-class Unfilled(TorchFunctionMode):
-    """Modules that are made in this context leave their parameters as they are: a checkpoint fills them."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
-        """See `TorchFunctionMode`; functions that fill a tensor are those of `torch.nn.init`, or methods of it."""
-        options = options or {}
-        fills = function.__name__ in ("zero_", "fill_", "uniform_", "normal_", "kaiming_uniform_")
-        return (args[0] if args else options["tensor"]) if fills else function(*args, **options)
-
-
 def load_checkpoint(name: str) -> Checkpoint:
-    """Load a checkpoint in float32, ready for inference; `CheckpointError` lists all that does not fit."""
+    """Load a checkpoint in float32, ready for inference; `CheckpointError` lists all that does not fit.
+
+    The weights of a large one stay in its files, each of which was read once.
+    """
     if preset := preset_name(name):
         return random_checkpoint(preset)
     folder = find_folder(name)
@@ -107,12 +144,18 @@ def load_checkpoint(name: str) -> Checkpoint:
     with torch.device("meta"), Unfilled():
         model = build(source.config)
     _require_memory(model, folder / CONFIG)
-    weights = _read_weights(source, folder, model)
-    _check(source.place, expected_tensors(model), weights)
+    weights = source.weights()
+    made = plan(source.rules, weights.shapes, model)
     _check_text(folder, model.facts)
+    if is_large(model):
+        model = outline(build, source.config)
+        _take_in(made, weights, source, lambda name, tensor: None)
+        read = partial(made.tensor, weights=weights)
+        return Checkpoint(label(name), model, digest(name), folder, source.generation(model.facts), read)
     with Unfilled():
         model = build(source.config)
-    model.load_state_dict(weights, strict=False)  # a tied weight is stored once; _check saw to the rest
+    parameters = expected_tensors(model)
+    _take_in(made, weights, source, lambda name, tensor: parameters[name].copy_(tensor))
     return Checkpoint(label(name), model.eval(), digest(name), folder, source.generation(model.facts))
 
 
@@ -123,36 +166,69 @@ def config_of(folder: Path) -> Config:
 
 def _require_memory(model: Model, path: Path) -> None:
     """Raise `ConfigError` for a model that no machine can hold, `MemoryError` for one that this one can't."""
-    size = sum(4 * each.numel() for each in (*model.parameters(), *model.buffers()))
+    sizes_of = [4 * each.numel() for each in (*model.parameters(), *model.buffers())]
+    size, largest = sum(sizes_of), max(sizes_of)
     if size > MOST_MEMORY:
         sizes = f"{readable(size)} in fp32, the most that is taken is {readable(MOST_MEMORY)}"
         raise ConfigError(f"{path}: a model of these sizes needs {sizes}; check its width and its vocabularies")
-    memory.require(COPIES * size, f"the model of {path}")
+    memory.require(LARGEST_COPIES * largest if is_large(model) else COPIES * size, f"the model of {path}")
+
+
+def size_of(model: Model) -> int:
+    """The parameters of a model, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def is_large(model: Model) -> bool:
+    """Whether a model's weights are read where they are used, never all at once."""
+    return size_of(model) > STREAMED_ABOVE
 
 
 def random_checkpoint(preset: str) -> Checkpoint:
     """A published size with seeded random weights, for benchmarks and tests; the same on every machine."""
-    config = preset_config(preset)
-    with Unfilled():
-        model = architecture.of(config).build(config)
-    fill(model, np.random.default_rng(0))
-    name = PRESET + preset
-    return Checkpoint(name, model.eval(), digest(name))
+    config, name = preset_config(preset), PRESET + preset
+    model = outline(architecture.of(config).build, config)
+    read = drawn(model)
+    if is_large(model):
+        return Checkpoint(name, model, digest(name), read=read)
+    return Checkpoint(name, filled(model, read), digest(name))
 
 
-@torch.no_grad()
-def fill(model: Model, rng: np.random.Generator) -> None:
+def fill(model: Model, seed: int = 0) -> None:
+    """Give a model the weights that `drawn` gives by a seed."""
+    read = drawn(model, seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(read(name))
+
+
+def drawn(model: Model, seed: int = 0) -> Read:
     """Random matrices as large as those of `Model.initialise`, but uniform; norms of weight 1, biases of 0.
 
-    PyTorch's normal ones are rounded otherwise under each instruction set.
+    PyTorch's normal ones are rounded otherwise under each instruction set. All come of one sequence of random numbers,
+    each from its place on.
     """
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1 or model.is_table(name):
-            variance = 1 / model.facts.width if model.is_table(name) else 2 / sum(parameter.shape)
-            uniform = rng.random(tuple(parameter.shape), dtype=np.float32)
-            parameter.copy_(torch.from_numpy((uniform * 2 - 1) * np.float32((3 * variance) ** 0.5)))
-        else:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    tables = {name for name in shapes if model.is_table(name)}
+    random = [name for name, shape in shapes.items() if len(shape) > 1 or name in tables]
+    places = dict(zip(random, accumulate((math.prod(shapes[name]) for name in random), initial=0), strict=False))
+
+    def read(name: str) -> Tensor:
+        shape = shapes[name]
+        if name not in places:
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
+        bits = np.random.PCG64(np.random.SeedSequence(seed))
+        bits.advance(places[name] // 2)  # a number of 64 bits makes two of 32
+        rng = np.random.Generator(bits)
+        rng.random(places[name] % 2, dtype=np.float32)
+        variance = 1 / model.facts.width if name in tables else 2 / sum(shape)
+        uniform = rng.random(shape, dtype=np.float32)
+        uniform *= 2
+        uniform -= 1
+        uniform *= np.float32((3 * variance) ** 0.5)
+        return torch.from_numpy(uniform)
+
+    return read
 
 
 def save_checkpoint(
@@ -183,31 +259,39 @@ def expected_tensors(model: Model) -> dict[str, Tensor]:
     return dict(model.named_parameters())  # named_parameters leaves out what it has seen
 
 
-def _read_weights(source: Source, folder: Path, model: Model) -> dict[str, Tensor]:
-    """The tensors of a checkpoint under the names of the model."""
-    weights = source.weights()
-    try:
-        return own_names(source.rules, weights, model)
-    except ValueError as error:
-        raise CheckpointError(f"{folder} does not fit its config: {error}") from error
-
-
-def _check(path: Path, expected: dict[str, Tensor], given: dict[str, Tensor]) -> None:
-    """Report everything at once: missing, unexpected, wrongly shaped, not a number."""
-    problems = [f"missing {name} {_shape(tensor)}" for name, tensor in expected.items() if name not in given]
-    problems += [
-        f"unexpected {quoted(name)[1:-1]} {_shape(tensor)}" for name, tensor in given.items() if name not in expected
-    ]
-    for name in expected.keys() & given.keys():
-        if expected[name].shape != given[name].shape:
-            problems.append(f"{name} has shape {_shape(given[name])}, expected {_shape(expected[name])}")
-        elif given[name].dtype not in FLOATS:
-            problems.append(f"{name} has type {given[name].dtype}, expected a floating-point type")
-        elif not torch.isfinite(given[name].float()).all():  # float8 has no isfinite of its own
-            problems.append(f"{name} holds NaN or infinity")
+@torch.no_grad()
+def _take_in(made: Plan, weights: Weights, source: Source, take: Take) -> None:
+    """Give the tensors of a model one after the other; report everything at once that does not fit."""
+    problems = check_tensors(made, weights, source, take)
     if problems:
         more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
-        raise CheckpointError(f"{path} does not fit its config: {'; '.join([*sorted(problems)[:NAMED], *more])}")
+        listed = "; ".join([*sorted(problems)[:NAMED], *more])
+        raise CheckpointError(f"{source.place} does not fit its config: {listed}")
+
+
+def check_tensors(made: Plan, weights: Weights, source: Source, take: Take = lambda name, tensor: None) -> list[str]:
+    """All that does not fit, one sentence each; what fits is given to `take` by its name, one by one."""
+    problems = made.problems(source.lines)
+    for name in made.fitting:
+        try:
+            tensor = made.tensor(name, weights)
+        except CheckpointError:  # of the file, not of the tensor
+            raise
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if wrong := unfit(tensor):
+            problems.append(f"{name} {wrong}")
+        else:
+            take(name, tensor)
+    return problems
+
+
+def unfit(tensor: Tensor) -> str:
+    """Why a tensor can't be a weight; empty if it can."""
+    if tensor.dtype not in FLOATS:
+        return f"has type {tensor.dtype}, expected a floating-point type"
+    return "" if torch.isfinite(tensor.float()).all() else "holds NaN or infinity"  # float8 has no isfinite of its own
 
 
 def _check_text(folder: Path, facts: Facts) -> None:
@@ -222,9 +306,7 @@ def _check_text(folder: Path, facts: Facts) -> None:
         longest = max((len(tokenizer.encode(sample)) for sample in samples), default=0)
     except (DocumentError, TextError) as error:
         raise CheckpointError(f"{path} must hold text that the model takes: {error}") from error
+    if samples and facts.vocabulary is not facts.reads:
+        raise CheckpointError(f"{path} must hold text that the model takes, and this one reads audio: remove it")
     if longest > facts.reads.longest:
         raise CheckpointError(f"{path} has a line of {longest} tokens, the model takes at most {facts.reads.longest}")
-
-
-def _shape(tensor: Tensor) -> str:
-    return str(tuple(tensor.shape))

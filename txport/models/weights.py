@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor, nn
-
-from txport.errors import quoted
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -36,13 +29,59 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Split:
-    """A tensor in whose name this is found holds several, one after the other, as large as they are in the model.
+    """A tensor in whose name this is found holds several along an axis, each as large as in the model.
 
-    `to` replaces what matches, once for each of them.
+    `to` replaces what matches, once for each of them. They lie one after the other, or, with `groups`, a share of each
+    in each group: with as many groups as heads, rows lie as (heads, 3, size).
     """
 
     pattern: str
     to: tuple[str, ...]
+    axis: int = 0
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class Unstack:
+    """A tensor in whose name this is found holds the same one of each layer along its first axis.
+
+    `to` replaces what matches; in it, `{}` is the number of the layer.
+    """
+
+    pattern: str
+    to: str
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Tensors in whose names these are found, where the names are alike but for that, are one along an axis, in order.
+
+    `to` replaces what matches.
+    """
+
+    patterns: tuple[str, ...]
+    to: str
+    axis: int = 0
+
+
+@dataclass(frozen=True)
+class Permute:
+    """The axis of a tensor in whose name this is found is seen as `view`, whose axes come in the order `order`.
+
+    `view` may have one -1. Rotary pairs that lie side by side come into halves by `(heads, -1, 2)` and `(0, 2, 1)`.
+    """
+
+    pattern: str
+    view: tuple[int, ...]
+    order: tuple[int, ...]
+    axis: int = 0
+
+
+@dataclass(frozen=True)
+class Squeeze:
+    """A tensor in whose name this is found has axes of one, the model's has not."""
+
+    pattern: str
 
 
 @dataclass(frozen=True)
@@ -69,101 +108,39 @@ class Spare:
 
 
 @dataclass(frozen=True)
-class Zeros:
-    """The model's tensor of this name is zeros where the checkpoint has none."""
+class Constant:
+    """The model's tensors whose whole names match have this value everywhere, where the checkpoint has none."""
 
-    name: str
-
-
-Rule = Rename | Drop | Transpose | Split | Shift | Take | Spare | Zeros
+    pattern: str
+    value: float = 0.0
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What a tensor of a checkpoint, or one of `count` parts of it, becomes."""
+class Tie:
+    """The model's tensor `name` is made as its tensor `of` is, where the checkpoint has only that."""
 
     name: str
-    transposed: bool = False
-    part: int = 0
-    count: int = 1
-    shift: float = 0.0
-    row: int | None = None
+    of: str
 
 
-def own_names(rules: Sequence[Rule], weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a checkpoint as the model's, each that is tied under its first name only.
-
-    A name that is the model's own stays; to any other, the rules are applied in turn. What is none of the model's
-    even then stands under the name that the checkpoint has for it. Raises `ValueError` for tensors that must be one,
-    but differ, and for one that can't be split.
-    """
-    if not rules:
-        return dict(weights)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    first = {id(tensor): name for name, tensor in model.named_parameters()}
-    found: dict[str, Tensor] = {}
-    origin: dict[str, str] = {}
-    for given, whole in weights.items():
-        pieces = (Piece(given),) if given in parameters else apply(rules, given)
-        if strange := [piece.name for piece in pieces if piece.name not in parameters]:
-            if not _is_spare(rules, strange):
-                found[given], origin[given] = whole, given
-            continue
-        for piece, tensor in zip(pieces, _parts(given, whole, pieces, parameters), strict=True):
-            name = first[id(parameters[piece.name])]
-            if name in found and not torch.equal(found[name], tensor):
-                raise ValueError(f"{quoted(origin[name])} and {quoted(given)} must be one tensor, but differ")
-            found[name], origin[name] = tensor, given
-    absent = [rule.name for rule in rules if isinstance(rule, Zeros) and rule.name not in found]
-    return found | {name: torch.zeros(parameters[name].shape) for name in absent if name in parameters}
+@dataclass(frozen=True)
+class Settle:
+    """Tensors that have a name of the model's by now keep it. Without this rule, it holds before the first."""
 
 
-def apply(rules: Sequence[Rule], name: str) -> tuple[Piece, ...]:
-    """What the tensor of a name becomes; nothing if it is dropped."""
-    pieces = [Piece(name)]
-    for rule in rules:
-        pieces = [made for piece in pieces for made in _applied(rule, piece)]
-    return tuple(pieces)
-
-
-def _is_spare(rules: Sequence[Rule], names: Sequence[str]) -> bool:
-    """Whether a model may lack tensors of these names."""
-    patterns = [rule.pattern for rule in rules if isinstance(rule, Spare)]
-    return all(any(re.match(pattern, name) for pattern in patterns) for name in names)
-
-
-def _applied(rule: Rule, piece: Piece) -> Sequence[Piece]:
-    """What a rule makes of a piece."""
-    if isinstance(rule, Rename):
-        return [replace(piece, name=re.sub(rule.pattern, rule.to, piece.name))]
-    if isinstance(rule, Drop):
-        return [] if re.match(rule.pattern, piece.name) else [piece]
-    if isinstance(rule, Spare | Zeros) or not re.search(rule.pattern, piece.name):
-        return [piece]
-    if isinstance(rule, Transpose):
-        return [replace(piece, transposed=not piece.transposed)]
-    if isinstance(rule, Shift):
-        return [replace(piece, shift=piece.shift + rule.by)]
-    if isinstance(rule, Take):
-        return [replace(piece, row=rule.row)]
-    names = (re.sub(rule.pattern, to, piece.name) for to in rule.to)
-    return [replace(piece, name=name, part=part, count=len(rule.to)) for part, name in enumerate(names)]
-
-
-def _parts(given: str, tensor: Tensor, pieces: Sequence[Piece], parameters: Mapping[str, Tensor]) -> Sequence[Tensor]:
-    """A checkpoint's tensor as its pieces are in the model; one of another shape than any of them stays as it is."""
-    if not pieces:
-        return ()
-    first = pieces[0]
-    if first.transposed and tensor.dim() == 2:
-        tensor = tensor.t()
-    if first.row is not None and tensor.dim() == 2 and first.row < len(tensor):
-        tensor = tensor[first.row]
-    parts: Sequence[Tensor] = (tensor,)
-    if first.count > 1:
-        sizes = [len(parameters[piece.name]) for piece in pieces]
-        if not tensor.dim() or len(tensor) != sum(sizes):
-            rows = f"{' + '.join(map(str, sizes))} rows"
-            raise ValueError(f"{quoted(given)} of shape {tuple(tensor.shape)} must hold {rows}")
-        parts = torch.split(tensor, sizes)
-    return [part.float() + piece.shift if piece.shift else part for part, piece in zip(parts, pieces, strict=True)]
+Rule = (
+    Rename
+    | Drop
+    | Transpose
+    | Split
+    | Unstack
+    | Concat
+    | Permute
+    | Squeeze
+    | Shift
+    | Take
+    | Spare
+    | Constant
+    | Tie
+    | Settle
+)

@@ -7,12 +7,14 @@ minutes to read, and no NaN, which JSON does not have.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from txport.errors import brief, quoted
 
+LARGEST_TOML = 1 << 20  # bytes
 LARGEST = 24 << 20  # bytes; as Python's values, JSON of brackets alone takes 25 times as much
 
 
@@ -55,6 +57,21 @@ def read_json(path: Path, largest: int = LARGEST) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise DocumentError(f"{path} holds a {type(values).__name__}, expected an object")
     return values
+
+
+def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, Any]:
+    """The values of a TOML document; `DocumentError` for anything else."""
+    return parse_toml(read_text(path, largest), path)
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """The values of the text of a TOML document; `DocumentError`, which names `path`, for anything else."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise DocumentError(f"{path} is nested too deep to be read") from error
+    except ValueError as error:
+        raise DocumentError(f"{path} is not TOML: {brief(error)}") from error
 
 
 def _refuse(name: str) -> Any:

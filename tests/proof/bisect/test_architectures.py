@@ -26,7 +26,7 @@ def test_every_part_of_an_architecture_is_covered_and_sound(
     found = architecture.find(name)
     for seed in (1, 2):
         model = found.build(found.draw(np.random.default_rng(seed)))
-        fill(model, np.random.default_rng(seed))
+        fill(model, seed)
         checkpoint = Checkpoint(name, model.eval(), "0" * 64)
         folder = tmp_path / str(seed)
         folder.mkdir()

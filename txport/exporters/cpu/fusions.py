@@ -54,12 +54,16 @@ def is_linear(node: ir.Node) -> bool:
 def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
     """One initializer out of several, along their first axis, which records their names and bears them all."""
     known = [value for value in values if value is not None and value.const_value is not None]
-    array = np.concatenate([value.const_value.numpy() for value in known if value.const_value is not None])
-    names = [str(value.name) for value in known]
-    joined = ir.Value(name=join_names(names), const_value=ir.tensor(array))
+    tensors = [value.const_value for value in known if value.const_value is not None]
+    names, shapes = [str(value.name) for value in known], [each.shape.numpy() for each in tensors]
+    shape = ir.Shape([sum(each[0] for each in shapes), *shapes[0][1:]])
+    whole = ir.LazyTensor(
+        lambda: ir.tensor(np.concatenate([each.numpy() for each in tensors])), tensors[0].dtype, shape
+    )
+    joined = ir.Value(name=join_names(names), const_value=whole)
     joined.meta[PARTS] = tuple(names)
-    joined.meta[SIZES] = tuple(value.const_value.shape.numpy()[0] for value in known if value.const_value is not None)
-    joined.shape, joined.type = ir.Shape(array.shape), known[0].type
+    joined.meta[SIZES] = tuple(each[0] for each in shapes)
+    joined.shape, joined.type = shape, known[0].type
     model.graph.register_initializer(joined)
     return joined
 

@@ -14,16 +14,20 @@ Forms of a matrix (out, in), all symmetric (`bundles.forms` records them):
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.forms import DYNAMIC, Form
+from txport.system.machine import cores
 
 Array = NDArray[Any]
 
+PIECE = 1 << 20  # weights that are quantised at once
 ENDS = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0)  # where the largest value of a 4-bit block may come to lie
 
 
@@ -35,13 +39,48 @@ class Quantized:
     values: Array
     scales: Array
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the matrix: (out, in)."""
+        if self.form.has_row_scales:
+            out, inputs = self.values.shape[:: -1 if self.form == DYNAMIC else 1]
+        else:
+            out, inputs = len(self.values), self.values.shape[1] * (self.form.block or 1)
+        return out, inputs
+
+    def rows(self, rows: slice) -> Quantized:
+        """Some rows of the matrix."""
+        values = self.values[:, rows] if self.form == DYNAMIC else self.values[rows]
+        return Quantized(self.form, values, self.scales[rows])
+
 
 def quantize(matrix: Array, form: Form) -> Quantized:
-    """A matrix (out, in) in one of the forms."""
+    """A matrix (out, in) in one of the forms; of a large one, some rows at a time."""
+    rows = max(1, PIECE // matrix.shape[1])
+    pieces = [matrix[start : start + rows] for start in range(0, len(matrix), rows)]
+    if len(pieces) == 1:
+        made = [_quantize(matrix, form)]
+    else:
+        with ThreadPoolExecutor(cores()) as pool:
+            made = list(pool.map(_quantize, pieces, repeat(form)))
+    values, scales = (each[0] if len(each) == 1 else np.concatenate(each) for each in zip(*made, strict=True))
+    return Quantized(form, np.ascontiguousarray(values.T) if form == DYNAMIC else values, scales)
+
+
+def shapes(out: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those of the values and of the scales of a matrix (out, in)."""
+    if form.has_row_scales:
+        return (inputs, out) if form == DYNAMIC else (out, inputs), (out,)
+    assert form.block is not None
+    blocks = inputs // form.block
+    return (out, blocks, form.block * form.bits // 8), (out, blocks)
+
+
+def _quantize(matrix: Array, form: Form) -> tuple[Array, Array]:
+    """Some rows of a matrix: values, row by row, and scales."""
     if form.has_row_scales:
         scales = _safe(np.abs(matrix).max(axis=1) / 127)
-        values = np.clip(np.rint(matrix / scales[:, None]), -127, 127).astype(np.int8)
-        return Quantized(form, np.ascontiguousarray(values.T) if form == DYNAMIC else values, scales)
+        return np.clip(np.rint(matrix / scales[:, None]), -127, 127).astype(np.int8), scales
     bits, block = form.bits, form.block
     assert block is not None
     blocks = matrix.reshape(len(matrix), -1, block)  # (out, in / block, block)
@@ -50,7 +89,7 @@ def quantize(matrix: Array, form: Form) -> Quantized:
     values = (np.clip(np.rint(blocks / scales[..., None]), -half, half - 1) + half).astype(np.uint8)
     if bits == 4:
         values = values[..., 0::2] | (values[..., 1::2] << 4)  # the first of two inputs lies in the lower half
-    return Quantized(form, values, scales)
+    return values, scales
 
 
 def dequantize(quantized: Quantized) -> Array:

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from txport.bundles.forms import ROWS
 from txport.exporters.cpu.operators import MICROSOFT
-from txport.exporters.cpu.quantize import dequantize, quantize, sums_of_squares
+from txport.exporters.cpu.quantize import Quantized, dequantize, quantize, sums_of_squares
 from txport.exporters.cpu.rewrite import add_initializer
 
+ROWS_AT_ONCE = 1024
 BLOCK = 64  # in the smallest vocabulary that is worth it, more blocks than tokens can be asked for
 SHARE, MOST = 16, 1 << 16  # beyond one in so many logits, or so many candidates, the whole product is computed
 
@@ -42,15 +43,22 @@ class Screening:
 
 def shorten(matrix: NDArray[np.float32]) -> Screening:
     """Quantise a projection (V, D); the last block is filled up with its last token."""
-    quantized = quantize(matrix, ROWS)
-    coarse = dequantize(quantized).astype(np.float64)
-    rounding = matrix.shape[1] * np.finfo(np.float32).eps * _longest(matrix)  # of fp32 sums, in any order
+    quantized, longest = (
+        quantize(matrix, ROWS),
+        [0.0, 0.0, 0.0],
+    )  # of the matrix, of what 8 bits make of it, of their difference
+    for start in range(0, len(matrix), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        coarse = dequantize(Quantized(ROWS, quantized.values[part], quantized.scales[part])).astype(np.float64)
+        each = (_longest(matrix[part]), _longest(coarse), _longest(matrix[part] - coarse))
+        longest = list(map(max, longest, each))
+    rounding = matrix.shape[1] * np.finfo(np.float32).eps * longest[0]  # of fp32 sums, in any order
     filled = -len(matrix) % BLOCK
     return Screening(
         values=np.pad(quantized.values, ((0, filled), (0, 0)), mode="edge"),
         scales=np.pad(quantized.scales, (0, filled), mode="edge"),
-        largest=2 * _longest(coarse),
-        deviation=2 * (_longest(matrix - coarse) + rounding),
+        largest=2 * longest[1],
+        deviation=2 * (longest[2] + rounding),
     )
 
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from txport.bundles.manifest import Manifest
 from txport.exporters.check import check_graph
 from txport.exporters.cpu.choose import choose_forms, tables_of, tags_of
+from txport.exporters.cpu.rewrite import Matrices
 from txport.exporters.targets import TARGETS, Job
 from txport.exporters.trace import parts_of_trace, sign
 from txport.exporters.weights import share_weights
@@ -19,9 +20,10 @@ from txport.models.checkpoint import Checkpoint
 
 def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collection[str] = ()) -> Manifest:
     """Write the graphs, checked, and their weights, those in `keep` in fp32; -> the manifest with what was done."""
-    target, source = TARGETS[manifest.target], checkpoint.model
+    target, source = TARGETS[manifest.target], checkpoint.outline
     target.require(source)
-    jobs = {role: Job(source, manifest, role) for role in manifest.graphs}
+    matrices: Matrices = {}
+    jobs = {role: Job(source, manifest, role, read=checkpoint.reader, quantised=matrices) for role in manifest.graphs}
     models = {role: target.trace(job) for role, job in jobs.items()}
     for role, job in jobs.items():
         target.run(models[role], job)

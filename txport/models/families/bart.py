@@ -6,7 +6,7 @@ from typing import Any
 
 from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, common
 from txport.models.family import Family, Published
-from txport.models.weights import Rename, Rule, Zeros
+from txport.models.weights import Constant, Rename, Rule
 
 UNUSED_POSITIONS = 2  # rows at the beginning of the tables of positions that no token has
 
@@ -34,7 +34,7 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^(model\.)?encoder\.embed_positions\.weight$", "source_embedding.positions"),
     Rename(r"^(model\.)?decoder\.embed_positions\.weight$", "target_embedding.positions"),
     *LAYERS,
-    Zeros("projection.bias"),  # of a model saved without a head
+    Constant(r"projection\.bias"),  # of a model saved without a head
 )
 FAMILY = Family(
     defaults=DEFAULTS,

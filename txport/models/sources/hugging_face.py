@@ -10,11 +10,11 @@ from typing import Any
 
 from txport.errors import CheckpointError, ConfigError
 from txport.models import architecture, family
-from txport.models.config import read_config
+from txport.models.config import Config, read_config
 from txport.models.facts import Facts
 from txport.models.generation import search_defaults
 from txport.models.names import CONFIG, GENERATION, TOKENIZER
-from txport.models.sources.source import Format, Source, place_of, read_safetensors
+from txport.models.sources.source import Format, Source, place_of, read_weights
 from txport.models.tokenizers.convert import companions_of
 from txport.system.documents import DocumentError, read_json
 
@@ -28,27 +28,31 @@ def recognises(folder: Path) -> bool:
 
 def read(folder: Path) -> Source:
     """See `Format`; where `generation_config.json` names special tokens, these are taken."""
-    path = folder / CONFIG
-    values = dict(read_config(path))
-    try:
-        kind = family.find(values[family.TYPE])
-        found = architecture.find(kind.architecture)
-        if (folder / GENERATION).is_file():
-            generation = read_config(folder / GENERATION)
-            values |= {name: each for name, each in generation.items() if name in GENERATED and each is not None}
-        config = found.config.from_dict(kind.read(values, _special_tokens(folder)))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    values = read_config(folder / CONFIG)
+    config = config_as(folder, values)
+    kind = family.find(values[family.TYPE])
     return Source(
         config=config,
-        rules=(*kind.weights, *found.weights),
-        weights=partial(read_safetensors, folder),
+        rules=(*kind.weights, *architecture.of(config).weights),
+        weights=partial(read_weights, folder),
         place=place_of(folder),
-        generation=partial(_generation, folder),
+        generation=partial(generation, folder),
     )
 
 
-def _generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
+def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
+    """The config of the architecture, of the values of a `config.json` and what else lies in its folder."""
+    try:
+        kind = family.find(values[family.TYPE])
+        if (folder / GENERATION).is_file():
+            tokens = read_config(folder / GENERATION)
+            values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}}
+        return architecture.find(kind.architecture).config.from_dict(kind.read(values, _special_tokens(folder)))
+    except ConfigError as error:
+        raise ConfigError(f"{folder / CONFIG}: {error}") from error
+
+
+def generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
     """How the model searches: by `generation_config.json`, or without one by its config."""
     if facts.task == "encode":
         return {}

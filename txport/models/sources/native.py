@@ -10,7 +10,7 @@ from txport.models import architecture
 from txport.models.config import read_config
 from txport.models.family import TYPE
 from txport.models.names import CONFIG
-from txport.models.sources.source import Format, Source, place_of, read_safetensors
+from txport.models.sources.source import Format, Source, place_of, read_weights
 
 ARCHITECTURE = "architecture"
 OLDEST = "transformer"  # the one that configs without a name are of
@@ -34,7 +34,7 @@ def read(folder: Path) -> Source:
         config = found.config.from_dict(values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    weights = partial(read_safetensors, folder)
+    weights = partial(read_weights, folder)
     return Source(config=config, rules=found.weights, weights=weights, place=place_of(folder))
 
 

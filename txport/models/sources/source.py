@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import safetensors
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
 from txport.errors import CheckpointError, ConfigError, brief, quoted
 from txport.models.config import Config
 from txport.models.facts import Facts
-from txport.models.names import CONFIG, WEIGHTS, weight_files
+from txport.models.names import CONFIG, PICKLES, weight_files
+from txport.models.sources.pickles import read_pickle
+from txport.models.values import Weights
 from txport.models.weights import Rule
+
+
+def held(tensors: Mapping[str, Tensor]) -> Weights:
+    """Tensors that are in memory already."""
+    return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
 
 
 def no_defaults(facts: Facts) -> Mapping[str, Any]:
@@ -28,15 +36,17 @@ def no_defaults(facts: Facts) -> Mapping[str, Any]:
 class Source:
     """A checkpoint as its files have it.
 
-    `rules` turn its tensors into the model's; `weights` reads them, by the names in the files. `generation` gives how
-    the model searches unless it is told otherwise. Errors about weights name the file or folder `place`.
+    `rules` turn its tensors into the model's; `weights` opens them, by the names in the files. `generation` gives how
+    the model searches unless it is told otherwise. Errors about weights name the file or folder `place`. `lines` says
+    where the rules of the user's own are written: number of the rule -> "txport.toml line 7".
     """
 
     config: Config
     rules: tuple[Rule, ...]
-    weights: Callable[[], Mapping[str, Tensor]]
+    weights: Callable[[], Weights]
     place: Path
     generation: Callable[[Facts], Mapping[str, Any]] = field(default=no_defaults)
+    lines: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +60,8 @@ class Format:
     read: Callable[[Path], Source]
 
 
-FORMATS = ("native", "hugging_face")  # modules of this package; the first that recognises a folder reads it
+# modules of this package; the first that recognises a folder reads it
+FORMATS = ("toml", "ctranslate2.folder", "marian", "fairseq", "opennmt", "native", "hugging_face")
 
 
 def read_source(folder: Path) -> Source:
@@ -63,19 +74,47 @@ def read_source(folder: Path) -> Source:
 
 
 def place_of(folder: Path) -> Path:
-    """What an error about tensors in safetensors names."""
-    return folder / WEIGHTS if (folder / WEIGHTS).is_file() else folder
+    """What an error about tensors names: their file, or the folder of several."""
+    try:
+        files = weight_files(folder)
+    except CheckpointError:  # which is told where they are read
+        return folder
+    return files[0] if len(files) == 1 else folder
 
 
-def read_safetensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder by their names in its files, one or several."""
-    weights: dict[str, Tensor] = {}
+def read_weights(folder: Path, at: str = "") -> Weights:
+    """The tensors of a folder by their names in its files, one or several, which are mapped into memory.
+
+    `at` says where in pickles they are: keys with dots between them.
+    """
+    nothing: dict[str, Tensor] = {}
+    found = Weights({}, nothing.__getitem__)
     for path in weight_files(folder):
-        try:
-            part = load_file(path)
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(f"{path} is not a whole safetensors file: {brief(error)}") from error
-        if twice := weights.keys() & part.keys():
+        part = read_pickle(path, at) if path.suffix in PICKLES else read_safetensors(path)
+        if twice := found.shapes.keys() & part.shapes.keys():
             raise CheckpointError(f"{path} holds {quoted(min(twice))}, which another file of {folder} holds too")
-        weights |= part
-    return weights
+        found = found.joined(part)
+    return found
+
+
+def read_safetensors(path: Path) -> Weights:
+    """The tensors of a file."""
+    with _whole(path):
+        file: Any = safe_open(path, framework="pt")
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+    def read(name: str) -> Tensor:
+        with _whole(path):
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    return Weights(shapes, read)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Name the file in an error of safetensors."""
+    try:
+        yield
+    except (safetensors.SafetensorError, OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {brief(error)}") from error

@@ -13,7 +13,7 @@ from txport.models.names import (
     TARGET_TOKENIZER,
     TEXT,
     TOKENIZER,
-    VOCABULARIES,
+    WORDS,
 )
 from txport.models.tokenizers import pieces, vocabularies
 from txport.models.tokenizers.assemble import Vocabulary
@@ -72,6 +72,9 @@ OF_TYPES = {  # the class of a model_type, where tokenizer_config.json names non
     "mistral": "LlamaTokenizer",
     "phi3": "LlamaTokenizer",
     "gemma": "GemmaTokenizer",
+    "gemma2": "GemmaTokenizer",
+    "gemma3": "GemmaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
 }
@@ -104,7 +107,7 @@ def companions_of(folder: Path) -> dict[str, Path | str]:
     languages = SPOKEN[name](settings) if name in SPOKEN else None
     defaults = DEFAULTS.get(name or "", {})
     if TOKENIZER not in files:
-        sources = [each for each in (*PIECES, *VOCABULARIES) if (folder / each).is_file()]
+        sources = [each for each in (*PIECES, *WORDS) if (folder / each).is_file()]
         if not sources:
             return files
         made = _make(settings, name, sources)
@@ -124,8 +127,8 @@ def _model_type(folder: Path) -> str | None:
     """What transformers calls the model of a folder; None for a model of others."""
     try:
         values = read_json(folder / CONFIG)
-    except DocumentError as error:
-        raise CheckpointError(str(error)) from error
+    except DocumentError:  # which is told where the model is read
+        return None
     found = values.get("model_type")
     return found if isinstance(found, str) and "architecture" not in values else None
 

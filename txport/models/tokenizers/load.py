@@ -34,7 +34,7 @@ def tokenizer_of(files: Files, folder: Path, facts: Facts) -> Tokenizer:
     that does not fit the model's vocabularies.
     """
     file, target_file = folder / TOKENIZER, folder / TARGET_TOKENIZER
-    sizes = facts.reads.size, facts.writes.size
+    sizes = facts.vocabulary.size, facts.writes.size
     if TOKENIZER not in files and TARGET_TOKENIZER not in files:
         return NumberTokenizer(facts)
     if TOKENIZER not in files:
@@ -61,11 +61,11 @@ def load_chat(folder: Path, tokenizer: Tokenizer) -> ChatReader | None:
 
 
 def _load_file(content: Path | str, path: Path, side: str, size: int, facts: Facts, usage: Usage) -> FileTokenizer:
-    mask = facts.reads.mask if facts.ability == "fill" else None
+    mask = facts.vocabulary.mask if facts.ability == "fill" else None
     tokenizer = FileTokenizer(
         path,
         facts.writes.special,
-        facts.reads.longest,
+        facts.vocabulary.longest,
         mask,
         content=content if isinstance(content, str) else None,
         limit=size,

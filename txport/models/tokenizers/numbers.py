@@ -23,7 +23,7 @@ class NumberTokenizer:
         """See `Tokenizer.encode`; the start and end tokens that the model expects are added."""
         if not text.strip():
             raise UnknownTextError(f"the text is empty; {self._why} token ids such as '5 17 3'")
-        size, ids, wrong = self._facts.reads.size, [], []
+        size, ids, wrong = self._facts.vocabulary.size, [], []
         for word in text.split():
             if _is_below(size, word):
                 ids.append(int(word))
@@ -34,7 +34,7 @@ class NumberTokenizer:
             raise TextError(f"{self._why} {ids_wanted}; got {shorten(' '.join(wrong))}")
         if not ids:
             raise UnknownTextError(f"{shorten(text)} has no number from 0 to {size - 1}")
-        return ids if self._exact else self._facts.reads.with_special(ids)
+        return ids if self._exact else self._facts.vocabulary.with_special(ids)
 
     def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """See `Tokenizer.continuation`."""

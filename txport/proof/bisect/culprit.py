@@ -16,6 +16,7 @@ from torch import Tensor
 
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import ParityError, TxportError, brief
+from txport.exporters.cpu.quantize import steps
 from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
@@ -140,7 +141,7 @@ def wrong_weights(bundle: Bundle, model: Model) -> dict[str, WrongWeight]:
         graph = graph_weights(bundle.file(role))
         for held in (held for held in held_weights(graph, bundle.manifest.weights) if held.name in known):
             expected = known[held.name].detach().numpy().astype(bundle.manifest.dtype)
-            limit = 0.0 if held.form is None or held.steps is None else OWN_STEPS[held.form.bits] * held.steps
+            limit = 0.0 if held.quantized is None else OWN_STEPS[held.quantized.form.bits] * steps(held.quantized)
             if held.values.shape != expected.shape or not np.all(np.abs(held.values - expected) <= limit):
                 wrong[names[id(known[held.name])]] = WrongWeight(held.name, held.values, expected)
     return {name: wrong[name] for name in known if name in wrong}

@@ -8,12 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from txport.bundles.bundle import Bundle
+from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.tokenizers.load import load_tokenizer
+from txport.runtimes.inputs import Source
 
 PLACES, FEW_TOKENS = 96, 12  # of a large model's targets: given, and searched for
 SEARCHED = ("one row", "every row padded", "real")  # cases of a large model in which targets are searched for
+DROPPED = "most padding"  # a case that a large model is spared: padding is tried by others, long prompts too
+BRIEF = 512  # places: PyTorch's own error is told of batches of no more
 MANY = 12  # rows: more than there are threads, and beyond what kernels for few rows take
+MANY_PLACES = 6000  # of features together
 
 
 @dataclass(frozen=True)
@@ -25,11 +30,18 @@ class Case:
     """
 
     name: str
-    sources: list[list[int]]
+    sources: Sequence[Source]
     steps: tuple[int, ...]
     targets: tuple[tuple[int, ...], ...] = ()  # one a source, to be teacher-forced; what PyTorch says if there are none
     padding: int = 0
     search_tokens: int = 32
+    is_prompt: bool = False  # whether it is there for its long prompts
+
+    @property
+    def places(self) -> int:
+        """How many tokens one run over all sources and targets takes, the padding counted."""
+        longest = (max(map(len, each), default=0) for each in (self.sources, self.targets))
+        return len(self.sources) * sum(longest)
 
 
 class Draw:
@@ -38,16 +50,23 @@ class Draw:
     def __init__(self, facts: Facts, rng: np.random.Generator) -> None:
         self.facts, self.rng = facts, rng
 
-    def sources(self, *lengths: int) -> list[list[int]]:
-        """Random tokens, with the special tokens that the model expects around them, if there is room for all."""
+    def sources(self, *lengths: int) -> list[Source]:
+        """Random tokens, with the special tokens that the model expects around them, if there is room for all.
+
+        Or features, which all have the same length: no more than `most_rows`.
+        """
         tokens = self.facts.reads
+        if isinstance(tokens, Features):
+            shape = (min(len(lengths), most_rows(self.facts)), tokens.size, tokens.frames)
+            return list(self.rng.random(shape, dtype=np.float32) * 2 - 1)
         special = len(tokens.with_special([]))
         drawn = [self._tokens(tokens.size, length - special) for length in lengths]
         return [tokens.with_special(each)[-length:] for each, length in zip(drawn, lengths, strict=True)]
 
     def targets(self, *lengths: int) -> tuple[tuple[int, ...], ...]:
-        """Random tokens."""
-        return tuple(tuple(self._tokens(self.facts.writes.size, max(1, length))) for length in lengths)
+        """Random tokens, of as many targets as there are sources."""
+        kept = lengths[: most_rows(self.facts)]
+        return tuple(tuple(self._tokens(self.facts.writes.size, max(1, length))) for length in kept)
 
     def _tokens(self, size: int, count: int) -> list[int]:
         special = set(self.facts.writes.special)
@@ -66,7 +85,7 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
     many = tuple(1 + 5 * row % min(longest, 9) for row in range(MANY))
     more_targets = tuple(1 + 5 * row % min(room, 9) for row in range(MANY))
     further = (min(room, 48), min(room, 37))
-    spare = min(3, longest - middle)
+    spare = 0 if isinstance(facts.reads, Features) else min(3, longest - middle)
     cases = [
         Case("one row", draw.sources(middle), fitting(room, 1, 1, 1, 1), draw.targets(said)),
         Case("length 1", draw.sources(1), fitting(room, 1, 2), draw.targets(1)),
@@ -87,6 +106,11 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
     return cases
 
 
+def most_rows(facts: Facts) -> int:
+    """How many sources are compared at once: of long ones that all have the same length, as many as fit in memory."""
+    return max(1, min(MANY, MANY_PLACES // facts.reads.longest)) if isinstance(facts.reads, Features) else MANY
+
+
 def sides(facts: Facts) -> tuple[int, int]:
     """How long sources and targets may be; prompts and what follows them share the longest sequence."""
     longest = facts.reads.longest
@@ -101,8 +125,8 @@ def _long_prompts(facts: Facts, draw: Draw) -> list[Case]:
     if facts.task != "causal" or longest <= sides(facts)[0]:
         return []
     return [
-        Case("longest prompt", draw.sources(longest), (1,), draw.targets(1), search_tokens=1),
-        Case("most padding", draw.sources(longest, 1), (1,), draw.targets(1, 1), search_tokens=1),
+        Case("longest prompt", draw.sources(longest), (1,), draw.targets(1), search_tokens=1, is_prompt=True),
+        Case(DROPPED, draw.sources(longest, 1), (1,), draw.targets(1, 1), search_tokens=1, is_prompt=True),
     ]
 
 
@@ -116,7 +140,7 @@ def draw_case(facts: Facts, seed: int, number: int) -> Case:
     draw, rows = Draw(facts, rng), int(rng.integers(1, 9))
     lengths, others = rng.integers(1, longest + 1, rows), rng.integers(1, room + 1, rows)
     steps = fitting(room, *(int(step) for step in rng.integers(1, 1 + max(1, room // 3), 5)))
-    padding = int(rng.integers(0, 1 + longest - lengths.max()))
+    padding = 0 if isinstance(facts.reads, Features) else int(rng.integers(0, 1 + longest - lengths.max()))
     return Case(f"random {number}", draw.sources(*lengths), steps, draw.targets(*others), padding)
 
 
@@ -133,21 +157,34 @@ def fitting(longest: int, *lengths: int) -> tuple[int, ...]:
 def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     """The cases of a large model, and what was left out of them, in words.
 
-    Every call of every graph stays, those at the longest source and the longest past too. What is left out is the
-    driver's loop at places and in batches that other cases try: it does not depend on the size of a model.
+    Every call of every graph stays but for one batch, those at the longest source and the longest past too. What else
+    is left out is the driver's loop at places and in batches that other cases try: it does not depend on the size of a
+    model. A case without targets has no whole runs.
     """
     if not any(case.search_tokens for case in cases):
         return list(cases), []
-    lighter = [
-        replace(
-            case,
-            targets=tuple(target[:PLACES] for target in case.targets),
-            search_tokens=FEW_TOKENS if case.name in SEARCHED or not case.targets else 0,
-        )
-        for case in cases
-    ]
-    longest = max((len(target) for case in cases for target in case.targets), default=0)
+    whole = [case for case in cases if not case.is_prompt]
+    lighter = [_shortened(case, PLACES, FEW_TOKENS) for case in cases if case.name != DROPPED]
+    longest = max((len(target) for case in whole for target in case.targets), default=0)
     unsearched = [case.name for case in lighter if not case.search_tokens]
+    prompts = [case.name for case in lighter if case.is_prompt]
     left_out = [f"whole targets beyond their first {PLACES} of {longest} places"] if longest > PLACES else []
     left_out.append(f"search beyond {FEW_TOKENS} tokens, and in the cases {', '.join(unsearched)}")
+    left_out += [f"whole targets in the case {name}" for name in prompts]
+    left_out += [f"the case {case.name}" for case in cases if case.name == DROPPED]
     return lighter, left_out
+
+
+def _shortened(case: Case, places: int, tokens: int) -> Case:
+    """A case with targets of so many places, in which so many tokens are searched for if it is one of `SEARCHED`."""
+    if case.is_prompt:
+        return replace(case, targets=(), search_tokens=0)
+    searched = case.name in SEARCHED or not case.targets
+    targets = tuple(target[:places] for target in case.targets)
+    return replace(case, targets=targets, search_tokens=tokens if searched else 0)
+
+
+def brief(cases: Sequence[Case]) -> list[Case]:
+    """The cases with whole runs whose batches take few places; the smallest where none does."""
+    run = [case for case in cases if case.targets]
+    return [case for case in run if case.places <= BRIEF] or sorted(run, key=lambda case: case.places)[:1]

@@ -211,8 +211,8 @@ def ulps(expected: Array, actual: Array) -> int | None:
 
 def _ranks(values: Array) -> NDArray[np.int64]:
     """Where each number stands among all fp32 numbers; both zeros stand at 0."""
-    bits = np.ascontiguousarray(values).view(np.int32).astype(np.int64)
-    return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    bits = np.ascontiguousarray(values).view(np.int32)
+    return np.where(bits < 0, np.int32(-(1 << 31)) - bits, bits).astype(np.int64)
 
 
 def agreement(expected: Array, actual: Array) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
+from txport.bundles.graphs import Maps
 from txport.bundles.manifest import Manifest
 from txport.exporters.cpu.rewrite import TINY
 from txport.exporters.cpu.screening import shorten
@@ -17,13 +19,14 @@ from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_w
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, Linear
-from txport.proof.parity.measures import WEIGHTS, Comparison, compare, wrong
+from txport.proof.parity.measures import WEIGHTS, Comparison, badness, compare, wrong
 
 Array = NDArray[Any]
 
 # How far a quantised weight may lie from the checkpoint's, in the finest steps that its bits allow: by rounding, half a
 # step; in 4 bits the largest of a block may be cut so that the others are finer.
 STEPS = {8: 0.51, 4: 1.8}
+PIECE = 1 << 20  # weights that are compared at once
 COARSE = 2.5  # times the error that the bits leave: more than chance in small matrices, less than two bits lost
 
 
@@ -38,16 +41,21 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
     A tensor of the checkpoint that no graph holds fails, and so does a weight in a graph that is neither of the
     checkpoint nor computed from it.
     """
-    own, aliases, found = expected_tensors(checkpoint.model), first_names(checkpoint.model), set()
-    dtype = np.dtype(bundle.manifest.dtype)
+    own, aliases, found = expected_tensors(checkpoint.outline), first_names(checkpoint.outline), set()
+    dtype, maps = np.dtype(bundle.manifest.dtype), Maps()
+    compared: dict[Any, Comparison] = {}  # by where weights lie in files, which several graphs may read
     for role in weighted(bundle.manifest):
-        initializers = graph_weights(bundle.file(role))
+        initializers = graph_weights(bundle.file(role), maps)
         table = bundle.manifest.weights
         known = derived(initializers, table, checkpoint)
         for held in held_weights(initializers, table):
             if held.name in aliases:
                 found.add(aliases[held.name])
-                yield compare_held(role, held, own[aliases[held.name]].detach().numpy().astype(dtype))
+                place = place_of(held)
+                if place is None or place not in compared:
+                    expected = checkpoint.tensor(aliases[held.name]).numpy().astype(dtype, copy=False)
+                    compared[place] = compare_held(role, held, expected)
+                yield replace(compared[place], runtime=role)
             elif held.name in known:
                 values = known[held.name]
                 expected = values.astype(dtype) if values.dtype.kind == "f" else values
@@ -55,9 +63,24 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
             elif not is_arithmetic(held.values):
                 note = f"{held.values.shape} is no weight of the checkpoint, and nothing known is computed from one"
                 yield wrong(held.name, note, case=WEIGHTS, runtime=role, step=0, kind=WEIGHTS)
-        yield from compare_epsilons(role, bundle, checkpoint.model)
+        yield from compare_epsilons(role, bundle, checkpoint.outline)
     for name in own.keys() - found:
         yield wrong(name, "is in no graph", case=WEIGHTS, runtime="bundle", step=0, kind=WEIGHTS)
+
+
+def place_of(held: Held) -> Any:
+    """Where a weight lies in a file that is mapped into memory, its scales included; None for one that does not."""
+    whole = held.quantized
+    arrays = [held.values] if whole is None else [whole.values, whole.scales]
+    if not all(_is_mapped(array) for array in arrays):
+        return None
+    return held.name, *((array.__array_interface__["data"], array.shape, array.strides) for array in arrays)
+
+
+def _is_mapped(array: Any) -> bool:
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    return array is not None
 
 
 def compare_epsilons(role: str, bundle: Bundle, model: Model) -> Iterator[Comparison]:
@@ -83,14 +106,23 @@ def compare_held(role: str, held: Held, expected: Array) -> Comparison:
     """One weight of a graph with the checkpoint's.
 
     If quantised, in steps of the finest grid on which the largest weight of its row or block has a place, and so that
-    neither a coarser grid nor a shifted one passes: in no weight, and not in the error of all.
+    neither a coarser grid nor a shifted one passes: in no weight, and not in the error of all. Of a large matrix, what
+    is told is the worst of its pieces, each of some rows.
     """
     if held.form is None or expected.shape != held.values.shape:
         return compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0, kind=WEIGHTS)
-    steps = np.maximum(finest(expected, held.form), TINY)
-    wanted, found = expected / steps, held.values / steps
+    rows = max(1, PIECE // expected.shape[1])
+    pieces = (slice(start, start + rows) for start in range(0, len(expected), rows))
+    return max((_compare_piece(role, held, expected, held.form, rows) for rows in pieces), key=badness)
+
+
+def _compare_piece(role: str, held: Held, expected: Array, form: Form, rows: slice) -> Comparison:
+    """Some rows of a quantised weight."""
+    steps = np.maximum(finest(expected[rows], form), TINY).astype(np.float64)
+    wanted, found = expected[rows] / steps, held.values[rows] / steps
     error = COARSE / np.sqrt(12) / max(float(np.sqrt(np.square(wanted).mean())), TINY)
-    return compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[held.form.bits], rms=error, kind=WEIGHTS)
+    compared = compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[form.bits], rms=error, kind=WEIGHTS)
+    return replace(compared, index=(compared.index[0] + rows.start, *compared.index[1:]))
 
 
 def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], checkpoint: Checkpoint) -> dict[str, Array]:
@@ -99,7 +131,7 @@ def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], chec
     Tables of sinusoids, scales in the shape that a look-up wants, and the screening of a large projection. A scale
     itself is proven by the weights that it gives back.
     """
-    known = {name: buffer.detach().numpy() for name, buffer in checkpoint.model.named_buffers()}
+    known = {name: buffer.detach().numpy() for name, buffer in checkpoint.outline.named_buffers()}
     for name, values in initializers.items():
         stored = table.get(name)
         if stored is not None and (scale := read_scales(stored, initializers)) is not None:
@@ -107,7 +139,9 @@ def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], chec
         if name == f"zeros.{values.size}":
             known[name] = np.zeros(values.size, np.int8)
     if "screening.weight" in initializers:
-        found = shorten(projection_of(checkpoint.model).weight.detach().numpy())
+        projection = projection_of(checkpoint.outline).weight
+        name = next(name for name, each in checkpoint.outline.named_parameters() if each is projection)
+        found = shorten(checkpoint.tensor(name).numpy())
         zeros = np.zeros(len(found.values), np.int8)
         known |= {"screening.weight": found.values, "screening.scale": found.scales, "screening.zeros": zeros}
     return known

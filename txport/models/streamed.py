@@ -1,0 +1,120 @@
+"""Models that are larger than memory should hold: their weights are read where they are used, one part at a time.
+
+Such a model has an outline, whose parameters have shapes and no numbers, and a way to read each weight by its name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from txport.models.config import Config
+from txport.models.model import Model
+
+Read = Callable[[str], Tensor]  # the name of a weight -> its numbers, in any floating-point type
+Module = TypeVar("Module", bound=nn.Module)
+
+FILLING = ("zero_", "fill_", "uniform_", "normal_", "kaiming_uniform_")
+SOURCE = "streamed_from"  # the attribute of a streamed model that says of what it is
+
+
+class Unfilled(TorchFunctionMode):
+    """Modules that are made in this context leave their parameters as they are: a checkpoint fills them."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """See `TorchFunctionMode`; functions that fill a tensor are those of `torch.nn.init`, or methods of it."""
+        options = options or {}
+        if function.__name__ in FILLING:
+            return args[0] if args else options["tensor"]
+        return function(*args, **options)
+
+
+class Outlined(Unfilled):
+    """Modules that are made in this context have parameters without numbers; tables that follow from a config do."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """See `TorchFunctionMode`; parameters that are not made by `torch.empty` are small."""
+        options = dict(options or {}, device="meta") if function is torch.empty else options
+        return super().__torch_function__(function, types, args, options)
+
+
+def outline(build: Callable[[Any], Model], config: Config) -> Model:
+    """A model of a config, its parameters on the device "meta"."""
+    with Outlined():
+        model = build(config).eval()
+    return _with_parameters(
+        model, {name: torch.empty_like(each, device="meta") for name, each in model.named_parameters()}
+    )
+
+
+def filled(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> Model:
+    """The model with all its weights in memory, in one type."""
+    model = copy.deepcopy(outline).to(dtype)
+    return _with_parameters(model, {name: read(name).to(dtype) for name, _ in model.named_parameters()})
+
+
+def streamed(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> Model:
+    """The model in one type; each part reads its own weights when it runs, and drops them.
+
+    Meanwhile they are NaN, so that nothing computes with them unnoticed.
+    """
+    model = copy.deepcopy(outline).to(dtype)
+    nothing = torch.full((), torch.nan, dtype=dtype)
+    shapes = {name: each.shape for name, each in model.named_parameters()}
+    _with_parameters(model, {name: nothing.expand(shape) for name, shape in shapes.items()})
+    names = {id(each): name for name, each in model.named_parameters()}
+    for module in model.modules():
+        own = {names[id(each)]: each for each in module.parameters(recurse=False)}
+        if own:
+            _stream(module, own, read, dtype, nothing)
+    setattr(model, SOURCE, (outline, read))
+    return model
+
+
+def _stream(
+    module: nn.Module, own: Mapping[str, nn.Parameter], read: Read, dtype: torch.dtype, nothing: Tensor
+) -> None:
+    """Let a module read its parameters, by name, before it runs, and drop them after."""
+
+    def load(*_: Any) -> None:
+        for name, parameter in own.items():
+            parameter.data = read(name).to(dtype)
+
+    def drop(*_: Any) -> None:
+        for parameter in own.values():
+            parameter.data = nothing.expand(parameter.shape)
+
+    module.register_forward_pre_hook(load)
+    module.register_forward_hook(drop, always_call=True)
+
+
+def is_streamed(model: nn.Module) -> bool:
+    """Whether a model reads its weights where it uses them."""
+    return hasattr(model, SOURCE)
+
+
+def converted(model: Model, dtype: torch.dtype) -> Model:
+    """A copy of a model in another type; of a streamed one, whose weights are rounded to its type first, streamed."""
+    if not is_streamed(model):
+        return copy.deepcopy(model).to(dtype)
+    outlined, read = getattr(model, SOURCE)
+    own = next(model.parameters()).dtype
+    return streamed(outlined, lambda name: read(name).to(own), dtype)
+
+
+def _with_parameters(model: Module, tensors: Mapping[str, Tensor]) -> Module:
+    """Give a model other parameters, by their first names; one that stands in several places stays one."""
+    made = {
+        id(each): nn.Parameter(tensors[name], requires_grad=each.requires_grad and tensors[name].is_leaf)
+        for name, each in model.named_parameters()
+    }
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = made[id(parameter)]
+    return model

@@ -1,0 +1,381 @@
+"""How a tensor of a model is made of those in files: what is read, and the steps from there, as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from txport.errors import quoted
+
+Shape = tuple[int, ...]
+Dims = tuple[int | None, ...]  # a shape of which not every size is known yet
+
+
+class Weights(Mapping[str, Tensor]):
+    """The tensors of a checkpoint's files: their shapes are known, each is read when it is asked for."""
+
+    def __init__(self, shapes: Mapping[str, Shape], read: Callable[[str], Tensor]) -> None:
+        self.shapes, self._read = shapes, read
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def joined(self, other: Weights) -> Weights:
+        """These and others, of which none has a name of these."""
+        return Weights({**self.shapes, **other.shapes}, lambda name: (self if name in self else other)[name])
+
+
+class MisfitError(ValueError):
+    """A tensor of a file that a step can't be done with."""
+
+
+class Step(Protocol):
+    """One thing that is done to a tensor. `dims` raises `MisfitError` for a shape that it can't be done with."""
+
+    def dims(self, given: Dims) -> Dims:
+        """The shape of what comes of a tensor of this shape."""
+        ...
+
+    def before(self, made: Dims) -> Dims | None:
+        """The shape of what gives a tensor of this shape; None where that can't be known."""
+        ...
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """What comes of a tensor."""
+        ...
+
+    def __str__(self) -> str:
+        """In a few words."""
+        ...
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A matrix (in, out) as (out, in)."""
+
+    def dims(self, given: Dims) -> Dims:
+        """See `Step`."""
+        return given[::-1]
+
+    def before(self, made: Dims) -> Dims | None:
+        """See `Step`."""
+        return made[::-1]
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """See `Step`."""
+        return tensor.t()
+
+    def __str__(self) -> str:
+        return "transposed"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several that lie one after the other along an axis: all of each, or, in `groups`, a share of each in turn.
+
+    Without `sizes`, each is as large as in the model.
+    """
+
+    at: int
+    count: int
+    axis: int = 0
+    groups: int = 1
+    sizes: Shape | None = None
+
+    def dims(self, given: Dims) -> Dims:
+        """See `Step`."""
+        axis = self._axis(given)
+        if self.sizes is None:
+            return (*given[:axis], None, *given[axis + 1 :])
+        whole = given[axis]
+        if (whole is not None and whole != sum(self.sizes)) or any(size % self.groups for size in self.sizes):
+            groups = f" in {self.groups} groups" if self.groups > 1 else ""
+            raise MisfitError(f"must hold {' + '.join(map(str, self.sizes))} {'columns' if axis else 'rows'}{groups}")
+        return (*given[:axis], self.sizes[self.at], *given[axis + 1 :])
+
+    def before(self, made: Dims) -> Dims | None:
+        """See `Step`."""
+        axis = self._axis(made)
+        return (*made[:axis], None if self.sizes is None else sum(self.sizes), *made[axis + 1 :])
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """See `Step`."""
+        assert self.sizes is not None
+        axis, shares = self._axis(tuple(tensor.shape)), [size // self.groups for size in self.sizes]
+        grouped = tensor.reshape(*tensor.shape[:axis], self.groups, sum(shares), *tensor.shape[axis + 1 :])
+        return grouped.narrow(axis + 1, sum(shares[: self.at]), shares[self.at]).flatten(axis, axis + 1)
+
+    def _axis(self, dims: Dims) -> int:
+        if not -len(dims) <= self.axis < len(dims):
+            raise MisfitError(f"must have an axis {self.axis}, to be split in {self.count}")
+        return self.axis % len(dims)
+
+    def __str__(self) -> str:
+        groups = f" in each of {self.groups} groups" if self.groups > 1 else ""
+        return f"part {self.at + 1} of {self.count}{groups}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of the tensors that are stacked along the first axis."""
+
+    at: int
+
+    def dims(self, given: Dims) -> Dims:
+        """See `Step`."""
+        if not given or (given[0] is not None and self.at >= given[0]):
+            raise MisfitError(f"must have a row {self.at}")
+        return given[1:]
+
+    def before(self, made: Dims) -> Dims | None:
+        """See `Step`."""
+        return (None, *made)
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """See `Step`."""
+        return tensor[self.at]
+
+    def __str__(self) -> str:
+        return f"row {self.at}"
+
+
+@dataclass(frozen=True)
+class Plus:
+    """Larger by a number."""
+
+    by: float
+
+    def dims(self, given: Dims) -> Dims:
+        """See `Step`."""
+        return given
+
+    def before(self, made: Dims) -> Dims | None:
+        """See `Step`."""
+        return made
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """See `Step`."""
+        return tensor.float() + self.by
+
+    def __str__(self) -> str:
+        return f"{self.by:+g}"
+
+
+@dataclass(frozen=True)
+class Permuted:
+    """An axis that is seen as several axes of `view`, one of which may be -1, with these in another order."""
+
+    view: tuple[int, ...]
+    order: tuple[int, ...]
+    axis: int = 0
+
+    def dims(self, given: Dims) -> Dims:
+        """See `Step`."""
+        if not -len(given) <= self.axis < len(given):
+            raise MisfitError(f"must have an axis {self.axis}, to be permuted")
+        size, known = given[self.axis], -math.prod(self.view) if -1 in self.view else math.prod(self.view)
+        if size is not None and (size % known if -1 in self.view else size != known):
+            raise MisfitError(f"must have an axis {self.axis} that is {' x '.join(map(str, self.view))}")
+        return given
+
+    def before(self, made: Dims) -> Dims | None:
+        """See `Step`."""
+        return made
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """See `Step`."""
+        axis, count = self.axis % tensor.dim(), len(self.view)
+        order = [*range(axis), *(axis + each for each in self.order), *range(axis + count, tensor.dim() + count - 1)]
+        viewed = tensor.reshape(*tensor.shape[:axis], *self.view, *tensor.shape[axis + 1 :])
+        return viewed.permute(order).flatten(axis, axis + count - 1)
+
+    def __str__(self) -> str:
+        return f"{' x '.join(map(str, self.view))} in the order {', '.join(map(str, self.order))}"
+
+
+@dataclass(frozen=True)
+class Squeezed:
+    """Without the axes of one."""
+
+    def dims(self, given: Dims) -> Dims:
+        """See `Step`."""
+        return tuple(size for size in given if size != 1)
+
+    def before(self, made: Dims) -> Dims | None:
+        """See `Step`."""
+        return None
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """See `Step`."""
+        return tensor.squeeze()
+
+    def __str__(self) -> str:
+        return "without axes of 1"
+
+
+@dataclass(frozen=True)
+class Read:
+    """A tensor of a file."""
+
+    name: str
+    shape: Shape
+
+    def dims(self) -> Dims:
+        """See `dims` of a `Step`."""
+        return self.shape
+
+    def read(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """The tensor, of those in files."""
+        return weights[self.name]
+
+    def names(self) -> tuple[str, ...]:
+        """The tensors of files that it is made of."""
+        return (self.name,)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a step makes of a tensor."""
+
+    of: Value
+    step: Step
+
+    def dims(self) -> Dims:
+        """See `dims` of a `Step`; the error names the tensor of the file."""
+        given = self.of.dims()
+        try:
+            return self.step.dims(given)
+        except MisfitError as error:
+            names = " and ".join(map(quoted, self.names()))
+            raise MisfitError(f"{names} of shape {given} {error}") from error
+
+    def read(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """The tensor, of those in files."""
+        return self.step.apply(self.of.read(weights))
+
+    def names(self) -> tuple[str, ...]:
+        """The tensors of files that it is made of."""
+        return self.of.names()
+
+    def __str__(self) -> str:
+        return f"{self.of}, {self.step}"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several tensors one after the other along an axis."""
+
+    parts: tuple[Value, ...]
+    axis: int = 0
+
+    def dims(self) -> Dims:
+        """See `dims` of a `Step`."""
+        every = [part.dims() for part in self.parts]
+        axis = self.axis % len(every[0]) if -len(every[0]) <= self.axis < len(every[0]) else None
+        rests = {None if axis is None else (*dims[:axis], *dims[axis + 1 :]) for dims in every}
+        if axis is None or len(rests) > 1:
+            names = " and ".join(map(quoted, self.names()))
+            raise MisfitError(f"{names} of shapes {', '.join(map(str, every))} can't be joined at axis {self.axis}")
+        sizes = [dims[axis] for dims in every]
+        whole = None if None in sizes else sum(size for size in sizes if size is not None)
+        return (*every[0][:axis], whole, *every[0][axis + 1 :])
+
+    def read(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """The tensor, of those in files."""
+        return torch.cat([part.read(weights) for part in self.parts], self.axis)
+
+    def names(self) -> tuple[str, ...]:
+        """The tensors of files that it is made of."""
+        return tuple(dict.fromkeys(name for part in self.parts for name in part.names()))
+
+    def __str__(self) -> str:
+        return f"({' | '.join(map(str, self.parts))})"
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The same number everywhere, of no file."""
+
+    value: float
+    shape: Shape
+
+    def dims(self) -> Dims:
+        """See `dims` of a `Step`."""
+        return self.shape
+
+    def read(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """The tensor."""
+        return torch.full(self.shape, self.value)
+
+    def names(self) -> tuple[str, ...]:
+        """The tensors of files that it is made of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"{self.value:g} everywhere"
+
+
+Value = Read | Made | Joined | Filled
+Whole = tuple[Value, int, int]  # what is split, along which axis, and in how many groups
+
+
+def sized(values: Mapping[str, tuple[Value, ...]], shapes: Mapping[str, Shape]) -> dict[str, tuple[Value, ...]]:
+    """The values of a model's tensors, where parts without sizes are given those that they have in the model."""
+    sizes: dict[Whole, dict[int, int]] = {}
+    for name, several in values.items():
+        for value in several:
+            for whole, at, size in _wanted(value, shapes[name]):
+                sizes.setdefault(whole, {})[at] = size
+    return {name: tuple(_sized(value, sizes) for value in several) for name, several in values.items()}
+
+
+def _wanted(value: Value, shape: Dims) -> Iterator[tuple[Whole, int, int]]:
+    """How large the parts are of which a tensor of this shape is made, as far as that follows."""
+    if not isinstance(value, Made):
+        return
+    step = value.step
+    if isinstance(step, Part) and not -len(shape) <= step.axis < len(shape):
+        return
+    size = shape[step.axis] if isinstance(step, Part) and step.sizes is None else None
+    if isinstance(step, Part) and size is not None:
+        yield (value.of, step.axis, step.groups), step.at, size
+    before = step.before(shape)
+    if before is not None:
+        yield from _wanted(value.of, before)
+
+
+def _sized(value: Value, sizes: Mapping[Whole, Mapping[int, int]]) -> Value:
+    """A value whose parts have the sizes that were found; what is left is shared among those of which none was."""
+    if isinstance(value, Joined):
+        return replace(value, parts=tuple(_sized(part, sizes) for part in value.parts))
+    if not isinstance(value, Made):
+        return value
+    of, step = _sized(value.of, sizes), value.step
+    if isinstance(step, Part) and step.sizes is None:
+        known = sizes.get((value.of, step.axis, step.groups), {})
+        unknown = step.count - len(known)
+        left = _length(of, step.axis) - sum(known.values())
+        share = max(left, 0) // unknown if unknown else 0
+        step = replace(step, sizes=tuple(known.get(at, share) for at in range(step.count)))
+    return Made(of, step)
+
+
+def _length(value: Value, axis: int) -> int:
+    dims = value.dims()
+    return (dims[axis] or 0) if -len(dims) <= axis < len(dims) else 0
