@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -12,15 +13,17 @@ from click.testing import CliRunner
 
 import txport
 from tests.architectures.seeded import bundle_of
+from tests.tiny import tiny_facts
 from tests.tokenizers.grown import TOKENIZERS, grown
 from txport.cli.commands import cli
 from txport.errors import BundleError, CheckpointError, UnsupportedError
 from txport.models.checkpoint import load_checkpoint
+from txport.models.hugging_face import tokenizer_config
 from txport.models.names import TEXT, TOKENIZER, TOKENIZER_CONFIG
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.file import FileTokenizer
 from txport.models.tokenizers.languages import LanguageReader
-from txport.models.tokenizers.usage import Usage, read_usage, write_usage
+from txport.models.tokenizers.usage import Chat, Usage, read_usage, write_usage
 
 TOLD: dict[str, Any] = {"tokens": {"a": "b"}, "before": [], "after": [], "source": None, "target": "forced"}
 LINE = "The weather was fine"
@@ -149,3 +152,20 @@ def test_a_text_json_that_says_nothing_is_refused(change: dict[str, Any], messag
     values = {**json.loads(write_usage(Usage())), **change}
     with pytest.raises(BundleError, match=message):
         read_usage(tmp_path / TEXT, json.dumps(values))
+
+
+def test_other_programs_find_it_in_tokenizer_config(tmp_path: Path) -> None:
+    files = companions_of(TOKENIZERS / "nllb")
+    (tmp_path / TOKENIZER).write_text(str(files[TOKENIZER]), encoding="utf-8")
+    usage = read_usage(tmp_path / TEXT, files[TEXT])
+    chat = Chat(template="{{ bos_token }}", variables={"bos_token": "<s>"})
+    for changes, expected in (
+        ({}, {"clean_up_tokenization_spaces": False, "split_special_tokens": True}),
+        ({"clean_up": True}, {"clean_up_tokenization_spaces": True}),
+        ({"chat": chat}, {"chat_template": "{{ bos_token }}", "bos_token": "<s>", "split_special_tokens": False}),
+    ):
+        text = write_usage(dataclasses.replace(usage, **changes))  # type: ignore[arg-type]
+        (tmp_path / TEXT).write_text(text, encoding="utf-8")
+        config = tokenizer_config(tmp_path / TOKENIZER, {"pad_token": 1}, tiny_facts())
+        assert expected.items() <= config.items()
+        assert "deu_Latn" in config["additional_special_tokens"]
