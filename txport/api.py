@@ -83,7 +83,7 @@ class Generated:
 class Model(Encoder):
     """A model that is loaded and ready; `load` makes one. What it can do beside `infer` follows from its task.
 
-    `defaults` are the options of its searches, of those in `SearchOptions`, where a call does not name them.
+    `defaults` are the options of its searches, of those in `SearchOptions`, or of `embed`, where a call names none.
     """
 
     def __init__(
@@ -95,8 +95,7 @@ class Model(Encoder):
         defaults: Mapping[str, Any] | None = None,
         chat: ChatReader | None = None,
     ) -> None:
-        super().__init__(runtime, tokenizer, facts, workers)
-        self.defaults = dict(defaults or {})
+        super().__init__(runtime, tokenizer, facts, workers, defaults)
         self._chat = chat
         self._numbers = numbers_only(runtime)
 
@@ -402,7 +401,9 @@ def load(
     try:
         require_defaults(defaults, facts)
     except UnsupportedError as error:
-        raise BundleError(f"{bundle.path} says how to search, which can't be done: {error}; export it again") from error
+        raise BundleError(
+            f"{bundle.path} says how to {facts.ability or 'search'}, which can't be done: {error}; export it again"
+        ) from error
     tokenizer = load_tokenizer(bundle.path, facts)
     chat = load_chat(bundle.path, tokenizer) if facts.task == "causal" else None
     return Model(engine, tokenizer, facts, workers, defaults, chat)

@@ -6,6 +6,7 @@ held to. `python -m tests.hugging_face.test_families [NAME ...]` records them an
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -219,9 +220,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "roberta-tokens": ("RobertaForMaskedLM", ROBERTA),
     "roberta-labels": ("RobertaForSequenceClassification", ROBERTA),
     "xlm-roberta": ("XLMRobertaModel", ROBERTA),
+    "sentences-mean": ("BertModel", BERT),
+    "sentences-first": ("RobertaModel", ROBERTA),
     "distilbert": ("DistilBertModel", DISTIL),
     "distilbert-tokens": ("DistilBertForMaskedLM", DISTIL),
     "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
+}
+SENTENCES: dict[str, dict[str, Any]] = {  # folder -> its files, as sentence-transformers writes them
+    "sentences-mean": {"mode": "mean_tokens", "normalize": True, "longest": 12},
+    "sentences-first": {"mode": "cls_token", "normalize": False, "longest": 4 * LONGEST},
 }
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"max_new_tokens": NEW, "num_beams": 1},
@@ -326,12 +333,57 @@ def of_texts(model: Any) -> dict[str, Any]:
     return outputs
 
 
+@torch.inference_mode()
+def vectors(model: Any, mode: str, normalize: bool) -> np.ndarray:
+    """What a Pooling and perhaps a Normalize make of the last hidden states of each text: (texts, D)."""
+    found = []
+    for text in TEXTS:
+        hidden = model(input_ids=torch.tensor([text])).last_hidden_state[0]  # (T, D)
+        vector = hidden[0] if mode == "cls_token" else hidden.sum(0) / len(text)
+        found.append(vector / vector.square().sum().sqrt() if normalize else vector)
+    return torch.stack(found).numpy()
+
+
+def write_sentences(folder: Path, mode: str, normalize: bool, longest: int) -> None:
+    """The files that sentence-transformers has beside a model."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    modules = []
+    for number, kind in enumerate(kinds):
+        path = f"{number}_{kind}" if number else ""
+        modules.append(
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        )
+        (folder / path).mkdir(exist_ok=True)
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    pooling = {"word_embedding_dimension": 32, **{f"pooling_mode_{each}": each == mode for each in modes}}
+    files = {
+        "modules.json": modules,
+        "1_Pooling/config.json": {**pooling, "include_prompt": True},
+        "sentence_bert_config.json": {"max_seq_length": longest, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "prompts": {},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+        },
+    }
+    for name, values in files.items():
+        (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
 def record(name: str) -> None:
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     model = make(name)
     model.save_pretrained(folder)
-    np.savez(folder / SAID, **said(model))
+    if name in SENTENCES:
+        write_sentences(folder, **SENTENCES[name])
+    np.savez(folder / SAID, **all_said(model, name))
+
+
+def all_said(model: Any, name: str) -> dict[str, Any]:
+    if name not in SENTENCES:
+        return said(model)
+    return {"vectors": vectors(model, SENTENCES[name]["mode"], SENTENCES[name]["normalize"])}
 
 
 def loaded(name: str) -> Any:
@@ -341,7 +393,7 @@ def loaded(name: str) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_our_graphs_are_held_to_is_what_transformers_says(name: str) -> None:
-    found = said(loaded(name))
+    found = all_said(loaded(name), name)
     with np.load(FOLDER / name / SAID) as stored:
         assert set(stored) == set(found)
         for key in stored:

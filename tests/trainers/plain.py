@@ -113,3 +113,38 @@ def check_refused(folder: Path) -> str:
     assert "\n" not in message
     assert str(folder) in message
     return message
+
+
+def residual(x: Tensor, norm: Linear, sublayer: Linear, *, first: bool) -> Tensor:
+    """A sublayer with its norm, before it or behind its residual."""
+    return x + sublayer(norm(x)) if first else norm(x + sublayer(x))
+
+
+class Named:
+    """Weights by name in float64, and what is done with them."""
+
+    def __init__(self, weights: Mapping[str, Tensor], heads: int, epsilon: float, *, first: bool) -> None:
+        self.weights = {name: each.double() for name, each in weights.items()}
+        self.heads, self.epsilon, self.first = heads, epsilon, first
+
+    def linear(self, name: str) -> Linear:
+        return lambda x: F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def norm(self, name: str) -> Linear:
+        return lambda x: norm(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"), self.epsilon)
+
+    def attend(self, names: tuple[str, str, str, str], over: Tensor | None, *, is_causal: bool = False) -> Linear:
+        """Of the maps of queries, keys, values, and what comes out."""
+        query, key, value, out = (self.linear(name) for name in names)
+
+        def sublayer(x: Tensor) -> Tensor:
+            keys = x if over is None else over
+            return out(attention(query(x), key(keys), value(keys), self.heads, is_causal=is_causal))
+
+        return sublayer
+
+    def add(self, x: Tensor, norm: str, sublayer: Linear) -> Tensor:
+        return residual(x, self.norm(norm), sublayer, first=self.first)
+
+    def feed_forward(self, inner: str, outer: str, activation: Linear) -> Linear:
+        return lambda x: self.linear(outer)(activation(self.linear(inner)(x)))

@@ -14,7 +14,7 @@ from tests.trainers.marian import PLAIN, VARIANTS, Marian, save, weights_of
 from tests.trainers.plain import check_logits, check_refused, damage
 from txport.errors import ConfigError
 from txport.models.checkpoint import config_of, load_checkpoint
-from txport.models.sources.marian import OPTIONS
+from txport.models.sources.marian.folder import OPTIONS
 from txport.models.sources.options import NEVER
 
 
@@ -160,3 +160,57 @@ def test_an_array_larger_than_its_file_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(folder / "model.npz", "a") as archive:
         archive.writestr("more.npy", header.ljust(127) + b"\n")
     assert "'more.npy' has 0 bytes, expected 3999" in check_refused(folder)
+
+
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
+
+
+def sentencepiece(*pieces: str) -> bytes:
+    messages = [b"\x0a" + varint(len(each.encode())) + each.encode() + b"\x15\0\0\x80\x3f\x18\x03" for each in pieces]
+    return b"".join(b"\x0a" + varint(len(each)) + each for each in messages)
+
+
+@pytest.mark.parametrize(
+    ("files", "end"),
+    [
+        ({}, 0),
+        ({"vocab.yml": b"</s>: 0\n<unk>: 1\nx: 2\n"}, 0),
+        ({"vocab.yml": b'"<unk>": 0\n"</s>": 2\n"a": 1\n'}, 2),
+        ({"vocab.de.json": b'{"eos": 3, "UNK": 1}'}, 3),
+        ({"vocab.spm": sentencepiece("<unk>", "<s>", "</s>", "x" * 200)}, 2),
+        ({"vocab.spm": sentencepiece("</s>", "<unk>")}, 0),
+        # what splits texts before they come to the model is none of its vocabularies
+        ({"opus.vocab.yml": b"</s>: 0\n", "source.spm": sentencepiece("<unk>", "<s>", "</s>")}, 0),
+        ({"decoder.yml": b"vocabs: [run/a.txt, b.txt]", "a.txt": b"x\n</s>\n", "c.spm": b"?"}, 1),
+    ],
+)
+def test_the_end_token_is_that_of_the_vocabularies(files: dict[str, bytes], end: int, tmp_path: Path) -> None:
+    folder = save(tmp_path / "marian", PLAIN, weights_of(PLAIN))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    model = load_checkpoint(str(folder)).model
+    assert model.facts.writes.ends == (end,)
+    assert model.facts.reads.with_special([9]) == [9, end]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"vocab.de.yml": b"</s>: 0", "vocab.en.yml": b"</s>: 1"},
+            "the end token must be one, got 0 in",
+        ),
+        ({"vocab.yml": b"</s>: 0\n</s>: 1"}, "vocab.yml gives '</s>' the numbers 0 and 1"),
+        ({"vocab.yml": b"</s>: 99"}, "eos_id must lie in the target vocabulary of 27, got 99"),
+        ({"vocab.yml": b"\xff\xff"}, "vocab.yml is not UTF-8 text"),
+        ({"vocab.spm": b"\x0a\xff\xff"}, "vocab.spm is not a model of SentencePiece"),
+        ({"vocab.spm": b"PK\x03\x04 none"}, "vocab.spm is not a model of SentencePiece"),
+        ({"decoder.yml": b"vocabs: ["}, "decoder.yml: it is not YAML"),
+    ],
+)
+def test_vocabularies_that_do_not_fit_are_refused(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
+    folder = save(tmp_path / "marian", PLAIN, weights_of(PLAIN))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    assert message in check_refused(folder)

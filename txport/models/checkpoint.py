@@ -24,13 +24,16 @@ from txport.errors import BundleError, CheckpointError, ConfigError, TextError
 from txport.models import architecture
 from txport.models.config import Config
 from txport.models.facts import Facts
+from txport.models.generation import published_names
 from txport.models.model import Model
 from txport.models.names import (
     CONFIG,
+    GENERATION,
     LARGEST_SAMPLES,
     PRESET,
     SAMPLES,
     TARGET_TOKENIZER,
+    TEXT,
     TOKENIZER,
     WEIGHTS,
     digest,
@@ -141,8 +144,7 @@ def load_checkpoint(name: str) -> Checkpoint:
     folder = find_folder(name)
     source = read_source(folder)
     build = architecture.of(source.config).build
-    with torch.device("meta"), Unfilled():
-        model = build(source.config)
+    model = build_empty(source.config)
     _require_memory(model, folder / CONFIG)
     weights = source.weights()
     made = plan(source.rules, weights.shapes, model)
@@ -157,6 +159,12 @@ def load_checkpoint(name: str) -> Checkpoint:
     parameters = expected_tensors(model)
     _take_in(made, weights, source, lambda name, tensor: parameters[name].copy_(tensor))
     return Checkpoint(label(name), model.eval(), digest(name), folder, source.generation(model.facts))
+
+
+def build_empty(config: Config) -> Model:
+    """A model whose tensors have shapes and no data."""
+    with torch.device("meta"), Unfilled():
+        return architecture.of(config).build(config)
 
 
 def config_of(folder: Path) -> Config:
@@ -238,18 +246,28 @@ def save_checkpoint(
     target_tokenizer: str | None = None,
     *,
     half: bool = False,
+    usage: str | None = None,
+    samples: str | None = None,
+    generation: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint into a folder, whole or not at all; with `half`, the weights are stored in 16 bits.
 
-    `tokenizer` is the JSON of the source's, which is also the target's if that has none of its own. An older
-    checkpoint in the folder is replaced: its tokenizers too, which are removed if none are given, since they are not
-    known to fit this model. All else in the folder stays. Raises `OutputError` for a place that can't be written.
+    `tokenizer` is the JSON of the source's, which is also the target's if that has none of its own, and `usage` the
+    `text.json` beside them. An older checkpoint in the folder is replaced: these files too, which are removed if none
+    are given, since they are not known to fit this model. `samples` is the text of its `samples.txt`, `generation` how
+    it searches unless told otherwise; without them, those of the folder stay, as does all else there. Raises
+    `OutputError` for a place that can't be written.
     """
     weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(model).items()}
-    with staged_files(Path(out), (CONFIG, WEIGHTS, TOKENIZER, TARGET_TOKENIZER)) as folder:
+    texts = {TOKENIZER: tokenizer, TARGET_TOKENIZER: target_tokenizer, TEXT: usage}
+    texts |= {SAMPLES: samples} if samples is not None else {}
+    search = {GENERATION: published_names(generation)} if generation else {}
+    with staged_files(Path(out), (CONFIG, WEIGHTS, *texts, *search)) as folder:
         write_json(folder / CONFIG, {"architecture": architecture.name_of(model.config), **model.config.to_dict()})
         save_file({name: tensor.half() if half else tensor for name, tensor in weights.items()}, folder / WEIGHTS)
-        for name, text in ((TOKENIZER, tokenizer), (TARGET_TOKENIZER, target_tokenizer)):
+        for name, values in search.items():
+            write_json(folder / name, values)
+        for name, text in texts.items():
             if text is not None:
                 (folder / name).write_text(text, encoding="utf-8")
 

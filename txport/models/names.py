@@ -1,4 +1,4 @@
-"""What a user may call a checkpoint: a path, the name of one that ships, or a preset. Needs no torch."""
+"""What a user may call a checkpoint: a path, a name, or a preset. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from txport.errors import CheckpointError, quoted
+from txport.models import hub
 from txport.models.config import Config
 from txport.system.documents import DocumentError, read_json, read_toml
 from txport.system.files import complete, hash_of, sha256
@@ -17,6 +18,8 @@ INDEX = "model.safetensors.index.json"  # of weights in several files
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"  # as transformers once wrote them
 RULES = "txport.toml"  # of a checkpoint of the user's own: what it is, and rules for its tensors
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
+MODULES = "modules.json"  # of encoders of sentences, which sentence-transformers wrote
+SENTENCES, SENTENCES_TOO = "sentence_bert_config.json", "config_sentence_transformers.json"
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 TEXT = "text.json"  # how a model wants its texts
 COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, TEXT, SAMPLES)  # what a bundle takes over from its checkpoint as it is
@@ -25,11 +28,14 @@ SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE = "special_tokens_map.json", "added_
 PIECES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
 WORDS = ("vocab.json", "merges.txt", "vocab.txt")
 SPELLINGS = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE, *PIECES, *WORDS)
+POOLING = "*_Pooling"  # folder
+OF_SENTENCES = (MODULES, SENTENCES, SENTENCES_TOO, f"{POOLING}/{CONFIG}")
 TRAINERS = ("*.npz", "model.bin", "dict.*.txt", "*_step_*.pt")  # of Marian, CTranslate2, fairseq and OpenNMT-py
-VOCABULARIES = ("*vocabulary.json", "*vocabulary.txt")  # of CTranslate2
+# beside the weights of these: options, vocabularies, weights in safetensors
+BESIDE = ("*decoder.yml", "*vocab*.yml", "*vocab*.json", "*vocab*.txt", "*.spm", "*_step_*.safetensors")
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that make a checkpoint, but its shards
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *VOCABULARIES, *SPELLINGS)
+MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *OF_SENTENCES, *BESIDE, *SPELLINGS)
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
@@ -44,6 +50,11 @@ def shipped() -> list[str]:
 def is_shipped(name: str) -> bool:
     """Whether `name` means a checkpoint that ships: only a folder that holds one too stands in the way, no bundle."""
     return name in shipped() and not any((Path(name) / file).is_file() for file in (WEIGHTS, INDEX))
+
+
+def is_of_hub(name: str) -> bool:
+    """Whether `name` means a checkpoint on Hugging Face's hub: no folder of this name is here."""
+    return hub.is_hub_name(name) and not Path(name).is_dir()
 
 
 def preset_name(name: str) -> str | None:
@@ -67,8 +78,10 @@ def preset_config(preset: str) -> Config:
 
 
 def find_folder(name: str) -> Path:
-    """The folder of a checkpoint given by path or shipped name."""
+    """The folder of a checkpoint given by path, by shipped name, or by its name on the hub, which is downloaded."""
     folder = SHIPPED / name if is_shipped(name) else Path(name)
+    if is_of_hub(name):
+        folder = hub.download(name, (*MAKING, INDEX))
     if not folder.is_dir():
         known = ", ".join([*shipped(), f"{PRESET}NAME"])
         raise CheckpointError(f"there is no checkpoint {name}; give a folder with {CONFIG}, or one of {known}")
@@ -148,7 +161,8 @@ def digest(name: str) -> str:
     """One SHA-256 over all that makes a checkpoint."""
     if preset := preset_name(name):
         return hash_of({"preset": preset, "config": repr(preset_config(preset))})
-    return hash_of({path.name: sha256(path) for path in files_of(find_folder(name))})
+    folder = find_folder(name)
+    return hash_of({path.relative_to(folder).as_posix(): sha256(path) for path in files_of(folder)})
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -163,4 +177,4 @@ def files_of(folder: Path) -> list[Path]:
 
 def label(name: str) -> str:
     """What a bundle calls the checkpoint that it was made from: a name, never a path of this machine."""
-    return name if preset_name(name) or is_shipped(name) else Path(name).resolve().name
+    return name if preset_name(name) or is_shipped(name) or is_of_hub(name) else Path(name).resolve().name

@@ -100,7 +100,7 @@ class DecoderOnly(Model):
         facts: Facts,
         *,
         embedding: Embedding,
-        layer: Callable[[int], Layer],  # number of the layer -> a new one
+        layer: Callable[[], Layer],
         layers: int,
         final_norm: nn.Module,
         tied: bool,
@@ -109,7 +109,7 @@ class DecoderOnly(Model):
     ) -> None:
         super().__init__(config, facts)
         self.target_embedding = embedding
-        self.decoder = nn.ModuleList(map(layer, range(layers)))
+        self.decoder = nn.ModuleList(layer() for _ in range(layers))
         self.decoder_norm = final_norm
         self.embedding_out = embedding_out or nn.Identity()
         self.projection = Linear(facts.width, facts.writes.size, bias=False, tag="projection")

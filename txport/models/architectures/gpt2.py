@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class GPT2(DecoderOnly):
                 longest=config.max_length,
                 dropout=config.dropout,
             ),
-            layer=lambda _: _layer(config),
+            layer=partial(_layer, config),
             layers=config.decoder_layers,
             final_norm=_norm(config),
             tied=config.tied,

@@ -213,13 +213,14 @@ class Llama(DecoderOnly):
         turns, scale = frequencies(config)
         rotary = Rotary(turns, config.max_length, pairing, scale)
         local = Rotary(_unscaled(config, config.rotary_local_base), config.max_length, pairing)
-        rotaries = [local if each in config.rotary_local_layers else rotary for each in range(config.decoder_layers)]
+        numbers, local_ones = range(config.decoder_layers), config.rotary_local_layers
+        rotaries = iter([local if number in local_ones else rotary for number in numbers])
         factor = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         super().__init__(
             config,
             facts(config),
             embedding=Embedding(config.vocab_size, config.d_model, scale=factor),
-            layer=lambda number: _layer(config, rotaries[number]),
+            layer=lambda: _layer(config, next(rotaries)),
             layers=config.decoder_layers,
             final_norm=RMSNorm(config.d_model, config.norm_epsilon),
             tied=config.tied,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ class OPT(DecoderOnly):
                 longest=config.max_length,
                 offset=UNUSED_POSITIONS,
             ),
-            layer=lambda _: _layer(config),
+            layer=partial(_layer, config),
             layers=config.decoder_layers,
             final_norm=_norm(config) if config.norm == "pre" else nn.Identity(),
             tied=True,

@@ -16,6 +16,7 @@ from txport.models.config import LONGEST, Config, choice, layers, real, require_
 from txport.models.facts import Facts, Tokens
 from txport.models.parts import NORMS, Additive, Attention, DotProduct, Embedding, FeedForward, Layer, Residual
 from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
+from txport.models.weights import Drop, Rename, Split
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # -> in transformers
 
@@ -255,6 +256,27 @@ PRESETS = {
         source_vocab_size=32000, target_vocab_size=32000, d_model=1024, heads=16, feed_forward=4096, dropout=0.3
     ),
 }
+# The names of `torch.nn.Transformer`, and those that PyTorch's tutorial of translation has for what is around it.
+PARTS = ("query.", "key.", "value.")
+WEIGHTS = (
+    Drop(r"positional_encoding\.pos_embedding$"),  # sinusoids
+    Rename(r"^(\w+\.)?(transformer_)?(encoder|decoder)\.(layers|norm)\.", r"\3.\4."),
+    Rename(r"^(encoder|decoder)\.norm\.", r"\1_norm."),
+    Rename(r"^(encoder|decoder)\.layers\.", r"\1."),
+    Split(r"\.self_attn\.in_proj_(?=weight$|bias$)", tuple(f".attention.{part}" for part in PARTS)),
+    Split(r"\.multihead_attn\.in_proj_(?=weight$|bias$)", tuple(f".cross_attention.{part}" for part in PARTS)),
+    Rename(r"\.self_attn\.out_proj\.", ".attention.output."),
+    Rename(r"\.multihead_attn\.out_proj\.", ".cross_attention.output."),
+    Rename(r"\.linear1\.", ".feed_forward.inner."),
+    Rename(r"\.linear2\.", ".feed_forward.outer."),
+    Rename(r"\.norm1\.", ".attention_residual.norm."),
+    Rename(r"^(encoder\.\d+)\.norm2\.", r"\1.feed_forward_residual.norm."),
+    Rename(r"\.norm2\.", ".cross_attention_residual.norm."),
+    Rename(r"\.norm3\.", ".feed_forward_residual.norm."),
+    Rename(r"^src_tok_emb\.embedding\.", "source_embedding.tokens."),
+    Rename(r"^tgt_tok_emb\.embedding\.", "target_embedding.tokens."),
+    Rename(r"^generator\.", "projection."),
+)
 ARCHITECTURE = Architecture(
-    config=TransformerConfig, build=Transformer, presets=PRESETS, hugging_face=hugging_face, draw=draw
+    config=TransformerConfig, build=Transformer, presets=PRESETS, hugging_face=hugging_face, draw=draw, weights=WEIGHTS
 )

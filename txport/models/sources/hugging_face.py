@@ -8,16 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from txport.errors import CheckpointError, ConfigError
+from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture, family
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
-from txport.models.generation import search_defaults
-from txport.models.names import CONFIG, GENERATION, TOKENIZER
-from txport.models.sources.source import Format, Source, place_of, read_weights
+from txport.models.names import CONFIG, GENERATION, MODULES, TOKENIZER
+from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
+from txport.models.sources.source import Format, Source, generation, place_of, read_weights
 from txport.models.tokenizers.convert import companions_of
 from txport.system.documents import DocumentError, read_json
 
+ENCODER, HEADLESS = "bert", "Model"  # architecture of encoders, and the class of one without a head
 GENERATED = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
@@ -36,27 +37,33 @@ def read(folder: Path) -> Source:
         rules=(*kind.weights, *architecture.of(config).weights),
         weights=partial(read_weights, folder),
         place=place_of(folder),
-        generation=partial(generation, folder),
+        generation=partial(_defaults, folder),
     )
 
 
 def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
     """The config of the architecture, of the values of a `config.json` and what else lies in its folder."""
+    of_sentences, longest = is_of_sentences(folder), longest_sentence(folder)
     try:
         kind = family.find(values[family.TYPE])
+        if of_sentences and kind.architecture != ENCODER:
+            raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} can't be expressed as {MODULES} has it")
+        if of_sentences:
+            values = {**values, "architectures": [HEADLESS]}  # whatever class the weights were taken from
         if (folder / GENERATION).is_file():
             tokens = read_config(folder / GENERATION)
             values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}}
-        return architecture.find(kind.architecture).config.from_dict(kind.read(values, _special_tokens(folder)))
+        made = kind.read(values, _special_tokens(folder))
+        if of_sentences and longest is not None:
+            made["text_length"] = min(longest, made["max_length"])
+        return architecture.find(kind.architecture).config.from_dict(made)
     except ConfigError as error:
         raise ConfigError(f"{folder / CONFIG}: {error}") from error
 
 
-def generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
-    """How the model searches: by `generation_config.json`, or without one by its config."""
-    if facts.task == "encode":
-        return {}
-    return search_defaults(read_config(folder / (GENERATION if (folder / GENERATION).is_file() else CONFIG)), facts)
+def _defaults(folder: Path, facts: Facts) -> Mapping[str, Any]:
+    """How the model searches, or how it pools."""
+    return pooling_defaults(folder, facts) if facts.task == "encode" else generation(folder, facts)
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:

@@ -19,7 +19,6 @@ from txport.models.sources.namespaces import (
     only_pickle,
     options_of,
     read_namespaces,
-    require_alike,
     rows_and_width,
     tensors_of,
     weights_of,
@@ -34,7 +33,7 @@ EMBEDDINGS = "{}.embeddings.make_embedding.emb_luts.0.weight"
 POSITIONS = "{}.embeddings.make_embedding.pe.pe"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "fast_gelu": "gelu_tanh"}
 SINUSOIDS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "fairseq"}
-EPSILON = 1e-6
+DEFAULTS = {"position_encoding_type": "SinusoidalInterleaved", "pos_ffn_activation_fn": "relu", "norm_eps": 1e-6}
 REQUIRED: dict[str, tuple[Any, ...]] = {
     "encoder_type": ("transformer",),
     "decoder_type": ("transformer",),
@@ -68,8 +67,9 @@ def read(folder: Path) -> Source:
     values = read_namespaces(path)
     tensors, place = _tensors(values, path)
     with reading(path, "a Transformer of OpenNMT-py"):
-        options, vocabularies = Published(options_of(values.get("opt")), {}), options_of(values.get("vocab"))
+        options, vocabularies = Published(options_of(values.get("opt")), DEFAULTS), options_of(values.get("vocab"))
         found = config(options, vocabularies, tensors)
+        _require_biases(tensors)
         made = architecture.find("transformer").config.from_dict(found)
         for side in ("encoder", "decoder"):
             _check_positions(tensors.get(POSITIONS.format(side)), made.to_dict(), side)
@@ -118,13 +118,9 @@ def config(options: Published, vocabularies: dict[str, Any], tensors: dict[str, 
         "decoder_layers": options.get("dec_layers"),
         "max_length": LONGEST,
         "norm": "pre",
-        "norm_epsilon": options.get("norm_eps", EPSILON),
-        "sinusoids": SINUSOIDS[options.word("position_encoding_type", SINUSOIDS)]
-        if options.get("position_encoding_type") is not None
-        else "interleaved",
-        "activation": options.word("pos_ffn_activation_fn", ACTIVATIONS)
-        if options.get("pos_ffn_activation_fn") is not None
-        else "relu",
+        "norm_epsilon": options.get("norm_eps"),
+        "sinusoids": options.word("position_encoding_type", SINUSOIDS),
+        "activation": options.word("pos_ffn_activation_fn", ACTIVATIONS),
         "output_bias": "generator.bias" in tensors or "generator.0.bias" in tensors,
         "tied": _tied(options),
         "pad_id": pad,
@@ -152,10 +148,22 @@ def _vocabulary(vocabularies: dict[str, Any], side: str) -> list[str]:
 def _tied(options: Published) -> str:
     for name in ("share_embeddings", "share_decoder_embeddings"):
         options.require(name, False, True)
-    both = require_alike(options.all(), "share_embeddings", default=False)
     if not options.get("share_decoder_embeddings", False):
         return "none"
-    return "all" if both else "target"
+    return "all" if options.get("share_embeddings", False) else "target"
+
+
+def _require_biases(tensors: dict[str, Tensor]) -> None:
+    """Attention and feed-forward may have no biases, all or none of a kind."""
+    for kind in ("linear_query", "linear_keys", "linear_values", "final_linear", "w_1", "w_2"):
+        for side in ("encoder", "decoder"):
+            has = {
+                f"{name.removesuffix('weight')}bias": f"{name.removesuffix('weight')}bias" in tensors
+                for name in tensors
+                if name.startswith(side) and name.endswith(f".{kind}.weight")
+            }
+            if any(has.values()) and (missing := [name for name, is_there in has.items() if not is_there]):
+                raise ConfigError(f"{missing[0]} is missing, which other layers have")
 
 
 def _check_positions(table: Tensor | None, config: dict[str, Any], side: str) -> None:

@@ -14,9 +14,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from txport.errors import CheckpointError, ConfigError, brief, quoted
-from txport.models.config import Config
+from txport.models.config import Config, read_config
 from txport.models.facts import Facts
-from txport.models.names import CONFIG, PICKLES, weight_files
+from txport.models.generation import search_defaults
+from txport.models.names import CONFIG, GENERATION, PICKLES, weight_files
 from txport.models.sources.pickles import read_pickle
 from txport.models.values import Weights
 from txport.models.weights import Rule
@@ -30,6 +31,13 @@ def held(tensors: Mapping[str, Tensor]) -> Weights:
 def no_defaults(facts: Facts) -> Mapping[str, Any]:
     """Of a checkpoint that does not say how to search."""
     return {}
+
+
+def generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
+    """How a model searches: by `generation_config.json`, or without one by its config."""
+    if facts.task == "encode":
+        return {}
+    return search_defaults(read_config(folder / (GENERATION if (folder / GENERATION).is_file() else CONFIG)), facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +69,7 @@ class Format:
 
 
 # modules of this package; the first that recognises a folder reads it
-FORMATS = ("toml", "ctranslate2.folder", "marian", "fairseq", "opennmt", "native", "hugging_face")
+FORMATS = ("toml", "ctranslate2.folder", "marian.folder", "fairseq", "opennmt", "native", "hugging_face")
 
 
 def read_source(folder: Path) -> Source:

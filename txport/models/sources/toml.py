@@ -13,9 +13,9 @@ from txport.errors import ConfigError, quoted
 from txport.models import architecture, family
 from txport.models.config import read_config
 from txport.models.names import CONFIG, GENERATION, RULES
-from txport.models.sources.hugging_face import config_as, generation
+from txport.models.sources.hugging_face import config_as
 from txport.models.sources.rules import parse_rule
-from txport.models.sources.source import Format, Source, no_defaults, place_of, read_weights
+from txport.models.sources.source import Format, Source, generation, no_defaults, place_of, read_weights
 from txport.models.weights import Rule, Settle
 from txport.system.documents import LARGEST_TOML, DocumentError, parse_toml, read_text
 
@@ -74,13 +74,12 @@ def read(folder: Path) -> Source:
     at = document.values.get("at", "")
     if not isinstance(at, str):
         raise document.error(f"at must be a text, got {quoted(at)}", document.line_of("at"))
-    has_search = base is not None and (folder / GENERATION).is_file()
     return Source(
         config=_config(document, found, base),
         rules=(*rules, Settle(), *(base.weights if base else ()), *found.weights),
         weights=partial(read_weights, folder, at),
         place=place_of(folder),
-        generation=partial(generation, folder) if has_search else no_defaults,
+        generation=partial(generation, folder) if (folder / GENERATION).is_file() else no_defaults,
         lines=lines,
     )
 

@@ -21,10 +21,11 @@ from txport.models import architecture
 from txport.models.config import LARGEST_FILE
 from txport.models.family import Published
 from txport.models.names import CONFIG
-from txport.models.sources.npz import names_in, read_npz
+from txport.models.sources.marian.npz import names_in, read_npz
+from txport.models.sources.marian.vocabulary import end_token
+from txport.models.sources.marian.yaml import read_yaml
 from txport.models.sources.options import NEVER, UNBOUNDED, reading
 from txport.models.sources.source import Format, Source, held
-from txport.models.sources.yaml import read_yaml
 from txport.models.values import Weights
 from txport.models.weights import Rename, Rule, Transpose
 
@@ -39,7 +40,6 @@ NORMS = {  # what is done before and after a sublayer and at the end of a stack,
     ("n", "a", ""): ("pre", False),
 }
 EPSILON = 1e-6
-END = 0  # its vocabularies begin with the end token
 ROWS = (r"(encoder_|decoder_)?Wemb", r"decoder_ff_logit_out_Wt")  # matrices of which a token has a row
 PARTS = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
@@ -57,7 +57,7 @@ def read(folder: Path) -> Source:
         if raw.nbytes > LARGEST_FILE:
             raise ConfigError(f"{OPTIONS} has {raw.nbytes} bytes, expected at most {LARGEST_FILE}")
         options = Published(read_yaml(raw.tobytes().rstrip(b"\0").decode("utf-8")), {})
-        values = config(options)
+        values = config(options, end_token(folder))
         found = architecture.find("transformer").config.from_dict(values)
         rules = tuple(_rules(values))
         options.require("output-omit-bias", False, True)
@@ -100,8 +100,8 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def config(options: Published) -> dict[str, Any]:
-    """The keys of `TransformerConfig`."""
+def config(options: Published, end: int) -> dict[str, Any]:
+    """The keys of `TransformerConfig`; `end` is the end token."""
     for name, allowed in REQUIRED.items():
         options.require(name, *allowed)
     feed_forward = options.get("transformer-dim-ffn")
@@ -133,9 +133,9 @@ def config(options: Published) -> dict[str, Any]:
         "activation": options.word("transformer-ffn-activation", ACTIVATIONS),
         "output_bias": True,
         "tied": "none" if tied == "embeddings" else tied,
-        "pad_id": target if extra else END,
+        "pad_id": target if extra else end,
         "bos_id": target,
-        "eos_id": END,
+        "eos_id": end,
     }
 
 
