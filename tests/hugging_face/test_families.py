@@ -138,6 +138,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
         "LlamaForCausalLM",
         {**LLAMA, "head_dim": 16, **scaled("yarn", 4.0, original_max_position_embeddings=10, beta_fast=4.0)},
     ),
+    "smollm": (
+        "LlamaForCausalLM",
+        {**LLAMA, "hidden_size": 48, "num_attention_heads": 3, "tie_word_embeddings": True, "rope_theta": 1e5},
+    ),
     "mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": None}),
     "mistral-window": (
         "MistralForCausalLM",
@@ -200,6 +204,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "pegasus": ("PegasusForConditionalGeneration", {**MARIAN, "activation_function": "relu", "scale_embedding": True}),
     "bart": ("BartForConditionalGeneration", BART),
     "mbart": ("MBartForConditionalGeneration", {**BART, "scale_embedding": True, "activation_function": "relu"}),
+    "mbart-50": (
+        "MBartForConditionalGeneration",
+        {**BART, "scale_embedding": True, "forced_bos_token_id": 20, "forced_eos_token_id": 2, "max_length": 7},
+    ),
     "m2m_100": ("M2M100ForConditionalGeneration", {**M2M, "scale_embedding": True}),
     "m2m_100-language": (
         "M2M100ForConditionalGeneration",
