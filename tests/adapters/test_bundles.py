@@ -25,7 +25,7 @@ from txport.bundles.graphs import read_model
 from txport.bundles.ports import DECODER, MODEL
 from txport.errors import CheckpointError, ParityError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
-from txport.models.tokenizer import spelling_tokenizer
+from txport.models.tokenizers.spelling import spelling_tokenizer
 from txport.proof.verify.check import verify
 from txport.release import bisect, load_checkpoint, parity
 
