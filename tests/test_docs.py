@@ -133,3 +133,25 @@ def test_every_family_has_a_page() -> None:
 def test_no_page_waits_for_a_figure() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("txport/models/*/README.md")]
     assert [page.name for page in pages if "@@" in page.read_text(encoding="utf-8")] == []
+
+
+def test_the_page_about_own_checkpoints_can_be_followed(tmp_path: Path) -> None:
+    """Its commands have only options that exist, its file is read, and its table names every rule."""
+    from txport.models.names import RULES
+    from txport.models.sources.rules import OPERATIONS
+    from txport.models.sources.source import read_source
+
+    page = (ROOT / "docs" / "own-checkpoint.md").read_text(encoding="utf-8")
+    commands = [shlex.split(line) for line in page.splitlines() if line.startswith("txport ")]
+    assert {command[1] for command in commands} == {"import", "export"}
+    for _, name, *arguments in commands:
+        cli.commands[name].make_context(name, arguments)
+    question, file = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / RULES).write_text(file, encoding="utf-8")
+    (tmp_path / "step-90000.pt").touch()
+    source = read_source(tmp_path)
+    assert (source.config.to_dict()["heads"], len(source.lines)) == (4, 4)
+    (tmp_path / RULES).write_text(file.replace("heads = 4\n", question), encoding="utf-8")
+    with pytest.raises(ValueError, match="answer its questions first: line 8: which number"):
+        read_source(tmp_path)
+    assert set(re.findall(r"^\| `(\w+) = ", page, re.MULTILINE)) == set(OPERATIONS)
