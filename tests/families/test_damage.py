@@ -71,11 +71,10 @@ def read(name: str) -> Folder:
     also: dict[str, set[str]] = {}
     partly: set[str] = set()
     for own, pieces in plan(source.rules, shapes, model).made.items():
-        for piece in pieces:
-            is_part = any(isinstance(source.rules[at], Take) for at in piece.rules)
-            for each in piece.value.names():
-                also.setdefault(each, set()).update(names[id(model.get_parameter(own))])
-                partly |= {each} if is_part else set()
+        for each, piece in ((each, found) for found in pieces for each in found.value.names()):
+            also.setdefault(each, set()).update(names[id(model.get_parameter(own))])
+            if any(isinstance(source.rules[at], Take) for at in piece.rules):
+                partly.add(each)
     optional = [rule.pattern for rule in source.rules if isinstance(rule, Constant)]
     partly |= {each for each, own in also.items() for one in own if any(re.match(rule, one) for rule in optional)}
     counting = [each for each in weights if each in also and each not in partly]

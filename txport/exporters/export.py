@@ -61,8 +61,11 @@ def export_graphs(
         rows=rows,
     )
     (folder / "onnx").mkdir()
-    for path in checkpoint.companions:
-        shutil.copyfile(path, folder / path.name)
+    for name, content in checkpoint.companions.items():
+        if isinstance(content, Path):
+            shutil.copyfile(content, folder / name)
+        else:
+            (folder / name).write_text(content, encoding="utf-8", newline="\n")
     if target == "cpu":
         return write_cpu(checkpoint, manifest, folder, keep)
     return portable.write(checkpoint, manifest, folder, external_above)
