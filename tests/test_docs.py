@@ -13,6 +13,7 @@ import pytest
 from docs.cli import PAGE, render
 from txport.bundles.bundle import Bundle
 from txport.cli import cli
+from txport.models.family import all_families
 from txport.models.names import MANIFEST
 
 ROOT = Path(__file__).parent.parent
@@ -104,6 +105,29 @@ def test_the_workflow_on_the_page_about_parity_can_run() -> None:
         cli.commands[name].make_context(name, arguments)
     written = {path.strip() for step in steps for path in step.get("with", {}).get("path", "").split()}
     assert written == {"parity.json", "parity.xml", "parity.md"}
+
+
+FAMILIES = sorted((ROOT / "docs" / "families").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", FAMILIES, ids=lambda page: page.stem)
+def test_the_commands_on_the_page_of_a_family_can_run(page: Path) -> None:
+    blocks = re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    commands = [shlex.split(line) for block in blocks for line in block.splitlines()]
+    assert {command[1] for command in commands} == {"export", "run", "parity"}
+    for program, name, *arguments in commands:
+        assert program == "txport"
+        cli.commands[name].make_context(name, arguments)
+
+
+def test_every_family_has_a_page() -> None:
+    pages = {page: page.read_text(encoding="utf-8") for page in FAMILIES}
+    missing = [
+        kind for kind in all_families() if not any(f"`{kind}`" in text.split("```")[0] for text in pages.values())
+    ]
+    assert missing == []
+    table = (ROOT / "docs" / "hugging-face.md").read_text(encoding="utf-8")
+    assert [page.name for page in pages if f"(families/{page.name})" not in table] == []
 
 
 def test_no_page_waits_for_a_figure() -> None:

@@ -168,7 +168,7 @@ class Plus:
 
     def apply(self, tensor: Tensor) -> Tensor:
         """See `Step`."""
-        return tensor.float() + self.by
+        return tensor.float() + self.by if tensor.is_floating_point() else tensor  # whole numbers are refused
 
     def __str__(self) -> str:
         return f"{self.by:+g}"
