@@ -59,6 +59,11 @@ def show_parity(report: Report) -> None:
     echo(render.pytorch(report))
     for line in report.about["left_out"]:
         echo(f"left out: {line}")
+    if "reference" in report.about:
+        echo(f"held against {report.about['reference']}")
+    for word, what in (("computed", "tensors that the module's code computes"), ("unused", "weights in no graph")):
+        if names := report.about.get(word):
+            echo(f"{what}: {', '.join(names)}")
     for line in render.quality(report):
         echo(f"quality: {line}")
     for line in report.failures()[1:FURTHER]:

@@ -148,7 +148,7 @@ def load_checkpoint(name: str) -> Checkpoint:
     _require_memory(model, folder / CONFIG)
     weights = source.weights()
     made = plan(source.rules, weights.shapes, model)
-    _check_text(folder, model.facts)
+    check_text(folder, model.facts)
     if is_large(model):
         model = outline(build, source.config)
         _take_in(made, weights, source, lambda name, tensor: None)
@@ -312,7 +312,7 @@ def unfit(tensor: Tensor) -> str:
     return "" if torch.isfinite(tensor.float()).all() else "holds NaN or infinity"  # float8 has no isfinite of its own
 
 
-def _check_text(folder: Path, facts: Facts) -> None:
+def check_text(folder: Path, facts: Facts) -> None:
     """The tokenizers must be this model's, the samples text that it takes."""
     try:
         tokenizer = tokenizer_of(companions_of(folder), folder, facts)
