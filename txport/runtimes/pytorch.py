@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -103,5 +102,5 @@ def load(
     if threads is not None:
         torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
-    model = copy.deepcopy(checkpoint.model).to(provider)
+    model = checkpoint.whole.to(provider)
     return TorchRuntime(model.half() if precision == "fp16" else model, provider)
