@@ -6,10 +6,9 @@ is a published size with random weights.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -80,13 +79,12 @@ class Checkpoint:
         """The model in float32; a large one reads its weights where it uses them (see `models.streamed`)."""
         return self.outline if self.read is None else streamed(self.outline, self.read)
 
-    @property
-    def whole(self) -> Model:
-        """A model of its own with all weights in memory, in float32; `UnavailableError` where there is no room."""
+    def in_memory(self, copies: int = 1) -> Checkpoint:
+        """The same with all weights in memory; `UnavailableError` where there is no room for so many copies of them."""
         if self.read is None:
-            return copy.deepcopy(self.outline)
-        memory.require(4 * size_of(self.outline), f"the model of {self.name}")
-        return filled(self.outline, self.read)
+            return self
+        memory.require(copies * 4 * size_of(self.outline), f"the model of {self.name}, all of it at once,")
+        return replace(self, outline=filled(self.outline, self.read), read=None)
 
     @property
     def reader(self) -> Read | None:
