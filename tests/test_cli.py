@@ -862,7 +862,8 @@ def test_a_pickle_runs_no_code(call: Cli, place: Place, name: str) -> None:
     file.write_bytes(f"cos\nmkdir\n(V{marker}\ntR.".encode())
     subprocess.run([sys.executable, "-m", "pickle", file], check=True, capture_output=True)
     marker.rmdir()  # so it is armed
-    hint = "is not a whole safetensors file" if name == "model.safetensors" else f"{name} may hold code and is never"
+    hint = "is refused: it holds os.mkdir, which may run code"
+    hint = "is not a whole safetensors file" if name == "model.safetensors" else f"{name} {hint}"
     refuse(call, place, "export {checkpoint} {tmp}/out", hint)
     assert not marker.exists()
 

@@ -25,6 +25,7 @@ from txport.arguments import listed, many, paired, require_many, require_unknown
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
 from txport.errors import BundleError, TextError, UnsupportedError, quoted
 from txport.locate import checkpoint_of, find_bundle
+from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer
 from txport.release import Progress, export, load_checkpoint, parity, silent
@@ -78,7 +79,7 @@ class Generated:
 class Model(Encoder):
     """A model that is loaded and ready; `load` makes one. What it can do beside `infer` follows from its task.
 
-    `defaults` are the options of its searches, of those in `SearchOptions`, where a call does not name them.
+    `defaults` are the options of its searches, of those in `SearchOptions`, or of `embed`, where a call names none.
     """
 
     def __init__(
@@ -89,8 +90,7 @@ class Model(Encoder):
         workers: int = 1,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(runtime, tokenizer, facts, workers)
-        self.defaults = dict(defaults or {})
+        super().__init__(runtime, tokenizer, facts, workers, defaults)
         self._numbers = numbers_only(runtime)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
@@ -269,6 +269,8 @@ class Model(Encoder):
         return self.tokenizer.ids(text)
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
+        if isinstance(self.facts.reads, Features):
+            raise NotImplementedError
         what = "a prompt" if self.facts.task == "causal" else "a source"
         source, longest, size = token_ids(what, tokens), self.facts.reads.longest, self.facts.reads.size
         if not 1 <= len(source) <= longest:
@@ -353,5 +355,7 @@ def load(
     try:
         require_defaults(defaults, facts)
     except UnsupportedError as error:
-        raise BundleError(f"{bundle.path} says how to search, which can't be done: {error}; export it again") from error
+        raise BundleError(
+            f"{bundle.path} says how to {facts.ability or 'search'}, which can't be done: {error}; export it again"
+        ) from error
     return Model(engine, load_tokenizer(bundle.path, facts), facts, workers, defaults)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args, overload
@@ -64,14 +64,22 @@ def require_ability(facts: Facts, asked: str) -> None:
 class Encoder:
     """What a loaded model needs to encode texts, and the methods of models that do nothing else."""
 
-    def __init__(self, runtime: Runtime, tokenizer: Tokenizer, facts: Facts, workers: int = 1) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        tokenizer: Tokenizer,
+        facts: Facts,
+        workers: int = 1,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.runtime, self.tokenizer, self.facts, self.workers = runtime, tokenizer, facts, workers
+        self.defaults = dict(defaults or {})
 
     def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
         """Token ids of a text, checked against the longest sequence of the model."""
         if not isinstance(text, str):
             raise TextError(f"a text must be a string, got {quoted(text)}")
-        ids, longest = self.tokenizer.encode(text, unknown), self.facts.reads.longest
+        ids, longest = self.tokenizer.encode(text, unknown), self.facts.vocabulary.longest
         if len(ids) > longest:
             raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
         return ids
@@ -105,21 +113,27 @@ class Encoder:
 
     @overload
     def embed(
-        self, texts: str | Iterable[str], *, pooling: Literal["mean", "first"] = ..., normalize: bool = ..., **how: Any
+        self,
+        texts: str | Iterable[str],
+        *,
+        pooling: Literal["mean", "first"] | None = ...,
+        normalize: bool | None = ...,
+        **how: Any,
     ) -> Floats: ...
 
     @overload
     def embed(
-        self, texts: str | Iterable[str], *, pooling: Literal["none"], normalize: bool = ..., **how: Any
+        self, texts: str | Iterable[str], *, pooling: Literal["none"], normalize: bool | None = ..., **how: Any
     ) -> list[Floats]: ...
 
     def embed(
-        self, texts: str | Iterable[str], *, pooling: Pooling = "mean", normalize: bool = False, **how: Any
+        self, texts: str | Iterable[str], *, pooling: Pooling | None = None, normalize: bool | None = None, **how: Any
     ) -> Floats | list[Floats]:
         """A vector for each text: the mean of its tokens', or that of its "first": (B, D).
 
         With the pooling "none", the vectors of the tokens of each text: (T, D) each. `normalize` brings each vector to
-        length 1. `how` are the options of `infer`. Raises `UnknownTextError` for a text of which nothing is left.
+        length 1. Both are by default as the bundle says, or else "mean" and no. `how` are the options of `infer`.
+        Raises `UnknownTextError` for a text of which nothing is left.
         """
         found = list(self.embed_iter(texts, pooling=pooling, normalize=normalize, **how))
         return found if pooling == "none" else stacked(found, self.facts.width)
@@ -128,23 +142,24 @@ class Encoder:
         self,
         texts: str | Iterable[str],
         *,
-        pooling: Pooling = "mean",
-        normalize: bool = False,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
         unknown: Unknown = "error",
     ) -> Iterator[Floats]:
         """As `embed`, one after the other, over an iterable of any length; of no text, a vector of no numbers: (0,)."""
         require_ability(self.facts, "embed")
-        if pooling not in get_args(Pooling):
-            raise UnsupportedError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {quoted(pooling)}")
-        normalize = switch("normalize", normalize)
+        how: Pooling = self.defaults.get("pooling", "mean") if pooling is None else pooling
+        if how not in get_args(Pooling):
+            raise UnsupportedError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {quoted(how)}")
+        is_unit = switch("normalize", self.defaults.get("normalize", False) if normalize is None else normalize)
 
         def finish(_: Sequence[int], outputs: Outputs) -> Floats:
-            vectors = pool(outputs[HIDDEN].astype(np.float32, copy=False), pooling)
-            return unit(vectors) if normalize else vectors
+            vectors = pool(outputs[HIDDEN].astype(np.float32, copy=False), how)
+            return unit(vectors) if is_unit else vectors
 
-        nothing = np.zeros((0, self.facts.width) if pooling == "none" else 0, np.float32)
+        nothing = np.zeros((0, self.facts.width) if how == "none" else 0, np.float32)
         return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=nothing)
 
     def classify(self, texts: str | Iterable[str], *, top: int | None = None, **how: Any) -> list[list[Label]]:
@@ -185,7 +200,7 @@ class Encoder:
     ) -> Iterator[list[Tag]]:
         """As `tag`, one after the other, over an iterable of any length."""
         require_ability(self.facts, "tag")
-        special, labels = self.facts.reads.special, self.facts.labels
+        special, labels = self.facts.vocabulary.special, self.facts.labels
 
         def finish(ids: Sequence[int], outputs: Outputs) -> list[Tag]:
             found = probabilities(outputs[LOGITS])
@@ -217,7 +232,7 @@ class Encoder:
 
     def _fill(self, top: int, ids: Sequence[int], outputs: Outputs) -> list[list[Fill]]:
         filled = []
-        for place in (place for place, id_ in enumerate(ids) if id_ == self.facts.reads.mask):
+        for place in (place for place, id_ in enumerate(ids) if id_ == self.facts.vocabulary.mask):
             found = probabilities(outputs[LOGITS][place])
             chosen = best(found, top)
             tokens = [self.tokenizer.tokens([at])[0] if self._has_token(at) else str(at) for at in chosen]
@@ -230,7 +245,7 @@ class Encoder:
         return size is None or id_ < size
 
     def _masked(self, ids: list[int], text: str) -> list[int]:
-        if (mask := self.facts.reads.mask) not in ids:
+        if (mask := self.facts.vocabulary.mask) not in ids:
             token = "" if mask is None else self.tokenizer.tokens([mask])[0]
             raise TextError(f"{shorten(text)} has no mask; put {token} where a token is missing")
         return ids

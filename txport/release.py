@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import AUTO_LIMIT, is_quantised
 from txport.errors import OutputError, ParityError, TxportError, UnsupportedError
-from txport.models.names import CONFIG, MANIFEST, files_of, find_folder, preset_name
+from txport.models.names import MANIFEST, files_of, find_folder, preset_name
 from txport.system import machine
 from txport.system.files import ELSEWHERE, staged_folder
 from txport.system.numbers import number, switch, whole
@@ -117,7 +117,7 @@ def _spare_source(name: str, out: Path) -> None:
     if preset_name(name):
         return
     source = Path(os.path.realpath(find_folder(name)))
-    files = [source / CONFIG, *files_of(source)]
+    files = files_of(source)
     around = {folder for file in files for path in (file, Path(os.path.realpath(file))) for folder in path.parents}
     with told(out, ELSEWHERE):
         if out.exists() and any(out.samefile(folder) for folder in around):

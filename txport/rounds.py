@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from txport.errors import UnsupportedError
+from txport.models.audio.facts import Features
 from txport.models.facts import Facts, Task
-from txport.runtimes.base import EncoderRuntime, Ints, Runtime
+from txport.runtimes.base import EncoderRuntime, Inputs, Ints, Runtime
+from txport.runtimes.inputs import drawn_features, lengths_of
 from txport.search.generate import first_tokens
 
 
@@ -28,8 +30,10 @@ class Protocol:
     rounds: int = 9
 
 
-def draw_source(facts: Facts, protocol: Protocol) -> Ints:
-    """Seeded sources (B, S) without special tokens but the start and the end that the model expects."""
+def draw_source(facts: Facts, protocol: Protocol) -> Inputs:
+    """Seeded sources (B, S) without special tokens but the start and the end that the model expects; or features."""
+    if isinstance(facts.reads, Features):
+        return np.stack([drawn_features(facts.reads, number) for number in range(protocol.batch)])
     special, size = facts.writes.special, facts.reads.size
     allowed = [id_ for id_ in range(size) if id_ not in special] or [min((*facts.writes.ends, 0)[0], size - 1)]
     source: Ints = np.random.default_rng(0).choice(allowed, (protocol.batch, protocol.source)).astype(np.int64)
@@ -41,15 +45,15 @@ def draw_source(facts: Facts, protocol: Protocol) -> Ints:
     return source
 
 
-def generate(runtime: Runtime, source: Ints, facts: Facts, protocol: Protocol) -> tuple[dict[str, float], Ints]:
+def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol) -> tuple[dict[str, float], Ints]:
     """Encode, then `tokens` steps whatever they say of the end; -> milliseconds by phase, and the tokens.
 
     Greedy search takes the likeliest token without its log-probability.
     """
-    first = first_tokens(source.tolist(), facts)
+    first, lengths = first_tokens(source, facts), lengths_of(source, facts)
     longest = protocol.tokens + (protocol.source - 1 if facts.task == "causal" else 0)
     beams, clock = protocol.beams, [time.perf_counter()]
-    state = runtime.start(source, np.full(len(source), source.shape[1]), max_length=longest)
+    state = runtime.start(source, lengths, max_length=longest)
     clock.append(time.perf_counter())
     how: dict[str, Any] = {"top": 1, "normalise": False} if beams == 1 else {"top": 2 * beams}
     scores, state = runtime.step(first, state, **how)
@@ -83,11 +87,11 @@ def times_of(protocol: Protocol, before: float, first: float, further: float, *,
     return {"prefill": 1e3 * before, **steps, **rates}
 
 
-def encode(runtime: Runtime, source: Ints, facts: Facts, protocol: Protocol) -> tuple[dict[str, float], Ints]:
+def encode(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol) -> tuple[dict[str, float], Ints]:
     """All texts at once; -> milliseconds and rates, and where each vector or row of logits is largest."""
     assert isinstance(runtime, EncoderRuntime)
     begun = time.perf_counter()
-    found = runtime.infer(source, np.full(len(source), source.shape[1]))
+    found = runtime.infer(source, lengths_of(source, facts))
     taken = time.perf_counter() - begun
     rates = {"texts": len(source) / taken, "tokens": source.size / taken}
     return {"encode": 1e3 * taken, **rates}, found[facts.outputs[-1].name].argmax(axis=-1)
@@ -96,7 +100,7 @@ def encode(runtime: Runtime, source: Ints, facts: Facts, protocol: Protocol) -> 
 class Work(NamedTuple):
     """What is measured of a task: a round, the units of its figures, and the options that mean nothing to it."""
 
-    round: Callable[[Runtime, Ints, Facts, Protocol], tuple[dict[str, float], Ints]]
+    round: Callable[[Runtime, Inputs, Facts, Protocol], tuple[dict[str, float], Ints]]
     units: dict[str, str]
     idle: tuple[str, ...] = ()
 
@@ -138,13 +142,16 @@ def require_protocol(facts: Facts, protocol: Protocol) -> None:
     idle = [name for name in WORK[facts.task].idle if getattr(protocol, name) != getattr(usual, name)]
     if idle:
         raise UnsupportedError(f"{idle[0]} are for models that generate; this one only encodes: leave them out")
+    if isinstance(facts.reads, Features) and protocol.source != usual.source:
+        what = f"this one reads {facts.reads.frames} frames of features, always: leave it out"
+        raise UnsupportedError(f"source counts tokens of models that read text; {what}")
     if facts.task == "encode":
         if protocol.source > longest:
             raise UnsupportedError(f"source must not exceed the model's longest sequence, {longest}")
         return
     if facts.task == "causal" and protocol.source + protocol.tokens > longest:
         raise UnsupportedError(f"source and tokens together must not exceed the model's longest sequence, {longest}")
-    if max(protocol.source, protocol.tokens) > longest:
+    if max(protocol.source if facts.masks_source else 0, protocol.tokens) > longest:
         raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {longest}")
     if protocol.beams > (words := facts.writes.size):
         raise UnsupportedError(f"beams must not exceed the model's target vocabulary, {words}; got {protocol.beams}")

@@ -20,11 +20,13 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import OFFERED, is_quantised
 from txport.models import architecture
 from txport.models.architecture import Architecture
+from txport.models.audio.facts import Features
 from txport.models.checkpoint import load_checkpoint
 from txport.models.facts import LENGTH, Facts
 from txport.proof.parity.check import exact_of
-from txport.proof.parity.exact import Exact, one_pass, pad
+from txport.proof.parity.exact import Exact, one_pass
 from txport.runtimes.base import EncoderRuntime, Runtime
+from txport.runtimes.inputs import Source, batch, drawn_features
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import first_tokens
 
@@ -65,9 +67,11 @@ def runtime(bundle: Bundle) -> Runtime:
     return runtimes.load("ort", bundle)
 
 
-def sources(facts: Facts) -> list[list[int]]:
-    """Sources or prompts of unequal lengths."""
+def sources(facts: Facts) -> list[Source]:
+    """Sources or prompts of unequal lengths, or features."""
     rng = np.random.default_rng(7)
+    if isinstance(facts.reads, Features):
+        return [drawn_features(facts.reads, number) for number in range(len(LENGTHS))]
     return [rng.integers(0, facts.reads.size, length).tolist() for length in LENGTHS]
 
 
@@ -77,9 +81,9 @@ def targets(facts: Facts) -> list[list[int]]:
     return said
 
 
-def step_through(runtime: Runtime, facts: Facts, given: Sequence[list[int]], said: Sequence[list[int]]) -> Array:
+def step_through(runtime: Runtime, facts: Facts, given: Sequence[Source], said: Sequence[list[int]]) -> Array:
     """The logits before each token of each target, token by token: (R, T, V)."""
-    ids, lengths = pad(given, facts.reads.pad)
+    ids, lengths = batch(given, facts)
     tokens = np.column_stack([first_tokens(given, facts), np.array(said)[:, :-1]])
     state, found = runtime.start(ids, lengths, max_length=STEPS + int(lengths.max())), []
     for each in tokens.T:
@@ -88,10 +92,10 @@ def step_through(runtime: Runtime, facts: Facts, given: Sequence[list[int]], sai
     return np.stack(found, axis=1)
 
 
-def infer(runtime: Runtime, facts: Facts, given: Sequence[list[int]]) -> list[dict[str, Array]]:
+def infer(runtime: Runtime, facts: Facts, given: Sequence[Source]) -> list[dict[str, Array]]:
     """The outputs of an encoder-only model for each source, without its padding."""
     assert isinstance(runtime, EncoderRuntime)
-    ids, lengths = pad(given, facts.reads.pad)
+    ids, lengths = batch(given, facts)
     found = runtime.infer(ids, lengths)
     counted = {each.name: LENGTH in each.dims for each in facts.outputs}
     return [
@@ -177,7 +181,7 @@ def test_rows_that_change_places_take_their_state_along(bundle: Bundle, runtime:
         return
     given, said = sources(facts), np.array(targets(facts))
     chosen = np.array([2, 0, 0])
-    ids, lengths = pad(given, facts.reads.pad)
+    ids, lengths = batch(given, facts)
     state = runtime.start(ids, lengths, max_length=STEPS + int(lengths.max()))
     _, state = runtime.step(first_tokens(given, facts), state)
     _, state = runtime.step(said[:, 0].copy(), state)

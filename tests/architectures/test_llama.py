@@ -51,8 +51,10 @@ def test_draws_are_of_every_variant() -> None:
     configs = [drawn(seed) for seed in SEEDS]
     for name, allowed in LlamaConfig.choices().items():
         assert {getattr(each, name) for each in configs} == set(allowed), name
-    for name in ("attention_bias", "output_bias", "feed_forward_bias", "head_norm", "tied", "scale_embedding"):
+    for name in ("attention_bias", "output_bias", "feed_forward_bias", "head_norm", "result_norm", "tied"):
         assert {getattr(each, name) for each in configs} == {False, True}, name
+    for name in ("attention_cap", "logit_cap", "attention_scale", "rotary_local_layers"):
+        assert {bool(getattr(each, name)) for each in configs} == {False, True}, name
     assert any(each.heads > each.key_heads for each in configs)
     assert any(each.heads * each.head_size != each.d_model for each in configs)
 
@@ -114,6 +116,12 @@ def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> No
         ({"rotary_scaling": "yarn", "rotary_original_length": 9, "rotary_slow": 64.0}, "rotary_slow must be in"),
         ({"rotary_scaling": "longrope", "rotary_original_length": 9}, "rotary_divisors must be 4 positive numbers"),
         ({"rotary_divisors": (1.0,)}, "rotary_divisors must be 0 positive numbers for rotary_scaling 'none', got 1"),
+        (
+            {"rotary_local_layers": (0, 2)},
+            r"rotary_local_layers must be numbers of layers from 0 to 1 in",
+        ),
+        ({"rotary_local_layers": (1, 0)}, "rotary_local_layers must be numbers of layers"),
+        ({"attention_cap": -1.0}, "attention_cap must be at least 0"),
         ({"activation": "relu"}, "activation must be one of silu, gelu, gelu_tanh"),
     ],
 )

@@ -141,7 +141,7 @@ def run_in_place(file: Path, graph: Any, inputs: dict[str, Any], own: list[Any])
     [
         ({"farthest": 0}, "farthest must be at least 1, got 0"),
         ({"positions": "rotary"}, "positions must be one of none, sinusoidal, learned; got 'rotary'"),
-        ({"position_offset": 2}, "position_offset is for learned positions, got 2 for 'none'"),
+        ({"position_offset": 2}, "position_offset is for a table of positions, got 2 for 'none'"),
         ({"sinusoids": "halves"}, "sinusoids is for sinusoidal positions, got 'halves' for 'none'"),
     ],
 )

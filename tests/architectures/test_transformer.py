@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import txport
+from tests.architectures.seeded import is_sound, proven
 from tests.tiny import tiny_config, tiny_model
 from txport import runtimes
 from txport.bundles.bundle import Bundle
@@ -30,6 +31,7 @@ from txport.search.options import SearchOptions
 TOLERANCE = {"rtol": 0.0, "atol": 1e-10}  # in float64
 VARIANTS: dict[str, dict[str, Any]] = {
     "sinusoids in halves": {"sinusoids": "halves"},
+    "sinusoids of fairseq with an offset": {"sinusoids": "fairseq", "position_offset": 2},
     "learned positions with an offset": {"positions": "learned", "position_offset": 2},
     "a bias of the output": {"output_bias": True},
     "norms of embeddings": {"embedding_norm": True, "norm": "post"},
@@ -80,10 +82,8 @@ def test_any_variant_passes_parity(number: int, tmp_path: Path) -> None:
     """Drawn by seed; each target and precision in turn, quantised kernels of both kinds among them."""
     target, precision = TARGETS[number % len(TARGETS)]
     config = draw(np.random.default_rng((1706, number)))
-    _, bundle = export(config, tmp_path, target=target, precision=precision)
-    assert bundle.manifest.parity["verdict"] == "pass"
-    assert bundle.manifest.architecture == "transformer"
-    assert TransformerConfig.from_dict(bundle.manifest.config) == config
+    report = proven(config, tmp_path, target, precision)
+    assert is_sound(report), report.failures()
 
 
 def test_drawn_configs_are_of_every_kind() -> None:
@@ -133,8 +133,15 @@ def test_sinusoids_in_halves_are_all_sines_then_all_cosines() -> None:
     torch.testing.assert_close(embedded(model, ids), expected)
 
 
-def test_the_first_token_s_position_is_the_offset() -> None:
-    model = tiny_model(tiny_config(positions="learned", position_offset=2, max_length=10))
+def test_the_longest_wave_of_fairseq_s_sinusoids_is_10000_times_the_shortest() -> None:
+    table = sinusoids(9, 6, "fairseq")
+    angles = np.arange(9)[:, None] * np.array([1, 0.01, 0.0001])
+    np.testing.assert_allclose(table.numpy(), np.concatenate([np.sin(angles), np.cos(angles)], 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [{"positions": "learned"}, {"sinusoids": "halves"}])
+def test_the_first_token_s_position_is_the_offset(kind: dict[str, str]) -> None:
+    model = tiny_model(tiny_config(**kind, position_offset=2, max_length=10))
     table = model.source_embedding.positions
     assert table is not None
     assert table.shape == (12, 16)  # each of the 10 positions has a row

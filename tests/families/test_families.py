@@ -16,10 +16,11 @@ import txport
 from tests.architectures.seeded import bundle_of
 from txport import runtimes
 from txport.cli.commands import cli
-from txport.errors import CheckpointError, ConfigError
+from txport.errors import BundleError, CheckpointError, ConfigError
 from txport.models.checkpoint import config_of, load_checkpoint
 from txport.models.family import all_families
-from txport.models.names import CONFIG, GENERATION, INDEX, WEIGHTS
+from txport.models.names import CONFIG, GENERATION, INDEX, WEIGHTS, digest
+from txport.models.tokenizer import NumberTokenizer
 
 FOLDER = Path(__file__).parent
 FOLDERS = sorted(path.name for path in FOLDER.iterdir() if (path / CONFIG).is_file())
@@ -70,6 +71,11 @@ def test_the_graphs_say_what_transformers_says(name: str, target: str, tmp_path:
 
 
 def _check_outputs(model: Any, expected: dict[str, Any]) -> None:
+    if "vectors" in expected:
+        model.tokenizer = NumberTokenizer(model.facts, exact=True)
+        found = model.embed([" ".join(map(str, text)) for text in TEXTS])
+        np.testing.assert_allclose(found, expected["vectors"], rtol=0, atol=1e-5)
+        return
     for number, text in enumerate(TEXTS):
         found = model.runtime.infer(np.array([text]), np.array([len(text)]))
         for name in ("logits", "last_hidden_state"):
@@ -106,6 +112,120 @@ def test_run_searches_as_generate_does_unless_it_is_told_otherwise(tmp_path: Pat
     assert done.output.split() == [str(token) for token in own if token >= 0]
     greedy = CliRunner().invoke(cli, [*run, "--beams", "1", "--no-repeat-ngram-size", "0"])
     assert greedy.output != done.output
+
+
+def test_run_embeds_as_a_folder_of_sentence_transformers_does_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    bundle = bundle_of(load_checkpoint(str(FOLDER / "sentences-mean")), tmp_path / "bundle", "portable")
+    assert bundle.manifest.generation == {"pooling": "mean", "normalize": True}
+    text = " ".join(map(str, TEXTS[0]))
+    run = ["run", str(bundle.path), "--ids", text]
+    own, whole, first = (
+        np.array(json.loads(CliRunner().invoke(cli, [*run, *more]).output))
+        for more in ([], ["--no-normalize"], ["--pooling", "first", "--no-normalize"])
+    )
+    np.testing.assert_allclose(own, said("sentences-mean")["vectors"][0], atol=1e-5)
+    np.testing.assert_allclose(own, whole / np.linalg.norm(whole), atol=1e-6)
+    assert not np.allclose(first, whole)
+    too_long = CliRunner().invoke(cli, ["run", str(bundle.path), "--ids", " ".join(["7"] * 13)])
+    assert "has 13 tokens, the model takes at most 12" in str(too_long.exception or too_long.output)
+
+
+def test_the_digest_counts_how_sentences_are_pooled(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "sentences-mean", tmp_path / "x"))
+    before = digest(str(folder))
+    rewrite(folder / "1_Pooling" / CONFIG, pooling_mode_mean_tokens=False, pooling_mode_cls_token=True)
+    assert digest(str(folder)) != before
+
+
+def rewrite(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def module_of(kind: str, path: str = "") -> dict[str, Any]:
+    return {"idx": 0, "name": "0", "path": path, "type": f"sentence_transformers.models.{kind}"}
+
+
+FIRST, SECOND = module_of("Transformer"), module_of("Pooling", "1_Pooling")
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        (
+            [FIRST, SECOND, module_of("Dense", "2_Dense")],
+            "'Dense' can't be expressed; there are Transformer, Pool",
+        ),
+        (
+            [FIRST, SECOND, {"type": "custom.Whitening", "path": ""}],
+            "'custom.Whitening' can't be expressed, which is",
+        ),
+        ([FIRST], "no Pooling can't be expressed"),
+        ([SECOND, FIRST], "'Pooling' can't be expressed"),
+        (
+            [module_of("Transformer", "0_Transformer"), SECOND],
+            "the Transformer must lie beside it, got the path",
+        ),
+        ([FIRST, module_of("Pooling", "../1_Pooling")], r"must name folders beside it, got '\.\./1_Pooling'"),
+        ([FIRST, module_of("Pooling", "pool")], "the Pooling must lie in N_Pooling, got the path 'pool'"),
+        ([FIRST, {"type": 3}], "must list modules with a type and a path each"),
+        ({}, "must list modules with a type and a path each"),
+    ],
+)
+def test_modules_that_nothing_expresses_are_refused(modules: Any, message: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "sentences-mean", tmp_path / "x"))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ConfigError, match=message):
+        load_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling_mode 'mean_tokens and max_tokens' can't"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode_mean_tokens": False},
+            "pooling_mode 'none' can't be expressed",
+        ),
+        ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "pooling_mode 'lasttoken' can't be expressed"),
+        (
+            "1_Pooling/config.json",
+            {"word_embedding_dimension": 33},
+            "word_embedding_dimension 33 is not the model's",
+        ),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case can't be expressed"),
+        ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length must be a whole number of tokens, got 0"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name 'query' can't be"),
+    ],
+)
+def test_a_pooling_that_nothing_expresses_is_refused(
+    file: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(FOLDER / "sentences-mean", tmp_path / "x"))
+    rewrite(folder / file, **values)
+    with pytest.raises(ConfigError, match=message):
+        load_checkpoint(str(folder))
+
+
+def test_encoders_of_sentences_are_encoders(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "qwen3", tmp_path / "x"))
+    (folder / "modules.json").write_text(json.dumps([FIRST, SECOND]))
+    with pytest.raises(ConfigError, match=r"model_type 'qwen3' can't be expressed as modules\.json has it"):
+        load_checkpoint(str(folder))
+
+
+def test_an_encoder_of_sentences_has_no_head_whatever_its_config_says(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "sentences-mean", tmp_path / "x"))
+    rewrite(folder / CONFIG, architectures=["BertForMaskedLM"])
+    assert load_checkpoint(str(folder)).facts.ability == "embed"
+
+
+@pytest.mark.parametrize("values", [{"pooling": "none", "normalize": True}, {"pooling": "mean"}, {"beams": 3}])
+def test_a_bundle_that_pools_otherwise_is_refused(values: dict[str, Any], tmp_path: Path) -> None:
+    bundle = bundle_of(load_checkpoint(str(FOLDER / "sentences-mean")), tmp_path / "bundle", "portable")
+    rewrite(bundle.path / "txport.json", generation=values)
+    with pytest.raises(BundleError, match="says how to embed, which can't be done"):
+        txport.load(bundle.path)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +308,7 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
             "rope_scaling with mscale can't be",
         ),
         ("bart", {"decoder_ffn_dim": 7}, "encoder_ffn_dim 40 and decoder_ffn_dim 7 differ"),
+        ("m2m_100", {"decoder_start_token_id": 1}, "decoder_start_token_id 1 can't be pad_token_id, which has no"),
         ("t5", {"decoder_start_token_id": 5}, "decoder_start_token_id 5 can't be expressed; it must be 0"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' can't be"),
         ("bert-labels", {"id2label": {"x": "no"}}, "it is not the config of a bert"),

@@ -6,6 +6,7 @@ held to. `python -m tests.hugging_face.test_families [NAME ...]` records them an
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -30,6 +31,15 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "max_position_embeddings": LONGEST,
+}
+GEMMA2: dict[str, Any] = {**LLAMA, "head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": LONGEST}
+VISION = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 8,
+    "patch_size": 4,
 }
 GPT2: dict[str, Any] = {
     **IDS,
@@ -77,6 +87,7 @@ BART: dict[str, Any] = {
     "forced_eos_token_id": None,
 }
 MARIAN: dict[str, Any] = {**BART, "decoder_start_token_id": 0, "eos_token_id": 2}
+M2M: dict[str, Any] = {**BART, "pad_token_id": 1, "bos_token_id": 0, "activation_function": "relu"}
 SPECIAL = {"cls_token_id": 3, "sep_token_id": 4, "mask_token_id": 5}
 BERT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -138,6 +149,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
         {**LLAMA, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e6},
     ),
     "gemma": ("GemmaForCausalLM", {**LLAMA, "num_key_value_heads": 1, "head_dim": 16}),
+    "gemma2": ("Gemma2ForCausalLM", {**GEMMA2, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma2-plain": (
+        "Gemma2ForCausalLM",
+        {
+            **GEMMA2,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "layer_types": ["full_attention"] * 2,
+            "sliding_window": 4,
+        },
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {**GEMMA2, "num_hidden_layers": 3, "sliding_window_pattern": 3, **scaled("linear", 8.0)},
+    ),
+    "gemma3-capped": (
+        "Gemma3ForCausalLM",
+        {**GEMMA2, "final_logit_softcapping": 2.5, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+    "gemma3-images": ("Gemma3ForConditionalGeneration", {"text_config": GEMMA2, "vision_config": VISION, **IDS}),
     "phi3": ("Phi3ForCausalLM", {**LLAMA, "sliding_window": None}),
     "phi3-longrope": (
         "Phi3ForCausalLM",
@@ -168,6 +200,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "pegasus": ("PegasusForConditionalGeneration", {**MARIAN, "activation_function": "relu", "scale_embedding": True}),
     "bart": ("BartForConditionalGeneration", BART),
     "mbart": ("MBartForConditionalGeneration", {**BART, "scale_embedding": True, "activation_function": "relu"}),
+    "m2m_100": ("M2M100ForConditionalGeneration", {**M2M, "scale_embedding": True}),
+    "m2m_100-language": (
+        "M2M100ForConditionalGeneration",
+        {
+            **M2M,
+            "pad_token_id": 0,
+            "scale_embedding": False,
+            "forced_bos_token_id": 21,
+            "bad_words_ids": [[0]],
+            "max_length": 7,
+        },
+    ),
     "bert": ("BertModel", BERT),
     "bert-tokens": ("BertForMaskedLM", BERT),
     "bert-labels": ("BertForSequenceClassification", {**BERT, "id2label": {"0": "no", "1": "perhaps", "2": "yes"}}),
@@ -176,9 +220,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "roberta-tokens": ("RobertaForMaskedLM", ROBERTA),
     "roberta-labels": ("RobertaForSequenceClassification", ROBERTA),
     "xlm-roberta": ("XLMRobertaModel", ROBERTA),
+    "sentences-mean": ("BertModel", BERT),
+    "sentences-first": ("RobertaModel", ROBERTA),
     "distilbert": ("DistilBertModel", DISTIL),
     "distilbert-tokens": ("DistilBertForMaskedLM", DISTIL),
     "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
+}
+SENTENCES: dict[str, dict[str, Any]] = {  # folder -> its files, as sentence-transformers writes them
+    "sentences-mean": {"mode": "mean_tokens", "normalize": True, "longest": 12},
+    "sentences-first": {"mode": "cls_token", "normalize": False, "longest": 4 * LONGEST},
 }
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"max_new_tokens": NEW, "num_beams": 1},
@@ -194,7 +244,7 @@ def make(name: str) -> Any:
     """A model with weights so large that tokens differ clearly, in the order of their names."""
     kind, values = CASES[name]
     build = getattr(transformers, kind)
-    model = build(build.config_class(**values)).eval()
+    model = build(build.config_class(**values, **attention(name))).eval()
     rng = np.random.default_rng(7)
     with torch.no_grad():
         for key, parameter in sorted(model.named_parameters()):
@@ -202,9 +252,12 @@ def make(name: str) -> Any:
                 continue  # a table of sinusoids
             drawn = rng.standard_normal(parameter.shape)
             if parameter.dim() == 1:
-                drawn = 0.2 * drawn + ("norm" in key.lower() and key.endswith("weight") and name != "gemma")
+                starts_at_one = "norm" in key.lower() and key.endswith("weight") and not name.startswith("gemma")
+                drawn = 0.2 * drawn + starts_at_one
             elif not any(each in key for each in ("embed", "shared", "wte", "wpe", "relative_attention_bias")):
                 drawn *= 1.3 * max(parameter.shape) ** -0.5
+            if name.startswith(("gemma2", "gemma3")) and "embed_tokens" in key:
+                drawn *= 0.3  # or each token is followed by itself
             parameter.copy_(torch.from_numpy(drawn))
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.copy_(torch.from_numpy(rng.standard_normal(model.final_logits_bias.shape)))
@@ -214,6 +267,11 @@ def make(name: str) -> Any:
             do_sample=False, repetition_penalty=1.3, suppress_tokens=[5, 9], max_new_tokens=6
         )
     return model
+
+
+def attention(name: str) -> dict[str, Any]:
+    """The kernel that caps scores as Gemma 2 does; the others leave the cap out."""
+    return {"attn_implementation": "eager"} if name.startswith("gemma2") else {}
 
 
 @torch.inference_mode()
@@ -275,22 +333,67 @@ def of_texts(model: Any) -> dict[str, Any]:
     return outputs
 
 
+@torch.inference_mode()
+def vectors(model: Any, mode: str, normalize: bool) -> np.ndarray:
+    """What a Pooling and perhaps a Normalize make of the last hidden states of each text: (texts, D)."""
+    found = []
+    for text in TEXTS:
+        hidden = model(input_ids=torch.tensor([text])).last_hidden_state[0]  # (T, D)
+        vector = hidden[0] if mode == "cls_token" else hidden.sum(0) / len(text)
+        found.append(vector / vector.square().sum().sqrt() if normalize else vector)
+    return torch.stack(found).numpy()
+
+
+def write_sentences(folder: Path, mode: str, normalize: bool, longest: int) -> None:
+    """The files that sentence-transformers has beside a model."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    modules = []
+    for number, kind in enumerate(kinds):
+        path = f"{number}_{kind}" if number else ""
+        modules.append(
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        )
+        (folder / path).mkdir(exist_ok=True)
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    pooling = {"word_embedding_dimension": 32, **{f"pooling_mode_{each}": each == mode for each in modes}}
+    files = {
+        "modules.json": modules,
+        "1_Pooling/config.json": {**pooling, "include_prompt": True},
+        "sentence_bert_config.json": {"max_seq_length": longest, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "prompts": {},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+        },
+    }
+    for name, values in files.items():
+        (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
 def record(name: str) -> None:
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     model = make(name)
     model.save_pretrained(folder)
-    np.savez(folder / SAID, **said(model))
+    if name in SENTENCES:
+        write_sentences(folder, **SENTENCES[name])
+    np.savez(folder / SAID, **all_said(model, name))
+
+
+def all_said(model: Any, name: str) -> dict[str, Any]:
+    if name not in SENTENCES:
+        return said(model)
+    return {"vectors": vectors(model, SENTENCES[name]["mode"], SENTENCES[name]["normalize"])}
 
 
 def loaded(name: str) -> Any:
     kind = CASES[name][0]
-    return getattr(transformers, kind).from_pretrained(FOLDER / name).eval()
+    return getattr(transformers, kind).from_pretrained(FOLDER / name, **attention(name)).eval()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_our_graphs_are_held_to_is_what_transformers_says(name: str) -> None:
-    found = said(loaded(name))
+    found = all_said(loaded(name), name)
     with np.load(FOLDER / name / SAID) as stored:
         assert set(stored) == set(found)
         for key in stored:

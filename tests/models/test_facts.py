@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.tiny import tiny_facts
 from txport.models import facts as module
+from txport.models import json_values
 from txport.models.facts import (
     LENGTH,
     CrossAttention,
@@ -43,7 +44,7 @@ TASKS = {
 
 @st.composite
 def tokens(draw: st.DrawFn, *, starts: bool) -> Tokens:
-    size = draw(st.integers(1, module.LARGEST - 1))
+    size = draw(st.integers(1, json_values.LARGEST - 1))
     some = st.lists(st.integers(0, size - 1), max_size=3).map(tuple)
     ids = {name: draw(some) for name in ("before", "after")}
     ids["ends"] = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=3).map(tuple))

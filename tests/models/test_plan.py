@@ -51,6 +51,7 @@ def made(rules: Sequence[Rule], weights: Mapping[str, Tensor], shapes: Mapping[s
     found = planned(rules, weights, Holder(shapes))
     assert found.problems() == []
     assert found.used == frozenset(range(len(rules)))
+    assert {len(pieces) for pieces in found.made.values()} == {1}
     return [found.tensor(name, weights) for name in shapes]
 
 

@@ -16,26 +16,20 @@ from txport.models.checkpoint import Checkpoint, drawn, load_checkpoint, save_ch
 from txport.models.model import Model
 from txport.models.names import WEIGHTS
 from txport.models.streamed import converted, filled, is_streamed, outline, streamed
+from txport.proof.parity.cases import Draw, sides
 from txport.proof.parity.exact import one_pass
-from txport.runtimes.pytorch import TorchRuntime
+from txport.proof.parity.truth.encoding import joined
 
 SEEDS = range(4)
 
 
 def said(model: Model) -> list[np.ndarray]:
-    """What a model gives for two texts, a short one and a longer one."""
-    longest = min(model.facts.reads.longest, 5)
-    sources = [
-        [each % model.facts.reads.size for each in range(1, 1 + size)] for size in (longest, max(1, longest - 2))
-    ]
+    """What a model gives for two sources, a short one and a longer one."""
+    draw, (longest, room) = Draw(model.facts, np.random.default_rng(0)), sides(model.facts)
+    sources = draw.sources(min(longest, 5), min(longest, 3))
     if model.facts.task == "encode":
-        lengths = np.array([len(each) for each in sources])
-        ids = np.array([[*each, *[0] * (longest - len(each))] for each in sources])
-        return list(TorchRuntime(model).infer(ids, lengths).values())
-    targets = [
-        [each % model.facts.writes.size for each in range(2, 2 + min(model.facts.writes.longest - longest, 3) or 1)]
-    ] * 2
-    return one_pass(model, sources, targets) if targets[0] else []
+        return list(joined(model, sources).values())
+    return one_pass(model, sources, draw.targets(min(room, 3), 1)[: len(sources)])
 
 
 @pytest.mark.parametrize("name", architecture.names())
@@ -104,6 +98,11 @@ def test_what_does_not_fit_is_told_of_a_large_checkpoint_too(large: Path) -> Non
     save_file(weights, large / WEIGHTS)
     with pytest.raises(CheckpointError, match=r"decoder_norm\.weight holds NaN or infinity; missing projection"):
         load_checkpoint(str(large))
+
+
+def test_a_large_model_is_saved_with_its_weights(large: Path, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "again", load_checkpoint(str(large)).model)
+    assert (tmp_path / "again" / WEIGHTS).read_bytes() == (large / WEIGHTS).read_bytes()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

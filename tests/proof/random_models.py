@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -35,7 +35,8 @@ from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.config import Config
 from txport.models.facts import LENGTH, Task
 from txport.models.model import Model
-from txport.models.parts import Attention, DotProduct, Embedding, Linear, Residual
+from txport.models.parts import Attention, DotProduct, Embedding, Linear, Residual, SoftCap
+from txport.models.stacks import DecoderOnly
 from txport.proof.parity.measures import Comparison
 from txport.proof.proven import prove
 from txport.proof.reports.report import Report
@@ -110,9 +111,14 @@ def rescaled(model: Model, factor: float) -> None:
     residuals = [each.first for each in model.modules() if isinstance(each, Residual)]
     if residuals and all(residuals):
         stream = [each for part in model.modules() if isinstance(part, Embedding) for each in part.parameters()]
-        stream += [each for linear in written_to_stream(model) for each in linear.parameters()]
+        norms = [each.result_norm for each in model.modules() if isinstance(each, Residual)]
+        last: Iterable[nn.Module] = [each for each in norms if each is not None] or written_to_stream(model)
+        stream += [each for part in last for each in part.parameters()]
         for parameter in {id(each): each for each in stream}.values():
             parameter.mul_(factor)
+        capped = isinstance(model, DecoderOnly) and isinstance(model.logit_cap, SoftCap)
+        if capped and model.projection.weight is model.target_embedding.tokens.weight:
+            model.decoder_norm.weight.div_(factor)  # of all logits far beyond it, a cap would make one
 
 
 def written_to_stream(model: Model) -> Iterator[Linear]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from txport.models.audio.facts import Features
 from txport.models.facts import LENGTH, Facts, Owner, StateTensor, Task
 
 Dim = str | int
@@ -28,6 +29,7 @@ PREFILL = "prefill"
 MODEL = "model"
 
 INPUT_IDS = "input_ids"
+INPUT_FEATURES = "input_features"
 ATTENTION_MASK = "attention_mask"
 POSITION_IDS = "position_ids"
 LAST_HIDDEN_STATE = "last_hidden_state"
@@ -124,17 +126,17 @@ def screens(facts: Facts, precision: str) -> bool:
 
 
 def _portable_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
-    """Encoder, decoder, and the graph that picks rows of a state."""
-    tokens, hidden = (BATCH, SOURCE), (BATCH, SOURCE, facts.width)
+    """Encoder, decoder, and the graph that picks rows of a state; features have no mask."""
+    masks = facts.masks_source
     encoder = Graph(
         ENCODER,
         "onnx/encoder_model.onnx",
-        (Port(INPUT_IDS, "int64", tokens), Port(ATTENTION_MASK, "int64", tokens)),
-        (Port(LAST_HIDDEN_STATE, dtype, hidden),),
+        (source_port(facts, dtype), *([Port(ATTENTION_MASK, "int64", (BATCH, SOURCE))] if masks else [])),
+        (Port(LAST_HIDDEN_STATE, dtype, (BATCH, _encoded(facts), facts.width)),),
     )
     kept = (
-        Port(ENCODER_HIDDEN_STATES, dtype, hidden),
-        Port(ENCODER_ATTENTION_MASK, "int64", tokens),
+        Port(ENCODER_HIDDEN_STATES, dtype, (BATCH, SOURCE, facts.width)),
+        *([Port(ENCODER_ATTENTION_MASK, "int64", (BATCH, SOURCE))] if masks else []),
         *_caches(facts, dtype, _seq2seq_name("past_key_values"), BATCH, {"row": PAST_TARGET, "source": PAST_SOURCE}),
     )
     grown: dict[Owner, Dim] = {"row": f"{PAST_TARGET} + {TARGET}", "source": SOURCE}
@@ -170,10 +172,25 @@ def _portable_encode(facts: Facts, dtype: str) -> tuple[Graph, ...]:
 
 def _cpu_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
     """Encoder, and one step of the decoder."""
-    cross = _caches(facts, dtype, lambda each: f"cross.{each.layer}.{each.role}", BATCH, {"source": SOURCE})
-    inputs = (Port(INPUT_IDS, "int64", (BATCH, SOURCE)), Port(SOURCE_LENGTHS, "int32", (BATCH,)))
-    encoder = Graph(ENCODER, "onnx/encoder.onnx", inputs, cross)
-    return encoder, _cpu_step(facts, dtype, (Port(SOURCE_LENGTHS, "int32", (BATCH,)), *cross))
+    made, kept = (
+        _caches(facts, dtype, lambda each: f"cross.{each.layer}.{each.role}", BATCH, {"source": dim})
+        for dim in (_encoded(facts), SOURCE)
+    )
+    inputs = (source_port(facts, dtype), Port(SOURCE_LENGTHS, "int32", (BATCH,)))
+    encoder = Graph(ENCODER, "onnx/encoder.onnx", inputs, made)
+    return encoder, _cpu_step(facts, dtype, (Port(SOURCE_LENGTHS, "int32", (BATCH,)), *kept))
+
+
+def source_port(facts: Facts, dtype: str) -> Port:
+    """What an encoder reads."""
+    if isinstance(facts.source, Features):
+        return Port(INPUT_FEATURES, dtype, (BATCH, facts.source.size, facts.source.frames))
+    return Port(INPUT_IDS, "int64", (BATCH, SOURCE))
+
+
+def _encoded(facts: Facts) -> Dim:
+    """How many places an encoder gives."""
+    return facts.source.longest if isinstance(facts.source, Features) else SOURCE
 
 
 def _cpu_causal(facts: Facts, dtype: str) -> tuple[Graph, ...]:

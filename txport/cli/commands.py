@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txport.cli import bundles, generation, machine, proofs
+from txport.cli import bundles, generation, imports, machine, proofs
 from txport.version import __version__
 
 
@@ -19,6 +19,7 @@ def cli() -> None:
 
 
 for command in (
+    imports.import_,
     bundles.export,
     generation.run,
     generation.score,

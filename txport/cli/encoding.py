@@ -23,16 +23,20 @@ Lines = Iterator[str]
 
 def encoding_options(command: F) -> F:
     """What to make of the outputs of a model that only encodes."""
-    pooling = "Vectors: the mean of a text's tokens, that of its first one, or all."
+    normalize = "Vectors: bring each to length 1." + _otherwise("no")
+    pooling = "Vectors: the mean of a text's tokens, that of its first one, or all." + _otherwise("mean")
     for option in (
         click.option("--top", type=click.IntRange(1), help="Labels, or tokens for a mask, to show.  [default: 1, 5]"),
-        click.option("--normalize", is_flag=True, help="Vectors: bring each to length 1."),
-        click.option(
-            "--pooling", type=click.Choice(get_args(Pooling)), default="mean", show_default=True, help=pooling
-        ),
+        click.option("--normalize/--no-normalize", default=None, help=normalize),
+        click.option("--pooling", type=click.Choice(get_args(Pooling)), help=pooling),
     ):
         command = option(command)
     return command
+
+
+def _otherwise(value: str) -> str:
+    """What help says of an option that the bundle may name."""
+    return f"  [default: as the bundle says, or {value}]"
 
 
 def require_fit(facts: Facts, output: Path | None, generating: Iterable[str]) -> None:

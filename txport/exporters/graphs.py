@@ -12,19 +12,21 @@ from txport.models.model import Memory, Model
 
 
 class EncoderGraph(nn.Module):
-    """input_ids, attention_mask -> last_hidden_state."""
+    """input_ids, attention_mask -> last_hidden_state; or input_features, which have no mask."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(B, S) int64 twice -> (B, S, D)."""
-        return self.model.encode_masked(input_ids, attention_mask.bool()).states
+    def forward(self, source: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """(B, S) int64 twice, or (B, M, F) -> (B, S, D)."""
+        return self.model.encode_masked(source, None if attention_mask is None else attention_mask.bool()).states
 
 
 class DecoderGraph(nn.Module):
     """input_ids, the encoder's output and mask, the state -> logits, the grown state, and attention over the source.
+
+    Of a model that reads features, there is no mask.
 
     The same graph serves the first step, with caches of length 0, and every later one.
     """
@@ -33,12 +35,11 @@ class DecoderGraph(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor, *past: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """(B, T), (B, S, D), (B, S), then (B, G, past, H) each -> logits (B, T, V), the caches, and (B, N, T, S)."""
         facts = self.model.facts
-        memory = Memory(encoder_hidden_states, encoder_attention_mask.bool())
+        mask, past = (rest[0].bool(), rest[1:]) if facts.masks_source else (None, rest)
+        memory = Memory(encoder_hidden_states, mask)
         logits, state, attention = self.model.decode(input_ids, memory, dict(zip(facts.state, past, strict=True)))
         shown = () if facts.attention is None else (attention[facts.attention.layer],)
         return (logits, *(state[each] for each in facts.state), *shown)

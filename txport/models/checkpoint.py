@@ -23,10 +23,12 @@ from txport.errors import BundleError, CheckpointError, ConfigError, TextError
 from txport.models import architecture
 from txport.models.config import Config
 from txport.models.facts import Facts
+from txport.models.generation import published_names
 from txport.models.model import Model
 from txport.models.names import (
     COMPANIONS,
     CONFIG,
+    GENERATION,
     LARGEST_SAMPLES,
     PRESET,
     SAMPLES,
@@ -40,14 +42,16 @@ from txport.models.names import (
     preset_name,
 )
 from txport.models.plan import Plan, first_names, plan
-from txport.models.sources.source import Weights, read_source
-from txport.models.streamed import Read, Unfilled, filled, outline, streamed
+from txport.models.sources.source import Source, read_source
+from txport.models.streamed import Read, Unfilled, filled, in_memory, outline, streamed
 from txport.models.tokenizer import load_tokenizer
+from txport.models.values import Weights
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files
 from txport.system.memory import readable
 
+Take = Callable[[str, Tensor], object]
 FLOATS = {
     each
     for name in dir(torch)
@@ -138,22 +142,27 @@ def load_checkpoint(name: str) -> Checkpoint:
     folder = find_folder(name)
     source = read_source(folder)
     build = architecture.of(source.config).build
-    with torch.device("meta"), Unfilled():
-        model = build(source.config)
+    model = build_empty(source.config)
     _require_memory(model, folder / CONFIG)
     weights = source.weights()
     made = plan(source.rules, weights.shapes, model)
     _check_text(folder, model.facts)
     if is_large(model):
         model = outline(build, source.config)
-        _take_in(made, weights, source.place, lambda name, tensor: None)
+        _take_in(made, weights, source, lambda name, tensor: None)
         read = partial(made.tensor, weights=weights)
         return Checkpoint(label(name), model, digest(name), folder, source.generation(model.facts), read)
     with Unfilled():
         model = build(source.config)
     parameters = expected_tensors(model)
-    _take_in(made, weights, source.place, lambda name, tensor: parameters[name].copy_(tensor))
+    _take_in(made, weights, source, lambda name, tensor: parameters[name].copy_(tensor))
     return Checkpoint(label(name), model.eval(), digest(name), folder, source.generation(model.facts))
+
+
+def build_empty(config: Config) -> Model:
+    """A model whose tensors have shapes and no data."""
+    with torch.device("meta"), Unfilled():
+        return architecture.of(config).build(config)
 
 
 def config_of(folder: Path) -> Config:
@@ -235,18 +244,27 @@ def save_checkpoint(
     target_tokenizer: str | None = None,
     *,
     half: bool = False,
+    samples: str | None = None,
+    generation: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint into a folder, whole or not at all; with `half`, the weights are stored in 16 bits.
 
     `tokenizer` is the JSON of the source's, which is also the target's if that has none of its own. An older
     checkpoint in the folder is replaced: its tokenizers too, which are removed if none are given, since they are not
-    known to fit this model. All else in the folder stays. Raises `OutputError` for a place that can't be written.
+    known to fit this model. `samples` is the text of its `samples.txt`, `generation` how it searches unless told
+    otherwise; without them, those of the folder stay, as does all else there. Raises `OutputError` for a place that
+    can't be written.
     """
-    weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(model).items()}
-    with staged_files(Path(out), (CONFIG, WEIGHTS, TOKENIZER, TARGET_TOKENIZER)) as folder:
+    weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(in_memory(model)).items()}
+    texts = {TOKENIZER: tokenizer, TARGET_TOKENIZER: target_tokenizer}
+    texts |= {SAMPLES: samples} if samples is not None else {}
+    search = {GENERATION: published_names(generation)} if generation else {}
+    with staged_files(Path(out), (CONFIG, WEIGHTS, *texts, *search)) as folder:
         write_json(folder / CONFIG, {"architecture": architecture.name_of(model.config), **model.config.to_dict()})
         save_file({name: tensor.half() if half else tensor for name, tensor in weights.items()}, folder / WEIGHTS)
-        for name, text in ((TOKENIZER, tokenizer), (TARGET_TOKENIZER, target_tokenizer)):
+        for name, values in search.items():
+            write_json(folder / name, values)
+        for name, text in texts.items():
             if text is not None:
                 (folder / name).write_text(text, encoding="utf-8")
 
@@ -257,9 +275,18 @@ def expected_tensors(model: Model) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _take_in(made: Plan, weights: Weights, place: Path, take: Callable[[str, Tensor], object]) -> None:
-    """Read the tensors of a model one after the other; report everything at once that does not fit."""
-    problems = made.problems()
+def _take_in(made: Plan, weights: Weights, source: Source, take: Take) -> None:
+    """Give the tensors of a model one after the other; report everything at once that does not fit."""
+    problems = check_tensors(made, weights, source, take)
+    if problems:
+        more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
+        listed = "; ".join([*sorted(problems)[:NAMED], *more])
+        raise CheckpointError(f"{source.place} does not fit its config: {listed}")
+
+
+def check_tensors(made: Plan, weights: Weights, source: Source, take: Take = lambda name, tensor: None) -> list[str]:
+    """All that does not fit, one sentence each; what fits is given to `take` by its name, one by one."""
+    problems = made.problems(source.lines)
     for name in made.fitting:
         try:
             tensor = made.tensor(name, weights)
@@ -272,9 +299,7 @@ def _take_in(made: Plan, weights: Weights, place: Path, take: Callable[[str, Ten
             problems.append(f"{name} {wrong}")
         else:
             take(name, tensor)
-    if problems:
-        more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
-        raise CheckpointError(f"{place} does not fit its config: {'; '.join([*sorted(problems)[:NAMED], *more])}")
+    return problems
 
 
 def unfit(tensor: Tensor) -> str:
@@ -296,5 +321,7 @@ def _check_text(folder: Path, facts: Facts) -> None:
         longest = max((len(tokenizer.encode(sample)) for sample in samples), default=0)
     except (DocumentError, TextError) as error:
         raise CheckpointError(f"{path} must hold text that the model takes: {error}") from error
+    if samples and facts.vocabulary is not facts.reads:
+        raise CheckpointError(f"{path} must hold text that the model takes, and this one reads audio: remove it")
     if longest > facts.reads.longest:
         raise CheckpointError(f"{path} has a line of {longest} tokens, the model takes at most {facts.reads.longest}")

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from txport.errors import quoted
+from txport.models.audio.facts import Features, Speech, features, speech
 from txport.models.config import LONGEST
+from txport.models.json_values import require_keys, several, switch, text, token_id, whole_number
 
 Task = Literal["seq2seq", "causal", "encode"]
 Owner = Literal["row", "source"]
@@ -22,9 +24,15 @@ Pooling = Literal["mean", "first", "none"]
 Ability = Literal["embed", "classify", "tag", "fill"]
 
 HIDDEN, LOGITS = "last_hidden_state", "logits"  # outputs of encoder-only models
-INPUTS = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "source_lengths")  # no outputs' names
+INPUTS = (
+    "input_ids",
+    "input_features",
+    "attention_mask",
+    "position_ids",
+    "token_type_ids",
+    "source_lengths",
+)  # no outputs' names
 LENGTH = "length"  # the dim of a tensor that counts tokens
-LARGEST = 1 << 31  # of a size or a token
 MOST_STATE = 1 << 14  # tensors
 MOST_NUMBERS = 1 << 31  # of the state, for each token of a row
 MOST_TOKENS = 1 << 10  # that are special in one way
@@ -119,31 +127,42 @@ class Facts:
 
     `width` is the size of a hidden state. `source` is what an encoder reads, `target` what a decoder writes; a causal
     model has only a target, which its prompts are the beginning of. `has_plain_logits` says that logits are one
-    product with a matrix and nothing else.
+    product with a matrix and nothing else. `speech` says what tokens mean for a model that writes down speech.
     """
 
     task: Task
     width: int
-    source: Tokens | None = None
+    source: Tokens | Features | None = None
     target: Tokens | None = None
     state: tuple[StateTensor, ...] = ()
     attention: CrossAttention | None = None
     outputs: tuple[Output, ...] = ()
     labels: tuple[str, ...] = ()
     has_plain_logits: bool = False
+    speech: Speech | None = None
 
     @property
-    def reads(self) -> Tokens:
-        """What goes in: the source's tokens, or those of prompts."""
+    def reads(self) -> Tokens | Features:
+        """What goes in: the source's tokens or features, or the tokens of prompts."""
         found = self.target if self.source is None else self.source
         assert found is not None
         return found
 
     @property
+    def vocabulary(self) -> Tokens:
+        """The tokens of text that goes in; where no text does, of what comes out."""
+        return self.reads if isinstance(self.reads, Tokens) else self.writes
+
+    @property
+    def masks_source(self) -> bool:
+        """Whether sources differ in length, so that a mask says which of their places are real."""
+        return isinstance(self.source, Tokens)
+
+    @property
     def writes(self) -> Tokens:
         """What comes out: the target's tokens; of an encoder-only model, the source's."""
         found = self.source if self.target is None else self.target
-        assert found is not None
+        assert isinstance(found, Tokens)
         return found
 
     @property
@@ -163,25 +182,30 @@ class Facts:
         return tuple(each for each in self.state if each.owner == owner)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """As JSON values; speech only of a model that has some."""
         values: dict[str, Any] = _listed(dataclasses.asdict(self))
+        if self.speech is None:
+            del values["speech"]
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Facts:
         """The facts of JSON values; `KeyError`, `TypeError` or `ValueError` for values that can't be facts."""
-        _require_keys("facts", values, cls)
-        sides = {side: None if (each := values[side]) is None else _tokens(side, each) for side in ("source", "target")}
+        values = {"speech": None, **values} if isinstance(values, Mapping) else values
+        require_keys("facts", values, cls)
+        source, target = values["source"], values["target"]
         attention = values["attention"]
         facts = cls(
             task=values["task"],
-            width=_whole("width", values["width"], 1),
-            **sides,
-            state=tuple(map(_state_tensor, _several("state", values["state"], MOST_STATE))),
+            width=whole_number("width", values["width"], 1),
+            source=None if source is None else _source(source),
+            target=(writes := None if target is None else _tokens("target", target)),
+            state=tuple(map(_state_tensor, several("state", values["state"], MOST_STATE))),
             attention=None if attention is None else _cross_attention(attention),
-            outputs=tuple(map(_output, _several("outputs", values["outputs"], MOST_OUTPUTS))),
-            labels=tuple(_text("a label", each) for each in _several("labels", values["labels"], MOST_LABELS)),
-            has_plain_logits=_switch("has_plain_logits", values["has_plain_logits"]),
+            outputs=tuple(map(_output, several("outputs", values["outputs"], MOST_OUTPUTS))),
+            labels=tuple(text("a label", each) for each in several("labels", values["labels"], MOST_LABELS)),
+            has_plain_logits=switch("has_plain_logits", values["has_plain_logits"]),
+            speech=None if values["speech"] is None else speech(values["speech"], writes.size if writes else 0),
         )
         for problem in _problems(facts):
             raise ValueError(problem)
@@ -203,6 +227,9 @@ def _problems(facts: Facts) -> Iterator[str]:
     sides = {"seq2seq": (True, True), "causal": (False, True), "encode": (True, False)}[facts.task]
     if (facts.source is not None, facts.target is not None) != sides:
         yield f"a model of the task {facts.task} has other sides than source and target as given"
+    if facts.task != "seq2seq" and (isinstance(facts.source, Features) or facts.speech is not None):
+        yield f"a model of the task {facts.task} reads no features"
+        return
     yield from _problems_of_state(facts)
     if facts.task == "causal" and facts.target is not None and facts.target.longest < 2:
         yield f"target.longest of a causal model must be 2 or more, a prompt and a token, got {facts.target.longest}"
@@ -244,22 +271,29 @@ def _problems_of_outputs(facts: Facts) -> Iterator[str]:
             yield f"a model without {LOGITS} gives {HIDDEN}, {LENGTH} times {facts.width}"
     elif dims[LOGITS][-1] != (len(facts.labels) or facts.writes.size):
         yield f"{LOGITS} are over the labels, or else over the vocabulary"
-    if facts.ability == "fill" and (dims[LOGITS][0] != LENGTH or facts.reads.mask is None):
+    if facts.ability == "fill" and (dims[LOGITS][0] != LENGTH or facts.vocabulary.mask is None):
         yield f"{LOGITS} over the vocabulary are those of each token, and need a mask"
 
 
+def _source(values: Any) -> Tokens | Features:
+    """Features have frames, tokens have none."""
+    return features(values) if isinstance(values, Mapping) and "frames" in values else _tokens("source", values)
+
+
 def _tokens(side: str, values: Any) -> Tokens:
-    _require_keys(side, values, Tokens)
-    size = _whole(f"{side}.size", values["size"], 1)
+    require_keys(side, values, Tokens)
+    size = whole_number(f"{side}.size", values["size"], 1)
     ids = {
-        name: tuple(_id(f"{side}.{name}", each, size) for each in _several(name, values[name], MOST_TOKENS))
+        name: tuple(token_id(f"{side}.{name}", each, size) for each in several(name, values[name], MOST_TOKENS))
         for name in ("ends", "before", "after")
     }
-    ones = [None if values[name] is None else _id(f"{side}.{name}", values[name], size) for name in ("start", "mask")]
+    ones = [
+        None if values[name] is None else token_id(f"{side}.{name}", values[name], size) for name in ("start", "mask")
+    ]
     return Tokens(
         size=size,
-        longest=_whole(f"{side}.longest", values["longest"], 1, LONGEST),
-        pad=_id(f"{side}.pad", values["pad"], size),
+        longest=whole_number(f"{side}.longest", values["longest"], 1, LONGEST),
+        pad=token_id(f"{side}.pad", values["pad"], size),
         start=ones[0],
         mask=ones[1],
         **ids,
@@ -267,73 +301,33 @@ def _tokens(side: str, values: Any) -> Tokens:
 
 
 def _state_tensor(values: Any) -> StateTensor:
-    _require_keys("a tensor of the state", values, StateTensor)
+    require_keys("a tensor of the state", values, StateTensor)
     if values["role"] not in get_args(Role) or values["owner"] not in get_args(Owner):
         raise ValueError(f"a tensor of the state can't be {quoted(values['role'])} of {quoted(values['owner'])}")
     dims = _dims(values["dims"])
     if len(dims) != 3 or dims[1] != LENGTH or dims.count(LENGTH) != 1:
         raise ValueError(f"a tensor of the state has heads, {LENGTH} and a size, got {quoted(values['dims'])}")
-    return StateTensor(_whole("layer", values["layer"], 0), values["role"], values["owner"], dims)
+    return StateTensor(whole_number("layer", values["layer"], 0), values["role"], values["owner"], dims)
 
 
 def _cross_attention(values: Any) -> CrossAttention:
-    _require_keys("attention", values, CrossAttention)
-    return CrossAttention(_whole("layer", values["layer"], 0), _whole("heads", values["heads"], 1))
+    require_keys("attention", values, CrossAttention)
+    return CrossAttention(whole_number("layer", values["layer"], 0), whole_number("heads", values["heads"], 1))
 
 
 def _output(values: Any) -> Output:
-    _require_keys("an output", values, Output)
+    require_keys("an output", values, Output)
     dims = _dims(values["dims"])
     if not dims or LENGTH in dims[1:] or isinstance(dims[-1], str):
         raise ValueError(
             f"an output has {LENGTH}, if at all, as its first dim of several, got {quoted(values['dims'])}"
         )
-    return Output(_text("an output", values["name"]), dims)
+    return Output(text("an output", values["name"]), dims)
 
 
 def _dims(values: Any) -> tuple[int | str, ...]:
-    dims = _several("dims", values, 4)
-    return tuple(dim if dim == LENGTH else _whole("a dim", dim, 1) for dim in dims)
-
-
-def _require_keys(what: str, values: Any, kind: type) -> None:
-    if not isinstance(values, Mapping):
-        raise TypeError(f"{what} must be an object, got {quoted(values)}")
-    wanted = {field.name for field in dataclasses.fields(kind)}
-    if missing := sorted(wanted - values.keys()):
-        raise KeyError(f"{what}.{missing[0]}")
-    if strange := sorted(map(str, values.keys() - wanted)):
-        raise ValueError(f"{what} has no {quoted(strange[0])}")
-
-
-def _several(what: str, values: Any, most: int) -> Sequence[Any]:
-    if not isinstance(values, list | tuple) or len(values) > most:
-        raise TypeError(f"{what} must be a list of at most {most}, got {quoted(values)}")
-    return values
-
-
-def _whole(what: str, value: Any, least: int, most: int = LARGEST - 1) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{what} must be a whole number from {least} to {most}, got {quoted(value)}")
-    return value
-
-
-def _id(what: str, value: Any, size: int) -> int:
-    if _whole(what, value, 0) >= size:
-        raise ValueError(f"{what} must lie in the vocabulary of {size}, got {quoted(value)}")
-    return int(value)
-
-
-def _text(what: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{what} must be a text, got {quoted(value)}")
-    return value
-
-
-def _switch(what: str, value: Any) -> bool:
-    if type(value) is not bool:
-        raise TypeError(f"{what} must be true or false, got {quoted(value)}")
-    return value
+    dims = several("dims", values, 4)
+    return tuple(dim if dim == LENGTH else whole_number("a dim", dim, 1) for dim in dims)
 
 
 def key_values(layers: int, owner: Owner, heads: int, head_size: int) -> tuple[StateTensor, ...]:

@@ -44,10 +44,18 @@ class Published:
         found = self.get("architectures", [])
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
+    def all(self) -> dict[str, Any]:
+        """Every value that is said."""
+        return dict(self._values)
+
     def get(self, name: str, default: Any = None) -> Any:
         """One value; `default` for null, and for what is missing and has no default in its class."""
         value = self._values.get(name)
         return default if value is None else value
+
+    def changed(self, **values: Any) -> Published:
+        """The same with other values."""
+        return Published({**self._values, **values}, {}, self.special)
 
     def word(self, name: str, meanings: Mapping[str, str]) -> str:
         """What a word means here; `ConfigError` for one that nothing expresses."""

@@ -23,9 +23,9 @@ def write_tokenizers(folder: Path, facts: Facts) -> None:
     Where source and target have a vocabulary each, so have they a folder, and at the root there is no
     `tokenizer_config.json`: a pipeline has one tokenizer, and would write targets in the source's vocabulary.
     """
-    target = special_tokens(facts.writes) if facts.target else encoder_tokens(facts.reads)
+    target = special_tokens(facts.writes) if facts.target else encoder_tokens(facts.vocabulary)
     if (folder / TARGET_TOKENIZER).is_file():
-        source = special_tokens(facts.reads)
+        source = special_tokens(facts.vocabulary)
         _write_side(folder / TOKENIZER, folder / SOURCE_FOLDER, source, facts)
         _write_side(folder / TARGET_TOKENIZER, folder / TARGET_FOLDER, target, facts)
     elif (folder / TOKENIZER).is_file():
@@ -64,7 +64,7 @@ def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> di
         named["unk_token"] = added[unknown].content
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": facts.reads.longest,
+        "model_max_length": facts.vocabulary.longest,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": facts.ability != "fill",  # "</s>" in a user's text is four characters

@@ -2,7 +2,9 @@
 
 An architecture's module says how hidden states come of tokens (`encoder_states`, `decoder_states`) and what comes of
 those (`logits`, `outputs`), in terms of `Ops`, so that the same code is PyTorch's reference and every target's graph.
-Letters: B batch, S source length, T new target tokens, P past target tokens, D model size, V vocabulary.
+Sources are tokens (B, S) or features (B, M, F), of which an encoder makes S places.
+Letters: B batch, S source length, T new target tokens, P past target tokens, D model size, V vocabulary, M numbers
+of a frame, F frames.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from txport.models.config import Config
 from txport.models.facts import Facts, StateTensor
-from txport.models.ops import Ops, PlainOps, State, additive, before_mask, causal_mask, padding_mask
+from txport.models.ops import Ops, PlainOps, State, additive, before_mask, causal_mask, padding_mask, source_mask
 from txport.models.parts import Attention, Embedding
 
 
@@ -23,7 +25,7 @@ class Memory(NamedTuple):
     """What the decoder sees of the source: the encoder's output and which positions are real."""
 
     states: Tensor  # (B, S, D)
-    mask: Tensor  # (B, S) bool, False on padding
+    mask: Tensor | None  # (B, S) bool, False on padding; None where there is none
 
 
 class Decoded(NamedTuple):
@@ -41,8 +43,8 @@ class Model(nn.Module):
         super().__init__()
         self.config, self.facts = config, facts
 
-    def encoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
-        """What an encoder makes of tokens (B, S): (..., D)."""
+    def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
+        """What an encoder makes of sources: (..., D)."""
         raise NotImplementedError
 
     def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
@@ -67,17 +69,18 @@ class Model(nn.Module):
         return {each: like.new_zeros(each.shape(rows, 0)) for each in self.facts.state}
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
-        """Source tokens (B, S), right-padded, and their lengths (B,) -> memory."""
-        return self.encode_masked(source, padding_mask(lengths, source.shape[1]))
+        """Source tokens (B, S), right-padded, or features, and their lengths (B,) -> memory."""
+        return self.encode_masked(source, padding_mask(lengths, source.shape[1]) if self.facts.masks_source else None)
 
-    def encode_masked(self, source: Tensor, mask: Tensor) -> Memory:
-        """As `encode`, from a mask (B, S) that is True on real tokens."""
+    def encode_masked(self, source: Tensor, mask: Tensor | None) -> Memory:
+        """As `encode`, from a mask (B, S) that is True on real tokens; None where all is real."""
         return Memory(self.encoder_states(source, self.encoder_ops(source, mask)), mask)
 
-    def encoder_ops(self, source: Tensor, mask: Tensor) -> PlainOps:
-        """A run over all tokens of sources at once."""
-        places = torch.arange(source.shape[1], device=source.device)
-        return PlainOps(places, additive(mask, next(self.parameters()).dtype)[:, None, None, :])
+    def encoder_ops(self, source: Tensor, mask: Tensor | None) -> PlainOps:
+        """A run over all places of sources at once."""
+        length = source.shape[1] if self.facts.masks_source else self.facts.reads.longest
+        places = torch.arange(length, device=source.device)
+        return PlainOps(places, source_mask(mask, next(self.parameters()).dtype))
 
     def infer(self, source: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         """Tokens (B, S) and a mask (B, S) -> the outputs of an encoder-only model."""
@@ -90,7 +93,7 @@ class Model(nn.Module):
         past = _past(state)
         places = torch.arange(past, past + tokens.shape[1], device=tokens.device)
         mask = additive(causal_mask(tokens.shape[1], past, tokens.device), dtype)
-        ops = PlainOps(places, mask, state, memory.states, additive(memory.mask, dtype)[:, None, None, :])
+        ops = PlainOps(places, mask, state, memory.states, source_mask(memory.mask, dtype))
         logits = self.logits(self.decoder_states(tokens, ops))
         return Decoded(logits, ops.state, ops.weights)
 
@@ -110,7 +113,7 @@ class Model(nn.Module):
         return Decoded(self.logits(states[:, first:] if first else states), ops.state, {})
 
     def forward(self, source: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
-        """Teacher forcing, for training a seq2seq model: (B, S), (B,), (B, T) -> logits (B, T, V)."""
+        """Teacher forcing, for training a seq2seq model: sources, (B,), (B, T) -> logits (B, T, V)."""
         memory = self.encode(source, lengths)
         return self.decode(tokens, memory, self.empty_state(tokens.shape[0])).logits
 

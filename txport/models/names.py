@@ -1,4 +1,4 @@
-"""What a user may call a checkpoint: a path, the name of one that ships, or a preset. Needs no torch."""
+"""What a user may call a checkpoint: a path, a name, or a preset. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from txport.errors import CheckpointError, quoted
+from txport.models import hub
 from txport.models.config import Config
-from txport.system.documents import DocumentError, read_json
+from txport.system.documents import DocumentError, read_json, read_toml
 from txport.system.files import complete, hash_of, sha256
 from txport.system.packages import needed
 
 PRESET = "preset:"
 CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"
 INDEX = "model.safetensors.index.json"  # of weights in several files
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"  # as transformers once wrote them
+RULES = "txport.toml"  # of a checkpoint of the user's own: what it is, and rules for its tensors
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
+MODULES = "modules.json"  # of encoders of sentences, which sentence-transformers wrote
+SENTENCES, SENTENCES_TOO = "sentence_bert_config.json", "config_sentence_transformers.json"
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
-MARKS = (CONFIG,)  # a folder that has a file of one of these patterns may be a checkpoint
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION)  # patterns of all files that make a checkpoint, but its shards
+POOLING = "*_Pooling"  # folder
+OF_SENTENCES = (MODULES, SENTENCES, SENTENCES_TOO, f"{POOLING}/{CONFIG}")
+TRAINERS = ("*.npz", "model.bin", "dict.*.txt", "*_step_*.pt")  # of Marian, CTranslate2, fairseq and OpenNMT-py
+# beside the weights of these: options, vocabularies, weights in safetensors
+BESIDE = ("*decoder.yml", "*vocab*.yml", "*vocab*.json", "*vocab*.txt", "*.spm", "*_step_*.safetensors")
+MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
+# patterns of all files that make a checkpoint, but its shards
+MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *OF_SENTENCES, *BESIDE)
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
@@ -33,6 +44,11 @@ def shipped() -> list[str]:
 def is_shipped(name: str) -> bool:
     """Whether `name` means a checkpoint that ships: only a folder that holds one too stands in the way, no bundle."""
     return name in shipped() and not any((Path(name) / file).is_file() for file in (WEIGHTS, INDEX))
+
+
+def is_of_hub(name: str) -> bool:
+    """Whether `name` means a checkpoint on Hugging Face's hub: no folder of this name is here."""
+    return hub.is_hub_name(name) and not Path(name).is_dir()
 
 
 def preset_name(name: str) -> str | None:
@@ -56,8 +72,10 @@ def preset_config(preset: str) -> Config:
 
 
 def find_folder(name: str) -> Path:
-    """The folder of a checkpoint given by path or shipped name."""
+    """The folder of a checkpoint given by path, by shipped name, or by its name on the hub, which is downloaded."""
     folder = SHIPPED / name if is_shipped(name) else Path(name)
+    if is_of_hub(name):
+        folder = hub.download(name, (*MAKING, INDEX))
     if not folder.is_dir():
         known = ", ".join([*shipped(), f"{PRESET}NAME"])
         raise CheckpointError(f"there is no checkpoint {name}; give a folder with {CONFIG}, or one of {known}")
@@ -68,35 +86,68 @@ def find_folder(name: str) -> Path:
     if (folder / MANIFEST).is_file():
         raise CheckpointError(f"{folder} is a bundle, not a checkpoint; name the checkpoint that it was made from")
     if not any(path.is_file() for mark in MARKS for path in folder.glob(mark)):
-        raise CheckpointError(f"{folder} is not a checkpoint: {CONFIG} is missing")
+        raise CheckpointError(f"{folder} is not a checkpoint: {CONFIG} is missing{_hint(folder)}")
     return folder
 
 
+def _hint(folder: Path) -> str:
+    """What to do with a folder that has weights and nothing that says what they are."""
+    try:
+        weight_files(folder)
+    except CheckpointError:
+        return ""
+    return f"; `txport import {folder} --draft-map {folder / RULES}` drafts a description of its weights"
+
+
 def weight_files(folder: Path) -> list[Path]:
-    """Where the weights of a checkpoint are: one file, or those that an index names; `CheckpointError` if one lacks."""
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if (folder / INDEX).is_file():
-        return _shards(folder)
-    pickles = [file.name for file in folder.iterdir() if file.suffix in PICKLES]
-    hint = f"; {', '.join(pickles)} may hold code and is never loaded: save it as safetensors" if pickles else ""
+    """Where the weights of a checkpoint are: one file, or those that an index names; `CheckpointError` if one lacks.
+
+    What `txport.toml` names comes first, then safetensors, then pickles: of transformers, or the only one there.
+    """
+    if (folder / RULES).is_file() and (named := _named(folder)):
+        return named
+    for file, index in ((WEIGHTS, INDEX), (PICKLE, PICKLE_INDEX)):
+        if (folder / file).is_file():
+            return [folder / file]
+        if (folder / index).is_file():
+            return _shards(folder, index)
+    pickles = sorted(file for file in folder.iterdir() if file.suffix in PICKLES and file.is_file())
+    if len(pickles) == 1:
+        return pickles
+    names = ", ".join(file.name for file in pickles)
+    hint = f'; of {names}, name one in {RULES}: weights = "{pickles[0].name}"' if pickles else ""
     raise CheckpointError(f"{folder / WEIGHTS} is missing{hint}")
 
 
-def _shards(folder: Path) -> list[Path]:
+def _named(folder: Path) -> list[Path]:
+    """The files that `txport.toml` names; none if it names none."""
+    try:
+        values = read_toml(folder / RULES).get("weights", [])
+    except DocumentError as error:
+        raise CheckpointError(str(error)) from error
+    names = [values] if isinstance(values, str) else values
+    if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise CheckpointError(f"{folder / RULES} must name weights as files beside it, got {quoted(values)}")
+    for name in names:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name} is missing, which {RULES} names as weights")
+    return [folder / name for name in names]
+
+
+def _shards(folder: Path, index: str) -> list[Path]:
     """The files of an index, all of which are there."""
     try:
-        places = read_json(folder / INDEX)["weight_map"]
+        places = read_json(folder / index)["weight_map"]
         names = sorted(set(places.values()))
     except (DocumentError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / INDEX} does not say in which files the weights are") from error
+        raise CheckpointError(f"{folder / index} does not say in which files the weights are") from error
     strange = [name for name in names if not isinstance(name, str) or Path(name).name != name]
     if strange or not names:
-        raise CheckpointError(f"{folder / INDEX} must name files beside it, got {quoted(strange[:1])}")
+        raise CheckpointError(f"{folder / index} must name files beside it, got {quoted(strange[:1])}")
     there = {path.name for path in folder.iterdir() if path.is_file()}
     if missing := [name for name in names if name not in there]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise CheckpointError(f"{folder} lacks {quoted(missing[0])}{more}, which {INDEX} names; download it again")
+        raise CheckpointError(f"{folder} lacks {quoted(missing[0])}{more}, which {index} names; download it again")
     return [folder / name for name in names]
 
 
@@ -104,15 +155,20 @@ def digest(name: str) -> str:
     """One SHA-256 over all that makes a checkpoint."""
     if preset := preset_name(name):
         return hash_of({"preset": preset, "config": repr(preset_config(preset))})
-    return hash_of({path.name: sha256(path) for path in files_of(find_folder(name))})
+    folder = find_folder(name)
+    return hash_of({path.relative_to(folder).as_posix(): sha256(path) for path in files_of(folder)})
 
 
 def files_of(folder: Path) -> list[Path]:
     """The files that make a checkpoint, those of its weights included."""
-    shards = [] if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file() else _shards(folder)
-    return [*(path for mark in MAKING for path in sorted(folder.glob(mark)) if path.is_file()), *shards]
+    found = [path for mark in MAKING for path in sorted(folder.glob(mark)) if path.is_file()]
+    try:
+        weights = weight_files(folder)
+    except CheckpointError:  # which is told where they are read
+        weights = []
+    return list(dict.fromkeys([*found, *weights]))
 
 
 def label(name: str) -> str:
     """What a bundle calls the checkpoint that it was made from: a name, never a path of this machine."""
-    return name if preset_name(name) or is_shipped(name) else Path(name).resolve().name
+    return name if preset_name(name) or is_shipped(name) or is_of_hub(name) else Path(name).resolve().name

@@ -21,8 +21,8 @@ State = dict[StateTensor, Tensor]
 class Ops(Protocol):
     """One run over some tokens of each row. Activations (..., D) are what `lay_out` makes of ids (B, T), and D."""
 
-    def lay_out(self, ids: Tensor) -> Tensor:
-        """Token ids (B, T) as the activations lie: (B, T) or (B x T,)."""
+    def lay_out(self, x: Tensor) -> Tensor:
+        """Token ids (B, T), or what else each place has (B, T, D), as activations lie: (B, T, ...) or (B x T, ...)."""
         ...
 
     def whole(self, x: Tensor) -> Tensor:
@@ -46,7 +46,8 @@ class PlainOps:
     """Activations (B, T, D), and caches that grow by concatenation.
 
     `places` (T,) or (B, T) are the positions of the tokens; `mask` (..., T, P + T) is added to the scores of their own
-    attention, `source_mask` (B, 1, 1, S) to those over the source, whose states are `source` (B, S, D). `state` holds
+    attention, `source_mask` (B, 1, 1, S) to those over the source, whose states are `source` (B, S, D); None where all
+    is seen. `state` holds
     the caches before the run, and after it those that have grown; keys and values of the source are computed as far
     as they are not cached. `weights` are those of the attention over the source, by layer: (B, N, T, S).
     """
@@ -54,7 +55,7 @@ class PlainOps:
     def __init__(
         self,
         places: Tensor,
-        mask: Tensor,
+        mask: Tensor | None,
         state: Mapping[StateTensor, Tensor] | None = None,
         source: Tensor | None = None,
         source_mask: Tensor | None = None,
@@ -65,9 +66,9 @@ class PlainOps:
         self.weights: dict[int, Tensor] = {}
         self._caches = {(each.layer, each.owner, each.role): each for each in self.state}
 
-    def lay_out(self, ids: Tensor) -> Tensor:
+    def lay_out(self, x: Tensor) -> Tensor:
         """See `Ops`."""
-        return ids
+        return x
 
     def whole(self, x: Tensor) -> Tensor:
         """See `Ops`."""
@@ -104,7 +105,6 @@ class PlainOps:
 
     def _over_source(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         assert self.source is not None
-        assert self.source_mask is not None
         roles: tuple[Role, ...] = get_args(Role)
         caches = [self._caches[layer, "source", role] for role in roles]
         rest = self.source[:, self.state[caches[0]].shape[2] :]  # all of it in the first run, nothing later
@@ -140,6 +140,11 @@ def before_mask(length: int, past: int, device: torch.device) -> Tensor:
     """True where position s lies before new token t: -> (length, past + length)."""
     new = torch.arange(past, past + length, device=device)
     return torch.arange(past + length, device=device)[None, :] < new[:, None]
+
+
+def source_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What is added to scores over a source of which some places are real (B, S): (B, 1, 1, S); None if all are."""
+    return None if mask is None else additive(mask, dtype)[:, None, None, :]
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ A plan then reads one tensor of the model at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -104,14 +104,29 @@ class Plan:
         """The model's tensors that can be read."""
         return tuple(name for name in self.expected if name in self.made and name not in self.misshapen)
 
-    def problems(self) -> list[str]:
-        """All that does not fit, one sentence each."""
+    def problems(self, lines: Mapping[int, str] | None = None) -> list[str]:
+        """All that does not fit, one sentence each.
+
+        `lines` are where rules are written that must do something, and give no tensor that another one gives too.
+        """
+        lines = lines or {}
         return [
+            *(f"{line}: the rule does nothing to any tensor" for at, line in lines.items() if at not in self.used),
+            *self._doubles(lines),
             *(f"missing {name} {self.expected[name]}" for name in self.missing),
             *(f"unexpected {quoted(name)[1:-1]} {self.given[name]}" for name in self.unexpected),
             *(f"{name} has shape {shape}, expected {self.expected[name]}" for name, shape in self.misshapen.items()),
             *self.misfits,
         ]
+
+    def _doubles(self, lines: Mapping[int, str]) -> Iterator[str]:
+        """Sentences about tensors that pieces of the same name make, one of them by a rule that is written."""
+        for name, pieces in self.made.items():
+            alike = [piece for piece in pieces if piece.name == pieces[0].name]
+            if len(alike) > 1 and any(lines.keys() & set(piece.rules) for piece in alike):
+                ways = [(str(piece.value), [lines[at] for at in piece.rules if at in lines]) for piece in alike]
+                told = (f"{quoted(value)[1:-1]} ({', '.join(at) or 'as it is'})" for value, at in ways)
+                yield f"{name} is made more than once: of {' and of '.join(told)}"
 
     def tensor(self, name: str, weights: Mapping[str, Tensor]) -> Tensor:
         """The model's tensor of this name, of the tensors of the files; `ValueError` for tied ones that differ."""
@@ -236,7 +251,7 @@ def _joined(rule: Concat, at: int, pieces: Sequence[Piece]) -> list[Piece]:
             ordered = [parts[part] for part in range(len(parts))]
             earlier = tuple(dict.fromkeys(rule for piece in ordered for rule in piece.rules))
             joined = Joined(tuple(piece.value for piece in ordered), rule.axis)
-            whole |= {id(piece): Piece(name, joined, (*earlier, at)) for piece in ordered}
+            whole |= dict.fromkeys(map(id, ordered), Piece(name, joined, (*earlier, at)))
     made = (whole.get(id(piece), piece) for piece in pieces)
     return list({id(piece): piece for piece in made}.values())
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from txport.models.audio.facts import Features, Speech
 from txport.models.config import Config
 from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
 from txport.models.model import Model
 from txport.models.ops import Ops
-from txport.models.parts import Attention, Embedding, Layer, Linear
+from txport.models.parts import Attention, Embedding, Layer, Linear, SoftCap
 
 Side = Literal["encoder", "decoder"]
 Tied = Literal["all", "none", "target", "embeddings"]
@@ -21,7 +22,8 @@ Tied = Literal["all", "none", "target", "embeddings"]
 class EncoderDecoder(Model):
     """An encoder and a decoder, each an embedding, layers and a last norm, and a projection to the vocabulary.
 
-    `embedding` and `layer` make the parts of either side, `final_norm` what ends a stack. `tied` says which of the
+    `embedding` and `layer` make the parts of either side, `final_norm` what ends a stack. A model that reads no tokens
+    has a `source_embedding` of its own. `tied` says which of the
     source embedding, the target embedding and the projection are one matrix: all three, the last two ("target"), the
     first two ("embeddings") or none. The decoder's states are multiplied by `scale` before the projection; the
     outputs are logits or their log-softmax.
@@ -40,10 +42,11 @@ class EncoderDecoder(Model):
         output_bias: bool = False,
         scale: float = 1.0,
         log_probs: bool = False,
+        source_embedding: Callable[[], nn.Module] | None = None,
     ) -> None:
         super().__init__(config, facts)
         self.scale, self.log_probs = scale, log_probs
-        self.source_embedding = embedding(facts.reads.size)
+        self.source_embedding: Any = source_embedding() if source_embedding else embedding(facts.reads.size)
         self.encoder = nn.ModuleList(layer("encoder") for _ in range(layers[0]))
         self.encoder_norm = final_norm()
         self.target_embedding = embedding(facts.writes.size)
@@ -53,9 +56,9 @@ class EncoderDecoder(Model):
         self._tie(tied)
         self.initialise()
 
-    def encoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
+    def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
         """See `Model.encoder_states`."""
-        x = self.source_embedding(ids, ops)
+        x = self.source_embedding(source, ops)
         for number, layer in enumerate(self.encoder):
             x = layer(x, ops, number)
         return cast(Tensor, self.encoder_norm(x))
@@ -88,7 +91,7 @@ class DecoderOnly(Model):
     """An embedding, layers and a last norm, and a projection to the vocabulary: a causal model.
 
     `layer` makes each layer. `tied` says whether the projection is the embedding itself. `embedding_out` maps what the
-    last norm gives to the size of the tokens' vectors, where that is not D.
+    last norm gives to the size of the tokens' vectors, where that is not D. `logit_cap` is applied to the logits.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class DecoderOnly(Model):
         final_norm: nn.Module,
         tied: bool,
         embedding_out: Linear | None = None,
+        logit_cap: SoftCap | None = None,
     ) -> None:
         super().__init__(config, facts)
         self.target_embedding = embedding
@@ -109,6 +113,7 @@ class DecoderOnly(Model):
         self.decoder_norm = final_norm
         self.embedding_out = embedding_out or nn.Identity()
         self.projection = Linear(facts.width, facts.writes.size, bias=False, tag="projection")
+        self.logit_cap = logit_cap or nn.Identity()
         if tied:
             self.projection.weight = embedding.tokens.weight
         self.initialise()
@@ -122,18 +127,19 @@ class DecoderOnly(Model):
 
     def logits(self, states: Tensor) -> Tensor:
         """See `Model.logits`."""
-        return cast(Tensor, self.projection(states))
+        return cast(Tensor, self.logit_cap(self.projection(states)))
 
 
 def seq2seq_facts(
     *,
     width: int,
-    source: Tokens,
+    source: Tokens | Features,
     target: Tokens,
     decoder_layers: int,
     heads: int,
     head_size: int,
     has_plain_logits: bool,
+    speech: Speech | None = None,
 ) -> Facts:
     """Of an encoder-decoder whose decoder layers cache as many heads of keys and values as they have of queries."""
     owners: Sequence[Literal["row", "source"]] = ("row", "source")
@@ -146,10 +152,13 @@ def seq2seq_facts(
         state=by_layer(*caches),
         attention=CrossAttention(decoder_layers - 1, heads),
         has_plain_logits=has_plain_logits,
+        speech=speech,
     )
 
 
-def causal_facts(*, width: int, target: Tokens, layers: int, key_heads: int, head_size: int) -> Facts:
+def causal_facts(
+    *, width: int, target: Tokens, layers: int, key_heads: int, head_size: int, has_plain_logits: bool = True
+) -> Facts:
     """Of a decoder-only model whose layers all cache as many heads of keys and values."""
     state = key_values(layers, "row", key_heads, head_size)
-    return Facts(task="causal", width=width, target=target, state=state, has_plain_logits=True)
+    return Facts(task="causal", width=width, target=target, state=state, has_plain_logits=has_plain_logits)

@@ -101,6 +101,11 @@ def is_streamed(model: nn.Module) -> bool:
     return hasattr(model, SOURCE)
 
 
+def in_memory(model: Model) -> Model:
+    """The same model with all its weights in memory."""
+    return filled(*getattr(model, SOURCE), next(model.parameters()).dtype) if is_streamed(model) else model
+
+
 def converted(model: Model, dtype: torch.dtype) -> Model:
     """A copy of a model in another type, streamed if it is; what it holds is rounded to its own type first."""
     if not is_streamed(model):

@@ -251,7 +251,7 @@ class NumberTokenizer:
         """See `Tokenizer.encode`; the start and end tokens that the model expects are added."""
         if not text.strip():
             raise UnknownTextError(f"the text is empty; {self._why} token ids such as '5 17 3'")
-        size, ids, wrong = self._facts.reads.size, [], []
+        size, ids, wrong = self._facts.vocabulary.size, [], []
         for word in text.split():
             if _is_below(size, word):
                 ids.append(int(word))
@@ -262,7 +262,7 @@ class NumberTokenizer:
             raise TextError(f"{self._why} {ids_wanted}; got {shorten(' '.join(wrong))}")
         if not ids:
             raise UnknownTextError(f"{shorten(text)} has no number from 0 to {size - 1}")
-        return ids if self._exact else self._facts.reads.with_special(ids)
+        return ids if self._exact else self._facts.vocabulary.with_special(ids)
 
     def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """See `Tokenizer.continuation`."""
@@ -311,7 +311,7 @@ def load_tokenizer(folder: Path, facts: Facts) -> Tokenizer:
     that does not fit the model's vocabularies.
     """
     file, target_file = folder / TOKENIZER, folder / TARGET_TOKENIZER
-    sizes = facts.reads.size, facts.writes.size
+    sizes = facts.vocabulary.size, facts.writes.size
     if not file.exists() and not target_file.exists():
         return NumberTokenizer(facts)
     if not file.exists():
@@ -326,8 +326,8 @@ def load_tokenizer(folder: Path, facts: Facts) -> Tokenizer:
 
 
 def _load_file(path: Path, side: str, size: int, facts: Facts) -> FileTokenizer:
-    mask = facts.reads.mask if facts.ability == "fill" else None
-    tokenizer = FileTokenizer(path, facts.writes.special, facts.reads.longest, mask)
+    mask = facts.vocabulary.mask if facts.ability == "fill" else None
+    tokenizer = FileTokenizer(path, facts.writes.special, facts.vocabulary.longest, mask)
     if tokenizer.size > size:
         sizes = f"{tokenizer.size} tokens, the model's {side} vocabulary {size}"
         raise BundleError(f"{path} has {sizes}: it belongs to another model")

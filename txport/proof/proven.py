@@ -21,6 +21,7 @@ from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.proof.parity.truth.encoding import joined
 from txport.proof.verify import encoding, golden
 from txport.proof.verify.check import verify
+from txport.runtimes.inputs import Source
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import require_defaults
 
@@ -33,7 +34,8 @@ def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
     try:
         require_defaults(checkpoint.generation, checkpoint.facts)
     except UnsupportedError as error:
-        raise ConfigError(f"{checkpoint.folder} says how to search, which can't be done: {error}") from error
+        what = checkpoint.facts.ability or "search"
+        raise ConfigError(f"{checkpoint.folder} says how to {what}, which can't be done: {error}") from error
     return seal(folder, exporter.export_graphs(checkpoint, folder, **how))
 
 
@@ -63,7 +65,7 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
 
 
 def _record_generation(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, size: golden.Size) -> None:
-    def noise_of(largest: float, source: Sequence[int], target: Sequence[int]) -> float:
+    def noise_of(largest: float, source: Source, target: Sequence[int]) -> float:
         return tolerance.lasting_noise(largest, exact.rounding_error([source], [target]))
 
     found = golden.record(TorchRuntime(exact.model), exact.model.facts, real, noise_of, size)

@@ -16,6 +16,7 @@ from txport.system.machine import is_out_of_memory
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
+Inputs = NDArray[Any]  # tokens (int64), or features (float32)
 Logits = TypeVar("Logits", Floats, Doubles)
 State = Any
 Outputs = dict[str, NDArray[Any]]
@@ -46,10 +47,11 @@ class Scores(NamedTuple):
 class Runtime(Protocol):
     """Encode once, then step token by token; rows are kept, dropped, repeated and reordered by `select`."""
 
-    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+    def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> State:
         """Sources (B, S), right-padded, and their lengths (B,) -> a state of B rows for up to `max_length` tokens.
 
-        For a causal model they are prompts, of which all but the last token go into the state: that one is the first
+        Of a model that reads features, sources are (B, M, F), and lengths those that its encoder makes of them. For a
+        causal model they are prompts, of which all but the last token go into the state: that one is the first
         that `step` is given. Their tokens count.
         """
         ...

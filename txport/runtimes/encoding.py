@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from txport.errors import RunError
 from txport.models.facts import Facts
 from txport.runtimes.base import EncoderRuntime, Outputs
+from txport.runtimes.inputs import batch
 
 FIX = "look for NaN or infinity in its weights, and at the size of its activations in this precision"
 
@@ -20,10 +21,7 @@ def infer(runtime: EncoderRuntime, sources: Sequence[Sequence[int]], facts: Fact
 
     Raises `RunError` where a number is NaN.
     """
-    lengths = np.array([len(source) for source in sources], np.int64)
-    ids = np.full((len(sources), lengths.max()), facts.reads.pad, np.int64)
-    for row, source in zip(ids, sources, strict=True):
-        row[: len(source)] = source
+    ids, lengths = batch(sources, facts)
     found = runtime.infer(ids, lengths)
     if any(np.isnan(array).any() for array in found.values()):
         raise RunError(f"the model's outputs are NaN; {FIX}")

@@ -21,6 +21,7 @@ from txport.bundles.ports import (
     CROSS_ATTENTION,
     ENCODER,
     IDS,
+    INPUT_FEATURES,
     INPUT_IDS,
     LAST_PLACES,
     LIKELIEST,
@@ -35,7 +36,7 @@ from txport.bundles.ports import (
     screens,
 )
 from txport.models.facts import Owner
-from txport.runtimes.base import GraphPorts, Ints, Outputs, Scores, running, scores
+from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, running, scores
 from txport.runtimes.caches import FusedState, Rows, Source, move, pick_sources
 from txport.runtimes.encoding import outputs_of
 from txport.runtimes.onnx_runtime import ort
@@ -127,11 +128,11 @@ class FusedRuntime:
         # its bound holds for exact sums, and the session option for these does not reach into branches of a graph
         self._screens = screens(self.facts, bundle.manifest.precision) and not may_saturate()
 
-    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> FusedState:
+    def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> FusedState:
         """See `Runtime.start`."""
         if not self.has_source:
             return self._prefill(source, source_lengths, max_length)
-        batch, size = source.shape
+        batch, size = len(source), source.shape[1] if self.facts.masks_source else self.facts.reads.longest
         held = self._make_source(batch, size, source_lengths)
         count = max(1, ENCODED_TOGETHER // size)
         for part in (slice(first, first + count) for first in range(0, batch, count)):
@@ -140,7 +141,7 @@ class FusedRuntime:
             held = self._widen(held, size + rest)
         return FusedState(held, self._make_rows(batch, min(FIRST_CAPACITY, max_length)), max_length)
 
-    def _prefill(self, prompts: Ints, lengths: Ints, max_length: int) -> FusedState:
+    def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> FusedState:
         """All but the last token of each prompt, at once, into the rows' caches."""
         batch, size = prompts.shape
         capacity = min(max(FIRST_CAPACITY, 2 * size), max(max_length, size))
@@ -158,7 +159,7 @@ class FusedRuntime:
             state.lengths[:] = kept
         return state
 
-    def _fill(self, prompts: Ints, caches: NDArray[np.float32], places: slice) -> None:
+    def _fill(self, prompts: Inputs, caches: NDArray[np.float32], places: slice) -> None:
         """Run prompts (B, S) into these places of caches (2 L, B, G, M, H), behind which nothing is."""
         graph = self.graphs[PREFILL]
         last = np.full(len(prompts), places.stop - 1, np.int32)
@@ -183,10 +184,11 @@ class FusedRuntime:
         joined = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         return outputs_of(self.facts, joined, batch, size, size)
 
-    def _encode(self, source: Ints, lengths: NDArray[np.int32], caches: NDArray[np.float32]) -> None:
+    def _encode(self, source: Inputs, lengths: NDArray[np.int32], caches: NDArray[np.float32]) -> None:
         io = self.sessions[ENCODER].io_binding()
-        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (source, lengths, *caches)]
-        io.bind_ortvalue_input(INPUT_IDS, values[0])
+        given = np.ascontiguousarray(source)
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (given, lengths, *caches)]
+        io.bind_ortvalue_input(INPUT_IDS if self.facts.masks_source else INPUT_FEATURES, values[0])
         io.bind_ortvalue_input(SOURCE_LENGTHS, values[1])
         for name, value in zip(self.graphs[ENCODER].present().values(), values[2:], strict=True):
             io.bind_ortvalue_output(name, value)

@@ -15,6 +15,7 @@ from txport.bundles.ports import (
     ENCODER,
     ENCODER_ATTENTION_MASK,
     ENCODER_HIDDEN_STATES,
+    INPUT_FEATURES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
     LOGITS,
@@ -24,7 +25,7 @@ from txport.bundles.ports import (
     SELECT,
 )
 from txport.errors import RunError
-from txport.runtimes.base import GraphPorts, Ints, Outputs, Scores, scores
+from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
 from txport.runtimes.encoding import outputs_of
 
 T = TypeVar("T")
@@ -77,26 +78,32 @@ class PortableRuntime(Generic[T]):
         grown = {} if self._decoder is None else self._decoder.present("row")
         self._grows = {name: self._becomes[name] for name in grown.values()}
 
-    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
+    def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> PortableState[T]:
         """See `Runtime.start`."""
         if self._facts.task == "causal":
             return self._prefill(source, source_lengths, max_length)
-        source = self._fill_up(source)
-        mask = (np.arange(source.shape[1])[None, :] < source_lengths[:, None]).astype(np.int64)
-        engine_mask = self._engine.from_numpy(mask)
-        inputs = {INPUT_IDS: self._engine.from_numpy(source), ATTENTION_MASK: engine_mask}
-        hidden = self._engine.run(ENCODER, inputs, [LAST_HIDDEN_STATE])[LAST_HIDDEN_STATE]
-        tensors = {ENCODER_HIDDEN_STATES: hidden, ENCODER_ATTENTION_MASK: engine_mask}
-        return PortableState({**tensors, **self._empty_caches(len(source))}, 0, max_length)
+        given, kept = self._sources(source, source_lengths)
+        hidden = self._engine.run(ENCODER, given, [LAST_HIDDEN_STATE])[LAST_HIDDEN_STATE]
+        tensors = {ENCODER_HIDDEN_STATES: hidden, **kept, **self._empty_caches(len(source))}
+        return PortableState(tensors, 0, max_length)
 
-    def _prefill(self, prompts: Ints, lengths: Ints, max_length: int) -> PortableState[T]:
+    def _sources(self, source: Inputs, lengths: Ints) -> tuple[dict[str, T], dict[str, T]]:
+        """What the encoder reads, and what the decoder reads beside what the encoder gives."""
+        if not self._facts.masks_source:
+            features = np.ascontiguousarray(source, self._manifest.dtype)
+            return {INPUT_FEATURES: self._engine.from_numpy(features)}, {}
+        ids = self._fill_up(source)
+        mask = self._engine.from_numpy((np.arange(ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64))
+        return {INPUT_IDS: self._engine.from_numpy(ids), ATTENTION_MASK: mask}, {ENCODER_ATTENTION_MASK: mask}
+
+    def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> PortableState[T]:
         """All but the last token of each prompt, padded at the left, so that all rows end at one place."""
         size = int(lengths.max()) - 1
         mask = (np.arange(size)[None, :] >= size - (lengths - 1)[:, None]).astype(np.int64)
         tensors = self._empty_caches(len(prompts))
         if size:
             moved = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # the place of each in its prompt
-            ids = np.where(mask, np.take_along_axis(prompts, np.maximum(moved, 0), axis=1), self._facts.reads.pad)
+            ids = np.where(mask, np.take_along_axis(prompts, np.maximum(moved, 0), axis=1), self._facts.writes.pad)
             inputs = {INPUT_IDS: ids, ATTENTION_MASK: mask, POSITION_IDS: np.maximum(moved, 0)}
             given = {name: self._engine.from_numpy(np.ascontiguousarray(each)) for name, each in inputs.items()}
             results = self._engine.run(DECODER, {**given, **tensors}, [*self._becomes])
@@ -126,9 +133,9 @@ class PortableRuntime(Generic[T]):
         tensors = {**state.tensors, **more, **{name: results[output] for output, name in fetched.items()}}
         found = scores(logits, top, normalise)
         if align:
-            source = state.tensors[ENCODER_ATTENTION_MASK]
             assert self._facts.attention is not None
-            dims = (len(tokens), self._facts.attention.heads, 1, self._engine.to_numpy(source).shape[1])
+            places = self._engine.to_numpy(state.tensors[ENCODER_HIDDEN_STATES]).shape[1]
+            dims = (len(tokens), self._facts.attention.heads, 1, places)
             attention = self._fetch(aligned[0], results, dims)[:, :, -1]  # (R, N, S)
             found = found._replace(attention=attention.mean(1, dtype=np.float32))
         return found, replace(state, tensors=tensors, length=state.length + 1)
@@ -169,7 +176,7 @@ class PortableRuntime(Generic[T]):
             raise RunError(f"the decoder graph gives {what}; the bundle is damaged, and `txport verify` says where")
         return array
 
-    def _fill_up(self, source: Ints) -> Ints:
+    def _fill_up(self, source: Inputs) -> Inputs:
         """Padded until nothing is left, so that no row is summed otherwise for the length of others."""
         size = source.shape[1]
         rest = min(-size % TOGETHER[self._manifest.dtype], self._facts.reads.longest - size)

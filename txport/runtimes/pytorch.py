@@ -13,7 +13,7 @@ from txport.errors import UnavailableError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Memory, Model
 from txport.models.ops import State, padding_mask
-from txport.runtimes.base import Ints, Outputs, Scores, scores
+from txport.runtimes.base import Inputs, Ints, Outputs, Scores, scores
 
 
 class TorchState(NamedTuple):
@@ -30,14 +30,19 @@ class TorchRuntime:
         self._model, self._device = model, torch.device(device)
 
     @torch.inference_mode()
-    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TorchState:
+    def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> TorchState:
         """See `Runtime.start`."""
         state = self._model.empty_state(source.shape[0])
         if self._model.facts.task == "causal":
             return self._prefill(source, source_lengths, state)
-        return TorchState(self._model.encode(self._tensor(source), self._tensor(source_lengths)), state)
+        return TorchState(self._model.encode(self._sources(source), self._tensor(source_lengths)), state)
 
-    def _prefill(self, prompts: Ints, lengths: Ints, state: State) -> TorchState:
+    def _sources(self, source: Inputs) -> Tensor:
+        """Features in the model's own type."""
+        tensor = self._tensor(source)
+        return tensor.to(next(self._model.parameters()).dtype) if tensor.is_floating_point() else tensor
+
+    def _prefill(self, prompts: Inputs, lengths: Ints, state: State) -> TorchState:
         """All but the last token of each prompt, padded at the left."""
         size = int(lengths.max()) - 1
         places = np.arange(size)[None, :] - (size - (lengths - 1)[:, None])  # of each in its prompt
@@ -71,7 +76,10 @@ class TorchRuntime:
     def select(self, state: TorchState, rows: Ints) -> TorchState:
         """See `Runtime.select`."""
         index, memory = self._tensor(rows), state.memory
-        kept = memory[index] if isinstance(memory, Tensor) else Memory(*(tensor[index] for tensor in memory))
+        if isinstance(memory, Tensor):
+            kept: Memory | Tensor = memory[index]
+        else:
+            kept = Memory(memory.states[index], None if memory.mask is None else memory.mask[index])
         return TorchState(kept, {each: tensor[index] for each, tensor in state.state.items()})
 
     @torch.inference_mode()
@@ -83,7 +91,7 @@ class TorchRuntime:
             each.name: one.float().cpu().numpy() for each, one in zip(self._model.facts.outputs, found, strict=True)
         }
 
-    def _tensor(self, array: Ints) -> torch.Tensor:
+    def _tensor(self, array: Inputs) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
 

@@ -47,7 +47,7 @@ class Constraints:
         prefixes: Sequence[Sequence[int]],
         prompts: Sequence[Sequence[int]] = (),
     ) -> None:
-        self._filler = facts.reads.pad
+        self._filler = facts.writes.pad
         self._options, self._ends = options, np.asarray(options.ends(facts))
         self._suppressed = np.asarray(options.suppress_tokens, np.int64)
         self._prefixes = _pad(prefixes)  # (B, longest)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from txport.models.facts import Facts
 from txport.runtimes.base import ContinuousRuntime, Ints, Scores, State
+from txport.runtimes.inputs import Source
 from txport.runtimes.slots import spread
 from txport.search.generate import longest_target, plan, start
 from txport.search.options import Found, SearchOptions
@@ -23,7 +24,7 @@ from txport.search.requests import Search, Select, Step
 WORTH_ADMITTING = 0.25  # of the slots must be free before others are admitted, or the rest moves together
 NOBODY = -1  # in place of a token
 
-GenerationRequest = tuple[Sequence[int], Sequence[int]]  # a source, and what its target begins with
+GenerationRequest = tuple[Source, Sequence[int]]  # a source, and what its target begins with
 
 
 class Encoded(NamedTuple):

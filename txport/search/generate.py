@@ -11,7 +11,8 @@ import numpy as np
 
 from txport.errors import UnsupportedError
 from txport.models.facts import Facts
-from txport.runtimes.base import ContinuousRuntime, Ints, Runtime, State
+from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, Runtime, State
+from txport.runtimes.inputs import Sources, batch, lengths_of
 from txport.search.alignment import fit
 from txport.search.beams import Beams
 from txport.search.constraints import Constraints, limits
@@ -26,7 +27,7 @@ Steps = Generator[Certain, None, list[list[Found]]]
 
 
 def generate(
-    runtime: Runtime, sources: Ids, facts: Facts, options: SearchOptions, prefixes: Ids | None = None
+    runtime: Runtime, sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids | None = None
 ) -> list[list[Found]]:
     """Search one batch: token ids of each source -> its `nbest` hypotheses, best first, or as they were drawn.
 
@@ -41,7 +42,9 @@ def generate(
             return found
 
 
-def search(runtime: Runtime, sources: Ids, facts: Facts, options: SearchOptions, prefixes: Ids | None = None) -> Steps:
+def search(
+    runtime: Runtime, sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids | None = None
+) -> Steps:
     """As `generate`, step by step: after each it yields what tells the tokens that are certain by now.
 
     Closing it ends the search.
@@ -51,7 +54,7 @@ def search(runtime: Runtime, sources: Ids, facts: Facts, options: SearchOptions,
     return carry_out(requests, runtime, sources, facts, longest_target(sources, facts, options, prefixes))
 
 
-def carry_out(requests: Search, runtime: Runtime, sources: Ids, facts: Facts, longest: int) -> Steps:
+def carry_out(requests: Search, runtime: Runtime, sources: Sources, facts: Facts, longest: int) -> Steps:
     """Do what a search asks for, in a state of its own."""
     state, found = start(runtime, sources, facts, longest), None
     while True:
@@ -72,7 +75,7 @@ def carry_out(requests: Search, runtime: Runtime, sources: Ids, facts: Facts, lo
             yield request.certain
 
 
-def plan(sources: Ids, facts: Facts, options: SearchOptions, prefixes: Ids, *, at_once: bool = False) -> Search:
+def plan(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids, *, at_once: bool = False) -> Search:
     """The search of one batch, as it asks for steps; `UnsupportedError` for what this model can't do.
 
     Rows leave `at_once` when they have ended, or some time later, if others have to move; but a processor of one's
@@ -83,7 +86,7 @@ def plan(sources: Ids, facts: Facts, options: SearchOptions, prefixes: Ids, *, a
     for prompt in prompts:
         require_room(prompt, facts, options)
     constraints = Constraints(options, facts, prefixes, prompts)
-    lengths = np.array([len(source) for source in sources], np.int64)
+    lengths = lengths_of(sources, facts)
     first = first_tokens(sources, facts)
     if options.beams > 1:
         return by_beams(lengths, first, options, constraints, facts)
@@ -91,18 +94,18 @@ def plan(sources: Ids, facts: Facts, options: SearchOptions, prefixes: Ids, *, a
     return by_rows(lengths, first, options, constraints, facts, at_once=at_once)
 
 
-def first_tokens(sources: Ids, facts: Facts) -> Ints:
+def first_tokens(sources: Sources | Inputs, facts: Facts) -> Ints:
     """What generation starts from: the start token, or each prompt's last token: (B,)."""
     start = facts.writes.start if facts.task == "seq2seq" else None
     return np.array([source[-1] if start is None else start for source in sources], np.int64)
 
 
-def prompts_of(sources: Ids, facts: Facts) -> Ids:
+def prompts_of(sources: Sources, facts: Facts) -> Ids:
     """Those of a causal model, whose tokens count with those of the target; others have none."""
     return sources if facts.task == "causal" else ()
 
 
-def longest_target(sources: Ids, facts: Facts, options: SearchOptions, prefixes: Ids) -> int:
+def longest_target(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids) -> int:
     """How many tokens a row may have to hold, its prefix and its prompt counted; a last token need not be held."""
     prompts = prompts_of(sources, facts)
     before = np.array([len(prompt) - 1 for prompt in prompts] or [0])
@@ -137,13 +140,10 @@ def require_fit(prefixes: Ids, facts: Facts, options: SearchOptions) -> None:
             raise UnsupportedError(f"a prefix must not hold an end token; got {token}")
 
 
-def start(runtime: Runtime, sources: Ids, facts: Facts, max_length: int) -> State:
-    """Pad the sources, or prompts, at the right, and start from them."""
-    lengths = np.array([len(source) for source in sources], dtype=np.int64)
-    padded = np.full((len(sources), lengths.max()), facts.reads.pad, dtype=np.int64)  # (B, S)
-    for row, source in zip(padded, sources, strict=True):
-        row[: len(source)] = source
-    return runtime.start(padded, lengths, max_length=max_length)
+def start(runtime: Runtime, sources: Sources, facts: Facts, max_length: int) -> State:
+    """Put the sources, or prompts, into one batch, and start from them."""
+    together, lengths = batch(sources, facts)
+    return runtime.start(together, lengths, max_length=max_length)
 
 
 def by_rows(

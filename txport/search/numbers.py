@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from txport.errors import RunError
-from txport.runtimes.base import ContinuousRuntime, Ints, Runtime, Scores, State
+from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, Runtime, Scores, State
 
 FIX = "look for NaN or infinity in its weights, and at the size of its activations in this precision"
 
@@ -23,7 +23,7 @@ class Numbers:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+    def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> State:
         """See `Runtime.start`."""
         return self._runtime.start(source, source_lengths, max_length=max_length)
 

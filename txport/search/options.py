@@ -12,6 +12,7 @@ import numpy as np
 
 from txport.errors import UnsupportedError, quoted
 from txport.models.facts import Facts
+from txport.models.pooling import require_pooling
 from txport.runtimes.base import Floats, Ints
 from txport.system.numbers import is_switch, number, switch, whole
 
@@ -283,7 +284,13 @@ def _is_one(value: Any, *words: str) -> bool:
 
 
 def require_defaults(values: Mapping[str, Any], facts: Facts) -> None:
-    """Raise `UnsupportedError` for options of a bundle, by their names, that no search of its model can have."""
+    """Raise `UnsupportedError` for options of a bundle, by their names, that no search of its model can have.
+
+    Of a model that only encodes, they are how it pools.
+    """
+    if facts.task == "encode":
+        require_pooling(values, facts)
+        return
     known = {each.name for each in dataclasses.fields(SearchOptions)} - {"logits_processor", "scores", "alignment"}
     if strange := sorted(values.keys() - known):
         raise UnsupportedError(f"there is no option {quoted(strange[0])}")

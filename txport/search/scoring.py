@@ -12,11 +12,12 @@ import numpy as np
 from txport.errors import TextError
 from txport.models.facts import Facts
 from txport.runtimes.base import Floats, Ints, Runtime, log_softmax
+from txport.runtimes.inputs import Sources
 from txport.search.generate import Ids, first_tokens, prompts_of, start
 from txport.search.options import Found
 
 
-def score(runtime: Runtime, sources: Ids, targets: Ids, facts: Facts, length_penalty: float = 1.0) -> list[Found]:
+def score(runtime: Runtime, sources: Sources, targets: Ids, facts: Facts, length_penalty: float = 1.0) -> list[Found]:
     """Score one batch: sources and their targets, end tokens included -> each target with the log-probs of its tokens.
 
     A score is the sum of the log-probabilities over the length to the power of `length_penalty`.
@@ -32,7 +33,7 @@ def score(runtime: Runtime, sources: Ids, targets: Ids, facts: Facts, length_pen
     ]
 
 
-def logits(runtime: Runtime, sources: Ids, targets: Ids, facts: Facts) -> list[Floats]:
+def logits(runtime: Runtime, sources: Sources, targets: Ids, facts: Facts) -> list[Floats]:
     """All logits of one batch: for each target, the logits before each of its tokens (T, V)."""
     kept: list[list[Floats]] = [[] for _ in targets]
     for rows, _, values in teacher_forced_logits(runtime, sources, targets, facts):
@@ -42,7 +43,7 @@ def logits(runtime: Runtime, sources: Ids, targets: Ids, facts: Facts) -> list[F
 
 
 def teacher_forced_logits(
-    runtime: Runtime, sources: Ids, targets: Ids, facts: Facts
+    runtime: Runtime, sources: Sources, targets: Ids, facts: Facts
 ) -> Iterator[tuple[Ints, Ints, Floats]]:
     """Step through given targets: which of them are not yet at their end (R,), their next tokens, logits (R, V)."""
     require_targets(sources, targets, facts)
@@ -61,7 +62,7 @@ def teacher_forced_logits(
         yield rows, last, scores.values
 
 
-def require_targets(sources: Ids, targets: Ids, facts: Facts) -> None:
+def require_targets(sources: Sources, targets: Ids, facts: Facts) -> None:
     """Raise `TextError` for targets that the model cannot give."""
     for prompt, target in zip(prompts_of(sources, facts), targets, strict=False):
         if len(prompt) + len(target) > facts.writes.longest:

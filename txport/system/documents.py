@@ -7,12 +7,14 @@ minutes to read, and no NaN, which JSON does not have.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from txport.errors import brief, quoted
 
+LARGEST_TOML = 1 << 20  # bytes
 LARGEST = 24 << 20  # bytes; as Python's values, JSON of brackets alone takes 25 times as much
 
 
@@ -45,16 +47,43 @@ def require_size(path: Path, largest: int = LARGEST) -> None:
 
 def read_json(path: Path, largest: int = LARGEST) -> dict[str, Any]:
     """A JSON object; `DocumentError` for anything else, and for one that names a key twice."""
+    values = _read_json(path, largest)
+    if not isinstance(values, dict):
+        raise DocumentError(f"{path} holds a {type(values).__name__}, expected an object")
+    return values
+
+
+def read_json_list(path: Path, largest: int = LARGEST) -> list[Any]:
+    """As `read_json`, of a list."""
+    values = _read_json(path, largest)
+    if not isinstance(values, list):
+        raise DocumentError(f"{path} holds a {type(values).__name__}, expected a list")
+    return values
+
+
+def _read_json(path: Path, largest: int) -> Any:
     text = read_text(path, largest)
     try:
-        values = json.loads(text, parse_constant=_refuse, object_pairs_hook=_object)
+        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_object)
     except RecursionError as error:
         raise DocumentError(f"{path} is nested too deep to be read") from error
     except ValueError as error:
         raise DocumentError(f"{path} is not JSON: {brief(error)}") from error
-    if not isinstance(values, dict):
-        raise DocumentError(f"{path} holds a {type(values).__name__}, expected an object")
-    return values
+
+
+def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, Any]:
+    """The values of a TOML document; `DocumentError` for anything else."""
+    return parse_toml(read_text(path, largest), path)
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """The values of the text of a TOML document; `DocumentError`, which names `path`, for anything else."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise DocumentError(f"{path} is nested too deep to be read") from error
+    except ValueError as error:
+        raise DocumentError(f"{path} is not TOML: {brief(error)}") from error
 
 
 def _refuse(name: str) -> Any:

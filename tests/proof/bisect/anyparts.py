@@ -31,12 +31,13 @@ from txport.models.parts import (
     RelativeVectors,
     Residual,
     Rotary,
+    SoftCap,
     unflatten,
 )
 from txport.models.stacks import EncoderDecoder, Side
 
 WIDTH, HEADS, HEAD, INNER, LONGEST, VOCABULARY = 16, 4, 16, 20, 24, 30
-BUCKETS, FARTHEST, CLIP = 8, 16, 3
+BUCKETS, FARTHEST, CLIP, CAP = 8, 16, 3, 2.0
 Plant = Callable[[EncoderDecoder], None]
 
 
@@ -48,6 +49,8 @@ class AnyConfig(Config):
     gated: bool = False
     shared: bool = False  # the layers of the encoder are one
     key_heads: int = size(HEADS)
+    capped: bool = False
+    result_norm: bool = False
 
 
 def facts(config: AnyConfig) -> Facts:
@@ -66,7 +69,7 @@ def rotary(config: AnyConfig, base: float = 1e4) -> Rotary:
 def core_of(config: AnyConfig, side: Side) -> DotProduct | Additive:
     if config.additive:
         return Additive(HEADS, HEAD)
-    added: dict[str, Any] = {}
+    added: dict[str, Any] = {"cap": SoftCap(CAP)} if config.capped else {}
     if config.positions == "bias":
         added["bias"] = RelativeBias(HEADS, BUCKETS, FARTHEST, LONGEST, both_ways=side == "encoder")
     if config.positions == "vectors":
@@ -79,8 +82,9 @@ def layer_of(config: AnyConfig, side: Side) -> Layer:
     own = Attention(WIDTH, core_of(config, side), HEAD, rotary=turned)
     kind = GatedFeedForward if config.gated else FeedForward
     feed_forward = kind(WIDTH, INNER, "silu")
-    residual = partial(Residual, first=True)
-    return Layer(own, feed_forward, lambda: residual(NORMS[config.norm](WIDTH, 1e-5)), _cross(side))
+    norm = partial(NORMS[config.norm], WIDTH, 1e-5)
+    residual = lambda: Residual(norm(), first=True, result_norm=norm() if config.result_norm else None)  # noqa: E731
+    return Layer(own, feed_forward, residual, _cross(side))
 
 
 def _cross(side: Side) -> Attention | None:
@@ -225,6 +229,11 @@ class Ungated(GatedFeedForward):
 class InTurn(DotProduct):
     def grouped(self, x: Tensor, y: Tensor) -> Tensor:
         return x @ torch.cat([y, y], 1)
+
+
+class Halved(Residual):
+    def after(self, x: Tensor, result: Tensor) -> Tensor:
+        return super().after(0.5 * x, result)
 
 
 class Backwards(RelativeBias):

@@ -588,13 +588,13 @@ def test_what_only_padding_beyond_all_rows_shows_is_found(
 ) -> None:
     """Cases are replayed as parity replays them."""
     padded: list[int] = []
-    pad = replay.pad
+    batch = replay.batch
 
-    def noted(sources: Any, pad_id: int, padding: int = 0) -> tuple[Array, Array]:
+    def noted(sources: Any, facts: Any, padding: int = 0) -> tuple[Array, Array]:
         padded.append(padding)
-        return pad(sources, pad_id, padding)
+        return batch(sources, facts, padding)
 
-    monkeypatch.setattr(replay, "pad", noted)
+    monkeypatch.setattr(replay, "batch", noted)
     assert bisect(sound["pre", "cpu"], checkpoints["pre"], more=3) is None
     assert max(padded) > 0
     usual = len(padded)

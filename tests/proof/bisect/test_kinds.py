@@ -19,6 +19,7 @@ from tests.proof.bisect.anyparts import (
     Backwards,
     Clipped,
     Crossed,
+    Halved,
     InterleavedHeads,
     InTurn,
     Late,
@@ -44,6 +45,7 @@ from txport.bundles.ports import ENCODER
 from txport.errors import ParityError
 from txport.exporters.export import export_graphs
 from txport.models import architecture
+from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import StateTensor
 from txport.models.parts import FeedForward, bucket_table
@@ -178,6 +180,22 @@ FAULTS: dict[str, Fault] = {
         {"key_heads": 2}, "cpu", part(f"decoder.1.{CORE}", scale=8**-0.5), OWN, "scale",
         "which is that of heads of size 8",
     ),
+    "no cap": (
+        {"capped": True, "key_heads": 2}, "cpu", part(f"decoder.1.{CORE}", cap=None), OWN, "cap",
+        "scores are not capped, the model's are at 2",
+    ),
+    "another cap": (
+        {"capped": True}, "portable", part(f"encoder.1.{CORE}.cap", limit=1.5), IN_ENCODER, "cap",
+        "scores are capped at 1.5, the model's at 2",
+    ),
+    "norm of a result": (
+        {"result_norm": True}, "cpu", norm("decoder.1.feed_forward_residual.result_norm", "layer without bias"),
+        "decoder layer 1, norm of feed-forward, of its result", "norm", "LayerNorm in place of RMSNorm",
+    ),
+    "a sum of half of what a sublayer read": (
+        {"result_norm": True}, "portable", of_class("decoder.1.attention_residual", Halved),
+        f"{OWN}, residual sum", "scale", "is scaled by 0.5 of what it should be",
+    ),
     "weight of an additive attention": (
         {"additive": True, "positions": "learned"}, "portable", times(f"decoder.1.{CORE}.score", 1.01), OWN, "weight",
         "core.score is 1.01 times the checkpoint's",
@@ -254,12 +272,25 @@ def test_a_fault_of_a_part_is_named(fault: str, tmp_path: Path) -> None:
         {"norm": "layer", "positions": "vectors"},
         {"additive": True, "positions": "learned"},
         {"positions": "neighbours"},
+        {"capped": True, "result_norm": True},
     ],
     ids=str,
 )
 def test_no_sound_part_is_accused(config: dict[str, Any], target: str, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(**config)
     assert bisect(made(checkpoint, tmp_path / "out", target), checkpoint) is None
+
+
+def test_logits_without_their_cap_are_named(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=20, d_model=16, heads=1, decoder_layers=1, feed_forward=8, max_length=24, logit_cap=2
+    )
+    checkpoint = Checkpoint("capped", Llama(config).eval(), "0" * 64)
+    bundle = made(faulty(checkpoint, part("logit_cap", limit=1e6)), tmp_path / "out", "portable")
+    culprit = bisect(bundle, checkpoint)
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == ("logits", "activation")
+    assert culprit.what == "no activation in place of a cap of 2"
 
 
 def test_of_a_part_that_runs_twice_the_call_is_named(tmp_path: Path) -> None:

@@ -13,18 +13,20 @@ from txport.models.model import Model
 
 
 class CpuEncoder(nn.Module):
-    """input_ids, source_lengths -> the keys and values of the source for each decoder layer."""
+    """input_ids or input_features, source_lengths -> the keys and values of the source for each decoder layer."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) int64, (B,) int32 -> two of (B, G, S, H) a layer."""
-        self.ops = ops = EncoderOps(input_ids, source_lengths)
-        states = self.model.encoder_states(input_ids, ops)  # (B * S, D)
+    def forward(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
+        """(B, S) int64 or (B, M, F), (B,) int32 -> two of (B, G, S, H) a layer."""
+        facts = self.model.facts
+        length = source.shape[1] if facts.masks_source else facts.reads.longest
+        self.ops = ops = EncoderOps(source.shape[0], length, source_lengths)
+        states = self.model.encoder_states(source, ops)  # (B * S, D)
         found = []
-        for each in self.model.facts.owned("source"):
+        for each in facts.owned("source"):
             part = self.model.cross_attention(each.layer)
             heads = part.keys(ops.whole(part.key(states)), None) if each.role == "key" else None
             found.append(part.split(ops.whole(part.value(states))) if heads is None else heads)
@@ -40,7 +42,7 @@ class CpuModel(nn.Module):
 
     def forward(self, input_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:
         """(B, S) int64, (B,) int32 -> one tensor an output."""
-        self.ops = ops = EncoderOps(input_ids, source_lengths)
+        self.ops = ops = EncoderOps(input_ids.shape[0], input_ids.shape[1], source_lengths)
         return self.model.outputs(self.model.encoder_states(input_ids, ops), ops)
 
 

@@ -17,7 +17,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from txport.exporters.forms import FORMS
 from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.models.ops import additive, padding_mask
-from txport.models.parts import Attention, DotProduct
+from txport.models.parts import Attention, DotProduct, SoftCap
 
 MICROSOFT = "com.microsoft"
 MASKED = -3e38  # MultiHeadAttention's own -10000 would let padding through where scores are large
@@ -94,6 +94,11 @@ def _bias(part: Attention, distances: Tensor | None) -> Tensor | None:
     return core.bias(distances) if isinstance(core, DotProduct) and core.bias is not None else None
 
 
+def cap_of(part: Attention) -> SoftCap | None:
+    """What bends the scores, where something does."""
+    return part.core.cap if isinstance(part.core, DotProduct) else None
+
+
 def written(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
     """A buffer (R, G, M, H) with heads (R, G, T, H) at places (R, T)."""
     cache = cache.clone()
@@ -147,6 +152,8 @@ def _grouped_query_attention(
     if part.rotary is not None:
         inputs += [tracer.tensor(part.rotary.cos), tracer.tensor(part.rotary.sin)]
         how |= {"do_rotary": 1, "rotary_interleaved": int(part.rotary.pairing == "interleaved")}
+    if (cap := cap_of(part)) is not None:
+        how["softcap"] = float(cap.limit)
     if bias is not None:
         added = bias.value if last is past else _first(tracer, bias.value, total)
         inputs += [None] * (10 - len(inputs)) + [added]

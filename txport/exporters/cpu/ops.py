@@ -18,6 +18,7 @@ from txport.errors import UnsupportedError
 from txport.exporters.cpu.operators import (
     GROUPED,
     MULTI_HEAD,
+    cap_of,
     grouped_query_attention,
     multi_head_attention,
     source_mask,
@@ -51,9 +52,9 @@ def require_fusable(model: Model) -> None:
 
 
 def is_multi_head(part: Attention) -> bool:
-    """Whether MultiHeadAttention computes an attention: as many heads of keys as of queries, none normalised."""
-    norms = part.query_norm is None and part.key_norm is None
-    return part.core.has_operator and norms and part.core.heads == part.core.key_heads
+    """Whether MultiHeadAttention computes an attention: as many key heads as query heads, no norms, no cap."""
+    plain = part.query_norm is None and part.key_norm is None and cap_of(part) is None
+    return part.core.has_operator and plain and part.core.heads == part.core.key_heads
 
 
 class FusedOps:
@@ -63,9 +64,9 @@ class FusedOps:
         self.batch, self.length = batch, length
         self.became: Counter[str] = Counter()
 
-    def lay_out(self, ids: Tensor) -> Tensor:
+    def lay_out(self, x: Tensor) -> Tensor:
         """See `Ops`."""
-        return ids.flatten()
+        return x.flatten(0, 1)
 
     def whole(self, x: Tensor) -> Tensor:
         """See `Ops`."""
@@ -107,10 +108,10 @@ class FusedOps:
 
 
 class EncoderOps(FusedOps):
-    """All tokens of sources at once, each of which sees the whole of its source."""
+    """All places of sources at once, each of which sees the whole of its source."""
 
-    def __init__(self, input_ids: Tensor, lengths: Tensor) -> None:
-        super().__init__(input_ids.shape[0], input_ids.shape[1])
+    def __init__(self, batch: int, length: int, lengths: Tensor) -> None:
+        super().__init__(batch, length)
         self.lengths = lengths
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,31 @@ def linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = None
     if more:
         value = tracer.op("linear", "Add", [value, *more])
     return tracer.symbol(value, F.linear, x, weight)
+
+
+@form("conv1d")
+def conv1d(
+    tracer: Tracer,
+    x: Symbol,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Symbol:
+    """(B, C, T) with a weight (D, C / groups, kernel): as many places of padding before and after."""
+    require(not isinstance(padding, str), f"a convolution with the padding {padding!r}")
+    inputs = [x.value, tracer.tensor(weight), *([] if bias is None else [tracer.tensor(bias)])]
+    how: dict[str, Any] = {
+        "kernel_shape": [weight.shape[2]],
+        "strides": list(stride),
+        "pads": [*padding, *padding],
+        "dilations": list(dilation),
+        "group": groups,
+    }
+    value = tracer.op("conv1d", "Conv", inputs, **how)
+    return tracer.symbol(value, F.conv1d, x, weight, bias, stride, padding, dilation, groups)
 
 
 @form("layer_norm")

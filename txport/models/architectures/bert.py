@@ -26,8 +26,9 @@ class BertConfig(Config):
     `head` is "hidden" (the last hidden states), "pooled" (these, and the first one through the pooler), "tokens"
     (logits over the vocabulary at each token, as masked language models give them), "labels" (logits over `labels` for
     each text) or "token_labels" (the same for each token). The table of positions begins with `position_offset` rows
-    that no token has: RoBERTa's has `pad_id` + 1. `segment` says that a vector of the first segment is added to each
-    token. `pooler` is what comes after the pooler's linear map. Texts begin with `cls_id` and end with `sep_id`.
+    that no token has: RoBERTa's has `pad_id` + 1. Texts have up to `max_length` tokens, or `text_length`, if it is not
+    0. `segment` says that a vector of the first segment is added to each token. `pooler` is what comes after the
+    pooler's linear map. Texts begin with `cls_id` and end with `sep_id`.
     """
 
     vocab_size: int = size(30522)
@@ -36,6 +37,7 @@ class BertConfig(Config):
     feed_forward: int = size(3072)
     encoder_layers: int = layers(12)
     max_length: int = size(512, most=LONGEST)
+    text_length: int = size(0, least=0)
     position_offset: int = size(0, least=0)
     segment: bool = True
     norm_epsilon: float = real(1e-12, above=0, below=1)
@@ -53,6 +55,8 @@ class BertConfig(Config):
         """See `Config.problems`."""
         if self.d_model % self.heads:
             yield f"heads must divide d_model, got {self.heads} for {self.d_model}"
+        if self.text_length > self.max_length:
+            yield f"text_length must be at most max_length {self.max_length}, got {self.text_length}"
         if self.head in LABELLED and not self.labels:
             yield f"the head {self.head!r} needs labels, got none"
         if self.labels and self.head not in LABELLED:
@@ -76,7 +80,7 @@ def facts(config: BertConfig) -> Facts:
     }
     source = Tokens(
         size=config.vocab_size,
-        longest=config.max_length,
+        longest=config.text_length or config.max_length,
         pad=config.pad_id,
         before=(config.cls_id,),
         after=(config.sep_id,),

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from txport.errors import quoted
 from txport.models.architecture import Architecture
 from txport.models.config import LARGEST, LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import Facts, Tokens
@@ -24,6 +25,7 @@ from txport.models.parts import (
     Residual,
     RMSNorm,
     Rotary,
+    SoftCap,
 )
 from txport.models.stacks import DecoderOnly, causal_facts
 
@@ -39,9 +41,13 @@ class LlamaConfig(Config):
     `max_length` is the longest sequence, the prompt counted. `key_heads` is as `heads`, and `head_size` D / N, unless
     they are given. Queries, keys and values have biases by `attention_bias`, the map behind them by `output_bias`,
     those of the feed-forward by `feed_forward_bias`. `head_norm` normalises each head of queries and keys before it is
-    turned. `tied` says whether the projection is the embedding itself; `scale_embedding` multiplies what is looked up
-    by the root of D. `rotary_*` are the positions: see `frequencies`. `pad_id` fills up the prompts of a batch, which
-    no token sees: it may be any token. `add_bos` says whether sequences begin with `bos_id`.
+    turned; `result_norm` normalises what each sublayer gives before it is added. Scores are multiplied by
+    `attention_scale`; 0 stands for one over the root of `head_size`. `attention_cap` bends scores, and `logit_cap`
+    logits, so that none exceeds it; 0 stands for no cap. `tied` says whether the projection is the embedding itself;
+    `scale_embedding` multiplies what is looked up by the root of D. `rotary_*` are the positions: see `frequencies`;
+    those of `rotary_local_layers`, counted from 0, have the base `rotary_local_base` and no scaling. `pad_id` fills up
+    the prompts of a batch, which no token sees: it may be any token. `add_bos` says whether sequences begin with
+    `bos_id`.
     """
 
     vocab_size: int = size()
@@ -58,6 +64,10 @@ class LlamaConfig(Config):
     output_bias: bool = False
     feed_forward_bias: bool = False
     head_norm: bool = False
+    result_norm: bool = False
+    attention_scale: float = real(0.0, least=0, below=LARGEST)
+    attention_cap: float = real(0.0, least=0, below=LARGEST)
+    logit_cap: float = real(0.0, least=0, below=LARGEST)
     tied: bool = False
     scale_embedding: bool = False
     rotary_pairing: str = choice("halves", "interleaved")
@@ -71,6 +81,8 @@ class LlamaConfig(Config):
     rotary_slow: float = real(1.0, above=0, below=LARGEST)
     rotary_attention: float = real(0.0, least=0, below=LARGEST)
     rotary_divisors: tuple[float, ...] = ()
+    rotary_local_layers: tuple[int, ...] = ()
+    rotary_local_base: float = real(10000.0, above=1, below=1e12)
     pad_id: int = 0
     bos_id: int = 1
     eos_ids: tuple[int, ...] = (2,)
@@ -120,6 +132,9 @@ def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
     if len(config.rotary_divisors) != pairs or not all(0 < each < math.inf for each in config.rotary_divisors):
         count = len(config.rotary_divisors)
         yield f"rotary_divisors must be {pairs} positive numbers for rotary_scaling {kind!r}, got {count}"
+    local, count = config.rotary_local_layers, config.decoder_layers
+    if list(local) != sorted(set(local)) or not all(0 <= layer < count for layer in local):
+        yield f"rotary_local_layers must be numbers of layers from 0 to {count - 1} in order, got {quoted(list(local))}"
 
 
 def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
@@ -132,7 +147,7 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
     "longrope" (Ding et al. 2024) divides each by its own of `rotary_divisors`. What is turned is multiplied by
     `rotary_attention`, or, if that is 0, as yarn and longrope say.
     """
-    own = config.rotary_base ** (-np.arange(0, config.head_size, 2) / config.head_size)
+    own = _unscaled(config, config.rotary_base)
     kind, factor, original = config.rotary_scaling, config.rotary_factor, config.rotary_original_length
     attention = config.rotary_attention
     if kind == "linear":
@@ -149,6 +164,12 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
         own = own / np.array(config.rotary_divisors)
         attention = attention or math.sqrt(1 + math.log(max(factor, 1)) / math.log(original))
     return own, attention or 1.0
+
+
+def _unscaled(config: LlamaConfig, base: float) -> Floats:
+    """As in the paper of Su et al., whose base is 10000."""
+    turns: Floats = base ** (-np.arange(0, config.head_size, 2) / config.head_size)
+    return turns
 
 
 def _ramp(config: LlamaConfig) -> Floats:
@@ -178,6 +199,7 @@ def facts(config: LlamaConfig) -> Facts:
         layers=config.decoder_layers,
         key_heads=config.key_heads,
         head_size=config.head_size,
+        has_plain_logits=not config.logit_cap,
     )
 
 
@@ -187,25 +209,35 @@ class Llama(DecoderOnly):
     config: LlamaConfig
 
     def __init__(self, config: LlamaConfig) -> None:
+        pairing = cast(Pairing, config.rotary_pairing)
         turns, scale = frequencies(config)
-        rotary = Rotary(turns, config.max_length, cast(Pairing, config.rotary_pairing), scale)
+        rotary = Rotary(turns, config.max_length, pairing, scale)
+        local = Rotary(_unscaled(config, config.rotary_local_base), config.max_length, pairing)
+        numbers, local_ones = range(config.decoder_layers), config.rotary_local_layers
+        rotaries = iter([local if number in local_ones else rotary for number in numbers])
         factor = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         super().__init__(
             config,
             facts(config),
             embedding=Embedding(config.vocab_size, config.d_model, scale=factor),
-            layer=partial(_layer, config, rotary),
+            layer=lambda: _layer(config, next(rotaries)),
             layers=config.decoder_layers,
             final_norm=RMSNorm(config.d_model, config.norm_epsilon),
             tied=config.tied,
+            logit_cap=_cap(config.logit_cap),
         )
 
 
+def _cap(limit: float) -> SoftCap | None:
+    return SoftCap(limit) if limit else None
+
+
 def _layer(config: LlamaConfig, rotary: Rotary) -> Layer:
-    head_norm = partial(RMSNorm, config.head_size, config.norm_epsilon)
+    norm, head_norm = (partial(RMSNorm, size, config.norm_epsilon) for size in (config.d_model, config.head_size))
+    scale = config.attention_scale or config.head_size**-0.5
     attention = Attention(
         config.d_model,
-        DotProduct(config.heads, config.key_heads, config.head_size**-0.5),
+        DotProduct(config.heads, config.key_heads, scale, cap=_cap(config.attention_cap)),
         config.head_size,
         bias=config.attention_bias,
         output_bias=config.output_bias,
@@ -215,15 +247,16 @@ def _layer(config: LlamaConfig, rotary: Rotary) -> Layer:
     )
     bias, inner = config.feed_forward_bias, config.feed_forward
     feed_forward = GatedFeedForward(config.d_model, inner, config.activation, bias=bias)
-    return Layer(attention, feed_forward, lambda: Residual(RMSNorm(config.d_model, config.norm_epsilon), first=True))
+    around = lambda: Residual(norm(), first=True, result_norm=norm() if config.result_norm else None)  # noqa: E731
+    return Layer(attention, feed_forward, around)
 
 
 def hugging_face(config: LlamaConfig) -> dict[str, Any]:
-    """As the model that Optimum and transformers.js know: a Qwen 3 where heads are normalised, else a Llama."""
-    kind, name = ("qwen3", "Qwen3ForCausalLM") if config.head_norm else ("llama", "LlamaForCausalLM")
+    """As the model that Optimum and transformers.js know: a Qwen 3 or a Llama, with norms of results a Gemma 2 or 3."""
+    kind, name = PUBLISHED[config.head_norm, config.result_norm]
     return {
         "model_type": kind,
-        "architectures": [name],
+        "architectures": [f"{name}ForCausalLM"],
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "intermediate_size": config.feed_forward,
@@ -241,6 +274,14 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
+PUBLISHED = {  # by head_norm and result_norm
+    (False, False): ("llama", "Llama"),
+    (True, False): ("qwen3", "Qwen3"),
+    (False, True): ("gemma2", "Gemma2"),
+    (True, True): ("gemma3_text", "Gemma3"),
+}
+
+
 def draw(rng: np.random.Generator) -> LlamaConfig:
     """A small config of any variant."""
     values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in LlamaConfig.choices().items()}
@@ -249,12 +290,16 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
         "output_bias",
         "feed_forward_bias",
         "head_norm",
+        "result_norm",
         "tied",
         "scale_embedding",
         "add_bos",
     ):
         values[name] = bool(rng.integers(2))
+    for name, some in {"attention_scale": (0.1, 0.5), "attention_cap": (2.0, 50.0), "logit_cap": (3.0, 30.0)}.items():
+        values[name] = float(rng.choice([0.0, *some]))
     key_heads, head_size = int(rng.choice([1, 2])), int(rng.choice([16, 32]))
+    layers = int(rng.integers(1, 4))
     longest, kind = int(rng.integers(8, 40)), values["rotary_scaling"]
     if kind in SCALED:
         values["rotary_factor"] = float(rng.choice([2.0, 8.0]))
@@ -269,9 +314,11 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
         heads=key_heads * int(rng.choice([1, 2, 3])),
         key_heads=key_heads,
         head_size=head_size,
-        decoder_layers=int(rng.integers(1, 4)),
+        decoder_layers=layers,
         feed_forward=int(rng.integers(8, 40)),
         max_length=longest,
+        rotary_local_layers=tuple(layer for layer in range(layers) if rng.integers(3) == 0),
+        rotary_local_base=float(rng.choice([100.0, 1e4])),
     )
 
 

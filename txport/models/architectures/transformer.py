@@ -16,6 +16,9 @@ from txport.models.config import LONGEST, Config, choice, layers, real, require_
 from txport.models.facts import Facts, Tokens
 from txport.models.parts import NORMS, Additive, Attention, DotProduct, Embedding, FeedForward, Layer, Residual
 from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
+from txport.models.weights import Drop, Rename, Split
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # -> in transformers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +28,9 @@ class TransformerConfig(Config):
     `norm` places the layer norm before each sublayer ("pre", with one more norm at the end of each
     stack) or after its residual ("post"). `tied` shares the output projection with the target
     embedding ("target"), with both embeddings ("all") or with neither ("none"). `max_length` is the
-    longest source and the longest target, in tokens, special tokens included. A table of learned positions begins
-    with `position_offset` rows that no token has. `head_size` is D / N unless it is given. `output` is what the model
+    longest source and the longest target, in tokens, special tokens included. The table of positions begins with
+    `position_offset` rows that no token has. `final_norm` says whether one more norm ends each stack; for None, it does
+    where norms come first. `head_size` is D / N unless it is given. `output` is what the model
     gives: logits, or their log-softmax. `add_source_bos` and `add_source_eos` say whether the sources of its training
     began with the token `bos_id` and ended with the end token; targets always did. They start from `start_id`, or, for
     None, from `bos_id`.
@@ -42,12 +46,13 @@ class TransformerConfig(Config):
     decoder_layers: int = layers(6)
     max_length: int = size(512, most=LONGEST)
     norm: str = choice("post", "pre")
+    final_norm: bool | None = None
     norm_epsilon: float = real(1e-5, above=0, below=1)
     embedding_norm: bool = False
     positions: str = choice("sinusoidal", "learned")
-    sinusoids: str = choice("interleaved", "halves")
+    sinusoids: str = choice("interleaved", "halves", "fairseq")
     position_offset: int = size(0, least=0)
-    activation: str = choice("relu", "gelu", "silu")
+    activation: str = choice(*ACTIVATIONS)
     bias: bool = True
     output_bias: bool = False
     output: str = choice("logits", "log_probs")
@@ -72,10 +77,12 @@ class TransformerConfig(Config):
             yield f"heads must divide d_model, got {self.heads} for {self.d_model}; or give a head_size"
         if self.positions == "sinusoidal" and self.d_model % 2:
             yield f"sinusoidal positions need an even d_model, got {self.d_model}"
-        if self.positions != "learned" and self.position_offset:
-            yield f"position_offset is for learned positions, got {self.position_offset} for {self.positions!r}"
+        if self.positions not in ("sinusoidal", "learned") and self.position_offset:
+            yield f"position_offset is for a table of positions, got {self.position_offset} for {self.positions!r}"
         if self.positions != "sinusoidal" and self.sinusoids != "interleaved":
             yield f"sinusoids is for sinusoidal positions, got {self.sinusoids!r} for {self.positions!r}"
+        if self.sinusoids == "fairseq" and self.d_model < 4:
+            yield f"sinusoids 'fairseq' need a d_model of at least 4, got {self.d_model}"
         if self.tied == "all" and self.source_vocab_size != self.target_vocab_size:
             sizes = f"{self.source_vocab_size} and {self.target_vocab_size}"
             yield f"tied 'all' needs one vocabulary for source and target, got sizes {sizes}"
@@ -171,8 +178,9 @@ def _norm(config: TransformerConfig) -> nn.Module:
 
 
 def _final_norm(config: TransformerConfig) -> nn.Module:
-    """Pre-norm leaves a stack's output unnormalised, so one more norm ends it; post-norm needs none."""
-    return _norm(config) if config.norm == "pre" else nn.Identity()
+    """Pre-norm leaves a stack's output unnormalised, so one more norm ends it, where the config says nothing else."""
+    has_norm = config.norm == "pre" if config.final_norm is None else config.final_norm
+    return _norm(config) if has_norm else nn.Identity()
 
 
 def hugging_face(config: TransformerConfig) -> dict[str, Any]:
@@ -191,7 +199,7 @@ def hugging_face(config: TransformerConfig) -> dict[str, Any]:
         "decoder_attention_heads": config.heads,
         "encoder_ffn_dim": config.feed_forward,
         "decoder_ffn_dim": config.feed_forward,
-        "activation_function": config.activation,
+        "activation_function": ACTIVATIONS[config.activation],
         "scale_embedding": config.scale_embedding,
         "max_position_embeddings": config.max_length,
     }
@@ -201,7 +209,8 @@ def draw(rng: np.random.Generator) -> TransformerConfig:
     """A small config of any variant."""
     values = drawn_values(rng, TransformerConfig.choices())
     start = int(rng.integers(values["target_vocab_size"])) if rng.integers(2) else None
-    return TransformerConfig(**values, start_id=start)
+    final = (None, True, False)[rng.integers(3)]
+    return TransformerConfig(**values, start_id=start, final_norm=final)
 
 
 def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -212,7 +221,7 @@ def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]])
     heads, head_size = int(rng.choice([1, 2, 4])), int(rng.choice([8, 16]))
     if values["positions"] != "sinusoidal":
         values["sinusoids"] = "interleaved"
-    if values["positions"] == "learned":
+    if values["positions"] in ("learned", "sinusoidal"):
         values["position_offset"] = int(rng.integers(3))
     source, target = (int(each) for each in rng.integers(8, 60, 2))
     sizes = {
@@ -247,6 +256,27 @@ PRESETS = {
         source_vocab_size=32000, target_vocab_size=32000, d_model=1024, heads=16, feed_forward=4096, dropout=0.3
     ),
 }
+# The names of `torch.nn.Transformer`, and those that PyTorch's tutorial of translation has for what is around it.
+PARTS = ("query.", "key.", "value.")
+WEIGHTS = (
+    Drop(r"positional_encoding\.pos_embedding$"),  # sinusoids
+    Rename(r"^(\w+\.)?(transformer_)?(encoder|decoder)\.(layers|norm)\.", r"\3.\4."),
+    Rename(r"^(encoder|decoder)\.norm\.", r"\1_norm."),
+    Rename(r"^(encoder|decoder)\.layers\.", r"\1."),
+    Split(r"\.self_attn\.in_proj_(?=weight$|bias$)", tuple(f".attention.{part}" for part in PARTS)),
+    Split(r"\.multihead_attn\.in_proj_(?=weight$|bias$)", tuple(f".cross_attention.{part}" for part in PARTS)),
+    Rename(r"\.self_attn\.out_proj\.", ".attention.output."),
+    Rename(r"\.multihead_attn\.out_proj\.", ".cross_attention.output."),
+    Rename(r"\.linear1\.", ".feed_forward.inner."),
+    Rename(r"\.linear2\.", ".feed_forward.outer."),
+    Rename(r"\.norm1\.", ".attention_residual.norm."),
+    Rename(r"^(encoder\.\d+)\.norm2\.", r"\1.feed_forward_residual.norm."),
+    Rename(r"\.norm2\.", ".cross_attention_residual.norm."),
+    Rename(r"\.norm3\.", ".feed_forward_residual.norm."),
+    Rename(r"^src_tok_emb\.embedding\.", "source_embedding.tokens."),
+    Rename(r"^tgt_tok_emb\.embedding\.", "target_embedding.tokens."),
+    Rename(r"^generator\.", "projection."),
+)
 ARCHITECTURE = Architecture(
-    config=TransformerConfig, build=Transformer, presets=PRESETS, hugging_face=hugging_face, draw=draw
+    config=TransformerConfig, build=Transformer, presets=PRESETS, hugging_face=hugging_face, draw=draw, weights=WEIGHTS
 )

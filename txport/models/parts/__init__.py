@@ -7,10 +7,12 @@ D model size. "..." are the dims of activations: (B, T), or all tokens of a batc
 
 from txport.models.parts.attention import Additive, Attention, DotProduct
 from txport.models.parts.embedding import Embedding
+from txport.models.parts.frames import Frames
 from txport.models.parts.layer import Layer, Residual
-from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear
+from txport.models.parts.linear import ACTIVATIONS, FeedForward, GatedFeedForward, Linear, SoftCap
 from txport.models.parts.norms import NORM_TYPES, NORMS, RMSNorm, UnbiasedNorm
 from txport.models.parts.positions import (
+    Layout,
     Pairing,
     RelativeBias,
     RelativeVectors,
@@ -30,8 +32,10 @@ __all__ = [
     "DotProduct",
     "Embedding",
     "FeedForward",
+    "Frames",
     "GatedFeedForward",
     "Layer",
+    "Layout",
     "Linear",
     "Pairing",
     "RMSNorm",
@@ -39,6 +43,7 @@ __all__ = [
     "RelativeVectors",
     "Residual",
     "Rotary",
+    "SoftCap",
     "UnbiasedNorm",
     "bucket_table",
     "constant_table",

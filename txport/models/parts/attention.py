@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from txport.models.facts import Owner
-from txport.models.parts.linear import Linear
+from txport.models.parts.linear import Linear, SoftCap
 from txport.models.parts.positions import RelativeBias, RelativeVectors, Rotary, unflatten
 
 if TYPE_CHECKING:
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class DotProduct(nn.Module):
-    """Scaled dot-product attention of N heads over G heads of keys and values, with what positions add to scores."""
+    """Scaled dot-product attention of N heads over G heads of keys and values, with what positions add to scores.
+
+    A `cap` is for models whose positions add nothing.
+    """
 
     def __init__(
         self,
@@ -27,10 +30,13 @@ class DotProduct(nn.Module):
         bias: RelativeBias | None = None,
         relative_keys: RelativeVectors | None = None,
         relative_values: RelativeVectors | None = None,
+        cap: SoftCap | None = None,
     ) -> None:
         super().__init__()
+        assert cap is None or (bias is None and relative_keys is None)
         self.heads, self.key_heads, self.scale = heads, key_heads, scale
         self.bias, self.relative_keys, self.relative_values = bias, relative_keys, relative_values
+        self.cap = cap
 
     @property
     def has_operator(self) -> bool:
@@ -38,19 +44,22 @@ class DotProduct(nn.Module):
         return self.relative_keys is None and self.relative_values is None
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None = None
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, distances: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(B, N, T, H) over (B, G, S, H) -> (B, N, T, H), and the weight of each key (B, N, T, S).
 
-        `mask` (..., T, S) is added to the scores; `distances` (..., T, S) are wanted where positions add something.
+        `mask` (..., T, S) is added to the scores, None where all is seen; `distances` (..., T, S) are wanted where
+        positions add something.
         """
         scores = self.grouped(query, key.transpose(2, 3)) * self.scale
+        if self.cap is not None:
+            scores = self.cap(scores)
         if self.bias is not None and distances is not None:
             scores = scores + self.bias(distances)
         if self.relative_keys is not None and distances is not None:
             vectors = _beside_heads(self.relative_keys(distances))  # (..., T, S, H)
             scores = scores + (vectors @ query[:, :, :, :, None]).flatten(3) * self.scale
-        weights = torch.softmax(scores + mask, dim=-1)
+        weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
         mixed = self.grouped(weights, value)
         if self.relative_values is not None and distances is not None:
             vectors = _beside_heads(self.relative_values(distances))
@@ -81,12 +90,12 @@ class Additive(nn.Module):
         self.score = nn.Parameter(torch.empty(heads, 1, head_size, 1))
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None = None
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, distances: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """See `DotProduct.forward`."""
         hidden = torch.tanh(query[:, :, :, None] + key[:, :, None])  # (B, N, T, S, H)
         scores = (hidden @ self.score).flatten(3)
-        weights = torch.softmax(scores + mask, dim=-1)
+        weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
         return weights @ value, weights
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from txport.models.parts.linear import Linear
-from txport.models.parts.positions import Pairing, constant_table, sinusoids
+from txport.models.parts.positions import Layout, constant_table, sinusoids
 
 if TYPE_CHECKING:
     from txport.models.ops import Ops
@@ -31,7 +31,7 @@ class Embedding(nn.Module):
         positions: str | None = None,
         longest: int = 0,
         offset: int = 0,
-        layout: Pairing = "interleaved",
+        layout: Layout = "interleaved",
         segment: bool = False,
         inner: int | None = None,
         norm: nn.Module | None = None,

@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 
 
 class Residual(nn.Module):
-    """The norm, dropout and residual around a sublayer, norm first ("pre") or last ("post")."""
+    """The norm, dropout and residual around a sublayer, norm first ("pre") or last ("post").
 
-    def __init__(self, norm: nn.Module, *, first: bool, dropout: float = 0.0) -> None:
+    With a `result_norm`, what the sublayer gives is normalised too, before it is added.
+    """
+
+    def __init__(
+        self, norm: nn.Module, *, first: bool, dropout: float = 0.0, result_norm: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.first, self.norm = first, norm
+        self.first, self.norm, self.result_norm = first, norm, result_norm
         self.dropout = nn.Dropout(dropout)
 
     def before(self, x: Tensor) -> Tensor:
@@ -28,6 +33,8 @@ class Residual(nn.Module):
 
     def after(self, x: Tensor, result: Tensor) -> Tensor:
         """What the next sublayer gets: the sublayer's input plus its result."""
+        if self.result_norm is not None:
+            result = self.result_norm(result)
         x = x + self.dropout(result)
         return x if self.first else self.norm(x)
 

@@ -21,6 +21,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class SoftCap(nn.Module):
+    """Gemma Team 2024 (Gemma 2): numbers that come near a limit, and never exceed it."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of any shape."""
+        return torch.tanh(x / self.limit) * self.limit
+
+
 class Linear(nn.Linear):
     """A linear map, and what it is for: quantisation and proof go by this tag, never by a name."""
 

@@ -15,21 +15,36 @@ from torch.nn import functional as F
 
 unflatten = cast(Callable[[Tensor, int, tuple[int, ...]], Tensor], torch.unflatten)  # which has no types
 Pairing = Literal["halves", "interleaved"]
+Layout = Literal["interleaved", "halves", "fairseq"]  # of sines and cosines
 WAVES = (math.sin, math.cos)
 
 
 @cache
-def sinusoids(length: int, size: int, layout: Pairing = "interleaved") -> Tensor:
+def sinusoids(length: int, size: int, layout: Layout = "interleaved") -> Tensor:
     """Section 3.5 of Vaswani et al. 2017, sine and cosine in turn or in halves: -> (length, size).
+
+    "fairseq" has halves too, and waves of which the longest is 10000 times the shortest.
 
     Not by PyTorch's kernels, which differ in the last bit from one instruction set to the next.
     """
+    if layout == "fairseq":
+        return torch.from_numpy(_of_fairseq(length, size))
     table = np.empty((length, size), np.float32)
     for place, row in enumerate(table):
         row[:] = [wave(place * 10000.0 ** (-even / size)) for even in range(0, size, 2) for wave in WAVES]
     if layout == "halves":
         table = np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
     return torch.from_numpy(table)
+
+
+def _of_fairseq(length: int, size: int) -> NDArray[np.float32]:
+    """Frequencies and angles are rounded to fp32, as they were in training."""
+    half, single = size // 2, np.float32
+    fall = single(-math.log(10000.0) / (half - 1))
+    frequencies = [single(math.exp(single(pair) * fall)) for pair in range(half)]
+    rows = ([single(place) * each for each in frequencies] for place in range(length))
+    table = [[wave(angle) for wave in WAVES for angle in angles] for angles in rows]
+    return np.array(table, single).reshape(length, size)
 
 
 def constant_table(shape: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:

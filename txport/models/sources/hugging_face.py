@@ -7,15 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from txport.errors import ConfigError
+from txport.errors import ConfigError, quoted
 from txport.models import architecture, family
-from txport.models.config import read_config
+from txport.models.config import Config, read_config
 from txport.models.facts import Facts
-from txport.models.generation import search_defaults
-from txport.models.names import CONFIG, GENERATION, TOKENIZER
-from txport.models.sources.source import Format, Source, place_of, read_safetensors
+from txport.models.names import CONFIG, GENERATION, MODULES, TOKENIZER
+from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
+from txport.models.sources.source import Format, Source, generation, place_of, read_weights
 from txport.system.documents import DocumentError, read_json
 
+ENCODER, HEADLESS = "bert", "Model"  # architecture of encoders, and the class of one without a head
 GENERATED = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
@@ -26,31 +27,41 @@ def recognises(folder: Path) -> bool:
 
 def read(folder: Path) -> Source:
     """See `Format`; where `generation_config.json` names special tokens, these are taken."""
-    path = folder / CONFIG
-    values = dict(read_config(path))
-    try:
-        kind = family.find(values[family.TYPE])
-        found = architecture.find(kind.architecture)
-        if (folder / GENERATION).is_file():
-            generation = read_config(folder / GENERATION)
-            values |= {name: each for name, each in generation.items() if name in GENERATED and each is not None}
-        config = found.config.from_dict(kind.read(values, _special_tokens(folder)))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    values = read_config(folder / CONFIG)
+    config = config_as(folder, values)
+    kind = family.find(values[family.TYPE])
     return Source(
         config=config,
-        rules=(*kind.weights, *found.weights),
-        weights=partial(read_safetensors, folder),
+        rules=(*kind.weights, *architecture.of(config).weights),
+        weights=partial(read_weights, folder),
         place=place_of(folder),
-        generation=partial(_generation, folder),
+        generation=partial(_defaults, folder),
     )
 
 
-def _generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
-    """How the model searches: by `generation_config.json`, or without one by its config."""
-    if facts.task == "encode":
-        return {}
-    return search_defaults(read_config(folder / (GENERATION if (folder / GENERATION).is_file() else CONFIG)), facts)
+def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
+    """The config of the architecture, of the values of a `config.json` and what else lies in its folder."""
+    of_sentences, longest = is_of_sentences(folder), longest_sentence(folder)
+    try:
+        kind = family.find(values[family.TYPE])
+        if of_sentences and kind.architecture != ENCODER:
+            raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} can't be expressed as {MODULES} has it")
+        if of_sentences:
+            values = {**values, "architectures": [HEADLESS]}  # whatever class the weights were taken from
+        if (folder / GENERATION).is_file():
+            tokens = read_config(folder / GENERATION)
+            values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}}
+        made = kind.read(values, _special_tokens(folder))
+        if of_sentences and longest is not None:
+            made["text_length"] = min(longest, made["max_length"])
+        return architecture.find(kind.architecture).config.from_dict(made)
+    except ConfigError as error:
+        raise ConfigError(f"{folder / CONFIG}: {error}") from error
+
+
+def _defaults(folder: Path, facts: Facts) -> Mapping[str, Any]:
+    """How the model searches, or how it pools."""
+    return pooling_defaults(folder, facts) if facts.task == "encode" else generation(folder, facts)
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:

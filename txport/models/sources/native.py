@@ -9,8 +9,8 @@ from txport.errors import ConfigError
 from txport.models import architecture
 from txport.models.config import read_config
 from txport.models.family import TYPE
-from txport.models.names import CONFIG
-from txport.models.sources.source import Format, Source, place_of, read_safetensors
+from txport.models.names import CONFIG, GENERATION
+from txport.models.sources.source import Format, Source, generation, no_defaults, place_of, read_weights
 
 ARCHITECTURE = "architecture"
 OLDEST = "transformer"  # the one that configs without a name are of
@@ -34,8 +34,13 @@ def read(folder: Path) -> Source:
         config = found.config.from_dict(values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    weights = partial(read_safetensors, folder)
-    return Source(config=config, rules=found.weights, weights=weights, place=place_of(folder))
+    return Source(
+        config=config,
+        rules=found.weights,
+        weights=partial(read_weights, folder),
+        place=place_of(folder),
+        generation=partial(generation, folder) if (folder / GENERATION).is_file() else no_defaults,
+    )
 
 
 FORMAT = Format(recognises=recognises, read=read)

@@ -14,29 +14,18 @@ from safetensors import safe_open
 from torch import Tensor
 
 from txport.errors import CheckpointError, ConfigError, brief, quoted
-from txport.models.config import Config
+from txport.models.config import Config, read_config
 from txport.models.facts import Facts
-from txport.models.names import CONFIG, WEIGHTS, weight_files
-from txport.models.values import Shape
+from txport.models.generation import search_defaults
+from txport.models.names import CONFIG, GENERATION, PICKLES, weight_files
+from txport.models.sources.pickles import read_pickle
+from txport.models.values import Weights
 from txport.models.weights import Rule
 
 
-class Weights(Mapping[str, Tensor]):
-    """The tensors of a checkpoint's files: their shapes are known, each is read when it is asked for."""
-
-    def __init__(self, shapes: Mapping[str, Shape], read: Callable[[str], Tensor]) -> None:
-        self.shapes, self._read = shapes, read
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.shapes:
-            raise KeyError(name)
-        return self._read(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
+def held(tensors: Mapping[str, Tensor]) -> Weights:
+    """Tensors that are in memory already."""
+    return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
 
 
 def no_defaults(facts: Facts) -> Mapping[str, Any]:
@@ -44,12 +33,20 @@ def no_defaults(facts: Facts) -> Mapping[str, Any]:
     return {}
 
 
+def generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
+    """How a model searches: by `generation_config.json`, or without one by its config."""
+    if facts.task == "encode":
+        return {}
+    return search_defaults(read_config(folder / (GENERATION if (folder / GENERATION).is_file() else CONFIG)), facts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """A checkpoint as its files have it.
 
     `rules` turn its tensors into the model's; `weights` opens them, by the names in the files. `generation` gives how
-    the model searches unless it is told otherwise. Errors about weights name the file or folder `place`.
+    the model searches unless it is told otherwise. Errors about weights name the file or folder `place`. `lines` says
+    where the rules of the user's own are written: number of the rule -> "txport.toml line 7".
     """
 
     config: Config
@@ -57,6 +54,7 @@ class Source:
     weights: Callable[[], Weights]
     place: Path
     generation: Callable[[Facts], Mapping[str, Any]] = field(default=no_defaults)
+    lines: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +68,8 @@ class Format:
     read: Callable[[Path], Source]
 
 
-FORMATS = ("native", "hugging_face")  # modules of this package; the first that recognises a folder reads it
+# modules of this package; the first that recognises a folder reads it
+FORMATS = ("toml", "ctranslate2.folder", "marian.folder", "fairseq", "opennmt", "native", "hugging_face")
 
 
 def read_source(folder: Path) -> Source:
@@ -83,25 +82,36 @@ def read_source(folder: Path) -> Source:
 
 
 def place_of(folder: Path) -> Path:
-    """What an error about tensors in safetensors names."""
-    return folder / WEIGHTS if (folder / WEIGHTS).is_file() else folder
+    """What an error about tensors names: their file, or the folder of several."""
+    try:
+        files = weight_files(folder)
+    except CheckpointError:  # which is told where they are read
+        return folder
+    return files[0] if len(files) == 1 else folder
 
 
-def read_safetensors(folder: Path) -> Weights:
-    """The tensors of a folder by their names in its files, one or several, which are mapped into memory."""
-    shapes: dict[str, Shape] = {}
-    files: dict[str, tuple[Path, Any]] = {}
+def read_weights(folder: Path, at: str = "") -> Weights:
+    """The tensors of a folder by their names in its files, one or several, which are mapped into memory.
+
+    `at` says where in pickles they are: keys with dots between them.
+    """
+    nothing: dict[str, Tensor] = {}
+    found = Weights({}, nothing.__getitem__)
     for path in weight_files(folder):
-        with _whole(path):
-            file: Any = safe_open(path, framework="pt")
-            part = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        if twice := shapes.keys() & part.keys():
+        part = read_pickle(path, at) if path.suffix in PICKLES else read_safetensors(path)
+        if twice := found.shapes.keys() & part.shapes.keys():
             raise CheckpointError(f"{path} holds {quoted(min(twice))}, which another file of {folder} holds too")
-        shapes |= part
-        files |= dict.fromkeys(part, (path, file))
+        found = found.joined(part)
+    return found
+
+
+def read_safetensors(path: Path) -> Weights:
+    """The tensors of a file."""
+    with _whole(path):
+        file: Any = safe_open(path, framework="pt")
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
     def read(name: str) -> Tensor:
-        path, file = files[name]
         with _whole(path):
             tensor: Tensor = file.get_tensor(name)
         return tensor

@@ -15,8 +15,9 @@ from torch import nn
 from txport.errors import ParityError
 from txport.models.facts import StateTensor
 from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, GatedFeedForward, Residual
+from txport.proof.bisect.calls import PartCall
 from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND, Cause, Evidence, last_map
-from txport.proof.bisect.faults.attention import other_cache, other_heads, other_mask, other_scale
+from txport.proof.bisect.faults.attention import other_cache, other_cap, other_heads, other_mask, other_scale
 from txport.proof.bisect.faults.caches import other_cached_heads, swapped_ports
 from txport.proof.bisect.faults.common import (
     inner_weight,
@@ -32,7 +33,7 @@ from txport.proof.bisect.faults.feed_forward import exchanged, other_activation
 from txport.proof.bisect.faults.norms import epsilon, other_affine, other_norm
 from txport.proof.bisect.faults.positions import other_cached_turn, other_distances, other_turn
 from txport.proof.bisect.taps import OUT
-from txport.proof.bisect.words import describe, describe_state
+from txport.proof.bisect.words import RESIDUAL, describe, describe_state
 
 FaultModel = Callable[[Evidence], Cause | None]
 
@@ -66,10 +67,17 @@ def _embedding(evidence: Evidence) -> str:
 def _sum(evidence: Evidence) -> str:
     """After the last sublayer that is added."""
     calls = [evidence.call_at(tap) for tap in evidence.reads if tap.side == OUT]
-    ends = [
-        call.parent for call in calls if call is not None and call.parent and call.part is last_map(call.parent.part)
-    ]
-    return f"{describe(evidence.model, [ends[-1].name])}, residual sum" if ends else _itself(evidence)
+    ends = [found for call in calls if call is not None and (found := _sublayer(evidence, call))]
+    return f"{describe(evidence.model, [ends[-1]])}, residual sum" if ends else _itself(evidence)
+
+
+def _sublayer(evidence: Evidence, call: PartCall) -> str | None:
+    """The name of the sublayer that a call of a part ends: of its last linear map, or of the norm of its result."""
+    if call.parent is not None:
+        return call.parent.name if call.part is last_map(call.parent.part) else None
+    name, _, own = call.name.rpartition(".")
+    is_around = isinstance(evidence.model.get_submodule(name), Residual)
+    return name.removesuffix(RESIDUAL) if is_around and own == "result_norm" else None
 
 
 def _input(evidence: Evidence) -> str:
@@ -98,6 +106,7 @@ KINDS: Mapping[type, Kind] = {
             other_distances,
             other_heads,
             inner_weight,
+            other_cap,
             other_scale,
             multiple,
         ),

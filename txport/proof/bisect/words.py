@@ -47,7 +47,9 @@ def _linear(place: Place) -> str:
 
 
 def _norm(place: Place) -> str:
-    if isinstance(place.parent, Residual | Embedding):
+    if isinstance(place.parent, Residual):
+        return "" if place.attribute == "norm" else "of its result"
+    if isinstance(place.parent, Embedding):
         return ""
     return "last norm" if isinstance(place.parent, Model) and _stack_of(place) else _plain(place)
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from txport.bundles.bundle import Bundle
+from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.tokenizer import load_tokenizer
+from txport.runtimes.inputs import Source
 
 FEW_TOKENS, FEWEST_TOKENS = 12, 2  # that are searched for by a large model, and by a huge one
 SEARCHED = ("one row", "every row padded", "real")  # cases of a large model in which targets are searched for
@@ -18,6 +20,7 @@ BRIEF = 512  # places of a batch: of a large model, and of PyTorch's own error, 
 SHORTEST = ("one row", "padded rows")  # all cases of a huge model, and how often its graphs are called in each
 CALLS = 2
 MANY = 12  # rows: more than there are threads, and beyond what kernels for few rows take
+MANY_PLACES = 6000  # of features together
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Case:
     """
 
     name: str
-    sources: list[list[int]]
+    sources: Sequence[Source]
     steps: tuple[int, ...]
     targets: tuple[tuple[int, ...], ...] = ()  # one a source, to be teacher-forced; what PyTorch says if there are none
     padding: int = 0
@@ -48,16 +51,23 @@ class Draw:
     def __init__(self, facts: Facts, rng: np.random.Generator) -> None:
         self.facts, self.rng = facts, rng
 
-    def sources(self, *lengths: int) -> list[list[int]]:
-        """Random tokens, with the special tokens that the model expects around them, if there is room for all."""
+    def sources(self, *lengths: int) -> list[Source]:
+        """Random tokens, with the special tokens that the model expects around them, if there is room for all.
+
+        Or features, which all have the same length: no more than `most_rows`.
+        """
         tokens = self.facts.reads
+        if isinstance(tokens, Features):
+            shape = (min(len(lengths), most_rows(self.facts)), tokens.size, tokens.frames)
+            return list(self.rng.random(shape, dtype=np.float32) * 2 - 1)
         special = len(tokens.with_special([]))
         drawn = [self._tokens(tokens.size, length - special) for length in lengths]
         return [tokens.with_special(each)[-length:] for each, length in zip(drawn, lengths, strict=True)]
 
     def targets(self, *lengths: int) -> tuple[tuple[int, ...], ...]:
-        """Random tokens."""
-        return tuple(tuple(self._tokens(self.facts.writes.size, max(1, length))) for length in lengths)
+        """Random tokens, of as many targets as there are sources."""
+        kept = lengths[: most_rows(self.facts)]
+        return tuple(tuple(self._tokens(self.facts.writes.size, max(1, length))) for length in kept)
 
     def _tokens(self, size: int, count: int) -> list[int]:
         special = set(self.facts.writes.special)
@@ -76,7 +86,7 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
     many = tuple(1 + 5 * row % min(longest, 9) for row in range(MANY))
     more_targets = tuple(1 + 5 * row % min(room, 9) for row in range(MANY))
     further = (min(room, 48), min(room, 37))
-    spare = min(3, longest - middle)
+    spare = 0 if isinstance(facts.reads, Features) else min(3, longest - middle)
     cases = [
         Case("one row", draw.sources(middle), fitting(room, 1, 1, 1, 1), draw.targets(said)),
         Case("length 1", draw.sources(1), fitting(room, 1, 2), draw.targets(1)),
@@ -95,6 +105,11 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
     if facts.target is None:
         return [replace(case, steps=(), targets=(), search_tokens=0) for case in cases]
     return cases
+
+
+def most_rows(facts: Facts) -> int:
+    """How many sources are compared at once: of long ones that all have the same length, as many as fit in memory."""
+    return max(1, min(MANY, MANY_PLACES // facts.reads.longest)) if isinstance(facts.reads, Features) else MANY
 
 
 def sides(facts: Facts) -> tuple[int, int]:
@@ -126,7 +141,7 @@ def draw_case(facts: Facts, seed: int, number: int) -> Case:
     draw, rows = Draw(facts, rng), int(rng.integers(1, 9))
     lengths, others = rng.integers(1, longest + 1, rows), rng.integers(1, room + 1, rows)
     steps = fitting(room, *(int(step) for step in rng.integers(1, 1 + max(1, room // 3), 5)))
-    padding = int(rng.integers(0, 1 + longest - lengths.max()))
+    padding = 0 if isinstance(facts.reads, Features) else int(rng.integers(0, 1 + longest - lengths.max()))
     return Case(f"random {number}", draw.sources(*lengths), steps, draw.targets(*others), padding)
 
 

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from txport.models.model import Model
 from txport.models.ops import padding_mask
 from txport.models.streamed import converted
+from txport.runtimes.inputs import Sources, batch
 
 Array = NDArray[Any]
 Ids = Sequence[Sequence[int]]
@@ -130,25 +131,25 @@ class Exact:
             exact, Computation(half, last_bits), Computation(converted(half, torch.float64), rounding(torch.half))
         )
 
-    def logits(self, sources: Ids, targets: Ids) -> list[Array]:
+    def logits(self, sources: Sources, targets: Ids) -> list[Array]:
         """What is right before each token of each target: (T, V) of each, stored in fp32."""
-        key = (tuple(map(tuple, sources)), tuple(map(tuple, targets)))
+        key = (tuple(map(_key, sources)), tuple(map(tuple, targets)))
         if key not in self._said:
             if len(self._said) >= REMEMBERED:
                 del self._said[next(iter(self._said))]
             self._said[key] = one_pass(self.model, sources, targets)
         return self._said[key]
 
-    def own_logits(self, sources: Ids, targets: Ids, draw: int = 0) -> list[Array]:
+    def own_logits(self, sources: Sources, targets: Ids, draw: int = 0) -> list[Array]:
         """What PyTorch says in the precision: as it does, or, for other draws, with other last bits."""
         with self.own.context(draw):
             return one_pass(self.own.model, sources, targets)
 
-    def own_error(self, sources: Ids, targets: Ids, draw: int = 0) -> float:
+    def own_error(self, sources: Sources, targets: Ids, draw: int = 0) -> float:
         """How far PyTorch is off in the precision, here, at the worst place: at a single one, that is chance."""
         return _worst(self.logits(sources, targets), self.own_logits(sources, targets, draw))
 
-    def rounding_error(self, sources: Ids, targets: Ids) -> float:
+    def rounding_error(self, sources: Sources, targets: Ids) -> float:
         """How far the best kernels of the precision would be off."""
         with self.rounded.context(0):
             found = one_pass(self.rounded.model, sources, targets)
@@ -178,20 +179,21 @@ def _worst(right: Sequence[Array], found: Sequence[Array]) -> float:
 
 
 @torch.inference_mode()
-def one_pass(model: Model, sources: Ids, targets: Ids) -> list[Array]:
+def one_pass(model: Model, sources: Sources, targets: Ids) -> list[Array]:
     """What a model says before each token of each target, in one pass: (T, V) of each."""
     facts = model.facts
-    ids, lengths = pad(sources, facts.reads.pad)
     if facts.task == "causal":
         return _one_pass_causal(model, sources, targets)
-    tokens, _ = pad([(facts.writes.start or 0, *target[:-1]) for target in targets], facts.reads.pad)
-    logits = model(*map(torch.from_numpy, (ids, lengths, tokens))).float().numpy()
+    given, lengths = map(torch.from_numpy, batch(sources, facts))
+    given = given.to(next(model.parameters()).dtype) if given.is_floating_point() else given
+    tokens, _ = pad([(facts.writes.start or 0, *target[:-1]) for target in targets], facts.writes.pad)
+    logits = model(given, lengths, torch.from_numpy(tokens)).float().numpy()
     return [each[: len(target)] for each, target in zip(logits, targets, strict=True)]
 
 
 def _one_pass_causal(model: Model, prompts: Ids, targets: Ids) -> list[Array]:
     rows = [[*prompt, *target[:-1]] for prompt, target in zip(prompts, targets, strict=True)]
-    ids, lengths = (torch.from_numpy(each) for each in pad(rows, model.facts.reads.pad))
+    ids, lengths = (torch.from_numpy(each) for each in pad(rows, model.facts.writes.pad))
     mask = padding_mask(lengths, ids.shape[1])
     places = torch.arange(ids.shape[1])[None, :].expand(ids.shape)
     starts = [len(prompt) - 1 for prompt in prompts]
@@ -201,13 +203,18 @@ def _one_pass_causal(model: Model, prompts: Ids, targets: Ids) -> list[Array]:
     return [each[first : first + len(target)] for each, first, target in zip(logits, starts, targets, strict=True)]
 
 
-def pad(sources: Ids, pad_id: int, padding: int = 0) -> tuple[Array, Array]:
-    """Sources padded at the right (B, S), the longest by `padding`, and their lengths (B,)."""
-    lengths = np.array([len(source) for source in sources], dtype=np.int64)
-    ids = np.full((len(sources), lengths.max() + padding), pad_id, dtype=np.int64)
-    for row, source in zip(ids, sources, strict=True):
-        row[: len(source)] = source
+def pad(rows: Ids, pad_id: int) -> tuple[Array, Array]:
+    """Tokens padded at the right (B, T), and how many there are of each row (B,)."""
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    ids = np.full((len(rows), lengths.max()), pad_id, dtype=np.int64)
+    for padded, row in zip(ids, rows, strict=True):
+        padded[: len(row)] = row
     return ids, lengths
+
+
+def _key(source: Any) -> Any:
+    """What tells a source from others."""
+    return source.tobytes() if isinstance(source, np.ndarray) else tuple(source)
 
 
 def largest_difference(expected: Array, actual: Array) -> float:

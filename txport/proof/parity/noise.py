@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from txport.runtimes.base import Ints, Runtime, Scores, State, scores
+from txport.runtimes.base import Inputs, Ints, Runtime, Scores, State, scores
 
 
 class Noisy:
@@ -14,7 +14,7 @@ class Noisy:
         self._runtime, self._share = runtime, share
         self._rng = np.random.default_rng(seed)
 
-    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> State:
+    def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> State:
         """See `Runtime.start`."""
         return self._runtime.start(source, source_lengths, max_length=max_length)
 

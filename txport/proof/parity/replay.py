@@ -39,7 +39,8 @@ from txport.exporters.targets import TARGETS
 from txport.models.facts import Facts, Task
 from txport.models.model import Model
 from txport.proof.parity.cases import Case
-from txport.proof.parity.exact import Exact, pad
+from txport.proof.parity.exact import Exact
+from txport.runtimes.inputs import batch
 
 Array = NDArray[Any]
 TOP_COUNT, LIKELIEST = 5, 2
@@ -115,8 +116,10 @@ class Reference:
             self._own = call.inputs, {}
         known = self._own[1]
         if draw not in known:
+            self._before = None  # the same model computes otherwise here
             with self._exact.own.context(draw):
                 known[draw] = self._run(self._exact.own.model, call.role, call.inputs)
+            self._before = None
         return known[draw][name]
 
     @torch.inference_mode()
@@ -169,11 +172,14 @@ def chosen(outputs: tuple[torch.Tensor, ...], manifest: Manifest, *asked: torch.
 def replay_portable(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The encoder, then the decoder over random tokens, its cache growing from call to call."""
     facts, sources = reference.facts, case.sources
-    ids, lengths = pad(sources, facts.reads.pad, case.padding)
-    mask = (np.arange(ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
-    encoded = reference.call(ENCODER, 0, {INPUT_IDS: ids, ATTENTION_MASK: mask})
+    given, lengths = batch(sources, facts, case.padding)
+    masks, kept = {}, {}
+    if facts.masks_source:
+        mask = (np.arange(given.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
+        masks, kept = {ATTENTION_MASK: mask}, {ENCODER_ATTENTION_MASK: mask}
+    encoded = reference.call(ENCODER, 0, {_source_port(reference): given, **masks})
     yield encoded
-    state = {ENCODER_HIDDEN_STATES: encoded.expected[LAST_HIDDEN_STATE], ENCODER_ATTENTION_MASK: mask}
+    state = {ENCODER_HIDDEN_STATES: encoded.expected[LAST_HIDDEN_STATE], **kept}
     state |= _empty(reference, len(sources))
     for step, length in enumerate(case.steps):
         tokens = rng.integers(0, facts.writes.size, (len(sources), length))
@@ -185,11 +191,11 @@ def replay_portable(reference: Reference, case: Case, rng: np.random.Generator) 
 def replay_portable_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The prompts, padded at the left, then more random tokens, the cache growing from call to call."""
     facts, rows = reference.facts, len(case.sources)
-    ids, lengths = pad(case.sources, facts.reads.pad, case.padding)
+    ids, lengths = batch(case.sources, facts, case.padding)
     size = ids.shape[1]
     mask = (np.arange(size)[None, :] >= size - lengths[:, None]).astype(np.int64)
     places = np.maximum(np.arange(size)[None, :] - (size - lengths)[:, None], 0)
-    ids = np.where(mask, np.take_along_axis(ids, places, axis=1), facts.reads.pad)
+    ids = np.where(mask, np.take_along_axis(ids, places, axis=1), facts.writes.pad)
     state = _empty(reference, rows)
     for step, length in enumerate((None, *case.steps)):
         if length is not None:
@@ -203,16 +209,16 @@ def replay_portable_causal(reference: Reference, case: Case, rng: np.random.Gene
 
 def replay_portable_encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The only graph, over all sources."""
-    ids, lengths = pad(case.sources, reference.facts.reads.pad, case.padding)
+    ids, lengths = batch(case.sources, reference.facts, case.padding)
     mask = (np.arange(ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
     yield reference.call(MODEL, 0, {INPUT_IDS: ids, ATTENTION_MASK: mask})
 
 
 def replay_cpu(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The encoder, then single tokens over random caches that end at each of `steps`, rows of unequal lengths."""
-    ids, lengths = pad(case.sources, reference.facts.reads.pad, case.padding)
+    given, lengths = batch(case.sources, reference.facts, case.padding)
     source_lengths = lengths.astype(np.int32)
-    encoded = reference.call(ENCODER, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: source_lengths})
+    encoded = reference.call(ENCODER, 0, {_source_port(reference): given, SOURCE_LENGTHS: source_lengths})
     yield encoded
     sizes = [QUIET * _size(each) for each in encoded.expected.values()]
     shared = {SOURCE_LENGTHS: source_lengths, **encoded.expected}
@@ -222,7 +228,7 @@ def replay_cpu(reference: Reference, case: Case, rng: np.random.Generator) -> It
 def replay_cpu_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The prompts, then single tokens over random caches."""
     graph, rows = reference.manifest.graphs[PREFILL], len(case.sources)
-    ids, _ = pad(case.sources, reference.facts.reads.pad, case.padding)
+    ids, _ = batch(case.sources, reference.facts, case.padding)
     size = ids.shape[1]
     room = {name: np.zeros(each.shape(rows, size + SPARE), np.float32) for each, name in graph.past().items()}
     places = {LAST_PLACES: np.full(rows, size - 1, np.int32), PROMPT_SIZE: np.array([size], np.int32)}
@@ -234,7 +240,7 @@ def replay_cpu_causal(reference: Reference, case: Case, rng: np.random.Generator
 
 def replay_cpu_encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The only graph, over all sources."""
-    ids, lengths = pad(case.sources, reference.facts.reads.pad, case.padding)
+    ids, lengths = batch(case.sources, reference.facts, case.padding)
     yield reference.call(MODEL, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: lengths.astype(np.int32)})
 
 
@@ -274,6 +280,11 @@ def _steps(
             unknown = (IDS, LOGITS) if count < 0 else (IDS,)  # two tokens may be as good, and logits need not be there
             expected = {name: values for name, values in call.expected.items() if name not in unknown}
             yield replace(call, expected=expected, choices=choices)
+
+
+def _source_port(reference: Reference) -> str:
+    """The input by which an encoder reads."""
+    return reference.manifest.graphs[ENCODER].inputs[0].name
 
 
 def _empty(reference: Reference, rows: int) -> dict[str, Array]:

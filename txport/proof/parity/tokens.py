@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.models.facts import Facts
-from txport.proof.parity.cases import Case, sides
+from txport.proof.parity.cases import MANY, Case, most_rows, sides
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.noise import Noisy
 from txport.proof.parity.tolerances import DRAWS, Tolerance
 from txport.runtimes.base import Doubles, Runtime, log_softmax
+from txport.runtimes.inputs import Source
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
@@ -68,10 +69,14 @@ def search_all(case: Case, runtime: Runtime, facts: Facts) -> dict[str, list[Fou
 
 
 def search_together(cases: Sequence[Case], runtime: Runtime, facts: Facts) -> dict[str, dict[str, list[Found]]]:
-    """As `search_all` for several cases at once, on a runtime in float64, which gives no row anything of the others."""
+    """As `search_all` for several cases at once, on a runtime in float64, which gives no row anything of the others.
+
+    Features, which are large, are searched case by case.
+    """
     together: dict[str, dict[str, list[Found]]] = {case.name: {} for case in cases}
-    for tokens in {case.search_tokens for case in cases} - {0}:
-        chosen = [case for case in cases if case.search_tokens == tokens]
+    alike = {case.name: case.search_tokens if most_rows(facts) == MANY else case.name for case in cases}
+    for kind in dict.fromkeys(alike[case.name] for case in cases if case.search_tokens):
+        chosen = [case for case in cases if alike[case.name] == kind]
         every = replace(chosen[0], sources=[source for case in chosen for source in case.sources])
         for name, found in search_all(every, runtime, facts).items():
             rest = iter(found)
@@ -124,7 +129,7 @@ class Tie(NamedTuple):
 
 
 def near_tie(
-    exact: Exact, source: Sequence[int], expected: Found, actual: Found, beams: int, tolerance: Tolerance
+    exact: Exact, source: Source, expected: Found, actual: Found, beams: int, tolerance: Tolerance
 ) -> Tie | None:
     """How much better PyTorch's own tokens are, if noise explains that others were found; None if it does not.
 
@@ -154,7 +159,7 @@ def near_tie(
 
 
 def _found_in_noise(
-    exact: Exact, source: Sequence[int], expected: Found, actual: Found, beams: int, noise: float, few_bits: bool
+    exact: Exact, source: Source, expected: Found, actual: Found, beams: int, noise: float, few_bits: bool
 ) -> bool:
     """Whether search on PyTorch, its logits moved by the noise, finds these tokens, or, in few bits, others as bad.
 
@@ -173,7 +178,7 @@ def _found_in_noise(
     return False
 
 
-def score_of(exact: Exact, source: Sequence[int], tokens: Sequence[int]) -> Array:
+def score_of(exact: Exact, source: Source, tokens: Sequence[int]) -> Array:
     """The log-probability of each token of a target, by PyTorch in float64."""
     return token_log_probs(exact.logits([source], [tokens])[0], tokens)
 

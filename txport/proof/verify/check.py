@@ -146,9 +146,10 @@ def _tokenizer(bundle: Bundle, sources: Sequence[Sequence[int]]) -> Check:
 def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | None = None) -> Iterator[Check]:
     """What a runtime says of the golden inputs, against what PyTorch computed; and, unless `unlike`, of each alone."""
     found: list[Floats] = []
+    sources = golden.given(manifest.facts)
 
     def look_at_logits() -> Check:
-        found.extend(logits(runtime, golden.sources, golden.targets, manifest.facts))
+        found.extend(logits(runtime, sources, golden.targets, manifest.facts))
         return compare_logits(golden, found, manifest.precision)
 
     def look_at_batch() -> Check:
@@ -175,7 +176,7 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
     Which kernels compute them, and in which order these sum, is the processor's choice.
     """
     problems, most = [], 0.0
-    for row, (source, target) in enumerate(zip(golden.sources, golden.targets, strict=True)):
+    for row, (source, target) in enumerate(zip(golden.given(manifest.facts), golden.targets, strict=True)):
         gaps = np.abs(logits(runtime, [source], [target], manifest.facts)[0] - together[row]).max(axis=1)
         stored = golden.logits[row]
         limit = limit_of(stored, manifest)
@@ -198,8 +199,8 @@ def _unlike_alone(golden: Golden, runtime: Runtime, manifest: Manifest) -> Itera
     }
     for name, how in searches.items():
         options = SearchOptions(max_new_tokens=min(SPOKEN, sides(facts)[1]), **how)
-        together = generate(runtime, golden.sources, facts, options)
-        alone = [generate(runtime, [source], facts, options)[0] for source in golden.sources]
+        together = generate(runtime, golden.given(facts), facts, options)
+        alone = [generate(runtime, [source], facts, options)[0] for source in golden.given(facts)]
         limits = [2 * limit_of(stored, manifest) for stored in golden.logits]
         other = [row for row, limit in enumerate(limits) if not _same(together[row], alone[row], limit)]
         if len(other) > (0 if manifest.quantization else 1):  # rounding may decide where a draw falls, but hardly twice
@@ -215,7 +216,10 @@ def _same(ones: Sequence[Found], others: Sequence[Found], limit: float) -> bool:
 
 def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manifest) -> Check:
     """The tokens that a search finds, and their score; others may be as good, or noise decides."""
-    expected, actual = golden.found[name], find(runtime, manifest.facts, golden.sources, name, golden.longest)
+    expected, actual = (
+        golden.found[name],
+        find(runtime, manifest.facts, golden.given(manifest.facts), name, golden.longest),
+    )
     pairs = list(zip(expected, actual, strict=True))
     other = [row for row, (one, two) in enumerate(pairs) if one.tokens != two.tokens]
     limits = [stored.noise for stored in golden.logits]
@@ -241,7 +245,12 @@ def _worse(
     if not limits:
         return
     ours, theirs = (
-        score(runtime, [golden.sources[row] for row in limits], [each[row].tokens for row in limits], manifest.facts)
+        score(
+            runtime,
+            [golden.given(manifest.facts)[row] for row in limits],
+            [each[row].tokens for row in limits],
+            manifest.facts,
+        )
         for each in (golden.found[name], actual)
     )
     for (row, limit), one, two in zip(limits.items(), ours, theirs, strict=True):

@@ -61,7 +61,7 @@ def record(
 ) -> EncoderGolden:
     """Ask a runtime that is right; `noise_of` says how far an output of a source may move, by its largest number."""
     known = [tuple(source) for source in real][:REAL]
-    drawn = Draw(facts, np.random.default_rng(0)).sources(*(min(length, facts.reads.longest) for length in DRAWN))
+    drawn = Draw(facts, np.random.default_rng(0)).sources(*(min(length, facts.vocabulary.longest) for length in DRAWN))
     sources = [*known, *map(tuple, drawn)]
     found = infer(runtime, sources, facts)
     outputs = {
@@ -104,7 +104,7 @@ def load_golden(bundle: Bundle) -> EncoderGolden:
 
 def _unpack(arrays: Arrays, facts: Facts) -> EncoderGolden:
     sources = lists_of(arrays, "sources")
-    require_tokens(sources, facts.reads.size, facts.reads.longest)
+    require_tokens(sources, facts.vocabulary.size, facts.vocabulary.longest)
     outputs = {}
     for each in facts.outputs:
         own = {name: arrays[f"{each.name}.{name}"] for name in MEMBERS}

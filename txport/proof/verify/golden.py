@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.errors import BundleError, quoted
+from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.names import GOLDEN
-from txport.proof.parity.cases import Draw, sides
+from txport.proof.parity.cases import Draw, most_rows, sides
 from txport.proof.parity.noise import Noisy
 from txport.runtimes.base import Floats, Ints, Runtime, scores
+from txport.runtimes.inputs import Source, Sources, drawn_features
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 from txport.search.scoring import logits
@@ -52,6 +54,7 @@ MEMBERS: dict[str, Expected] = {  # of the file
     "steady": Expected("b", 1),
     "longest": Expected("i", 0),
 }
+MOST_NUMBER = 1 << 16  # by which features are drawn
 DISTURBED = 4  # times that beam search is tried with noise
 
 
@@ -86,8 +89,9 @@ class GoldenLogits:
 class Golden:
     """Sources, targets given to the model with their logits, and the best target that each search finds.
 
-    Beam search drops what scores a little less, and may never find it again. Where the noise that is allowed can
-    decide that, a source is not `steady`: beam search may find another target.
+    A source of features is stored as the number that it is drawn by. Beam search drops what scores a little less, and
+    may never find it again. Where the noise that is allowed can decide that, a source is not `steady`: beam search may
+    find another target.
     """
 
     sources: list[tuple[int, ...]]
@@ -97,12 +101,24 @@ class Golden:
     steady: list[bool]
     longest: int  # tokens that are searched for
 
+    def given(self, facts: Facts) -> list[Source]:
+        """The sources as a model takes them."""
+        return as_given(self.sources, facts)
+
+
+def as_given(sources: Sequence[tuple[int, ...]], facts: Facts) -> list[Source]:
+    """Sources that are stored, as a model takes them."""
+    reads = facts.reads
+    if isinstance(reads, Features):
+        return [drawn_features(reads, number) for (number,) in sources]
+    return list(sources)
+
 
 def record(
     runtime: Runtime,
     facts: Facts,
     real: Iterable[Sequence[int]],
-    noise_of: Callable[[float, Sequence[int], Sequence[int]], float],
+    noise_of: Callable[[float, Source, Sequence[int]], float],
     size: Size | None = None,
 ) -> Golden:
     """Ask a runtime that is right. `real` sources are given the targets that it finds, others random ones.
@@ -113,25 +129,29 @@ def record(
     most, room = sides(facts)
     known = [tuple(source[:most]) for source in real][:REAL]
     longest = min(size.longest, room)
-    rng = np.random.default_rng(0)
-    drawn = Draw(facts, rng).sources(*(min(length, most) for length in size.drawn))
-    sources = [*known, *map(tuple, drawn)]
+    rng, lengths = np.random.default_rng(0), size.drawn[: most_rows(facts)]
+    if isinstance(facts.reads, Features):
+        drawn = [(number,) for number in range(len(lengths))]
+    else:
+        drawn = [tuple(each) for each in Draw(facts, rng).sources(*(min(length, most) for length in lengths))]
+    sources = as_given([*known, *drawn], facts)
     found = {name: find(runtime, facts, sources, name, longest) for name in SEARCHES}
     targets = [each.tokens for each in found[GREEDY][: len(known)]]
-    for length in size.drawn:
+    for length in lengths:
         tokens = rng.integers(0, facts.writes.size, min(length, longest))
         targets.append(tuple(tokens.tolist()))
     values = logits(runtime, sources, targets, facts)
     noises = [noise_of(float(np.abs(each).max()), *pair) for each, *pair in zip(values, sources, targets, strict=True)]
     stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
     share = max(each.noise / max(each.largest, TINY) for each in stored)
-    noisy = find(Noisy(runtime, share, 0), facts, sources * DISTURBED, BEAM, longest)
-    tries = [each.tokens for each in noisy]
+    noisy, together = Noisy(runtime, share, 0), 1 if isinstance(facts.reads, Features) else DISTURBED
+    turns = range(DISTURBED // together)
+    tries = [each.tokens for _ in turns for each in find(noisy, facts, sources * together, BEAM, longest)]
     steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
-    return Golden(sources, targets, stored, found, steady, longest)
+    return Golden([*known, *drawn], targets, stored, found, steady, longest)
 
 
-def find(runtime: Runtime, facts: Facts, sources: Sequence[Sequence[int]], search: str, longest: int) -> list[Found]:
+def find(runtime: Runtime, facts: Facts, sources: Sources, search: str, longest: int) -> list[Found]:
     """The best target of each source by one of `SEARCHES`, of up to so many tokens."""
     options = SearchOptions(max_new_tokens=longest, **SEARCHES[search])
     return [each[0] for each in generate(runtime, sources, facts, options)]
@@ -258,7 +278,10 @@ def _unpack(arrays: Arrays, facts: Facts) -> Golden:
     tokens = {search: lists_of(arrays, search) for search in SEARCHES}
     if not 1 <= longest <= facts.writes.longest:
         raise ValueError(f"targets of up to {longest} tokens are more than the model's {facts.writes.longest}")
-    require_tokens(sources, facts.reads.size, facts.reads.longest)
+    if isinstance(facts.reads, Features):
+        require_tokens(sources, MOST_NUMBER, 1)
+    else:
+        require_tokens(sources, facts.reads.size, facts.reads.longest)
     require_tokens(targets, facts.writes.size, facts.writes.longest)
     for each in tokens.values():
         require_tokens(each, facts.writes.size, longest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from txport.bundles.ports import ENCODER, MODEL
 from txport.models.ops import additive
-from txport.models.parts import Additive, Attention, DotProduct, unflatten
+from txport.models.parts import Additive, Attention, DotProduct, SoftCap, unflatten
 from txport.proof.bisect.calls import PartCall, altered
 from txport.proof.bisect.evidence import Cause, Evidence
 from txport.proof.bisect.faults.common import fitted
@@ -83,6 +83,9 @@ def inner_values(given: Attended) -> Iterator[Array]:
         products = core.grouped(given.query, given.key.transpose(2, 3))  # (B, N, T, S)
         scores = products * core.scale
         yield from (products.numpy(), scores.numpy())
+        if core.cap is not None:
+            scores = core.cap(scores)
+            yield scores.numpy()
         if core.bias is not None and given.distances is not None:
             scores = scores + core.bias(given.distances)
             yield scores.numpy()
@@ -190,6 +193,22 @@ def other_scale(evidence: Evidence) -> Cause | None:
     if not evidence.explains(attend(scaled(given, factor))):
         return None
     return Cause("scale", f"scores are scaled by {factor:.4g} of what they should be{_as_if(given.core, factor)}")
+
+
+def other_cap(evidence: Evidence) -> Cause | None:
+    """Scores without their cap, or with another: the factor of the limit that fits best."""
+    given = read_by(evidence)
+    core = given.core
+    if not isinstance(core, DotProduct) or core.cap is None:
+        return None
+    if evidence.explains(attend(given.replace(core=altered(core, cap=None)))):
+        return Cause("cap", f"scores are not capped, the model's are at {core.cap.limit:g}")
+    own = core.cap.limit
+    capped: Callable[[float], Attended] = lambda factor: given.replace(core=altered(core, cap=SoftCap(own * factor)))  # noqa: E731
+    factor = fitted(evidence, lambda factor: attend(capped(factor)), 1 / 64, 64)
+    if not evidence.explains(attend(capped(factor))):
+        return None
+    return Cause("cap", f"scores are capped at {own * factor:.4g}, the model's at {own:g}")
 
 
 def _as_if(core: nn.Module, factor: float) -> str:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from txport.models.parts import ACTIVATIONS
+from txport.models.parts import ACTIVATIONS, SoftCap
 from txport.proof.bisect.evidence import EXPLAINED, Cause, Evidence, WrongWeight
 from txport.proof.bisect.taps import IN, Tap
 from txport.proof.bisect.words import describe
@@ -140,9 +140,11 @@ def no_bias(evidence: Evidence) -> Cause | None:
 
 
 def other_output(evidence: Evidence) -> Cause | None:
-    """What one part gives, activated otherwise than in the model."""
+    """What one part gives, activated or capped otherwise than in the model."""
     reads = [value for value in evidence.reads.values() if value.size == evidence.expected.size]
     kinds: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATIONS, "no activation": nn.Identity()}
+    caps = {part.limit: part for part in evidence.model.modules() if isinstance(part, SoftCap)}
+    kinds |= {f"a cap of {limit:g}": part for limit, part in caps.items()}
     for value in reads:
         found = {name: activate(torch.from_numpy(value).double()).numpy() for name, activate in kinds.items()}
         near = {name: np.abs(each.ravel() - evidence.expected.ravel()).max(initial=0.0) for name, each in found.items()}

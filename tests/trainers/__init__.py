@@ -1,0 +1,1 @@
+"""Checkpoints of other trainers, each computed here as its trainer computes."""

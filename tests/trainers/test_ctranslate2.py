@@ -1,0 +1,238 @@
+"""Folders of CTranslate2: what is loaded computes what CTranslate2 itself recorded (`record_ctranslate2`)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import txport
+from tests.architectures.seeded import bundle_of
+from tests.trainers.plain import check_refused, damage
+from tests.trainers.record_ctranslate2_inputs import PROMPTS, SOURCES
+from txport.errors import CheckpointError, ConfigError
+from txport.models.checkpoint import load_checkpoint
+from txport.models.model import Model
+from txport.models.sources.ctranslate2.binary import TYPES, Binary, read_binary
+
+FOLDER = Path(__file__).parent / "ctranslate2_models"
+NAMES = sorted(path.name for path in FOLDER.iterdir())
+
+
+def said(name: str) -> dict[str, Any]:
+    with np.load(FOLDER / name / "said.npz") as stored:
+        return dict(stored)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_what_is_loaded_computes_what_ctranslate2_does(name: str) -> None:
+    model, expected = load_checkpoint(str(FOLDER / name)).model, said(name)
+    {"seq2seq": check_seq2seq, "causal": check_causal, "encode": check_encoder}[model.facts.task](model, expected)
+
+
+def check_seq2seq(model: Model, expected: dict[str, Any]) -> None:
+    for number, source in enumerate(SOURCES):
+        ids = torch.tensor([model.facts.reads.with_special(source)])
+        start = model.facts.writes.start
+        tokens, wanted = expected[f"tokens.{number}"], expected[f"logits.{number}"]
+        given = torch.tensor([[start, *tokens[: len(wanted) - 1]]])
+        logits = model(ids, torch.tensor([ids.shape[1]]), given)[0].numpy()
+        vocabulary = wanted.shape[1]
+        np.testing.assert_allclose(logits[:, :vocabulary], wanted, rtol=0, atol=1e-4)
+        assert (logits[:, vocabulary:] < wanted.min() - 10).all()
+        assert logits.argmax(-1)[: len(tokens)].tolist() == tokens.tolist()
+
+
+def check_causal(model: Model, expected: dict[str, Any]) -> None:
+    for number, prompt in enumerate(PROMPTS):
+        tokens = [*prompt, *expected[f"tokens.{number}"]]
+        ids = torch.tensor([tokens])
+        places = torch.arange(len(tokens))[None]
+        logits = (
+            model.extend(ids, torch.ones_like(ids, dtype=torch.bool), places, model.empty_state(1)).logits[0].numpy()
+        )
+        np.testing.assert_allclose(logits[: len(prompt)], expected[f"logits.{number}"], rtol=0, atol=1e-4)
+        assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == tokens[len(prompt) :]
+
+
+def check_encoder(model: Model, expected: dict[str, Any]) -> None:
+    for number, prompt in enumerate(PROMPTS):
+        ids = torch.tensor([prompt])
+        found = model.infer(ids, torch.ones_like(ids, dtype=torch.bool))
+        for output, value in zip(model.facts.outputs, found, strict=True):
+            np.testing.assert_allclose(value[0], expected[f"{output.name}.{number}"], rtol=0, atol=1e-4)
+        assert len(found) == len([name for name in expected if name.endswith(f".{number}")])
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "own", "llama"])
+def test_a_bundle_finds_what_ctranslate2_finds(name: str, tmp_path: Path) -> None:
+    bundle = bundle_of(load_checkpoint(str(FOLDER / name)), tmp_path / "bundle", "portable")
+    model, expected = txport.load(bundle.path), said(name)
+    inputs = PROMPTS if name == "llama" else [bundle.manifest.facts.reads.with_special(each) for each in SOURCES]
+    for kind, beams in {"tokens": 1, "beams": 3}.items():
+        if f"{kind}.0" in expected:
+            found = model.search(inputs, beams=beams, max_new_tokens=8)
+            assert [list(row[0].tokens) for row in found] == [expected[f"{kind}.{each}"].tolist() for each in range(3)]
+
+
+def string(text: str) -> bytes:
+    return struct.pack("<H", len(text) + 1) + text.encode() + b"\0"
+
+
+def written(binary: Binary, variables: dict[str, Any], aliases: dict[str, str] | None = None) -> bytes:
+    """A `model.bin` with these variables, and the aliases of another."""
+    if aliases is None:
+        aliases = {name: root for name, root in binary.names.items() if name != root}
+    data = struct.pack("<I", 6) + string(binary.specification) + struct.pack("<II", binary.revision, len(variables))
+    for name, tensor in variables.items():
+        raw = (
+            tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else tensor[None].numpy().tobytes()
+        )
+        data += string(name) + struct.pack("<B", tensor.dim()) + struct.pack(f"<{tensor.dim()}I", *tensor.shape)
+        data += struct.pack("<BI", TYPES.index(tensor.dtype), len(raw)) + raw
+    data += struct.pack("<I", len(aliases)) + b"".join(string(each) for pair in aliases.items() for each in pair)
+    return data
+
+
+def variables_of(path: Path) -> tuple[Binary, dict[str, Any]]:
+    binary = read_binary(path)
+    return binary, {name: binary._data(name) for name in binary.variables}
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FOLDER / "bart-int8", tmp_path / "model"))
+
+
+def test_what_is_written_again_is_the_same_file(copied: Path) -> None:
+    path = copied / "model.bin"
+    assert written(*variables_of(path)) == path.read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_damaged_model_is_refused(seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    name = str(rng.choice([name for name in NAMES if name != "llama-int16"]))
+    folder = Path(shutil.copytree(FOLDER / name, tmp_path / name))
+    binary, variables = variables_of(folder / "model.bin")
+    what, changed = damage({name: each for name, each in variables.items() if each.is_floating_point()}, rng)
+    for gone in variables.keys() - changed.keys():
+        if variables[gone].is_floating_point():
+            variables.pop(gone)
+    (folder / "model.bin").write_bytes(written(binary, variables | changed))
+    assert check_refused(folder), (name, what)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0001, 0.001, 0.01, 0.3, 0.9, 0.9999])
+def test_a_truncated_file_is_refused(share: float, copied: Path) -> None:
+    path = copied / "model.bin"
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    assert "model.bin is not a whole model of CTranslate2: " in check_refused(copied)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_bytes_are_refused_or_read(seed: int, copied: Path) -> None:
+    """A byte of a weight may be any; one that says what follows may not."""
+    path, rng = copied / "model.bin", np.random.default_rng(seed)
+    data = bytearray(path.read_bytes())
+    for place in rng.integers(0, 2000 if seed % 2 else len(data), 5):
+        data[place] ^= int(rng.integers(1, 256))
+    path.write_bytes(data)
+    try:
+        load_checkpoint(str(copied))
+    except (CheckpointError, ConfigError) as error:
+        message = str(error)
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("bart", {"decoder/activation": torch.tensor(4, dtype=torch.int8)}, "decoder/activation 4 can't be expressed"),
+        ("bart", {"encoder/pre_norm": torch.tensor(1, dtype=torch.int8)}, "norm must be alike, got pre and post"),
+        ("bart", {"encoder/num_heads": torch.tensor(0, dtype=torch.int16)}, "encoder/num_heads must be at least 1"),
+        ("bart", {"encoder/num_heads": torch.tensor(4, dtype=torch.int16)}, "heads must be alike, got 4 and 2"),
+        ("bart", {"decoder/scale_outputs": torch.tensor(0.5)}, "decoder/scale_outputs 0.5 can't be expressed"),
+        ("bart", {"encoder/scale_embeddings": torch.tensor(3.0)}, "encoder/scale_embeddings 3.0 can't be expressed"),
+        ("bart", {"encoder/new": torch.tensor(1.0)}, "encoder/new 1.0 can't be expressed"),
+        (
+            "bart",
+            {"encoder/layer_0/self_attention/relative_position_keys": torch.zeros(3, 8)},
+            "'encoder/layer_0/self_attention/relative_position_keys' can't be expressed",
+        ),
+        (
+            "bart",
+            {"decoder/layer_0/self_attention/queries_scale": torch.tensor(1.0)},
+            "queries_scale differs from layer",
+        ),
+        ("llama", {"decoder/layer_0/self_attention/rotary_dim": torch.tensor(4)}, "rotary_dim differs from layer to"),
+        ("llama", {"decoder/alibi": torch.tensor(1, dtype=torch.int8)}, "decoder/alibi 1 can't be expressed"),
+        (
+            "llama",
+            {"decoder/final_logit_softcapping": torch.tensor(30.0)},
+            "decoder/final_logit_softcapping 30.0 can't",
+        ),
+        ("gpt2", {"decoder/pre_norm": torch.tensor(0, dtype=torch.int8)}, "norm 'post' of a decoder alone can't be"),
+        ("gpt2", {"decoder/projection/bias": torch.zeros(28)}, "'decoder/projection/bias' of a decoder alone can't"),
+        (
+            "bert",
+            {"encoder/embeddings_merge": torch.tensor(0, dtype=torch.int8)},
+            "vectors of tokens of which some are",
+        ),
+        ("bert", {"pooler_activation": torch.tensor(6, dtype=torch.int8)}, "pooler_activation 6 can't be expressed"),
+    ],
+)
+def test_attributes_that_nothing_expresses_are_refused(
+    name: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(FOLDER / name, tmp_path / name))
+    binary, variables = variables_of(folder / "model.bin")
+    changed = {
+        each: tensor.to(torch.int32) if tensor.dtype == torch.int64 else tensor for each, tensor in change.items()
+    }
+    aliases = {alias: root for alias, root in binary.names.items() if alias != root and alias not in changed}
+    (folder / "model.bin").write_bytes(written(binary, variables | changed, aliases))
+    assert f"model.bin: {message}" in check_refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"decoder_start_token": None}, "decoder_start_token None must be a token of the vocabulary"),
+        ({"decoder_start_token": "w99"}, "decoder_start_token 'w99' must be a token of the vocabulary"),
+        ({"eos_token": 3}, "eos_token 3 must be a token of the vocabulary"),
+        ({"quantization_type": 1}, "quantization_type 1 can't be expressed; it must be 0"),
+        ({"layer_norm_epsilon": "x"}, "norm_epsilon must be float, got 'x'"),
+        ({"add_source_eos": 1}, "add_source_eos must be bool, got 1"),
+    ],
+)
+def test_a_config_that_nothing_expresses_is_refused(change: dict[str, Any], message: str, copied: Path) -> None:
+    values = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(values | change))
+    assert f"model.bin: {message}" in check_refused(copied)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '["a"', "[" * 9999, "\udcff"])
+def test_a_vocabulary_that_is_none_is_refused(text: str, copied: Path) -> None:
+    (copied / "shared_vocabulary.json").write_text(text, errors="surrogateescape")
+    assert "shared_vocabulary.json" in check_refused(copied)
+    (copied / "shared_vocabulary.json").unlink()
+    assert "there is no shared_vocabulary.json beside it" in check_refused(copied)
+
+
+def test_another_version_or_kind_is_refused(copied: Path) -> None:
+    path = copied / "model.bin"
+    whole = path.read_bytes()
+    path.write_bytes(struct.pack("<I", 5) + whole[4:])
+    assert "its version is 5, expected 6: convert the model again" in check_refused(copied)
+    path.write_bytes(whole.replace(b"\x10\0TransformerSpec\0", b"\x0c\0WhisperSpec\0"))
+    assert "its specification 'WhisperSpec' can't be expressed; there are TransformerSpec" in check_refused(copied)
+    path.write_bytes(b"PK\x03\x04 a pickle of PyTorch")
+    assert "model.bin is not a whole model of CTranslate2" in check_refused(copied)

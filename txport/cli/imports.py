@@ -1,0 +1,87 @@
+"""`txport import`: what becomes of each tensor of a checkpoint, whoever wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from txport.cli import completion, textio
+from txport.cli.guard import echo
+from txport.errors import UnsupportedError
+from txport.system.packages import needed
+
+if TYPE_CHECKING:
+    from txport.importing.fit import Fit
+
+FURTHER = 40  # problems to show
+
+
+@click.command("import")
+@click.argument("source", shell_complete=completion.models)
+@click.argument("out", type=click.Path(path_type=Path), required=False, shell_complete=completion.folders)
+@click.option(
+    "--draft-map",
+    type=click.Path(path_type=Path),
+    help="Write a draft of txport.toml for the weights of SOURCE, a folder or a file, here, and load nothing.",
+)
+@click.option("--architecture", help="The one that --draft-map is for.  [default: the one that fits best]")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole table as JSON.")
+def import_(source: str, out: Path | None, draft_map: Path | None, architecture: str | None, as_json: bool) -> None:
+    """Show what becomes of each tensor of the checkpoint SOURCE, and write it to OUT as one of ours.
+
+    SOURCE is a folder that transformers wrote, one of ours, or one of your own with a txport.toml. Everything that is
+    missing, left over or misshapen is shown at once, and is an error (exit 2). OUT gets config.json, model.safetensors
+    and the tokenizers.
+    """
+    if architecture is not None and draft_map is None:
+        raise UnsupportedError("--architecture is for --draft-map; txport.toml and config.json name their own")
+    if draft_map is not None:
+        if out is not None or as_json:
+            raise UnsupportedError("--draft-map writes a draft and no checkpoint; give it alone")
+        _draft(source, draft_map, architecture)
+        return
+    with needed("txport[export]", "an import"):
+        from txport.importing.fit import fit, import_checkpoint
+    found = fit(source)
+    if as_json:
+        textio.print_json(found.to_dict(), indent=2)
+    else:
+        show(found)
+    if not found.passed:
+        raise SystemExit(2)
+    if out is not None:
+        import_checkpoint(source, out)
+        if not as_json:
+            echo(f"{out}  {found.architecture}, {len(found.wanted)} tensors")
+
+
+def _draft(source: str, file: Path, architecture: str | None) -> None:
+    with needed("txport[export]", "a draft"):
+        from txport.importing.draft import write_draft
+    for line in write_draft(Path(source), file, architecture):
+        echo(line)
+
+
+def show(found: Fit) -> None:
+    """Two tables, of the files' tensors and of the model's, and what does not fit."""
+    from txport.cli import tables
+
+    given = [
+        (each.name, str(each.shape), each.fate if each.fate != "used" else ", ".join(each.to), "; ".join(each.rules))
+        for each in found.given
+    ]
+    tables.show(f"{found.path}: {len(given)} tensors", ["tensor of the file", "shape", "becomes", "by"], given)
+    echo()
+    wanted = [
+        (each.name, str(each.shape), each.of if each.state == "made" else f"{each.state.upper()} {each.of}".strip())
+        for each in found.wanted
+    ]
+    tables.show(f"{found.architecture}: {len(wanted)} tensors", ["tensor of the model", "shape", "made of"], wanted)
+    echo()
+    for problem in found.problems[:FURTHER]:
+        echo(f"problem: {problem}")
+    if (rest := len(found.problems) - FURTHER) > 0:
+        echo(f"problem: {rest} more, which --json names")
+    echo(f"verdict: {'fits' if found.passed else f'does NOT fit, {len(found.problems)} problems'}")

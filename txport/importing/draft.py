@@ -1,0 +1,329 @@
+"""A draft of `txport.toml` for weights of which nothing is known: what is not sure in it is a question."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from txport.errors import CheckpointError, ConfigError, OutputError
+from txport.importing.likeness import Template, templates
+from txport.importing.match import Match, Pair, match
+from txport.importing.probe import Variant, asked, closest, dims_of, layer_fields, task_of
+from txport.importing.sizes import Sizes, solve, turned
+from txport.models import architecture
+from txport.models.names import CONFIG, PICKLES, RULES, WEIGHTS, weight_files
+from txport.models.sources.pickles import read_pickle
+from txport.models.sources.rules import written
+from txport.models.sources.source import read_safetensors, read_weights
+from txport.models.sources.toml import QUESTION
+from txport.models.values import Weights
+from txport.models.weights import Rename, Rule, Split, Transpose, Unstack
+from txport.system.documents import DocumentError, read_json
+from txport.system.files import staged_file
+
+DIFFERING = 20  # names that differ, in an error
+CANDIDATES = 6  # in a question
+HYPERPARAMETERS = (CONFIG, "hparams.json", "params.json", "hyperparameters.json")
+SYNONYMS = {  # of fields of our configs, in those of others
+    "heads": "num_heads n_head n_heads nhead num_attention_heads attention_heads encoder_attention_heads",
+    "key_heads": "num_key_value_heads n_kv_heads num_kv_heads",
+    "head_size": "head_dim d_kv kv_channels",
+    "activation": "activation_function hidden_act act activation_fn",
+    "norm_epsilon": "layer_norm_eps layer_norm_epsilon rms_norm_eps norm_eps eps epsilon",
+    "max_length": "max_position_embeddings n_positions n_ctx max_seq_len max_len block_size",
+    "pad_id": "pad_token_id pad",
+    "bos_id": "bos_token_id bos",
+    "eos_id": "eos_token_id eos",
+    "eos_ids": "eos_token_id eos",
+    "rotary_base": "rope_theta",
+}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The nearest architecture, and what of it is found in a file."""
+
+    variant: Variant
+    match: Match
+    copies: Mapping[str, str]  # tensors that are as another one, outside of layers
+    others: tuple[str, ...] = ()  # architectures that are as near
+
+
+def nearest(weights: Weights, name: str | None = None) -> Draft:
+    """The architecture whose tensors are most like those of a file, or the one of this name."""
+    copies = dict(_copies(weights))
+    given = templates({each: shape for each, shape in weights.shapes.items() if each not in copies})
+    names = [name] if name is not None else list(architecture.names())
+    for each in names:
+        architecture.find(each)
+    sides = {each.role.side for each in given if each.numbers} - {""}
+    has_cross = any(each.role.part == "cross" for each in given)
+    tasks = ("seq2seq",) if has_cross or len(sides) > 1 else ("causal", "encode")
+    found: list[tuple[float, Draft]] = []
+    for each in names:
+        if name is None and task_of(each) not in tasks:
+            continue
+        variant = closest(each, lambda one: match(given, templates(dict(one.shapes))).score)
+        paired = match(given, templates(dict(variant.shapes)))
+        found.append((paired.score, Draft(variant, paired, copies)))
+    best = max(score for score, _ in found)
+    first, *others = [each for score, each in found if score == best]
+    return dataclasses.replace(first, others=tuple(each.variant.architecture for each in others))
+
+
+def _copies(weights: Weights) -> Iterator[tuple[str, str]]:
+    """Large tensors that hold the same numbers as another one before them."""
+    seen: dict[tuple[int, ...], list[str]] = {}
+    for name, shape in weights.shapes.items():
+        if len(shape) == 2 and not re.search(r"\d", name):
+            same = next((each for each in seen.get(shape, []) if torch.equal(weights[each], weights[name])), None)
+            if same is not None:
+                yield name, same
+            else:
+                seen.setdefault(shape, []).append(name)
+
+
+def open_weights(source: Path) -> Weights:
+    """The tensors of a folder, or of one file."""
+    if source.is_file():
+        return read_pickle(source) if source.suffix in PICKLES else read_safetensors(source)
+    if not source.is_dir():
+        raise CheckpointError(f"there is no {source}; give a folder with weights, or a file of weights")
+    return read_weights(source)
+
+
+def write_draft(source: Path, file: Path, name: str | None = None) -> list[str]:
+    """Write a draft for the weights of a folder or a file; -> what to tell of it."""
+    weights = open_weights(source)
+    folder = source.parent if source.is_file() else source
+    if file.resolve().parent != folder.resolve():
+        raise OutputError(f"{file} must lie beside the weights, since it names them: give {folder / RULES}")
+    if file.exists():
+        raise OutputError(f"{file} exists; a draft replaces no file")
+    draft = nearest(weights, name)
+    if draft.others:
+        names = " or ".join((draft.variant.architecture, *draft.others))
+        raise ConfigError(f"{source} may be of several architectures; say which: --architecture {names}")
+    lines = list(_lines(source, file, weights, draft))
+    with staged_file(file) as stream:
+        stream.write("\n".join(lines) + "\n")
+    questions = sum(QUESTION in line and not line.startswith("#") for line in lines)
+    return [
+        f"{file}  {draft.variant.architecture}, {sum(line == '[[rule]]' for line in lines)} rules, {questions} questions",
+        f"answer the questions in it, then: txport import {folder}" if questions else f"then: txport import {folder}",
+    ]
+
+
+def _lines(source: Path, file: Path, weights: Weights, draft: Draft) -> Iterator[str]:
+    """The lines of the file."""
+    sizes = _sizes(draft)
+    yield f"# A draft, by the names and shapes of {len(weights)} tensors. A value that begins with {QUESTION} is to be replaced"
+    yield "# by the answer; until then the file is refused. Why a rule was chosen stands behind it."
+    yield f'architecture = "{draft.variant.architecture}"'
+    files = [source] if source.is_file() else weight_files(source)
+    names = [each.name for each in files]
+    if names != [WEIGHTS]:
+        yield f"weights = {json.dumps(names if len(names) > 1 else names[0])}"
+    yield ""
+    yield "[config]"
+    yield from _config(source if source.is_dir() else source.parent, draft, sizes)
+    yield from _rules(draft, sizes)
+
+
+def _sizes(draft: Draft) -> Sizes:
+    return solve(draft.match.pairs, dims_of(draft.variant)[0])
+
+
+def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
+    """The config: what shapes and names tell, what a config beside the weights says, and questions."""
+    variant = draft.variant
+    kind, said = architecture.find(variant.architecture).config, _said(folder)
+    layers = {
+        field: len(next(each.given.numbers for each in draft.match.pairs if each.own[0].name.startswith(f"{side}.")))
+        for side, field in layer_fields(variant.architecture).items()
+        if any(each.own[0].name.startswith(f"{side}.") for each in draft.match.pairs)
+    }
+    _, same = dims_of(variant)
+    for field, value in said.items():
+        if type(value) is int and any(field in fields for fields in sizes.known):
+            sizes.known.setdefault((field,), value)
+    found = sizes.fields()
+    found |= {field: found[first] for field, first in same.items() if first in found}
+    known = {**dict(variant.values), **layers, **found}
+    spoken = {field: value for field, value in said.items() if field not in known}
+    derived = _derived(draft, sizes, {**known, **spoken})
+    questions = dict(asked(variant, {**known, **spoken, **dict.fromkeys(derived)}))
+    for each in dataclasses.fields(kind):
+        if each.name in known:
+            yield f"{each.name} = {json.dumps(known[each.name])}"
+        elif each.name in spoken:
+            yield f"{each.name} = {json.dumps(spoken[each.name])}  # as the config beside the weights says"
+        elif each.name in questions:
+            yield f"{each.name} = {json.dumps(f'{QUESTION}: {questions[each.name]}')}"
+
+
+def _derived(draft: Draft, sizes: Sizes, known: Mapping[str, Any]) -> set[str]:
+    """Fields with a default of 0, for "as another says": those that are left so, since the shapes agree with it."""
+    kind = architecture.find(draft.variant.architecture).config
+    zero = {each.name for each in dataclasses.fields(kind) if each.default == 0 and type(each.default) is int}
+    products = {size for fields, size in sizes.known.items() if len(fields) > 1}
+    width = sizes.known.get(("d_model",))
+    in_products = {field for fields in sizes.known if len(fields) > 1 for field in fields}
+    return {field for field in zero & in_products if field not in known and products == {width}}
+
+
+def _said(folder: Path) -> dict[str, Any]:
+    """What a config of another program beside the weights says, by the names of our fields."""
+    found: dict[str, Any] = {}
+    for name in HYPERPARAMETERS:
+        try:
+            values = read_json(folder / name) if (folder / name).is_file() else {}
+        except DocumentError:  # of no use
+            continue
+        for field, names in SYNONYMS.items():
+            for key in (field, *names.split()):
+                if isinstance(values.get(key), int | float | str | bool):
+                    value = values[key]
+                    found.setdefault(field, [value] if field == "eos_ids" else value)
+        found |= {
+            key: each for key, each in values.items() if key not in found and isinstance(each, bool | int | float | str)
+        }
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------- its rules
+
+
+def _rules(draft: Draft, sizes: Sizes) -> Iterator[str]:
+    """The rules, each with why; what has no place for sure is asked for."""
+    lie = dict((pair.given.name, is_turned) for pair, is_turned in turned(draft.match.pairs, sizes))
+    for pair in _ordered(draft.match.pairs):
+        for rule in _of_pair(pair, lie.get(pair.given.name)):
+            yield from _rule(_asking_for_groups(pair, rule) if isinstance(rule, Split) else written(rule), pair.why)
+    yield from _copied(draft)
+    yield from _transposes(draft.match.pairs, lie)
+    yield from _questions(draft.match)
+
+
+def _rule(text: str, why: str) -> Iterator[str]:
+    yield ""
+    yield "[[rule]]"
+    yield f"{text}  # {why}" if why else text
+
+
+def _ordered(pairs: Sequence[Pair]) -> list[Pair]:
+    """Pairs so that no tensor is given a name that a later rule changes again."""
+    left, found = list(pairs), []
+    while left:
+        names = {each.given.name for each in left}
+        free = [each for each in left if not {one.name for one in each.own} & (names - {each.given.name})]
+        found += free or left
+        left = [each for each in left if each not in found]
+    return found
+
+
+def _pattern(name: str) -> str:
+    """A regular expression for the names of a template."""
+    return (
+        "^" + re.escape(name).replace(r"\{\}", r"(\d+)").replace(r"\-", "-").replace(r"\_", "_").replace("/", "/") + "$"
+    )
+
+
+def _own(name: str) -> str:
+    return name.replace(".0.", r".\1.", 1) if "{}" not in name else name.replace("{}", r"\1")
+
+
+def _of_pair(pair: Pair, is_turned: bool | None) -> Iterator[Rule]:
+    """The rules that give a pair's tensors their names."""
+    given, own = pair.given, pair.own
+    if given.is_stacked:
+        if len(own) > 1:
+            fused = f"{own[0].name.partition('{}')[0]}{{}}.fused {given.name}"
+            yield Unstack(_pattern(given.name), fused)
+            given = dataclasses.replace(given, name=fused, is_stacked=False)
+        else:
+            yield Unstack(_pattern(given.name), own[0].name)
+            return
+    numbers = [None] if not given.numbers or given.numbers[0] == 0 else given.numbers
+    for number in numbers:
+        pattern = _pattern(given.name if number is None else given.name.replace("{}", str(number)))
+        to = tuple(_own(one.name) if number is None else one.name.replace("{}", str(number - 1)) for one in own)
+        if len(own) > 1:
+            yield Split(pattern, to, -1 if is_turned else 0)
+        elif given.name != own[0].name:
+            yield Rename(pattern, to[0])
+
+
+def _asking_for_groups(pair: Pair, rule: Split) -> str:
+    """A rule that splits, with a question where nothing tells how the parts lie."""
+    text = written(rule)
+    if not pair.asks_for_groups:
+        return text
+    question = (
+        f"{QUESTION}: 1 if all of {pair.own[0].role.what} comes first, or the number of heads if each head has its own?"
+    )
+    return f"{text.removesuffix(' }')}, groups = {json.dumps(question)} }}"
+
+
+def _copied(draft: Draft) -> Iterator[str]:
+    """Rules for tensors that are copies of others."""
+    by_given = {each.given.name: each.own[0] for each in draft.match.pairs}
+    for copy, of in draft.copies.items():
+        own = by_given.get(of)
+        aliases = [alias for alias, first in draft.variant.aliases if own is not None and first == own.name]
+        wanted = templates({copy: ()})[0].role.part
+        alias = next((each for each in aliases if templates({each: ()})[0].role.part == wanted), None)
+        if alias is not None and copy != alias:
+            yield from _rule(written(Rename(_pattern(copy), alias)), f"it is the same as {of}")
+        elif alias is None:
+            yield from _rule(f"drop = '{_pattern(copy)}'", f"it is the same as {of}")
+
+
+def _transposes(pairs: Sequence[Pair], lie: Mapping[str, bool | None]) -> Iterator[str]:
+    """Rules for matrices that lie as (in, out)."""
+    matrices = [each for each in pairs if each.given.name in lie]
+    if matrices and all(lie[each.given.name] for each in matrices):
+        sides = "|".join(dict.fromkeys(one.name.partition(".")[0] for each in matrices for one in each.own))
+        yield from _rule(written(Transpose(rf"^({sides})\.\d+\.")), "as the shapes of all that are not square say")
+        return
+    for each in matrices:
+        for one in each.own:
+            if lie[each.given.name]:
+                yield from _rule(written(Transpose(_pattern(one.name).replace(r"(\d+)", r"\d+"))), "by its shape")
+            elif lie[each.given.name] is None:
+                pattern = _pattern(one.name).replace(r"(\d+)", r"\d+")
+                question = f"{QUESTION}: {pattern} if it lies as (in, out), else remove this rule"
+                yield from _rule(f"transpose = {_text(question)}", "it is square")
+
+
+def _questions(left: Match) -> Iterator[str]:
+    """What of the model and of the file has no counterpart."""
+    offered: set[str] = set()
+    for own in left.own:
+        candidates = [each.name for each in left.given if _may_be(each, own)]
+        offered |= set(candidates)
+        shown = " or ".join(_pattern(each) for each in candidates[:CANDIDATES])
+        question = f"{QUESTION}: which tensor is it? {shown}" if candidates else f"{QUESTION}: which tensor is it?"
+        yield from _rule(f"rename = {{ pattern = {_text(question)}, to = {_text(_own(own.name))} }}", "")
+    for given in left.given:
+        if given.name not in offered:
+            question = (
+                f"{QUESTION}: {_pattern(given.name)} if no weight, else a rule for it; its shape is {given.shape}"
+            )
+            yield from _rule(f"drop = {_text(question)}", "")
+
+
+def _may_be(given: Template, own: Template) -> bool:
+    same = given.role.side in ("", own.role.side) and given.role.part in ("", own.role.part)
+    return same and bool(given.numbers) == bool(own.numbers) and len(given.shape) == len(own.shape)
+
+
+def _text(value: str) -> str:
+    return f"'{value}'" if "'" not in value and value.isprintable() else json.dumps(value)

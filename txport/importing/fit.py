@@ -1,0 +1,144 @@
+"""What a checkpoint's tensors become, and of what the model's are made: the whole table, whether it fits or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from txport.models import architecture
+from txport.models.checkpoint import build_empty, check_tensors, load_checkpoint, save_checkpoint
+from txport.models.names import SAMPLES, TARGET_TOKENIZER, TOKENIZER, find_folder
+from txport.models.plan import Piece, Plan, plan
+from txport.models.sources.source import Source, read_source
+from txport.models.values import Shape, Weights
+from txport.system.documents import read_text
+
+LARGEST_TOKENIZER = 64 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Given:
+    """A tensor of the files: `fate` is "used", "dropped", "spare" or "left over", `to` are the model's that need it."""
+
+    name: str
+    shape: Shape
+    fate: str
+    to: tuple[str, ...]
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor of the model: `state` is "made", "missing", "misshapen" or "broken", `of` says how it is made."""
+
+    name: str
+    shape: Shape
+    state: str
+    of: str
+    given_shape: Shape | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A checkpoint beside the model that it is to be."""
+
+    path: Path
+    architecture: str
+    config: Mapping[str, Any]
+    given: tuple[Given, ...]
+    wanted: tuple[Wanted, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether it can be loaded."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return {
+            "path": str(self.path),
+            "architecture": self.architecture,
+            "config": dict(self.config),
+            "fits": self.passed,
+            "problems": list(self.problems),
+            "tensors": [
+                {"name": each.name, "shape": list(each.shape), "fate": each.fate, "to": each.to, "rules": each.rules}
+                for each in self.given
+            ],
+            "model": [
+                {"name": each.name, "shape": list(each.shape), "state": each.state, "of": each.of}
+                for each in self.wanted
+            ],
+        }
+
+
+@torch.no_grad()
+def fit(name: str) -> Fit:
+    """Hold a checkpoint of any format against the model that its config says, reading one tensor at a time.
+
+    Raises `CheckpointError` or `ConfigError` for one whose model can't be told, or whose files can't be read.
+    """
+    folder = find_folder(name)
+    source = read_source(folder)
+    weights = source.weights()
+    made = plan(source.rules, weights.shapes, build_empty(source.config))
+    return _fit(folder, source, weights, made)
+
+
+def _fit(folder: Path, source: Source, weights: Weights, made: Plan) -> Fit:
+    uses: dict[str, list[tuple[str, Piece]]] = {name: [] for name in weights.shapes}
+    for name, pieces in made.made.items():
+        for piece in pieces:
+            for given in piece.value.names():
+                uses[given].append((name, piece))
+    return Fit(
+        path=folder,
+        architecture=architecture.name_of(source.config),
+        config=source.config.to_dict(),
+        given=tuple(_given(name, made, uses[name], source) for name in weights.shapes),
+        wanted=tuple(_wanted(name, made) for name in made.expected),
+        problems=tuple(check_tensors(made, weights, source)),
+    )
+
+
+def _given(name: str, made: Plan, uses: list[tuple[str, Piece]], source: Source) -> Given:
+    fates = {"left over": made.unexpected, "dropped": made.dropped, "spare": made.spare}
+    fate = next((fate for fate, names in fates.items() if name in names), "used")
+    numbers = dict.fromkeys(at for _, piece in uses for at in piece.rules)
+    rules = tuple(source.lines.get(at, _words(source.rules[at])) for at in numbers)
+    return Given(name, made.given[name], fate, tuple(dict.fromkeys(to for to, _ in uses)), rules)
+
+
+def _words(rule: object) -> str:
+    """A rule of a format, in short."""
+    return f"{type(rule).__name__.lower()} {getattr(rule, 'pattern', '')}".strip()
+
+
+def _wanted(name: str, made: Plan) -> Wanted:
+    pieces, shape = made.made.get(name, ()), made.expected[name]
+    of = " = ".join(str(piece.value) for piece in pieces)
+    if name in made.misshapen:
+        return Wanted(name, shape, "misshapen", of, made.misshapen[name])
+    state = "broken" if name in made.broken else "made" if pieces else "missing"
+    return Wanted(name, shape, state, of)
+
+
+def import_checkpoint(name: str, out: Path) -> None:
+    """Write a checkpoint of any format as one of ours, whole or not at all: config, weights, tokenizers, samples."""
+    checkpoint = load_checkpoint(name)
+    files = {path.name: path for path in checkpoint.companions}
+    texts = {each: read_text(files[each], LARGEST_TOKENIZER) for each in (TOKENIZER, TARGET_TOKENIZER) if each in files}
+    samples = files.get(SAMPLES)
+    save_checkpoint(
+        out,
+        checkpoint.model,
+        texts.get(TOKENIZER),
+        texts.get(TARGET_TOKENIZER),
+        samples=read_text(samples) if samples else None,
+        generation=checkpoint.generation,
+    )

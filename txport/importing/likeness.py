@@ -1,0 +1,188 @@
+"""What the names of tensors say: which repeat in each layer, and which part of a Transformer each is of."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from txport.models.values import Shape
+
+LEAST = 3  # tensors of a layer
+ALIKE = 0.7  # of the tensors of layers are in all of them
+Stack = tuple[str, tuple[int, ...]]  # what stands before the number of a layer, and the numbers
+
+CROSS = r"(encoder|enc_?dec|src|source|cross|multihead)[._]?(attn|attention)|encdecattention|xattn|crossattn"
+PHRASES = ((CROSS, "cross"), (r"layer_?norm|rms_?norm", "norm"), (r"feed_?forward|densereludense", "ffn"))
+WORDS = {
+    "encoder": "encoder enc source src",
+    "decoder": "decoder dec target tgt trg",
+    "cross": "cross encdec",
+    "attention": "attn attention att mha self",
+    "ffn": "ffn mlp ff fc linear lin intermediate",
+    "norm": "norm ln norms",
+    "query": "q query wq queries",
+    "key": "k key wk keys",
+    "value": "v value wv values val",
+    "qkv": "qkv wqkv inproj",
+    "kv": "kv wkv",
+    "output": "o out output wo proj dense",
+    "gate": "gate",
+    "inner": "inner up wi expand",
+    "outer": "outer down",
+    "embedding": "embed embedding embeddings emb wte tok token tokens lut shared",
+    "positions": "pos position positions wpe positional",
+    "projection": "head generator projection logits classifier unembed lm",
+    "bias": "bias b beta",
+    "weight": "weight w gamma scale g kernel",
+}
+MEANINGS: dict[str, frozenset[str]] = {}
+for _meaning, _words in WORDS.items():
+    for _word in _words.split():
+        MEANINGS[_word] = MEANINGS.get(_word, frozenset()) | {_meaning}
+PARTS = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a tensor is: of the encoder or the decoder, of which part of a layer, and what there. "" is not said."""
+
+    side: str
+    part: str  # "attention", "cross", "ffn", "embedding", "positions", "projection"
+    what: str  # "query", ..., "qkv", "kv", "inner", "outer", "gate", "norm", "query_norm"
+    kind: str  # "weight", "bias"
+    number: int = 0  # that follows its words, such as that of ln_2
+
+
+@dataclass(frozen=True)
+class Template:
+    """A tensor, or the same one of each layer: in `name`, `{}` stands for the number; `shape` is that of one."""
+
+    name: str
+    shape: Shape
+    numbers: tuple[int, ...]  # of layers; () outside of layers
+    role: Role
+    is_stacked: bool = False  # all layers lie in one tensor
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors of the file."""
+        if self.is_stacked or not self.numbers:
+            return (self.name,)
+        return tuple(self.name.replace("{}", str(number)) for number in self.numbers)
+
+
+def templates(shapes: Mapping[str, Shape]) -> list[Template]:
+    """The tensors of a file, those alike in all layers as one."""
+    stacks = _stacks(shapes)
+    found: dict[tuple[str, Shape], list[int]] = {}
+    plain: list[str] = []
+    for name, shape in shapes.items():
+        if stack := _stack_of(name, stacks):
+            number = int(re.match(r"\d+", name[len(stack[0]) :])[0])  # type: ignore[index]  # stacks have numbers
+            rest = name[len(stack[0]) + len(str(number)) :]
+            found.setdefault((f"{stack[0]}{{}}{rest}", shape), []).append(number)
+        else:
+            plain.append(name)
+    layered = [Template(name, shape, tuple(sorted(numbers)), role_of(name)) for (name, shape), numbers in found.items()]
+    whole = [] if layered else list(_whole_stacks({name: shapes[name] for name in plain}))
+    taken = {each.name for each in whole}
+    return [*layered, *whole, *(Template(n, shapes[n], (), role_of(n)) for n in plain if n not in taken)]
+
+
+def _stacks(shapes: Mapping[str, Shape]) -> list[Stack]:
+    """What stands before the numbers of layers: numbers from 0 or 1 on, with like tensors behind each."""
+    behind: dict[str, dict[int, set[tuple[str, Shape]]]] = defaultdict(lambda: defaultdict(set))
+    for name, shape in shapes.items():
+        for number in re.finditer(r"(?<!\d)(0|[1-9]\d{0,3})(?!\d)", name):
+            behind[name[: number.start()]][int(number[0])].add((name[number.end() :], shape))
+    found = []
+    for prefix, layers in behind.items():
+        numbers = tuple(sorted(layers))
+        common = set.intersection(*layers.values())
+        if numbers[0] in (0, 1) and numbers == tuple(range(numbers[0], numbers[0] + len(numbers))):
+            if len(common) >= LEAST and len(common) >= ALIKE * len(set.union(*layers.values())):
+                found.append((prefix, numbers))
+    return found
+
+
+def _stack_of(name: str, stacks: Sequence[Stack]) -> Stack | None:
+    """The stack that a tensor is of: of several, the one with most layers, the first of these."""
+    around = [each for each in stacks if name.startswith(each[0]) and re.match(r"\d", name[len(each[0]) :])]
+    return max(around, key=lambda each: (len(each[1]), -len(each[0])), default=None)
+
+
+def _whole_stacks(shapes: Mapping[str, Shape]) -> Iterator[Template]:
+    """Tensors that hold all layers along their first axis: those beside tensors of three axes, as long as they."""
+    sides: dict[str, list[str]] = defaultdict(list)
+    for name, shape in shapes.items():
+        if len(shape) == 3:
+            sides[role_of(name).side].append(name)
+    for names in sides.values():
+        lengths, prefix = {shapes[name][0] for name in names}, os.path.commonprefix(names)
+        prefix = re.sub(r"[^./]*$", "", prefix)
+        if len(lengths) == 1 and len(names) > 1 and prefix:
+            (length,) = lengths
+            for name, shape in shapes.items():
+                if name.startswith(prefix) and len(shape) > 1 and shape[0] == length:
+                    role = role_of(f"{prefix}{{}}.{name.removeprefix(prefix)}")
+                    yield Template(name, shape[1:], tuple(range(length)), role, is_stacked=True)
+
+
+def role_of(name: str) -> Role:
+    """What a name says; of a tensor of layers, `{}` stands for the number, and parts are named behind it."""
+    before, is_layered, behind = name.partition("{}")
+    above = _words(before, has_parts=False)
+    own = _words(behind) if is_layered else above
+    numbers = [int(each) for each in re.findall(r"(?<=[a-z_./])\d+", behind or name)]
+    side = next((each for each in ("decoder", "encoder") if each in above), "")
+    last = [each for each in ("bias", "weight") if each in _words(re.split(r"[./_]", name)[-1])]
+    kind, number = (last or ["weight"])[0], (numbers or [0])[-1]
+    if not is_layered:
+        part = next((each for each in ("positions", "embedding", "projection") if each in own), "")
+        return Role(side, part, "norm" if "norm" in own else "", kind, number)
+    has_ffn = "ffn" in own or bool({"inner", "outer", "gate"} & own) or bool(re.search(r"\bw_?[123]\b", behind))
+    part = "cross" if "cross" in own else "attention" if "attention" in own else "ffn" if has_ffn else ""
+    said = [each for each in PARTS if each in own]
+    if "norm" in own:
+        what = f"{said[0]}_norm" if said else "norm"
+        is_last = re.search(r"final|post", behind) is not None
+        part = "ffn" if "ffn" in own or re.search("final", behind) else "" if is_last else part
+        return Role(side, "attention" if re.search("input", behind) else part, what, kind, number)
+    return Role(side, part, _what(part, own, said, number), kind, number)
+
+
+def _what(part: str, words: frozenset[str], said: Sequence[str], number: int) -> str:
+    """What of a part the words say."""
+    if part in ("attention", "cross"):
+        if "qkv" in words or len(said) == 3:
+            return "qkv"
+        if "kv" in words or list(said) == ["key", "value"]:
+            return "kv"
+        return said[0] if len(said) == 1 else "output" if "output" in words and not said else ""
+    if part != "ffn":
+        return ""
+    named = next((each for each in ("gate", "inner", "outer") if each in words), "")
+    by_number = {1: "inner", 2: "outer"}.get(number, "")
+    return named or by_number or ("outer" if "output" in words else "")
+
+
+def _words(text: str, has_parts: bool = True) -> frozenset[str]:
+    """The meanings of the words of a name; `has_parts` says whether it can name parts of a layer."""
+    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower()
+    found = set()
+    text = re.sub(r"in_proj", "inproj", text)
+    for pattern, meaning in PHRASES if has_parts else PHRASES[1:]:
+        if re.search(pattern, text):
+            found.add(meaning)
+            text = re.sub(pattern, " ", text)
+    for word in re.findall(r"[a-z]+", text):
+        found |= MEANINGS.get(word, frozenset())
+    return frozenset(found)
+
+
+def on_side(template: Template, side: str) -> Template:
+    """The same of the encoder or the decoder."""
+    return replace(template, role=replace(template.role, side=side))

@@ -1,0 +1,146 @@
+"""Which tensor of a file is which of a model's: by what names say, by numbers, by shapes, and else a question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from txport.importing.likeness import Role, Template
+
+ORDER = ("attention", "cross", "ffn")  # in which the parts of a layer run
+FUSED = {"qkv": ("query", "key", "value"), "kv": ("key", "value")}
+BY_BLOCKS = (
+    "in_proj",
+    "c_attn",
+    "to_qkv",
+    "to_kv",
+    "qkv_proj",
+    "kv_proj",
+)  # whose programs lay them one after the other
+
+
+NAMED, NUMBERED, LEFT = "by its name", "by its number, in the order in which parts run", "since nothing else is left"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor of a file and those of the model that it is; `why` says how sure that is."""
+
+    given: Template
+    own: tuple[Template, ...]
+    why: str
+
+    @property
+    def asks_for_groups(self) -> bool:
+        """Whether nothing tells how its parts lie: one after the other, or those of each head together."""
+        return len(self.own) > 1 and not any(word in self.given.name for word in BY_BLOCKS)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Pairs, and what is left on either side."""
+
+    pairs: tuple[Pair, ...]
+    given: tuple[Template, ...]
+    own: tuple[Template, ...]
+
+    @property
+    def score(self) -> float:
+        """How alike the two are: the pairs, less what is left of the file, less what is left of the model."""
+        sure = sum(each.why == NAMED for each in self.pairs)
+        return sure + len(self.pairs) - len(self.given) - 1.1 * len(self.own)
+
+
+def match(given: Sequence[Template], own: Sequence[Template]) -> Match:
+    """Pair the tensors of a file with those of a model."""
+    given = _sided(given, {each.role.side for each in own if each.numbers})
+    state = Match((), tuple(given), tuple(own))
+    state = _fused(_alike(state, lambda role: replace(role, number=0), NAMED))
+    state = _alike(state, lambda role: replace(role, number=0, side="") if not role.what else None, NAMED)
+    state = _by_number(state, "norm", lambda role: ORDER.index(role.part) if role.part in ORDER else 0)
+    state = _by_number(state, "", lambda role: ("gate", "inner", "outer").index(role.what) if role.part == "ffn" else 0)
+    state = _alike(state, lambda role: (role.side, role.part, role.what == "norm", role.kind), LEFT)
+    return _alike(state, lambda role: (role.side, role.what == "norm", role.kind) if role.what else None, LEFT)
+
+
+def _sided(given: Sequence[Template], sides: set[str]) -> list[Template]:
+    """The tensors of a file, each on a side: that of the model, if it has one, else decoders attend to the source."""
+    prefixes: dict[str, list[Template]] = {}
+    for each in given:
+        prefixes.setdefault(each.name.partition("{}")[0] if each.numbers and not each.is_stacked else "", []).append(
+            each
+        )
+    found = []
+    for each in given:
+        side = each.role.side
+        if len(sides) == 1 and (each.numbers or each.role.what == "norm" or not side):
+            side = next(iter(sides))
+        elif not side and each.numbers:
+            beside = prefixes.get(each.name.partition("{}")[0], [])
+            side = "decoder" if any(other.role.part == "cross" for other in beside) else "encoder"
+        found.append(replace(each, role=replace(each.role, side=side)))
+    return found
+
+
+def _taken(state: Match, pairs: Iterable[Pair]) -> Match:
+    pairs = tuple(pairs)
+    given, own = {id(each.given) for each in pairs}, {id(one) for each in pairs for one in each.own}
+    return Match(
+        (*state.pairs, *pairs),
+        tuple(each for each in state.given if id(each) not in given),
+        tuple(each for each in state.own if id(each) not in own),
+    )
+
+
+def _fits(given: Template, own: Template) -> bool:
+    """Whether one can be the other: both of layers or neither, and of as many axes."""
+    return bool(given.numbers) == bool(own.numbers) and len(given.shape) == len(own.shape)
+
+
+def _alike(state: Match, key: Callable[[Role], Hashable | None], why: str) -> Match:
+    """Pair what has the same key, where there is one of it on each side."""
+    groups: dict[tuple[bool, Hashable], tuple[list[Template], list[Template]]] = {}
+    for at, side in enumerate((state.given, state.own)):
+        for each in side:
+            if (value := key(each.role)) is not None:
+                groups.setdefault((bool(each.numbers), value), ([], []))[at].append(each)
+    return _taken(
+        state,
+        (
+            Pair(given[0], (own[0],), why)
+            for given, own in groups.values()
+            if len(given) == 1 == len(own) and _fits(given[0], own[0]) and (why == NAMED or given[0].numbers)
+        ),
+    )
+
+
+def _fused(state: Match) -> Match:
+    """Pair what holds queries, keys and values with all of them."""
+    pairs = []
+    for each in state.given:
+        parts = FUSED.get(each.role.what, ())
+        own = [one for part in parts for one in state.own if one.role == replace(each.role, what=part, number=0)]
+        if parts and len(own) == len(parts):
+            pairs.append(Pair(each, tuple(own), NAMED))
+    return _taken(state, pairs)
+
+
+def _by_number(state: Match, what: str, order: Callable[[Role], int]) -> Match:
+    """Pair what is left of a layer by the numbers in its names, where they are as many as the model has."""
+    groups: dict[Hashable, tuple[list[Template], list[Template]]] = {}
+    for at, side in enumerate((state.given, state.own)):
+        for each in side:
+            is_norm = each.role.what == "norm"
+            if each.numbers and is_norm == (what == "norm") and (is_norm or each.role.part == "ffn"):
+                groups.setdefault((each.role.side, each.role.kind), ([], []))[at].append(each)
+    pairs: list[Pair] = []
+    for given, own in groups.values():
+        numbers = [each.role.number for each in given]
+        if len(given) == len(own) > 1 and len(set(numbers)) == len(numbers):
+            ordered = sorted(given, key=lambda each: each.role.number)
+            pairs += (
+                Pair(one, (other,), NUMBERED)
+                for one, other in zip(ordered, sorted(own, key=lambda each: order(each.role)), strict=True)
+                if _fits(one, other)
+            )
+    return _taken(state, pairs)

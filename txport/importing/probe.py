@@ -1,0 +1,218 @@
+"""What an architecture's tensors tell of its config, found by building small models: no architecture is known here."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from txport.errors import ConfigError
+from txport.models import architecture
+from txport.models.checkpoint import build_empty
+from txport.models.config import MOST_LAYERS
+from txport.models.facts import Task
+from txport.models.model import Model
+from txport.models.values import Shape
+
+Values = dict[str, Any]
+LAYERS = 1
+Place = tuple[str, int]  # a tensor and an axis
+Product = tuple[int, tuple[str, ...]]  # a number, and the fields of a config that it is multiplied by
+UNSEEN = ("dropout",)  # of training
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One set of tensors that a model of an architecture can have, and the values of its config that give it."""
+
+    architecture: str
+    values: tuple[tuple[str, Any], ...]
+    shapes: tuple[tuple[str, Shape], ...]
+    aliases: tuple[tuple[str, str], ...]  # further names of tensors that are tied -> first name
+
+
+def closest(name: str, score: Callable[[Variant], float]) -> Variant:
+    """The variant of an architecture with the greatest score, found by changing one choice of its config at a time."""
+    base = _base(name)
+    fields = [each for each in _choices(name) if _changes_names(name, each)]
+    best = _variant(name, tuple((field, base[field]) for field, _ in fields))
+    assert best is not None
+    while True:
+        chosen = dict(best.values)
+        others = [
+            _variant(name, tuple({**chosen, field: value}.items()))
+            for field, values in fields
+            for value in values
+            if value != chosen[field]
+        ]
+        found = max((each for each in others if each is not None), key=score, default=best)
+        if score(found) <= score(best):
+            return best
+        best = found
+
+
+@cache
+def _variant(name: str, values: tuple[tuple[str, Any], ...]) -> Variant | None:
+    """The tensors of models of these values; None where they do not go together."""
+    model = _built(name, {**_base(name), **dict(values)})
+    if model is None:
+        return None
+    shapes = tuple((each, tuple(tensor.shape)) for each, tensor in model.named_parameters())
+    aliases = tuple((each, first) for each, first in _first_names(model).items() if each != first)
+    return Variant(name, values, shapes, aliases)
+
+
+def task_of(name: str) -> Task:
+    """What models of an architecture are for."""
+    model = _built(name, _base(name))
+    assert model is not None
+    return model.facts.task
+
+
+def dims_of(variant: Variant) -> tuple[dict[Place, Product], dict[str, str]]:
+    """What each dim of each tensor is made of, and which fields must be as another one is.
+
+    Each size of the config is doubled in turn, and the dims that double are products of it.
+    """
+    base = {**_base(variant.architecture), **dict(variant.values)}
+    before, made, same = dict(variant.shapes), dict[Place, tuple[str, ...]](), dict[str, str]()
+    sizes = [
+        field for field in base if _is_size(variant.architecture, field) and type(base[field]) is int and base[field]
+    ]
+    alone = {field: _built(variant.architecture, {**base, field: 2 * base[field]}) for field in sizes}
+    bound = [field for field, model in alone.items() if model is None]
+    for first, other in itertools.combinations(bound, 2):
+        together = _built(variant.architecture, {**base, first: 2 * base[first], other: 2 * base[other]})
+        if together is not None and base[first] == base[other]:
+            alone[first], same[other] = together, first
+    for field, model in alone.items():
+        for name, shape in before.items() if model is not None else ():
+            after = tuple(model.get_parameter(name).shape) if model is not None else shape
+            for axis, (old, new) in enumerate(zip(shape, after, strict=True)):
+                if new == 2 * old:
+                    made[name, axis] = (*made.get((name, axis), ()), field)
+    return {
+        (name, axis): (before[name][axis] // math.prod(base[field] for field in fields), fields)
+        for (name, axis), fields in made.items()
+    }, same
+
+
+def layer_fields(name: str) -> dict[str, str]:
+    """The fields that count layers, by the side that they count: "encoder" or "decoder"."""
+    fields = dataclasses.fields(architecture.find(name).config)
+    counting = [each.name for each in fields if each.metadata.get("at most") == MOST_LAYERS]
+    return {side: field for field in counting for side in ("encoder", "decoder") if field.startswith(side)}
+
+
+def asked(variant: Variant, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The fields of a config that no tensor tells, and what each may be.
+
+    Values that change neither what a model computes nor its facts are not asked for.
+    """
+    kind = architecture.find(variant.architecture).config
+    base, choices = {**_base(variant.architecture), **dict(variant.values)}, kind.choices()
+    others = dict(_choices(variant.architecture))
+    for each in dataclasses.fields(kind):
+        if each.name in known or each.name in UNSEEN or each.name in dict(variant.values):
+            continue
+        if any(_matters(variant, each.name, other) for other in others.get(each.name, _nearby(base[each.name]))):
+            default = "" if each.default is dataclasses.MISSING else f"; it is often {json.dumps(each.default)}"
+            kinds = ("true", "false") if type(base[each.name]) is bool else choices.get(each.name, ("which number",))
+            yield each.name, f"{' or '.join(kinds)}?{default}"
+
+
+def _nearby(value: Any) -> tuple[Any, ...]:
+    """Other values of a number, or a list of numbers; none of anything else."""
+    if isinstance(value, tuple) and value and type(value[0]) is int:
+        return ((*value, value[-1] + 1), (value[0] + 1,))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ()
+    return (value * 2, value + 1) if value else (1, 2)
+
+
+@torch.no_grad()
+def _matters(variant: Variant, field: str, value: Any) -> bool:
+    """Whether a model computes something else with another value of a field, or takes other tokens."""
+    base = {**_base(variant.architecture), **dict(variant.values)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        one = _built(variant.architecture, base, "cpu")
+        other = _built(variant.architecture, {**base, field: value}, "cpu")
+    if one is None or other is None:
+        return False
+    for parameter in one.parameters():
+        parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+    weights = one.state_dict()
+    if one.facts != other.facts:
+        return True
+    if dict(one.named_parameters()).keys() != dict(other.named_parameters()).keys():
+        return True
+    if any(tensor.shape != weights[name].shape for name, tensor in other.state_dict().items() if name in weights):
+        return True
+    other.load_state_dict({name: weights[name] for name, _ in other.named_parameters()}, strict=False)
+    return not all(map(torch.equal, _outputs(one), _outputs(other)))
+
+
+def _outputs(model: Model) -> list[torch.Tensor]:
+    """What a model gives for a few tokens."""
+    model.eval()
+    ids = torch.tensor([[3, 5, 4, 6]])
+    if model.facts.task == "seq2seq":
+        return [model(ids, torch.tensor([4]), ids)]
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    if model.facts.task == "encode":
+        return list(model.infer(ids, mask))
+    return [model.extend(ids, mask, torch.arange(4)[None], model.empty_state(1)).logits]
+
+
+def _is_size(name: str, field: str) -> bool:
+    fields = {each.name: each for each in dataclasses.fields(architecture.find(name).config)}
+    return "at least" in fields[field].metadata and fields[field].metadata.get("at most") != MOST_LAYERS
+
+
+@cache
+def _base(name: str) -> Values:
+    """The values of a small config."""
+    found = architecture.find(name)
+    smallest = min(
+        found.presets.values(), key=lambda config: sum(v for v in config.to_dict().values() if type(v) is int)
+    )
+    values = smallest.to_dict()
+    return {**values, **dict.fromkeys(layer_fields(name).values(), LAYERS)}
+
+
+def _choices(name: str) -> list[tuple[str, tuple[Any, ...]]]:
+    """The fields that are one of a few values, and these."""
+    kind = architecture.find(name).config
+    fields = [(each.name, (False, True)) for each in dataclasses.fields(kind) if type(_base(name)[each.name]) is bool]
+    return [*fields, *kind.choices().items()]
+
+
+@cache
+def _changes_names(name: str, choice: tuple[str, tuple[Any, ...]]) -> bool:
+    """Whether a model has other tensors, or ties others, with another value of a field."""
+    field, values = choice
+    built = [_built(name, {**_base(name), field: value}) for value in values]
+    return len({frozenset(_first_names(model).items()) for model in built if model is not None}) > 1
+
+
+def _built(name: str, values: Values, device: str = "meta") -> Model | None:
+    """A model of these values; None where they do not go together."""
+    found = architecture.find(name)
+    try:
+        config = found.config.from_dict(values)
+    except ConfigError:
+        return None
+    return build_empty(config) if device == "meta" else found.build(config)
+
+
+def _first_names(model: Model) -> dict[str, str]:
+    first = {id(tensor): name for name, tensor in model.named_parameters()}
+    return {name: first[id(tensor)] for name, tensor in model.named_parameters(remove_duplicate=False)}

@@ -1,0 +1,102 @@
+"""The sizes of a config, and which matrices lie as (in, out), of the shapes of paired tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from txport.importing.match import Pair
+from txport.importing.probe import Place, Product
+
+Fields = tuple[str, ...]
+
+
+@dataclass
+class Sizes:
+    """What is known so far: products of fields of the config, and for each pair whether it is transposed."""
+
+    dims: Mapping[Place, Product]
+    known: dict[Fields, int] = field(default_factory=dict)
+    turned: dict[str, bool] = field(default_factory=dict)  # name of a given tensor -> whether it is transposed
+    clashes: list[str] = field(default_factory=list)
+
+    def fields(self) -> dict[str, int]:
+        """The fields that are known by themselves, or by all but them in a product."""
+        found = {fields[0]: size for fields, size in self.known.items() if len(fields) == 1}
+        for _ in range(len(self.known)):
+            for fields, size in self.known.items():
+                left = [each for each in fields if each not in found]
+                rest = math.prod(found[each] for each in fields if each in found)
+                if len(left) == 1 and rest and size % rest == 0:
+                    found[left[0]] = size // rest
+        return found
+
+
+def solve(pairs: Sequence[Pair], dims: Mapping[Place, Product]) -> Sizes:
+    """Sizes from vectors and from tensors outside of layers, which never lie otherwise; then from matrices by those."""
+    sizes = Sizes(dims)
+    for pair in pairs:
+        if len(pair.given.shape) == 1 or not pair.given.numbers:
+            _learn(sizes, pair, pair.given.shape)
+    for _ in range(3):
+        for pair in pairs:
+            if len(pair.given.shape) == 2 and pair.given.numbers and pair.given.name not in sizes.turned:
+                _orient(sizes, pair)
+    return sizes
+
+
+def _orient(sizes: Sizes, pair: Pair) -> None:
+    """Tell how a matrix lies, and learn from it; a square one tells nothing."""
+    shape = pair.given.shape
+    if shape[0] == shape[1]:
+        return
+    fits = [each for each in (shape, shape[::-1]) if _agrees(sizes, pair, each)]
+    if len(fits) == 1:
+        sizes.turned[pair.given.name] = fits[0] != shape
+        _learn(sizes, pair, fits[0])
+
+
+def _agrees(sizes: Sizes, pair: Pair, shape: Sequence[int]) -> bool:
+    """Whether what is known has these sizes, at least one of which is known."""
+    told = [(size, _size(sizes, pair, axis)) for axis, size in enumerate(shape)]
+    return any(known for _, known in told) and all(known in (None, size) for size, known in told)
+
+
+def _size(sizes: Sizes, pair: Pair, axis: int) -> int | None:
+    """How long an axis of the tensors of a pair is, all of its parts together; None if that is not known."""
+    total = 0
+    for own in pair.own if axis == 0 else pair.own[:1]:
+        factor, fields = sizes.dims.get((own.names[0], axis), (0, ()))
+        size = own.shape[axis] if not fields else sizes.known.get(fields)
+        if size is None:
+            return None
+        total += size if not fields else factor * size
+    return total
+
+
+def _learn(sizes: Sizes, pair: Pair, shape: Sequence[int]) -> None:
+    """Take the sizes of a tensor of this shape."""
+    for axis, size in enumerate(shape):
+        unknown, left = [], size
+        for own in pair.own if axis == 0 else pair.own[:1]:
+            factor, fields = sizes.dims.get((own.names[0], axis), (0, ()))
+            if not fields:
+                left -= own.shape[axis]
+            elif fields in sizes.known:
+                left -= factor * sizes.known[fields]
+            else:
+                unknown.append((factor, fields))
+        total = sum(factor for factor, _ in unknown)
+        if len({fields for _, fields in unknown}) == 1 and left > 0 and left % total == 0:
+            sizes.known[unknown[0][1]] = left // total
+        elif not unknown and left:
+            sizes.clashes.append(pair.given.name)
+
+
+def turned(pairs: Sequence[Pair], sizes: Sizes) -> Iterator[tuple[Pair, bool | None]]:
+    """For each matrix of layers whether it is transposed: a square one as the others are; None if these are not alike."""
+    told = set(sizes.turned.values())
+    for pair in pairs:
+        if len(pair.given.shape) == 2 and pair.given.numbers:
+            yield pair, sizes.turned.get(pair.given.name, next(iter(told)) if len(told) == 1 else None)

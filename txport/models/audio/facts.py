@@ -1,0 +1,143 @@
+"""What is true of a model that reads speech: of the features that go in, and of the tokens that speak of speech."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from txport.errors import quoted
+from txport.models.config import LONGEST
+from txport.models.json_values import require_keys, several, text, token_id, whole_number
+
+TASKS = ("transcribe", "translate")
+MOST_BINS, MOST_FRAMES, MOST_RATE = 1 << 12, 1 << 16, 1 << 20
+MOST_LANGUAGES = 1 << 10
+MOST_TOKENS = 1 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """Log-mel spectrograms of `frames` frames with `size` numbers each, of which an encoder makes `longest` places.
+
+    All sources have the same length; shorter audio is filled up with silence. A frame is of `n_fft` samples, and the
+    next one begins `hop_length` samples later.
+    """
+
+    size: int
+    frames: int
+    longest: int
+    sampling_rate: int
+    hop_length: int
+    n_fft: int
+
+    @property
+    def samples(self) -> int:
+        """How many samples of audio the frames are made of."""
+        return self.frames * self.hop_length
+
+    @property
+    def seconds(self) -> float:
+        """How long that is."""
+        return self.samples / self.sampling_rate
+
+    @property
+    def frames_a_place(self) -> int:
+        """How many frames an encoder makes one place of."""
+        return self.frames // self.longest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speech:
+    """What tokens of a target say of the audio, and what a target begins with.
+
+    After the start token come that of the language, if the model knows several (`languages` are their codes), that of
+    the task, and `no_timestamps` where no times are wanted; the tokens after that one are times. `language` and `task`
+    are those that the checkpoint itself asks for; without a language, the model is asked which it hears. `initial` is
+    what a target begins with where the model does not tell its languages. `previous` begins the text of what was
+    before. The first time of a target is at most `latest_first` steps after its beginning.
+    """
+
+    languages: tuple[str, ...] = ()
+    language_ids: tuple[int, ...] = ()
+    transcribe: int | None = None
+    translate: int | None = None
+    no_timestamps: int | None = None
+    previous: int | None = None
+    language: str | None = None
+    task: str | None = None
+    initial: tuple[int, ...] = ()
+    latest_first: int | None = None
+
+    @property
+    def first_timestamp(self) -> int | None:
+        """The token of the time 0; None for a model that tells no times."""
+        return None if self.no_timestamps is None else self.no_timestamps + 1
+
+    @property
+    def special(self) -> tuple[int, ...]:
+        """The tokens that are no text, those of times left out."""
+        ones = (self.transcribe, self.translate, self.no_timestamps, self.previous)
+        return (*self.language_ids, *(each for each in ones if each is not None))
+
+    def problems(self, size: int) -> Iterator[str]:
+        """What does not go together, and which tokens do not lie in a vocabulary of `size`."""
+        if len(self.languages) != len(self.language_ids):
+            yield f"there are {len(self.languages)} languages, and tokens of {len(self.language_ids)}"
+        if len(set(self.languages)) != len(self.languages):
+            yield "languages have one name twice"
+        if self.language is not None and self.language not in self.languages:
+            yield f"language must be one of the languages, got {quoted(self.language)}"
+        if self.task is not None and (self.task not in TASKS or getattr(self, self.task) is None):
+            yield f"task must be transcribe or translate, and have a token, got {quoted(self.task)}"
+        if self.first_timestamp is not None and self.first_timestamp >= size:
+            yield f"no token of a time comes after no_timestamps {self.no_timestamps} in a vocabulary of {size}"
+        for token in (*self.special, *self.initial):
+            if not 0 <= token < size:
+                yield f"tokens of speech must lie in the vocabulary of {size}, got {token}"
+                return
+
+
+def features(values: Any) -> Features:
+    """Those of JSON values; `KeyError`, `TypeError` or `ValueError` for values that can't be."""
+    require_keys("source", values, Features)
+    most = {"size": MOST_BINS, "frames": MOST_FRAMES, "longest": LONGEST}
+    numbers = {name: whole_number(f"source.{name}", each, 1, most.get(name, MOST_RATE))
+               for name, each in values.items()}  # fmt: skip
+    found = Features(**numbers)
+    for problem in feature_problems(found):
+        raise ValueError(problem)
+    return found
+
+
+def feature_problems(given: Features) -> Iterator[str]:
+    """What does not go together."""
+    if given.frames % given.longest:
+        yield f"{given.frames} frames are no whole number for each of {given.longest} places"
+    if given.hop_length > given.n_fft:
+        yield f"a hop of {given.hop_length} samples leaves out some between frames of {given.n_fft}"
+    if given.samples <= given.n_fft // 2:
+        yield f"{given.frames} frames of {given.hop_length} samples are shorter than half a window of {given.n_fft}"
+
+
+def speech(values: Any, size: int) -> Speech:
+    """That of JSON values, over a vocabulary of `size`; errors as of `features`."""
+    require_keys("speech", values, Speech)
+    ones = ("transcribe", "translate", "no_timestamps", "previous")
+    ids: dict[str, Any] = {name: None if values[name] is None else token_id(name, values[name], size) for name in ones}
+    lists: dict[str, Any] = {
+        name: tuple(token_id(name, each, size) for each in several(name, values[name], MOST_TOKENS))
+        for name in ("language_ids", "initial")
+    }
+    latest = values["latest_first"]
+    found = Speech(
+        languages=tuple(text("a language", each) for each in several("languages", values["languages"], MOST_LANGUAGES)),
+        language=None if values["language"] is None else text("language", values["language"]),
+        task=None if values["task"] is None else text("task", values["task"]),
+        latest_first=None if latest is None else whole_number("latest_first", latest, 0),
+        **ids,
+        **lists,
+    )
+    for problem in found.problems(size):
+        raise ValueError(problem)
+    return found

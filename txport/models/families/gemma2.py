@@ -1,0 +1,109 @@
+"""Gemma 2 and 3, as transformers saves them: a Gemma with norms around both sublayers, and two kinds of layers.
+
+Some layers attend to a window of the last tokens, which is the same up to the length of that window; it is then the
+longest sequence. Of a Gemma 3 that reads images too, the model of texts is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from txport.errors import ConfigError, quoted
+from txport.models.families import gemma, llama
+from txport.models.family import Family, Published
+from txport.models.weights import Drop, Rename, Rule, Shift
+
+GEMMA2 = {
+    **gemma.DEFAULTS,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+GEMMA3 = {
+    **GEMMA2,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+}
+TEXT = "text_config"  # of a model that reads images too
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+
+
+def config(values: Published) -> dict[str, Any]:
+    """The keys of `LlamaConfig`."""
+    if values.type == "gemma3":
+        values = _of_texts(values)
+    values.require("use_bidirectional_attention", False)
+    kinds = _kinds(values, 2 if values.type == "gemma2" else values.get("sliding_window_pattern", 6))
+    values = values.changed(use_sliding_window=LOCAL in kinds, hidden_act=values.get("hidden_activation"))
+    own = _local_positions if values.type == "gemma3_text" else _capped
+    values, more = own(values, kinds)
+    return gemma.config(values) | more | {
+        "result_norm": True,
+        "attention_scale": float(values.get("query_pre_attn_scalar") ** -0.5),
+        "logit_cap": float(values.get("final_logit_softcapping", 0.0)),
+    }  # fmt: skip
+
+
+def _of_texts(values: Published) -> Published:
+    """The config of the model of texts; special tokens stand beside it too."""
+    tokens = {name: found for name in TOKENS if (found := values.get(name)) is not None}
+    return Published({**values.get(TEXT, {}), **tokens, "model_type": "gemma3_text"}, GEMMA3, values.special)
+
+
+def _kinds(values: Published, pattern: int) -> Sequence[str]:
+    """What each layer attends to: as `layer_types` says, or all tokens in each layer that ends a pattern."""
+    count = values.get("num_hidden_layers")
+    own = [LOCAL if (number + 1) % pattern else GLOBAL for number in range(count)]
+    found = values.get("layer_types", own)
+    if len(found) != count or set(found) - {LOCAL, GLOBAL}:
+        raise ConfigError(f"layer_types must be {count} of {LOCAL} and {GLOBAL}, got {quoted(found)}")
+    return list(found)
+
+
+def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, Any]]:
+    """Gemma 2: its scores have a cap, as its logits."""
+    return values, {"attention_cap": float(values.get("attn_logit_softcapping", 0.0))}
+
+
+def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published, dict[str, Any]]:
+    """Gemma 3: heads are normalised, and each kind of layers has its positions, which newer files name by the kind."""
+    values.require("attn_logit_softcapping", None)  # transformers' attention has none
+    base, found = values.get("rope_local_base_freq"), values.get("rope_parameters", {})
+    if LOCAL in found or GLOBAL in found:
+        if (kind := found[LOCAL].get("rope_type", "default")) != "default":
+            raise ConfigError(f"rope_parameters of {LOCAL} with the rope_type {quoted(kind)} can't be expressed")
+        base = found[LOCAL]["rope_theta"]
+        values = values.changed(rope_parameters=found[GLOBAL])
+    local = tuple(number for number, kind in enumerate(kinds) if kind == LOCAL)
+    return values, {"head_norm": True, "rotary_local_layers": local, "rotary_local_base": float(base)}
+
+
+WEIGHTS: tuple[Rule, ...] = (
+    Drop(r"(model\.)?(vision_tower|multi_modal_projector)\."),  # of images
+    Rename(r"^(model\.)?language_model\.", ""),
+    Rename(r"\.post_attention_layernorm\.", ".attention_residual.result_norm."),
+    Rename(r"\.pre_feedforward_layernorm\.", ".feed_forward_residual.norm."),
+    Rename(r"\.post_feedforward_layernorm\.", ".feed_forward_residual.result_norm."),
+    *llama.WEIGHTS,
+    Shift(r"norm\.weight$", 1.0),
+)
+FAMILY = Family(
+    defaults={"gemma2": GEMMA2, "gemma3_text": GEMMA3, "gemma3": {}},
+    architecture="llama",
+    classes=rf"{llama.CLASSES}|Gemma3ForConditionalGeneration",
+    config=config,
+    weights=WEIGHTS,
+)

@@ -1,0 +1,55 @@
+"""M2M-100 and NLLB, as transformers' `M2M100ForConditionalGeneration` saves them.
+
+The language of a source is a token that the tokenizer puts before it; that of a target is the first token that is
+generated, which `generation_config.json` or an option of the search names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txport.errors import ConfigError, quoted
+from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, common
+from txport.models.family import Family, Published
+from txport.models.weights import Drop, Rule
+
+DEFAULTS = {
+    **COMMON,
+    "vocab_size": 128112,
+    "activation_function": "relu",
+    "scale_embedding": True,
+    "decoder_start_token_id": 2,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+
+
+def config(values: Published) -> dict[str, Any]:
+    """The keys of `TransformerConfig`: fairseq's sinusoids, of which the first token has the row behind padding's."""
+    found = common(values)
+    if (start := values.get("decoder_start_token_id")) == found["pad_id"]:
+        raise ConfigError(f"decoder_start_token_id {quoted(start)} can't be pad_token_id, which has no position")
+    return found | {
+        "norm": "pre",
+        "positions": "sinusoidal",
+        "sinusoids": "fairseq",
+        "position_offset": found["pad_id"] + 1,
+        "output_bias": False,
+        "bos_id": values.get("bos_token_id"),
+        "start_id": start,
+    }
+
+
+WEIGHTS: tuple[Rule, ...] = (
+    Drop(r"(model\.)?(encoder|decoder)\.embed_positions\.weights?$"),  # sinusoids
+    *LAYERS,
+)
+FAMILY = Family(
+    defaults={"m2m_100": DEFAULTS},
+    aliases=ALIASES,
+    architecture="transformer",
+    classes=rf"{CLASSES}|M2M100Model",
+    config=config,
+    weights=WEIGHTS,
+)

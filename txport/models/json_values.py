@@ -1,0 +1,57 @@
+"""JSON values that strangers wrote, held against what they must be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from txport.errors import quoted
+
+LARGEST = 1 << 31  # of a size or a token
+
+
+def require_keys(what: str, values: Any, kind: type) -> None:
+    """Raise `TypeError`, `KeyError` or `ValueError` unless the values are all fields of a dataclass, and no others."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{what} must be an object, got {quoted(values)}")
+    wanted = {field.name for field in dataclasses.fields(kind)}
+    if missing := sorted(wanted - values.keys()):
+        raise KeyError(f"{what}.{missing[0]}")
+    if strange := sorted(map(str, values.keys() - wanted)):
+        raise ValueError(f"{what} has no {quoted(strange[0])}")
+
+
+def several(what: str, values: Any, most: int) -> Sequence[Any]:
+    """A list of at most so many; else `TypeError`."""
+    if not isinstance(values, list | tuple) or len(values) > most:
+        raise TypeError(f"{what} must be a list of at most {most}, got {quoted(values)}")
+    return values
+
+
+def whole_number(what: str, value: Any, least: int, most: int = LARGEST - 1) -> int:
+    """A whole number within bounds; else `ValueError`."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{what} must be a whole number from {least} to {most}, got {quoted(value)}")
+    return value
+
+
+def token_id(what: str, value: Any, size: int) -> int:
+    """A token of a vocabulary of this size; else `ValueError`."""
+    if whole_number(what, value, 0) >= size:
+        raise ValueError(f"{what} must lie in the vocabulary of {size}, got {quoted(value)}")
+    return int(value)
+
+
+def text(what: str, value: Any) -> str:
+    """A string; else `TypeError`."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a text, got {quoted(value)}")
+    return value
+
+
+def switch(what: str, value: Any) -> bool:
+    """True or false; else `TypeError`."""
+    if type(value) is not bool:
+        raise TypeError(f"{what} must be true or false, got {quoted(value)}")
+    return value

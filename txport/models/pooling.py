@@ -1,0 +1,98 @@
+"""How a published encoder of sentences makes one vector of a text: the folders that sentence-transformers writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from txport.errors import ConfigError, UnsupportedError, quoted
+from txport.models.config import read_config
+from txport.models.facts import Facts, Pooling
+from txport.models.names import CONFIG, MODULES, POOLING, SENTENCES, SENTENCES_TOO
+from txport.system.documents import DocumentError, read_json_list
+
+PACKAGE = "sentence_transformers."
+FLAG = "pooling_mode_"
+MODES = {"cls": "first", "cls_token": "first", "mean": "mean", "mean_tokens": "mean"}
+DEFAULT_MODE = "mean_tokens"  # where nothing is said of it
+
+
+def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
+    """The pooling of `modules.json` and whether vectors get the length 1; nothing where there is no such file.
+
+    Raises `ConfigError` for modules, or a pooling, that nothing here expresses.
+    """
+    if not is_of_sentences(folder):
+        return {}
+    modules = _modules(folder / MODULES)
+    kinds = [kind for kind, _ in modules]
+    rest = [kind for kind in kinds[2:] if kind != "Normalize"]
+    wrong = rest or [kind for kind, wanted in zip(kinds, ("Transformer", "Pooling"), strict=False) if kind != wanted]
+    if wrong or len(kinds) < 2:
+        found = quoted(wrong[0]) if wrong else "no Pooling"
+        raise ConfigError(f"{folder / MODULES}: {found} can't be expressed; there are Transformer, Pooling, Normalize")
+    own, pooling = (name for _, name in modules[:2])
+    if own:
+        raise ConfigError(f"{folder / MODULES}: the Transformer must lie beside it, got the path {quoted(own)}")
+    if not Path(pooling).match(POOLING):
+        raise ConfigError(f"{folder / MODULES}: the Pooling must lie in N_Pooling, got the path {quoted(pooling)}")
+    return {"pooling": _pooling(folder / pooling / CONFIG, facts), "normalize": len(kinds) > 2}
+
+
+def longest_sentence(folder: Path) -> int | None:
+    """The most tokens of a text that an encoder of sentences looks at, if its folder says so."""
+    if (folder / SENTENCES_TOO).is_file() and (name := read_config(folder / SENTENCES_TOO).get("default_prompt_name")):
+        raise ConfigError(f"{folder / SENTENCES_TOO}: default_prompt_name {quoted(name)} can't be expressed")
+    if not (folder / SENTENCES).is_file():
+        return None
+    path, values = folder / SENTENCES, read_config(folder / SENTENCES)
+    if values.get("do_lower_case"):
+        raise ConfigError(f"{path}: do_lower_case can't be expressed; let the tokenizer do it")
+    longest = values.get("max_seq_length")
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise ConfigError(f"{path}: max_seq_length must be a whole number of tokens, got {quoted(longest)}")
+    return longest
+
+
+def is_of_sentences(folder: Path) -> bool:
+    """Whether sentence-transformers wrote a folder."""
+    return (folder / MODULES).is_file()
+
+
+def require_pooling(values: Mapping[str, Any], facts: Facts) -> None:
+    """Raise `UnsupportedError` for values of a bundle that are no pooling, or of a model without vectors."""
+    if not values:
+        return
+    if facts.ability != "embed" or values.keys() != {"pooling", "normalize"}:
+        raise UnsupportedError(f"a model that can {facts.ability} has no {quoted(sorted(values))}")
+    if values["pooling"] not in get_args(Pooling)[:2] or type(values["normalize"]) is not bool:
+        raise UnsupportedError(f"{quoted(dict(values))} is no pooling: mean or first, and true or false")
+
+
+def _modules(path: Path) -> Sequence[tuple[str, str]]:
+    """The kind and the folder of each module, in their order."""
+    try:
+        found = [(str(each["type"]), each["path"]) for each in read_json_list(path)]
+    except (DocumentError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path} must list modules with a type and a path each") from error
+    if strange := [kind for kind, _ in found if not kind.startswith(PACKAGE)]:
+        raise ConfigError(f"{path}: {quoted(strange[0])} can't be expressed, which is code of others")
+    if strange := [name for _, name in found if not isinstance(name, str) or Path(name).name != name]:
+        raise ConfigError(f"{path} must name folders beside it, got {quoted(strange[0])}")
+    return [(kind.rpartition(".")[2], name) for kind, name in found]
+
+
+def _pooling(path: Path, facts: Facts) -> str:
+    """The one way of pooling that is switched on."""
+    values = read_config(path)
+    width = values.get("word_embedding_dimension", values.get("embedding_dimension", facts.width))
+    if width != facts.width:
+        raise ConfigError(f"{path}: word_embedding_dimension {quoted(width)} is not the model's {facts.width}")
+    flags = {FLAG + DEFAULT_MODE: True, **{name: each for name, each in values.items() if name.startswith(FLAG)}}
+    modes = [name.removeprefix(FLAG) for name, is_on in flags.items() if is_on]
+    modes = [str(values["pooling_mode"])] if values.get("pooling_mode") is not None else modes
+    if len(modes) != 1 or modes[0] not in MODES:
+        told = quoted(" and ".join(modes) or "none")
+        raise ConfigError(f"{path}: pooling_mode {told} can't be expressed; there are {', '.join(sorted(MODES))}")
+    return MODES[modes[0]]

@@ -1,0 +1,279 @@
+"""Folders that CTranslate2's converters wrote, of its three kinds of Transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from txport.errors import ConfigError, quoted
+from txport.models import architecture
+from txport.models.config import read_config
+from txport.models.family import Published
+from txport.models.names import CONFIG
+from txport.models.sources.ctranslate2.binary import is_binary, read_binary
+from txport.models.sources.ctranslate2.layers import Parts, Stack
+from txport.models.sources.ctranslate2.tensors import LAYERS, ZEROS, Known, opened
+from txport.models.sources.options import UNBOUNDED, read_strings, reading
+from txport.models.sources.source import Format, Source
+from txport.models.weights import Rename, Shift
+from txport.system.documents import read_text
+
+MODEL = "model.bin"
+REVISIONS = {
+    "TransformerSpec": range(5, 8),
+    "TransformerDecoderSpec": range(2, 9),
+    "TransformerEncoderSpec": range(1, 2),
+}
+SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+ALIKE = ("width", "heads", "head_size", "inner", "activation", "norm", "final_norm", "embedding_norm", "is_scaled")
+ADD = 1  # how vectors of several features become one
+LONGEST = 4096  # tokens, where rotary positions have no bound
+RESIDUALS = r"(\w+/)?layer_norm_use_residual"  # whether a norm multiplies by 1 + gamma
+SCALINGS = {-1: "none", 0: "linear", 2: "llama3"}
+
+
+def recognises(folder: Path) -> bool:
+    """Whether there is a `model.bin` that begins as CTranslate2's do, or beside vocabularies as it has them."""
+    path = folder / MODEL
+    return path.is_file() and (is_binary(path) or any(folder.glob("*vocabulary.json")))
+
+
+def read(folder: Path) -> Source:
+    """See `Format`."""
+    path = folder / MODEL
+    binary = read_binary(path)
+    with reading(path, "a model of CTranslate2"):
+        if binary.specification not in SPECIFICATIONS:
+            names = ", ".join(SPECIFICATIONS)
+            raise ConfigError(f"its specification {quoted(binary.specification)} can't be expressed; there are {names}")
+        if binary.revision not in REVISIONS[binary.specification]:
+            told = f"{binary.specification} of revision {binary.revision}"
+            raise ConfigError(f"{told} can't be read; convert the model with CTranslate2 3 or later")
+        said = Published(read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}, SPECIAL)
+        said.require("quantization_type", 0)
+        parts = Parts(binary)
+        known = SPECIFICATIONS[binary.specification](parts, said, folder)
+        parts.finish()
+        found = architecture.find(known.architecture)
+        config = found.config.from_dict(known.values)
+    rules = (*LAYERS, *known.rules)
+    return Source(config=config, rules=rules, weights=partial(opened, binary, known), place=path)
+
+
+def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
+    """An encoder and a decoder, of `transformer`."""
+    encoder, decoder = parts.stack("encoder"), parts.stack("decoder")
+    if parts.has("encoder/embeddings_1/weight"):
+        raise ConfigError("'encoder/embeddings_1/weight' can't be expressed: sources have tokens and nothing else")
+    parts.attribute("encoder/embeddings_merge", 0)
+    for name in ALIKE:
+        _require_alike(name, getattr(encoder, name), getattr(decoder, name))
+    for stack in (encoder, decoder):
+        _refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
+        _require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+    _require_alike("position encodings", bool(encoder.positions), bool(decoder.positions))
+    tied = _tied(parts)
+    from_zeros = bool(parts.attribute("decoder/start_from_zero_embedding", 0))
+    source, target = _vocabulary(folder, "source"), _vocabulary(folder, "target")
+    end = _token(target, said.get("eos_token"), "eos_token")
+    if said.get("add_source_eos", False):
+        _require_alike("eos_token in sources and targets", source.get(said.get("eos_token")), end)
+    start = decoder.vocabulary if from_zeros else _token(target, said.get("decoder_start_token"), "decoder_start_token")
+    more = {"decoder": int(from_zeros), "encoder": int(from_zeros and tied == "all")}
+    own_bos = said.get("add_source_bos", False)
+    longest = min(encoder.positions, decoder.positions) or UNBOUNDED
+    values = {
+        "source_vocab_size": encoder.vocabulary + more["encoder"],
+        "target_vocab_size": decoder.vocabulary + more["decoder"],
+        "d_model": encoder.width,
+        "heads": encoder.heads,
+        "head_size": encoder.head_size,
+        "feed_forward": encoder.inner,
+        "encoder_layers": encoder.layers,
+        "decoder_layers": decoder.layers,
+        "max_length": longest,
+        "norm": encoder.norm,
+        "final_norm": encoder.final_norm,
+        "norm_epsilon": said.get("layer_norm_epsilon", 1e-5),
+        "embedding_norm": encoder.embedding_norm,
+        "positions": "learned" if encoder.positions else "sinusoidal",
+        "sinusoids": "interleaved" if encoder.positions else "fairseq",
+        "position_offset": 0 if encoder.positions else 1,
+        "activation": encoder.activation,
+        "output_bias": from_zeros or parts.has("decoder/projection/bias"),
+        "tied": tied,
+        "scale_embedding": encoder.is_scaled,
+        "pad_id": end,
+        "bos_id": _token(source, said.get("bos_token"), "bos_token") if own_bos else start,
+        "start_id": start,
+        "eos_id": end,
+        "add_source_bos": own_bos,
+        "add_source_eos": said.get("add_source_eos", False),
+    }
+    embeddings = {"encoder": f"encoder/embeddings{'_0' * parts.has('encoder/embeddings_0/weight')}/weight"}
+    embeddings["decoder"] = "decoder/embeddings/weight"
+    grown = [embeddings[side] for side, count in more.items() if count]
+    grown += [f"decoder/projection/{each}" for each in ("weight", "bias")] * from_zeros
+    cut = {f"{side}/position_encodings/encodings": longest for side in more if encoder.positions}
+    return Known("transformer", values, (ZEROS,), tuple(grown), cut)
+
+
+def _tied(parts: Parts) -> str:
+    source = "encoder/embeddings/weight" if parts.has("encoder/embeddings/weight") else "encoder/embeddings_0/weight"
+    target, projection = "decoder/embeddings/weight", "decoder/projection/weight"
+    if not parts.are_one(target, projection):
+        return "none"
+    return "all" if parts.are_one(source, target) else "target"
+
+
+def _causal(parts: Parts, said: Published, folder: Path) -> Known:
+    """A decoder alone: of `llama` with RMSNorm and rotary positions, else of `gpt2`."""
+    stack, rows = parts.stack("decoder"), _vocabulary(folder, "")
+    parts.require("decoder/start_from_zero_embedding", 0)
+    for name, wrong in {"norm 'post'": stack.norm != "pre", "no final norm": not stack.final_norm}.items():
+        if wrong:
+            raise ConfigError(f"{name} of a decoder alone can't be expressed")
+    _refuse(stack, embedding_norm="a norm of embeddings")
+    if parts.has("decoder/projection/bias"):
+        raise ConfigError("'decoder/projection/bias' of a decoder alone can't be expressed")
+    end = _token(rows, said.get("eos_token"), "eos_token")
+    common = {
+        "vocab_size": stack.vocabulary,
+        "d_model": stack.width,
+        "heads": stack.heads,
+        "decoder_layers": stack.layers,
+        "feed_forward": stack.inner,
+        "activation": stack.activation,
+        "tied": parts.are_one("decoder/embeddings/weight", "decoder/projection/weight"),
+        "pad_id": end,
+    }
+    if stack.is_rms:
+        return _llama(parts, said, stack, common | {"eos_ids": (end,), "add_bos": False, "bos_id": end})
+    _refuse(stack, is_gated="gated feed-forward", head_norm="norms of heads", is_scaled="scaled embeddings")
+    _require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+    _require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
+    longest = min(stack.positions, stack.window or stack.positions)
+    if not longest:
+        raise ConfigError("a decoder alone with LayerNorm and without a table of positions can't be expressed")
+    own = {"max_length": longest, "norm_epsilon": said.get("layer_norm_epsilon", 1e-5), "eos_id": end}
+    cut = {"decoder/position_encodings/encodings": longest}
+    return Known("gpt2", common | own, (ZEROS,), cut=cut)
+
+
+def _llama(parts: Parts, said: Published, stack: Stack, common: dict[str, Any]) -> Known:
+    """With rotary positions, and a gated feed-forward."""
+    if not stack.is_gated or stack.positions:
+        raise ConfigError("RMSNorm without a gated feed-forward, or with a table of positions, can't be expressed")
+    turned = parts.of_layers("decoder", "rotary_dim", -1)
+    if turned not in (0, stack.head_size):
+        raise ConfigError(f"rotary_dim {turned} can't be expressed; it must be 0, or {stack.head_size} as head_dim is")
+    scaling = parts.of_layers("decoder", "rotary_scaling_type", -1)
+    if scaling not in SCALINGS:
+        raise ConfigError(f"rotary_scaling_type {scaling} can't be expressed; it must be one of {sorted(SCALINGS)}")
+    residual = parts.attribute("decoder/layer_norm/layer_norm_use_residual", 0)
+    _require_alike("layer_norm_use_residual", residual, parts.of_layers("decoder", RESIDUALS, 0))
+    parts.of_layers("decoder", "max_position_embeddings", 0)
+    values = {
+        "key_heads": stack.key_heads,
+        "head_size": stack.head_size,
+        "max_length": stack.window or LONGEST,
+        "norm_epsilon": said.get("layer_norm_epsilon", 1e-6),
+        "attention_bias": parts.in_layers("decoder", "self_attention/linear_0/bias"),
+        "output_bias": parts.in_layers("decoder", "self_attention/linear_1/bias"),
+        "feed_forward_bias": parts.in_layers("decoder", "ffn/linear_0/bias"),
+        "head_norm": stack.head_norm,
+        "scale_embedding": stack.is_scaled,
+        "rotary_pairing": "interleaved" if parts.of_layers("decoder", "rotary_interleave", 1) else "halves",
+        "rotary_base": parts.of_layers("decoder", "rotary_base", 10000.0),
+        "rotary_scaling": SCALINGS[int(scaling)],
+        "rotary_factor": float(parts.of_layers("decoder", "rotary_scaling_factor", 1.0)),
+        "rotary_original_length": int(parts.of_layers("decoder", "original_max_position_embeddings", 0)),
+        "rotary_low": float(parts.of_layers("decoder", "rotary_low_freq_factor", 1.0)),
+        "rotary_high": float(parts.of_layers("decoder", "rotary_high_freq_factor", 4.0)),
+    }
+    gated = (Rename(r"\.feed_forward\.inner\.", ".feed_forward.gate."), Rename(r"\.noact\.", ".feed_forward.inner."))
+    rules = (*gated, Shift(r"norm\.weight$", 1.0)) if residual else gated
+    return Known("llama", common | values, rules)
+
+
+def _encode(parts: Parts, said: Published, folder: Path) -> Known:
+    """An encoder alone, of `bert`."""
+    stack, rows = parts.stack("encoder"), _vocabulary(folder, "")
+    _refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
+    _refuse(stack, is_scaled="scaled embeddings", final_norm="a final norm")
+    _require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+    _require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
+    merge = parts.attribute("encoder/embeddings_merge", 0)
+    has_segments = parts.has("encoder/embeddings_1/weight")
+    if stack.norm != "post" or not stack.embedding_norm or not stack.positions:
+        raise ConfigError("an encoder alone must have positions, and norms behind sublayers and embeddings")
+    if (has_segments and merge != ADD) or parts.has("encoder/embeddings_2/weight"):
+        raise ConfigError("vectors of tokens of which some are not those of segments can't be expressed")
+    has_pooler = parts.has("pooler_dense/weight")
+    special = {
+        "cls_id": _any_of(rows, "the first token", said.get("bos_token"), "[CLS]", "<s>"),
+        "sep_id": _any_of(rows, "the last token", said.get("eos_token"), "[SEP]", "</s>"),
+    }
+    pad = next((rows[each] for each in ("[PAD]", "<pad>") if each in rows), special["sep_id"])
+    values = {
+        "vocab_size": stack.vocabulary,
+        "d_model": stack.width,
+        "heads": stack.heads,
+        "feed_forward": stack.inner,
+        "encoder_layers": stack.layers,
+        "max_length": stack.positions,
+        "segment": has_segments,
+        "norm_epsilon": said.get("layer_norm_epsilon", 1e-5),
+        "activation": stack.activation,
+        "head": "pooled" if has_pooler else "hidden",
+        "pooler": parts.activation("pooler_activation") if has_pooler else "tanh",
+        "pad_id": pad,
+        "mask_id": next((rows[each] for each in ("[MASK]", "<mask>") if each in rows), pad),
+    }
+    return Known("bert", values | special, (ZEROS,))
+
+
+SPECIFICATIONS: dict[str, Callable[[Parts, Published, Path], Known]] = {
+    "TransformerSpec": _seq2seq,
+    "TransformerDecoderSpec": _causal,
+    "TransformerEncoderSpec": _encode,
+}
+
+
+def _require_alike(what: str, first: object, second: object) -> None:
+    if first != second:
+        raise ConfigError(f"{what} must be alike, got {first} and {second}")
+
+
+def _refuse(stack: Stack, **words: str) -> None:
+    for name, word in words.items():
+        if getattr(stack, name):
+            raise ConfigError(f"{word} can't be expressed here")
+
+
+def _vocabulary(folder: Path, side: str) -> dict[str, int]:
+    """The tokens of a side by their numbers: of its own file, or of the one that both share."""
+    names = [f"{side}_vocabulary", "shared_vocabulary"] if side else ["vocabulary"]
+    for path in (folder / f"{name}{ending}" for name in names for ending in (".json", ".txt")):
+        if path.is_file():
+            tokens = read_strings(path) if path.suffix == ".json" else read_text(path).split("\n")
+            return {token: number for number, token in reversed(list(enumerate(tokens)))}
+    raise ConfigError(f"there is no {names[-1]}.json beside it")
+
+
+def _token(rows: Mapping[str, int], token: Any, name: str) -> int:
+    if not isinstance(token, str) or token not in rows:
+        raise ConfigError(f"{name} {quoted(token)} must be a token of the vocabulary")
+    return rows[token]
+
+
+def _any_of(rows: Mapping[str, int], what: str, *tokens: Any) -> int:
+    found = [rows[token] for token in tokens if isinstance(token, str) and token in rows]
+    if not found:
+        raise ConfigError(f"{what} must be one of {quoted([*tokens])}, of which the vocabulary has none")
+    return found[0]
+
+
+FORMAT = Format(recognises=recognises, read=read)

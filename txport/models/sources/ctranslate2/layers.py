@@ -1,0 +1,175 @@
+"""What the variables and attributes of a CTranslate2 model say: sizes, and how layers are made."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from txport.errors import ConfigError, quoted
+from txport.models.sources.ctranslate2.binary import SCALE, Binary
+from txport.models.values import Shape
+
+ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu", 5: "tanh"}
+REFUSED = re.compile(  # in names of what nothing here expresses
+    r"relative_|/project_(in|out)/|/(shared|input|post_attention|\w+_feedforward|\w+_encoder_attention)_layer_norm/"
+    r"|/v_norm/|/memory_kv/|_zero$|_packed$"
+)
+NEUTRAL = {  # attributes that change nothing at these values, or at any
+    "alibi": 0,
+    "scale_outputs": 1,
+    "final_logit_softcapping": 0,
+    "layer_scalar": 1,
+    "multi_query": 0,
+    "alibi_use_positive_positions": None,
+    "scale_alibi": None,
+    "alignment_layer": None,
+    "alignment_heads": None,
+    "multi_query_attention": None,  # said again by num_heads_kv
+}
+LINEARS = ("self_attention/linear_0", "self_attention/linear_1", "ffn/linear_0", "ffn/linear_0_noact", "ffn/linear_1")
+CROSS = ("attention/linear_0", "attention/linear_1", "attention/linear_2")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One side of a model: what its attributes and the shapes of its weights say. `window` is 0 without one."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_size: int
+    inner: int
+    activation: str
+    norm: str
+    final_norm: bool
+    embedding_norm: bool
+    is_rms: bool
+    is_gated: bool
+    is_scaled: bool
+    positions: int
+    window: int
+    head_norm: bool
+
+
+class Parts:
+    """The variables of one model. An attribute that is asked for is ticked off: what is left must change nothing."""
+
+    def __init__(self, binary: Binary) -> None:
+        self.shapes, self.roots = binary.shapes, binary.names
+        roots = {name: root for name, root in binary.names.items() if root in binary.attributes}
+        self._attributes = {
+            name: binary.attributes[root] for name, root in roots.items() if name.removesuffix(SCALE) not in self.shapes
+        }
+        if refused := [name for name in self.roots if REFUSED.search(name)]:
+            raise ConfigError(f"{quoted(refused[0])} can't be expressed")
+
+    def has(self, name: str) -> bool:
+        """Whether there is a weight of this name."""
+        return name in self.shapes
+
+    def are_one(self, *names: str) -> bool:
+        """Whether these are names of one variable."""
+        return len({self.roots.get(name, name) for name in names}) == 1
+
+    def shape(self, name: str) -> Shape:
+        """That of a matrix; `ConfigError` where it lacks."""
+        found = self.shapes.get(name, ())
+        if len(found) != 2 or not all(found):
+            raise ConfigError(f"it must have a matrix {quoted(name)}, got the shape {found}")
+        return found
+
+    def attribute(self, name: str, default: float) -> float:
+        """A number that is said once."""
+        return self._attributes.pop(name, default)
+
+    def require(self, name: str, *allowed: float) -> None:
+        """`ConfigError` unless an attribute has one of these values; the first is the default."""
+        if (found := self.attribute(name, allowed[0])) not in allowed:
+            raise ConfigError(f"{name} {found} can't be expressed; it must be {' or '.join(map(str, allowed))}")
+
+    def of_layers(self, side: str, name: str, default: float) -> float:
+        """A number that each layer says, all the same."""
+        pattern = rf"{side}/layer_(\d+)/(\w+/)?{name}"
+        numbers = {each: match[1] for each in self._attributes if (match := re.fullmatch(pattern, each))}
+        found = {self._attributes.pop(each) for each in numbers}
+        if len(set(numbers.values())) < self.number_of_layers(side):
+            found.add(default)
+        if len(found) > 1:
+            raise ConfigError(f"{name} differs from layer to layer ({quoted(sorted(found))}), which can't be expressed")
+        return found.pop()
+
+    def number_of_layers(self, side: str) -> int:
+        """How many there are; `ConfigError` where one lacks."""
+        found = {int(each[1]) for name in self.roots if (each := re.match(rf"{side}/layer_(\d{{1,6}})/", name))}
+        if not found or max(found) != len(found) - 1:
+            raise ConfigError(f"the layers of its {side} are {quoted(sorted(found))}")
+        return len(found)
+
+    def in_layers(self, side: str, name: str) -> bool:
+        """Whether layers have this weight; `ConfigError` where only some of them do."""
+        has = [self.has(f"{side}/layer_{number}/{name}") for number in range(self.number_of_layers(side))]
+        if any(has) and not all(has):
+            raise ConfigError(f"{side}/layer_{has.index(False)}/{name} is missing, which other layers have")
+        return any(has)
+
+    def activation(self, name: str) -> str:
+        """An activation by its number."""
+        kind = self.attribute(name, 0)
+        if kind not in ACTIVATIONS:
+            raise ConfigError(f"{name} {kind} can't be expressed; it must be one of {sorted(ACTIVATIONS)}")
+        return ACTIVATIONS[int(kind)]
+
+    def stack(self, side: str) -> Stack:
+        """All that is said of one side."""
+        single = f"{side}/embeddings/weight"
+        vocabulary, width = self.shape(single if self.has(single) else f"{side}/embeddings_0/weight")
+        heads = int(self.attribute(f"{side}/num_heads", 8))
+        if heads < 1:
+            raise ConfigError(f"{side}/num_heads must be at least 1, got {heads}")
+        head_size = int(self.of_layers(side, "head_dim", width // heads))
+        scale = self.of_layers(side, "queries_scale", max(head_size, 1) ** -0.5)
+        if not math.isclose(scale, max(head_size, 1) ** -0.5, rel_tol=1e-6):
+            raise ConfigError(f"queries_scale {scale} can't be expressed; it must be {max(head_size, 1) ** -0.5}")
+        windows = {int(self.attribute(f"{side}/sliding_window", 0)), int(self.of_layers(side, "sliding_window", 0))}
+        for name in (*LINEARS, *(CROSS if side == "decoder" else ())):
+            self.in_layers(side, f"{name}/bias")
+        encodings = f"{side}/position_encodings/encodings"
+        return Stack(
+            vocabulary=vocabulary,
+            width=width,
+            layers=self.number_of_layers(side),
+            heads=heads,
+            key_heads=int(self.of_layers(side, "num_heads_kv", heads)),
+            head_size=head_size,
+            inner=self.shape(f"{side}/layer_0/ffn/linear_0/weight")[0],
+            activation=self.activation(f"{side}/activation"),
+            norm="pre" if self.attribute(f"{side}/pre_norm", 1) else "post",
+            final_norm=self.has(f"{side}/layer_norm/gamma"),
+            embedding_norm=self.has(f"{side}/layernorm_embedding/gamma"),
+            is_rms=not self.in_layers(side, "ffn/layer_norm/beta"),
+            is_gated=self.in_layers(side, "ffn/linear_0_noact/weight"),
+            is_scaled=self._is_scaled(side, width),
+            positions=self.shape(encodings)[0] if self.has(encodings) else 0,
+            window=min((each for each in windows if each), default=0),
+            head_norm=self.in_layers(side, "self_attention/q_norm/gamma"),
+        )
+
+    def _is_scaled(self, side: str, width: int) -> bool:
+        """Whether embeddings are multiplied by the root of their size: a flag, or the factor itself."""
+        name, root = f"{side}/scale_embeddings", math.sqrt(width)
+        said = self.attribute(name, self.attribute(f"{side}/embeddings/multiply_by_sqrt_depth", 1))
+        if isinstance(said, int):
+            return bool(said)
+        if said != 1 and not math.isclose(said, root, rel_tol=1e-6):
+            raise ConfigError(f"{name} {said} can't be expressed; it must be 1 or {root}")
+        return said != 1
+
+    def finish(self) -> None:
+        """`ConfigError` unless all attributes that nobody asked for change nothing."""
+        for name, value in self._attributes.items():
+            ending = name.rpartition("/")[2]
+            if ending not in NEUTRAL or NEUTRAL[ending] not in (None, value):
+                raise ConfigError(f"{name} {value} can't be expressed")

@@ -1,0 +1,68 @@
+"""Arrays in NumPy's `.npz`, from a stranger: no pickles, and no array that is larger than its file says."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from txport.errors import CheckpointError, brief, quoted
+from txport.system import memory
+
+ENDING = ".npy"
+BROKEN = (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of the arrays in a file; `CheckpointError` for one that is no `.npz`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(ENDING) for name in archive.namelist()]
+    except BROKEN as error:
+        raise CheckpointError(f"{path} is not a whole .npz file: {brief(error)}") from error
+
+
+def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of a file by name, or those that are wanted; `CheckpointError` for a file that is not whole."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = [each for each in archive.infolist() if _is_wanted(each, wanted)]
+            memory.require(sum(each.file_size for each in entries), f"reading {path}")
+            found = dict(_arrays(archive, entries))
+    except BROKEN as error:
+        raise CheckpointError(f"{path} is not a whole .npz file: {brief(error)}") from error
+    if len(found) < len(entries):
+        raise CheckpointError(f"{path} holds an array twice")
+    return found
+
+
+def _is_wanted(entry: zipfile.ZipInfo, wanted: Container[str] | None) -> bool:
+    return wanted is None or entry.filename.removesuffix(ENDING) in wanted
+
+
+def _arrays(archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo]) -> Iterator[tuple[str, NDArray[Any]]]:
+    for entry in entries:
+        with archive.open(entry) as stream:
+            yield entry.filename.removesuffix(ENDING), _array(stream, entry)
+
+
+def _array(stream: IO[bytes], entry: zipfile.ZipInfo) -> NDArray[Any]:
+    """One array, after a header that must promise as much as is there."""
+    version = npy.read_magic(stream)
+    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if read_header is None:
+        raise ValueError(f"{quoted(entry.filename)} is of version {version} of .npy")
+    shape, is_fortran, dtype = read_header(stream)
+    if dtype.hasobject:
+        raise ValueError(f"{quoted(entry.filename)} holds Python objects, which may be code")
+    told, given = math.prod(shape) * dtype.itemsize, entry.file_size - stream.tell()
+    if told != given:
+        raise ValueError(f"{quoted(entry.filename)} has {given} bytes, expected {told} for the shape {shape}")
+    return np.frombuffer(stream.read(), dtype).reshape(shape, order="F" if is_fortran else "C")

@@ -1,0 +1,205 @@
+"""Transformers of OpenNMT-py: `NAME_step_NUMBER.pt` with options, vocabularies and tensors, or these in safetensors."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txport.errors import CheckpointError, ConfigError, quoted
+from txport.models import architecture
+from txport.models.family import Published
+from txport.models.names import CONFIG
+from txport.models.parts import sinusoids
+from txport.models.sources.namespaces import (
+    id_of,
+    only_pickle,
+    options_of,
+    read_namespaces,
+    rows_and_width,
+    tensors_of,
+    weights_of,
+)
+from txport.models.sources.options import reading
+from txport.models.sources.source import Format, Source, read_safetensors
+from txport.models.weights import Constant, Drop, Rename, Rule
+
+FILES = "*_step_*.pt"
+LONGEST = 5000  # positions of its tables
+EMBEDDINGS = "{}.embeddings.make_embedding.emb_luts.0.weight"
+POSITIONS = "{}.embeddings.make_embedding.pe.pe"
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "fast_gelu": "gelu_tanh"}
+SINUSOIDS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "fairseq"}
+DEFAULTS = {"position_encoding_type": "SinusoidalInterleaved", "pos_ffn_activation_fn": "relu", "norm_eps": 1e-6}
+REQUIRED: dict[str, tuple[Any, ...]] = {
+    "encoder_type": ("transformer",),
+    "decoder_type": ("transformer",),
+    "model_task": ("seq2seq",),
+    "model_type": ("text",),
+    "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
+    "layer_norm": ("standard",),
+    "max_relative_positions": (0,),
+    "relative_positions_buckets": (0,),
+    "position_encoding": (True,),
+    "parallel_residual": (False,),
+    "copy_attn": (False,),
+    "generator_function": ("softmax",),
+    "num_experts": (0,),
+    "sliding_window": (0,),
+    "multiquery": (False,),
+    "lora_layers": ([],),
+    "lora_embedding": (False,),
+    "quant_layers": ([],),
+}
+
+
+def recognises(folder: Path) -> bool:
+    """Whether there is a pickle of such a name, and no `config.json` that tells of another writer."""
+    return not (folder / CONFIG).is_file() and any(folder.glob(FILES))
+
+
+def read(folder: Path) -> Source:
+    """See `Format`."""
+    path = only_pickle(folder, FILES)
+    values = read_namespaces(path)
+    tensors, place = _tensors(values, path)
+    with reading(path, "a Transformer of OpenNMT-py"):
+        options, vocabularies = Published(options_of(values.get("opt")), DEFAULTS), options_of(values.get("vocab"))
+        found = config(options, vocabularies, tensors)
+        _require_biases(tensors)
+        made = architecture.find("transformer").config.from_dict(found)
+        for side in ("encoder", "decoder"):
+            _check_positions(tensors.get(POSITIONS.format(side)), made.to_dict(), side)
+    return Source(config=made, rules=WEIGHTS, weights=partial(weights_of, tensors), place=place)
+
+
+def _tensors(values: Any, path: Path) -> tuple[dict[str, Tensor], Path]:
+    """The tensors, and the file that they are in: of the pickle itself, or of safetensors beside it."""
+    beside = path.with_suffix(".safetensors")
+    if "model" not in values:
+        if not beside.is_file():
+            raise CheckpointError(f"{path} holds no tensors, and {beside.name} is not beside it")
+        return dict(read_safetensors(beside)), beside
+    found = tensors_of(values["model"], path)
+    last = {f"generator.{name}": each for name, each in tensors_of(values.get("generator"), path).items()}
+    if twice := found.keys() & last.keys():
+        raise CheckpointError(f"{path} holds {quoted(min(twice))} twice")
+    return found | last, path
+
+
+def config(options: Published, vocabularies: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The keys of `TransformerConfig`: norms come first, and one ends each stack."""
+    for name, allowed in REQUIRED.items():
+        options.require(name, *allowed)
+    if vocabularies.get("src_feats"):
+        raise ConfigError("src_feats can't be expressed: sources have tokens and nothing else")
+    heads = options.get("heads", 8)
+    options.require("num_kv", 0, heads)
+    source, target = (_vocabulary(vocabularies, side) for side in ("src", "tgt"))
+    source_size, width = rows_and_width(tensors, EMBEDDINGS.format("encoder"))
+    target_size, _ = rows_and_width(tensors, EMBEDDINGS.format("decoder"))
+    for sized, tokens, side in ((source_size, source, "src"), (target_size, target, "tgt")):
+        if len(tokens) != sized:
+            raise ConfigError(f"vocab has {len(tokens)} tokens in {side}, its embedding {sized}")
+    start = vocabularies.get("decoder_start_token", "<s>")
+    pad = id_of(target, "<blank>", "the padding")
+    if source[pad : pad + 1] != ["<blank>"]:
+        raise ConfigError("<blank> must be the same token in both vocabularies")
+    return {
+        "source_vocab_size": source_size,
+        "target_vocab_size": target_size,
+        "d_model": _width(options, width),
+        "heads": heads,
+        "feed_forward": options.get("transformer_ff"),
+        "encoder_layers": options.get("enc_layers"),
+        "decoder_layers": options.get("dec_layers"),
+        "max_length": LONGEST,
+        "norm": "pre",
+        "norm_epsilon": options.get("norm_eps"),
+        "sinusoids": options.word("position_encoding_type", SINUSOIDS),
+        "activation": options.word("pos_ffn_activation_fn", ACTIVATIONS),
+        "output_bias": "generator.bias" in tensors or "generator.0.bias" in tensors,
+        "tied": _tied(options),
+        "pad_id": pad,
+        "bos_id": id_of(target, start, "decoder_start_token"),
+        "eos_id": id_of(target, "</s>", "the end token"),
+        "add_source_eos": False,
+    }
+
+
+def _width(options: Published, width: int) -> int:
+    """D, which each option that names it must say."""
+    for name in ("hidden_size", "enc_hid_size", "dec_hid_size", "rnn_size", "enc_rnn_size", "dec_rnn_size"):
+        if (said := options.get(name)) not in (None, -1, width):
+            raise ConfigError(f"{name} {quoted(said)} differs from the width {width} of the embeddings")
+    return width
+
+
+def _vocabulary(vocabularies: dict[str, Any], side: str) -> list[str]:
+    found = vocabularies.get(side)
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ConfigError(f"vocab must have a list of tokens in {side}; save the model with OpenNMT-py 3")
+    return found
+
+
+def _tied(options: Published) -> str:
+    for name in ("share_embeddings", "share_decoder_embeddings"):
+        options.require(name, False, True)
+    if not options.get("share_decoder_embeddings", False):
+        return "none"
+    return "all" if options.get("share_embeddings", False) else "target"
+
+
+def _require_biases(tensors: dict[str, Tensor]) -> None:
+    """Attention and feed-forward may have no biases, all or none of a kind."""
+    for kind in ("linear_query", "linear_keys", "linear_values", "final_linear", "w_1", "w_2"):
+        for side in ("encoder", "decoder"):
+            has = {
+                f"{name.removesuffix('weight')}bias": f"{name.removesuffix('weight')}bias" in tensors
+                for name in tensors
+                if name.startswith(side) and name.endswith(f".{kind}.weight")
+            }
+            if any(has.values()) and (missing := [name for name, is_there in has.items() if not is_there]):
+                raise ConfigError(f"{missing[0]} is missing, which other layers have")
+
+
+def _check_positions(table: Tensor | None, config: dict[str, Any], side: str) -> None:
+    """The table of positions must be the one that the options say."""
+    if table is None:
+        return
+    given = table.reshape(-1, table.shape[-1]).float() if table.dim() else table
+    expected = sinusoids(min(len(given), 64), config["d_model"], config["sinusoids"]) if given.dim() == 2 else None
+    if expected is None or given.shape[1] != expected.shape[1] or not torch.allclose(given[:64], expected, atol=1e-3):
+        raise ConfigError(f"{POSITIONS.format(side)} is not the table that position_encoding_type says")
+
+
+# Attention and feed-forward may have no biases, which are zeros then.
+BIASES = r"(encoder|decoder)\.\d+\.((cross_)?attention\.\w+|feed_forward\.\w+)\.bias"
+WEIGHTS: tuple[Rule, ...] = (
+    Drop(r"(encoder|decoder)\.embeddings\.make_embedding\.pe\.pe$"),  # sinusoids
+    Rename(r"^encoder\.embeddings\.make_embedding\.emb_luts\.0\.", "source_embedding.tokens."),
+    Rename(r"^decoder\.embeddings\.make_embedding\.emb_luts\.0\.", "target_embedding.tokens."),
+    Rename(r"^generator\.(0\.)?", "projection."),
+    Rename(r"^(encoder|decoder)\.layer_norm\.", r"\1_norm."),
+    Rename(r"^(encoder\.)transformer\.", r"\1"),
+    Rename(r"^(decoder\.)transformer_layers\.", r"\1"),
+    Rename(r"\.feed_forward\.layer_norm\.", ".feed_forward_residual.norm."),
+    Rename(r"^(encoder\.\d+)\.layer_norm\.", r"\1.attention_residual.norm."),
+    Rename(r"^(decoder\.\d+)\.layer_norm_1\.", r"\1.attention_residual.norm."),
+    Rename(r"^(decoder\.\d+)\.layer_norm_2\.", r"\1.cross_attention_residual.norm."),
+    Rename(r"norm\.a_2$", "norm.weight"),  # in old files
+    Rename(r"norm\.b_2$", "norm.bias"),
+    Rename(r"\.self_attn\.", ".attention."),
+    Rename(r"\.context_attn\.", ".cross_attention."),
+    Rename(r"attention\.linear_query\.", "attention.query."),
+    Rename(r"attention\.linear_keys\.", "attention.key."),
+    Rename(r"attention\.linear_values\.", "attention.value."),
+    Rename(r"attention\.final_linear\.", "attention.output."),
+    Rename(r"\.feed_forward\.w_1\.", ".feed_forward.inner."),
+    Rename(r"\.feed_forward\.w_2\.", ".feed_forward.outer."),
+    Constant(BIASES),
+)
+FORMAT = Format(recognises=recognises, read=read)

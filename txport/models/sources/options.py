@@ -1,0 +1,42 @@
+"""What trainers store beside their tensors: options by name, vocabularies, and words for what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from txport.errors import CheckpointError, ConfigError, brief
+from txport.system.documents import DocumentError, read_text
+
+NEVER = -100.0  # a logit below that of any token that is written
+UNBOUNDED = 1024  # tokens, of a model whose positions have no bound
+
+
+@contextmanager
+def reading(place: Path, what: str) -> Iterator[None]:
+    """Whatever is wrong with `what` in this file becomes one `ConfigError` that begins with its path."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{place}: it is nested too deep to be {what}") from error
+    except (TypeError, LookupError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ConfigError(f"{place}: it is not {what}: {error!r}") from error
+
+
+def read_strings(path: Path) -> list[str]:
+    """A list of strings in JSON; `ConfigError` for anything else."""
+    try:
+        found = json.loads(read_text(path))
+    except DocumentError as error:
+        raise ConfigError(str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {brief(error)}") from error
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ConfigError(f"{path} must hold a list of strings")
+    return found

@@ -1,0 +1,170 @@
+"""A checkpoint of the user's own: `txport.toml` says its architecture and config, and has rules for its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from txport.errors import ConfigError, quoted
+from txport.models import architecture, family
+from txport.models.config import read_config
+from txport.models.names import CONFIG, GENERATION, RULES
+from txport.models.sources.hugging_face import config_as
+from txport.models.sources.rules import parse_rule
+from txport.models.sources.source import Format, Source, generation, no_defaults, place_of, read_weights
+from txport.models.weights import Rule, Settle
+from txport.system.documents import LARGEST_TOML, DocumentError, parse_toml, read_text
+
+KEYS = ("architecture", "base", "weights", "at", "config", "rule")
+BASE = "hugging-face:"
+QUESTION = "QUESTION"  # begins a value that is still to be given
+MOST_RULES = 1000
+MOST_QUESTIONS = 5  # in an error
+
+
+@dataclass(frozen=True)
+class Document:
+    """The values of a file, and on which lines they stand."""
+
+    path: Path
+    text: str
+    values: Mapping[str, Any]
+
+    def error(self, message: object, line: int | None = None) -> ConfigError:
+        """An error about a line of the file, or about all of it."""
+        place = f"{self.path}: " if line is None else f"{self.path} line {line}: "
+        return ConfigError(f"{place}{message}")
+
+    def line_of(self, key: str, table: str = "") -> int | None:
+        """Where a key of a table stands; None where it is written in a way that is not looked for."""
+        inside = ""
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if found := re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", line):
+                inside = found[1]
+            elif inside == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+                return number
+        return None
+
+    def rule_lines(self, count: int) -> list[int | None]:
+        """Where each of so many rules says its operation; None if that can't be told."""
+        lines = self.text.splitlines()
+        heads = [number for number, line in enumerate(lines) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
+        if len(heads) != count:
+            return [None] * count
+        firsts = (range(head + 1, min(head + 20, len(lines))) for head in heads)
+        return [next((at for at in first if "=" in lines[at].partition("#")[0]), head) + 1
+                for head, first in zip(heads, firsts, strict=True)]  # fmt: skip
+
+
+def recognises(folder: Path) -> bool:
+    """Whether there is a `txport.toml`."""
+    return (folder / RULES).is_file()
+
+
+def read(folder: Path) -> Source:
+    """See `Format`; the file's rules come first, then those of its base, then the architecture's."""
+    document = _read_document(folder / RULES)
+    _require_answers(document)
+    found, base = _architecture(document)
+    rules, lines = _rules(document)
+    at = document.values.get("at", "")
+    if not isinstance(at, str):
+        raise document.error(f"at must be a text, got {quoted(at)}", document.line_of("at"))
+    return Source(
+        config=_config(document, found, base),
+        rules=(*rules, Settle(), *(base.weights if base else ()), *found.weights),
+        weights=partial(read_weights, folder, at),
+        place=place_of(folder),
+        generation=partial(generation, folder) if (folder / GENERATION).is_file() else no_defaults,
+        lines=lines,
+    )
+
+
+def _read_document(path: Path) -> Document:
+    try:
+        text = read_text(path, LARGEST_TOML)
+        values = parse_toml(text, path)
+    except DocumentError as error:
+        raise ConfigError(str(error)) from error
+    document = Document(path, text, values)
+    for key in values:
+        if key not in KEYS:
+            raise document.error(f"unknown key {quoted(key)}; there are {', '.join(KEYS)}", document.line_of(key))
+    return document
+
+
+def _require_answers(document: Document) -> None:
+    """Raise `ConfigError` while a value is still a question."""
+    if not any(each.startswith(QUESTION) for each in _texts(document.values)):
+        return
+    asked = []
+    for number, line in enumerate(document.text.splitlines(), 1):
+        if found := re.search(rf"""(?<!#)=\s*\[?\s*["']({QUESTION}.*)["']""", line):
+            asked.append(f"line {number}: {found[1].removeprefix(QUESTION).lstrip(': ')}")
+    more = f"; and {len(asked) - MOST_QUESTIONS} more" if len(asked) > MOST_QUESTIONS else ""
+    raise document.error(f"answer its questions first: {'; '.join(asked[:MOST_QUESTIONS])}{more}")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
+
+
+def _architecture(document: Document) -> tuple[architecture.Architecture, family.Family | None]:
+    """The architecture that the file names, or that of the family that is its base."""
+    named, base = document.values.get("architecture"), document.values.get("base")
+    if (named is None) == (base is None):
+        raise document.error("give one of architecture and base", document.line_of("base"))
+    try:
+        if base is None:
+            return architecture.find(named), None
+        if not isinstance(base, str) or not base.startswith(BASE):
+            raise ConfigError(f"base must be {BASE} and a model_type, got {quoted(base)}")
+        kind = family.find(base.removeprefix(BASE))
+        return architecture.find(kind.architecture), kind
+    except ConfigError as error:
+        raise document.error(error, document.line_of("architecture" if base is None else "base")) from error
+
+
+def _config(document: Document, found: architecture.Architecture, base: family.Family | None) -> Any:
+    """The config that the file has, or, of a base, that of the `config.json` beside it."""
+    values = document.values.get("config", {})
+    if not isinstance(values, Mapping):
+        raise document.error(f"config must be a table, got {quoted(values)}", document.line_of("config"))
+    if base is not None and "config" not in document.values:
+        beside = read_config(document.path.parent / CONFIG)
+        kind = str(document.values["base"]).removeprefix(BASE)
+        return config_as(document.path.parent, {**beside, family.TYPE: kind})
+    try:
+        return found.config.from_dict(values)
+    except ConfigError as error:
+        places = {key: re.search(rf"\b{re.escape(key)}\b", str(error)) for key in values}
+        named = {found.start(): key for key, found in places.items() if found}
+        line = document.line_of(named[min(named)], "config") if named else document.line_of("architecture")
+        raise document.error(error, line) from error
+
+
+def _rules(document: Document) -> tuple[list[Rule], dict[int, str]]:
+    """The rules of the file, and on which line each stands."""
+    tables = document.values.get("rule", [])
+    if not isinstance(tables, list) or len(tables) > MOST_RULES:
+        raise document.error(f"rule must be up to {MOST_RULES} tables [[rule]]", document.line_of("rule"))
+    rules, lines = [], {}
+    for number, (table, line) in enumerate(zip(tables, document.rule_lines(len(tables)), strict=True)):
+        try:
+            rules.append(parse_rule(table))
+        except ConfigError as error:
+            raise document.error(error if line else f"rule {number + 1}: {error}", line) from error
+        lines[number] = f"{RULES} line {line}" if line else f"{RULES} rule {number + 1}"
+    return rules, lines
+
+
+FORMAT = Format(recognises=recognises, read=read)
