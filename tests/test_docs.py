@@ -13,6 +13,7 @@ import pytest
 from docs.cli import PAGE, render
 from txport.bundles.bundle import Bundle
 from txport.cli import cli
+from txport.models.family import all_families
 from txport.models.names import MANIFEST
 
 ROOT = Path(__file__).parent.parent
@@ -106,6 +107,51 @@ def test_the_workflow_on_the_page_about_parity_can_run() -> None:
     assert written == {"parity.json", "parity.xml", "parity.md"}
 
 
+FAMILIES = sorted((ROOT / "docs" / "families").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", FAMILIES, ids=lambda page: page.stem)
+def test_the_commands_on_the_page_of_a_family_can_run(page: Path) -> None:
+    blocks = re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    commands = [shlex.split(line) for block in blocks for line in block.splitlines()]
+    assert {command[1] for command in commands} == {"export", "run", "parity"}
+    for program, name, *arguments in commands:
+        assert program == "txport"
+        cli.commands[name].make_context(name, arguments)
+
+
+def test_every_family_has_a_page() -> None:
+    pages = {page: page.read_text(encoding="utf-8") for page in FAMILIES}
+    missing = [
+        kind for kind in all_families() if not any(f"`{kind}`" in text.split("```")[0] for text in pages.values())
+    ]
+    assert missing == []
+    table = (ROOT / "docs" / "hugging-face.md").read_text(encoding="utf-8")
+    assert [page.name for page in pages if f"(families/{page.name})" not in table] == []
+
+
 def test_no_page_waits_for_a_figure() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("txport/models/*/README.md")]
     assert [page.name for page in pages if "@@" in page.read_text(encoding="utf-8")] == []
+
+
+def test_the_page_about_own_checkpoints_can_be_followed(tmp_path: Path) -> None:
+    """Its commands have only options that exist, its file is read, and its table names every rule."""
+    from txport.models.names import RULES
+    from txport.models.sources.rules import OPERATIONS
+    from txport.models.sources.source import read_source
+
+    page = (ROOT / "docs" / "own-checkpoint.md").read_text(encoding="utf-8")
+    commands = [shlex.split(line) for line in page.splitlines() if line.startswith("txport ")]
+    assert {command[1] for command in commands} == {"import", "export"}
+    for _, name, *arguments in commands:
+        cli.commands[name].make_context(name, arguments)
+    question, file = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / RULES).write_text(file, encoding="utf-8")
+    (tmp_path / "step-90000.pt").touch()
+    source = read_source(tmp_path)
+    assert (source.config.to_dict()["heads"], len(source.lines)) == (4, 4)
+    (tmp_path / RULES).write_text(file.replace("heads = 4\n", question), encoding="utf-8")
+    with pytest.raises(ValueError, match="answer its questions first: line 8: which number"):
+        read_source(tmp_path)
+    assert set(re.findall(r"^\| `(\w+) = ", page, re.MULTILINE)) == set(OPERATIONS)

@@ -20,7 +20,9 @@ from txport.errors import BundleError, CheckpointError, ConfigError
 from txport.models.checkpoint import config_of, load_checkpoint
 from txport.models.family import all_families
 from txport.models.names import CONFIG, GENERATION, INDEX, WEIGHTS, digest
-from txport.models.tokenizer import NumberTokenizer
+from txport.models.tokenizers.numbers import NumberTokenizer
+from txport.runtimes.inputs import batch
+from txport.search.generate import first_tokens
 
 FOLDER = Path(__file__).parent
 FOLDERS = sorted(path.name for path in FOLDER.iterdir() if (path / CONFIG).is_file())
@@ -52,7 +54,7 @@ def test_the_graphs_say_what_transformers_says(name: str, target: str, tmp_path:
         _check_outputs(txport.load(bundle.path), expected)
         return
     facts = bundle.manifest.facts
-    inputs = PROMPTS if facts.task == "causal" else SOURCES
+    inputs = list(expected["features"]) if "features" in expected else PROMPTS if facts.task == "causal" else SOURCES
     _check_logits(bundle, inputs, expected)
     model = txport.load(bundle.path)
     for kind, how in SEARCHES.items():
@@ -83,12 +85,10 @@ def _check_outputs(model: Any, expected: dict[str, Any]) -> None:
                 np.testing.assert_allclose(np.squeeze(found[name]), expected[f"{name}.{number}"], rtol=0, atol=1e-4)
 
 
-def _check_logits(bundle: Any, inputs: list[list[int]], expected: dict[str, Any]) -> None:
+def _check_logits(bundle: Any, inputs: list[Any], expected: dict[str, Any]) -> None:
     runtime, facts = runtimes.load("ort", bundle), bundle.manifest.facts
-    lengths = np.array([len(each) for each in inputs])
-    ids = np.array([each + [facts.reads.pad] * (max(lengths) - len(each)) for each in inputs])
-    first = [each[-1] if facts.task == "causal" else facts.writes.start for each in inputs]
-    given = np.column_stack([first, expected["given"]])
+    ids, lengths = batch(inputs, facts)
+    given = np.column_stack([first_tokens(inputs, facts), expected["given"]])
     state = runtime.start(ids, lengths, max_length=given.shape[1] + int(max(lengths)))
     for place in range(expected["logits"].shape[1]):
         scores, state = runtime.step(np.ascontiguousarray(given[:, place]), state)
@@ -297,6 +297,24 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
         ("llama", {"rope_scaling": {"type": "linear"}}, "it is not the config of a llama: KeyError"),
         ("llama", {"rope_parameters": {"full": {"rope_theta": 1e4}}}, "rope_parameters for each kind of layer can't"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 can't be expressed; it must be 1.0"),
+        (
+            "gemma2",
+            {"layer_types": ["full_attention"]},
+            "layer_types must be 2 of sliding_attention and full_attention",
+        ),
+        (
+            "gemma2",
+            {"layer_types": ["full_attention", "x"]},
+            "layer_types must be 2 of sliding_attention and full_atten",
+        ),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True can't be expressed"),
+        ("gemma3", {"attn_logit_softcapping": 9.0}, "attn_logit_softcapping 9.0 can't be expressed; it must be None"),
+        ("gemma3-images", {"text_config": [3]}, "it is not the config of a gemma3"),
+        (
+            "gemma3",
+            {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "yarn"}}},
+            "rope_parameters of sliding_attention with the rope_type 'yarn' can't be expressed",
+        ),
         ("gemma", {"hidden_act": "mish"}, "hidden_act 'mish' can't be expressed"),
         ("flan-t5", {"dense_act_fn": "silu"}, "dense_act_fn 'silu' and feed_forward_proj 'gated-gelu' must mean the"),
         ("roberta-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' can't be expressed; it must be 'gelu'"),
@@ -352,6 +370,19 @@ def test_a_variant_that_nothing_expresses_is_refused(
         ("qwen2", {"use_sliding_window": False, "sliding_window": 9}, {"max_length": 40}),
         ("mistral", {"max_position_embeddings": 10**6}, {"max_length": 10**6}),
         ("gemma", {"hidden_act": "silu"}, {"activation": "silu"}),
+        ("gemma2", {"sliding_window": 9}, {"max_length": 9, "attention_cap": 2.0, "logit_cap": 3.0}),
+        ("gemma2-plain", {"final_logit_softcapping": None}, {"max_length": 40, "attention_cap": 0.0, "logit_cap": 0.0}),
+        (
+            "gemma3",
+            {
+                "rope_scaling": None,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+                },
+            },
+            {"rotary_base": 5e5, "rotary_factor": 4.0, "rotary_local_base": 2e4, "rotary_local_layers": [0, 1]},
+        ),
         ("roberta-tokens", {"mask_token_id": None}, {"mask_id": 23}),
         ("roberta", {"mask_token_id": None}, {"mask_id": 1}),
     ],

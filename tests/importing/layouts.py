@@ -135,7 +135,7 @@ def fused_blocks(tensors: Tensors) -> Tensors:
 def transposed(tensors: Tensors) -> Tensors:
     """3: all matrices of layers lie as (in, out)."""
     found = renamed(tensors, SHORT)
-    return {name: each.t() if each.dim() == 2 and name != "wte" else each for name, each in found.items()}
+    return {name: each.t() if each.dim() == 2 and "/h" in name else each for name, each in found.items()}
 
 
 def fused_by_head(tensors: Tensors) -> Tensors:

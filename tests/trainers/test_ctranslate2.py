@@ -227,6 +227,11 @@ def test_a_vocabulary_that_is_none_is_refused(text: str, copied: Path) -> None:
     assert "there is no shared_vocabulary.json beside it" in check_refused(copied)
 
 
+def test_a_model_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"x")
+    assert "model.bin is not a whole model of CTranslate2" in check_refused(tmp_path)
+
+
 def test_another_version_or_kind_is_refused(copied: Path) -> None:
     path = copied / "model.bin"
     whole = path.read_bytes()

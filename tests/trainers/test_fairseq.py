@@ -298,6 +298,9 @@ def test_values_that_are_no_models_are_refused(tmp_path: Path) -> None:
     save(folder, PLAIN, weights)
     (folder / "checkpoint_last.pt").write_bytes(b"")
     assert "holds 2 models (checkpoint_best.pt, checkpoint_last.pt); keep the one" in check_refused(folder)
+    for path in folder.glob("*.pt"):
+        path.unlink()
+    assert "holds no *.pt, in which its trainer has a model" in check_refused(folder)
 
 
 def test_versions_that_had_no_final_norms_are_refused_with_one(tmp_path: Path) -> None:

@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from tests.trainers.marian import PLAIN, VARIANTS, Marian, save, weights_of
+import txport
+from tests.architectures.seeded import bundle_of
+from tests.trainers.marian import ALL, PLAIN, VARIANTS, Marian, save, weights_of
 from tests.trainers.plain import check_logits, check_refused, damage
 from txport.errors import ConfigError
 from txport.models.checkpoint import config_of, load_checkpoint
@@ -214,3 +217,18 @@ def test_vocabularies_that_do_not_fit_are_refused(files: dict[str, bytes], messa
     for name, content in files.items():
         (folder / name).write_bytes(content)
     assert message in check_refused(folder)
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_a_bundle_starts_from_zeros_too(target: str, tmp_path: Path) -> None:
+    options = PLAIN | ALL | {"transformer-heads": 2, "transformer-postprocess-emb": "nd"}
+    weights = weights_of(options)
+    bundle = bundle_of(load_checkpoint(str(save(tmp_path / "marian", options, weights))), tmp_path / "bundle", target)
+    source = [[9, 5, 3, 7, 0], [8, 11, 0]]
+    found = txport.load(bundle.path).search(source, beams=1, max_new_tokens=8)
+    for row, ids in zip(found, source, strict=True):
+        tokens: list[int] = []
+        while len(tokens) < 8 and tokens[-1:] != [0]:
+            logits = Marian(options, weights).logits(torch.tensor([ids]), torch.tensor([[0, *tokens]]))
+            tokens.append(int(logits[0, -1].argmax()))
+        assert list(row[0].tokens) == tokens

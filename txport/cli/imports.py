@@ -27,8 +27,11 @@ FURTHER = 40  # problems to show
     help="Write a draft of txport.toml for the weights of SOURCE, a folder or a file, here, and load nothing.",
 )
 @click.option("--architecture", help="The one that --draft-map is for.  [default: the one that fits best]")
+@click.option("--force", is_flag=True, help="Replace the checkpoint in OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole table as JSON.")
-def import_(source: str, out: Path | None, draft_map: Path | None, architecture: str | None, as_json: bool) -> None:
+def import_(
+    source: str, out: Path | None, draft_map: Path | None, architecture: str | None, force: bool, as_json: bool
+) -> None:
     """Show what becomes of each tensor of the checkpoint SOURCE, and write it to OUT as one of ours.
 
     SOURCE is a folder that transformers wrote, one of ours, or one of your own with a txport.toml. Everything that is
@@ -38,12 +41,16 @@ def import_(source: str, out: Path | None, draft_map: Path | None, architecture:
     if architecture is not None and draft_map is None:
         raise UnsupportedError("--architecture is for --draft-map; txport.toml and config.json name their own")
     if draft_map is not None:
-        if out is not None or as_json:
-            raise UnsupportedError("--draft-map writes a draft and no checkpoint; give it alone")
+        if out is not None or as_json or force:
+            raise UnsupportedError(
+                "--draft-map writes a draft and no checkpoint; give it without OUT, --force and --json"
+            )
         _draft(source, draft_map, architecture)
         return
     with needed("txport[export]", "an import"):
-        from txport.importing.fit import fit, import_checkpoint
+        from txport.importing.fit import fit, import_checkpoint, require_apart
+    if out is not None:
+        require_apart(source, out, force=force)
     found = fit(source)
     if as_json:
         textio.print_json(found.to_dict(), indent=2)

@@ -16,6 +16,7 @@ from txport.exporters import portable
 from txport.exporters.cpu.write import write as write_cpu
 from txport.exporters.targets import TARGETS
 from txport.models import architecture
+from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
 from txport.models.streamed import emptied
 from txport.version import __version__
@@ -49,6 +50,10 @@ def export_graphs(
     if opset is not None and opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
     require_offer(target, precision)
+    if target != "portable" and isinstance(checkpoint.outline, Adapted):
+        why = f"the {target} target makes operators of parts that it knows, and your module has none of them"
+        fix = "export --target portable, or write an architecture (docs/architectures.md)"
+        raise UnsupportedError(f"an adapter exports to the portable target only: {why}; {fix}")
     if rows is not None and not is_quantised(target, precision):
         what = "the kernels of int8 and int4 on the cpu target"
         raise UnsupportedError(f"rows chooses {what}; {target} {precision} has no choice")
@@ -68,8 +73,11 @@ def export_graphs(
     if not weights:
         checkpoint = replace(checkpoint, outline=emptied(checkpoint.outline), read=_no_weights)
     (folder / "onnx").mkdir()
-    for path in checkpoint.companions:
-        shutil.copyfile(path, folder / path.name)
+    for name, content in checkpoint.companions.items():
+        if isinstance(content, Path):
+            shutil.copyfile(content, folder / name)
+        else:
+            (folder / name).write_text(content, encoding="utf-8", newline="\n")
     if target == "cpu":
         return write_cpu(checkpoint, manifest, folder, keep)
     return portable.write(checkpoint, manifest, folder, external_above)

@@ -20,16 +20,18 @@ from txport.importing.sizes import Sizes, solve, turned
 from txport.models import architecture
 from txport.models.names import CONFIG, PICKLES, RULES, WEIGHTS, weight_files
 from txport.models.sources.pickles import read_pickle
-from txport.models.sources.rules import written
+from txport.models.sources.rules import toml, written
 from txport.models.sources.source import read_safetensors, read_weights
 from txport.models.sources.toml import QUESTION
 from txport.models.values import Weights
 from txport.models.weights import Rename, Rule, Split, Transpose, Unstack
 from txport.system.documents import DocumentError, read_json
 from txport.system.files import staged_file
+from txport.system.terminal import one_line
 
 DIFFERING = 20  # names that differ, in an error
 CANDIDATES = 6  # in a question
+NEAR_ZERO = 0.5  # the mean weight of norms that is nearer to 0 than to 1
 HYPERPARAMETERS = (CONFIG, "hparams.json", "params.json", "hyperparameters.json")
 SYNONYMS = {  # of fields of our configs, in those of others
     "heads": "num_heads n_head n_heads nhead num_attention_heads attention_heads encoder_attention_heads",
@@ -114,9 +116,9 @@ def write_draft(source: Path, file: Path, name: str | None = None) -> list[str]:
     lines = list(_lines(source, file, weights, draft))
     with staged_file(file) as stream:
         stream.write("\n".join(lines) + "\n")
-    questions = sum(QUESTION in line and not line.startswith("#") for line in lines)
+    rules, questions = lines.count("[[rule]]"), sum(QUESTION in line and not line.startswith("#") for line in lines)
     return [
-        f"{file}  {draft.variant.architecture}, {sum(line == '[[rule]]' for line in lines)} rules, {questions} questions",
+        f"{file}  {draft.variant.architecture}, {rules} rules, {questions} questions",
         f"answer the questions in it, then: txport import {folder}" if questions else f"then: txport import {folder}",
     ]
 
@@ -124,17 +126,18 @@ def write_draft(source: Path, file: Path, name: str | None = None) -> list[str]:
 def _lines(source: Path, file: Path, weights: Weights, draft: Draft) -> Iterator[str]:
     """The lines of the file."""
     sizes = _sizes(draft)
-    yield f"# A draft, by the names and shapes of {len(weights)} tensors. A value that begins with {QUESTION} is to be replaced"
+    yield f"# A draft, by names and shapes of {len(weights)} tensors. Replace each value that begins with {QUESTION}"
     yield "# by the answer; until then the file is refused. Why a rule was chosen stands behind it."
     yield f'architecture = "{draft.variant.architecture}"'
     files = [source] if source.is_file() else weight_files(source)
     names = [each.name for each in files]
     if names != [WEIGHTS]:
-        yield f"weights = {json.dumps(names if len(names) > 1 else names[0])}"
+        yield f"weights = {toml(tuple(names) if len(names) > 1 else names[0])}"
     yield ""
     yield "[config]"
     yield from _config(source if source.is_dir() else source.parent, draft, sizes)
     yield from _rules(draft, sizes)
+    yield from _shifts(draft, weights)
 
 
 def _sizes(draft: Draft) -> Sizes:
@@ -157,7 +160,12 @@ def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
     found = sizes.fields()
     found |= {field: found[first] for field, first in same.items() if first in found}
     known = {**dict(variant.values), **layers, **found}
-    spoken = {field: value for field, value in said.items() if field not in known}
+    choices = kind.choices()
+    spoken = {
+        field: value
+        for field, value in said.items()
+        if field not in known and value in choices.get(field, () if isinstance(value, str) else (value,))
+    }
     derived = _derived(draft, sizes, {**known, **spoken})
     questions = dict(asked(variant, {**known, **spoken, **dict.fromkeys(derived)}))
     for each in dataclasses.fields(kind):
@@ -203,7 +211,7 @@ def _said(folder: Path) -> dict[str, Any]:
 
 def _rules(draft: Draft, sizes: Sizes) -> Iterator[str]:
     """The rules, each with why; what has no place for sure is asked for."""
-    lie = dict((pair.given.name, is_turned) for pair, is_turned in turned(draft.match.pairs, sizes))
+    lie = {pair.given.name: is_turned for pair, is_turned in turned(draft.match.pairs, sizes)}
     for pair in _ordered(draft.match.pairs):
         for rule in _of_pair(pair, lie.get(pair.given.name)):
             yield from _rule(_asking_for_groups(pair, rule) if isinstance(rule, Split) else written(rule), pair.why)
@@ -281,9 +289,9 @@ def _copied(draft: Draft) -> Iterator[str]:
         wanted = templates({copy: ()})[0].role.part
         alias = next((each for each in aliases if templates({each: ()})[0].role.part == wanted), None)
         if alias is not None and copy != alias:
-            yield from _rule(written(Rename(_pattern(copy), alias)), f"it is the same as {of}")
+            yield from _rule(written(Rename(_pattern(copy), alias)), f"it is the same as {one_line(of)}")
         elif alias is None:
-            yield from _rule(f"drop = '{_pattern(copy)}'", f"it is the same as {of}")
+            yield from _rule(f"drop = {toml(_pattern(copy))}", f"it is the same as {one_line(of)}")
 
 
 def _transposes(pairs: Sequence[Pair], lie: Mapping[str, bool | None]) -> Iterator[str]:
@@ -300,7 +308,7 @@ def _transposes(pairs: Sequence[Pair], lie: Mapping[str, bool | None]) -> Iterat
             elif lie[each.given.name] is None:
                 pattern = _pattern(one.name).replace(r"(\d+)", r"\d+")
                 question = f"{QUESTION}: {pattern} if it lies as (in, out), else remove this rule"
-                yield from _rule(f"transpose = {_text(question)}", "it is square")
+                yield from _rule(f"transpose = {toml(question)}", "it is square")
 
 
 def _questions(left: Match) -> Iterator[str]:
@@ -311,13 +319,13 @@ def _questions(left: Match) -> Iterator[str]:
         offered |= set(candidates)
         shown = " or ".join(_pattern(each) for each in candidates[:CANDIDATES])
         question = f"{QUESTION}: which tensor is it? {shown}" if candidates else f"{QUESTION}: which tensor is it?"
-        yield from _rule(f"rename = {{ pattern = {_text(question)}, to = {_text(_own(own.name))} }}", "")
+        yield from _rule(f"rename = {{ pattern = {toml(question)}, to = {toml(_own(own.name))} }}", "")
     for given in left.given:
         if given.name not in offered:
             question = (
                 f"{QUESTION}: {_pattern(given.name)} if no weight, else a rule for it; its shape is {given.shape}"
             )
-            yield from _rule(f"drop = {_text(question)}", "")
+            yield from _rule(f"drop = {toml(question)}", "")
 
 
 def _may_be(given: Template, own: Template) -> bool:
@@ -325,5 +333,12 @@ def _may_be(given: Template, own: Template) -> bool:
     return same and bool(given.numbers) == bool(own.numbers) and len(given.shape) == len(own.shape)
 
 
-def _text(value: str) -> str:
-    return f"'{value}'" if "'" not in value and value.isprintable() else json.dumps(value)
+def _shifts(draft: Draft, weights: Weights) -> Iterator[str]:
+    """A question where the weights of norms are nearer to 0 than to 1."""
+    norms = [
+        each.given for each in draft.match.pairs if each.given.role.what == "norm" and each.own[0].role.kind == "weight"
+    ]
+    values = [float(weights[name].float().mean()) for each in norms for name in each.names]
+    if values and sum(values) / len(values) < NEAR_ZERO:
+        question = f"{QUESTION}: norm\\.weight$ if norms multiply by 1 + weight, else remove this rule"
+        yield from _rule(f"shift = {{ pattern = {toml(question)}, by = 1.0 }}", "they are near 0")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from txport.models import architecture
+from txport.errors import CheckpointError, ConfigError, OutputError, quoted
+from txport.importing.draft import DIFFERING, nearest, open_weights
+from txport.importing.likeness import Template
+from txport.models import architecture, family
 from txport.models.checkpoint import build_empty, check_tensors, load_checkpoint, save_checkpoint
-from txport.models.names import SAMPLES, TARGET_TOKENIZER, TOKENIZER, find_folder
+from txport.models.names import CONFIG, MANIFEST, RULES, SAMPLES, TARGET_TOKENIZER, TEXT, TOKENIZER, find_folder
 from txport.models.plan import Piece, Plan, plan
+from txport.models.sources.native import ARCHITECTURE
 from txport.models.sources.source import Source, read_source
 from txport.models.values import Shape, Weights
-from txport.system.documents import read_text
+from txport.system.documents import DocumentError, read_json, read_text
+from txport.system.files import require_folder
 
 LARGEST_TOKENIZER = 64 << 20  # bytes
 
@@ -83,11 +88,45 @@ def fit(name: str) -> Fit:
 
     Raises `CheckpointError` or `ConfigError` for one whose model can't be told, or whose files can't be read.
     """
-    folder = find_folder(name)
-    source = read_source(folder)
+    try:
+        folder = find_folder(name)
+        source = read_source(folder)
+    except (CheckpointError, ConfigError) as error:
+        raise _unknown(Path(name), error) from error
     weights = source.weights()
     made = plan(source.rules, weights.shapes, build_empty(source.config))
     return _fit(folder, source, weights, made)
+
+
+def _unknown(folder: Path, error: CheckpointError | ConfigError) -> CheckpointError | ConfigError:
+    """The error about a folder; of weights of which nothing is known, with what they are nearest to."""
+    if not _is_unknown(folder):
+        return error
+    try:
+        draft = nearest(open_weights(folder))
+    except CheckpointError:
+        return error
+    names = " or ".join((draft.variant.architecture, *draft.others))
+    left = (("the file", draft.match.given), ("the model", draft.match.own))
+    only = (f"only in {where}: {_names(several)}" for where, several in left if several)
+    told = "; ".join([f"the nearest architecture is {names}", *only])
+    return type(error)(f"{error}; {told}; `txport import {folder} --draft-map {folder / RULES}` drafts rules for it")
+
+
+def _names(several: Sequence[Template]) -> str:
+    more = f" and {len(several) - DIFFERING} more" if len(several) > DIFFERING else ""
+    return ", ".join(quoted(each.name)[1:-1] for each in several[:DIFFERING]) + more
+
+
+def _is_unknown(folder: Path) -> bool:
+    """Whether a folder has no file that says which program wrote it."""
+    if not folder.is_dir() or any((folder / file).is_file() for file in (RULES, MANIFEST)):
+        return False
+    try:
+        values = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    except DocumentError:
+        return False
+    return ARCHITECTURE not in values and values.get(family.TYPE) not in family.all_families()
 
 
 def _fit(folder: Path, source: Source, weights: Weights, made: Plan) -> Fit:
@@ -128,17 +167,27 @@ def _wanted(name: str, made: Plan) -> Wanted:
     return Wanted(name, shape, state, of)
 
 
+def require_apart(name: str, out: Path, *, force: bool = False) -> None:
+    """Raise `OutputError` unless a checkpoint can be written to `out`, and the one of this name stays as it is."""
+    source = Path(name)
+    if source.is_dir() and out.exists() and out.samefile(source):
+        raise OutputError(f"{out} holds the checkpoint itself; choose another place")
+    require_folder(out, force=force, holding=CONFIG)
+
+
 def import_checkpoint(name: str, out: Path) -> None:
     """Write a checkpoint of any format as one of ours, whole or not at all: config, weights, tokenizers, samples."""
     checkpoint = load_checkpoint(name)
-    files = {path.name: path for path in checkpoint.companions}
-    texts = {each: read_text(files[each], LARGEST_TOKENIZER) for each in (TOKENIZER, TARGET_TOKENIZER) if each in files}
-    samples = files.get(SAMPLES)
+    texts = {
+        each: read_text(content, LARGEST_TOKENIZER) if isinstance(content, Path) else content
+        for each, content in checkpoint.companions.items()
+    }
     save_checkpoint(
         out,
-        checkpoint.model,
+        checkpoint.model if checkpoint.read is None else checkpoint.in_memory().model,
         texts.get(TOKENIZER),
         texts.get(TARGET_TOKENIZER),
-        samples=read_text(samples) if samples else None,
+        usage=texts.get(TEXT),
+        samples=texts.get(SAMPLES),
         generation=checkpoint.generation,
     )

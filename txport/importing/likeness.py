@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from txport.models.values import Shape
 
@@ -15,12 +15,14 @@ ALIKE = 0.7  # of the tensors of layers are in all of them
 Stack = tuple[str, tuple[int, ...]]  # what stands before the number of a layer, and the numbers
 
 CROSS = r"(encoder|enc_?dec|src|source|cross|multihead)[._]?(attn|attention)|encdecattention|xattn|crossattn"
-PHRASES = ((CROSS, "cross"), (r"layer_?norm|rms_?norm", "norm"), (r"feed_?forward|densereludense", "ffn"))
+PHRASES = ((CROSS, "cross"), (r"layer_?norm|rms_?norm", "norm"), (r"feed_?forward|dense_?relu_?dense", "ffn"))
+IDIOMS = ((r"in_proj", "inproj"), (r"c_attn", "attn_qkv"), (r"c_fc", "fc_up"))
+NUMBERED = r"(?:fc|linear|lin|dense|w)[._]?([12])\b"  # the maps of a feed-forward
 WORDS = {
     "encoder": "encoder enc source src",
     "decoder": "decoder dec target tgt trg",
     "cross": "cross encdec",
-    "attention": "attn attention att mha self",
+    "attention": "attn attention att mha self sa",
     "ffn": "ffn mlp ff fc linear lin intermediate",
     "norm": "norm ln norms",
     "query": "q query wq queries",
@@ -30,7 +32,7 @@ WORDS = {
     "kv": "kv wkv",
     "output": "o out output wo proj dense",
     "gate": "gate",
-    "inner": "inner up wi expand",
+    "inner": "inner up wi expand intermediate",
     "outer": "outer down",
     "embedding": "embed embedding embeddings emb wte tok token tokens lut shared",
     "positions": "pos position positions wpe positional",
@@ -39,8 +41,8 @@ WORDS = {
     "weight": "weight w gamma scale g kernel",
 }
 MEANINGS: dict[str, frozenset[str]] = {}
-for _meaning, _words in WORDS.items():
-    for _word in _words.split():
+for _meaning, _several in WORDS.items():
+    for _word in _several.split():
         MEANINGS[_word] = MEANINGS.get(_word, frozenset()) | {_meaning}
 PARTS = ("query", "key", "value")
 
@@ -102,9 +104,9 @@ def _stacks(shapes: Mapping[str, Shape]) -> list[Stack]:
     for prefix, layers in behind.items():
         numbers = tuple(sorted(layers))
         common = set.intersection(*layers.values())
-        if numbers[0] in (0, 1) and numbers == tuple(range(numbers[0], numbers[0] + len(numbers))):
-            if len(common) >= LEAST and len(common) >= ALIKE * len(set.union(*layers.values())):
-                found.append((prefix, numbers))
+        is_counted = numbers[0] in (0, 1) and numbers == tuple(range(numbers[0], numbers[0] + len(numbers)))
+        if is_counted and len(common) >= max(LEAST, ALIKE * len(set.union(*layers.values()))):
+            found.append((prefix, numbers))
     return found
 
 
@@ -121,8 +123,10 @@ def _whole_stacks(shapes: Mapping[str, Shape]) -> Iterator[Template]:
         if len(shape) == 3:
             sides[role_of(name).side].append(name)
     for names in sides.values():
-        lengths, prefix = {shapes[name][0] for name in names}, os.path.commonprefix(names)
-        prefix = re.sub(r"[^./]*$", "", prefix)
+        lengths = {shapes[name][0] for name in names}
+        ends = zip(min(names), max(names), strict=False)
+        alike = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
+        prefix = re.sub(r"[^./]*$", "", alike)
         if len(lengths) == 1 and len(names) > 1 and prefix:
             (length,) = lengths
             for name, shape in shapes.items():
@@ -151,10 +155,10 @@ def role_of(name: str) -> Role:
         is_last = re.search(r"final|post", behind) is not None
         part = "ffn" if "ffn" in own or re.search("final", behind) else "" if is_last else part
         return Role(side, "attention" if re.search("input", behind) else part, what, kind, number)
-    return Role(side, part, _what(part, own, said, number), kind, number)
+    return Role(side, part, _what(part, own, said, behind), kind, number)
 
 
-def _what(part: str, words: frozenset[str], said: Sequence[str], number: int) -> str:
+def _what(part: str, words: frozenset[str], said: Sequence[str], behind: str) -> str:
     """What of a part the words say."""
     if part in ("attention", "cross"):
         if "qkv" in words or len(said) == 3:
@@ -164,16 +168,19 @@ def _what(part: str, words: frozenset[str], said: Sequence[str], number: int) ->
         return said[0] if len(said) == 1 else "output" if "output" in words and not said else ""
     if part != "ffn":
         return ""
+    if {"gate", "inner"} <= words:
+        return "gate_up"
     named = next((each for each in ("gate", "inner", "outer") if each in words), "")
-    by_number = {1: "inner", 2: "outer"}.get(number, "")
-    return named or by_number or ("outer" if "output" in words else "")
+    numbered = re.search(NUMBERED, behind)
+    return named or (("inner", "outer")[int(numbered[1]) - 1] if numbered else "outer" if "output" in words else "")
 
 
 def _words(text: str, has_parts: bool = True) -> frozenset[str]:
     """The meanings of the words of a name; `has_parts` says whether it can name parts of a layer."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower()
     found = set()
-    text = re.sub(r"in_proj", "inproj", text)
+    for program, plain in IDIOMS:
+        text = re.sub(program, plain, text)
     for pattern, meaning in PHRASES if has_parts else PHRASES[1:]:
         if re.search(pattern, text):
             found.add(meaning)
@@ -181,8 +188,3 @@ def _words(text: str, has_parts: bool = True) -> frozenset[str]:
     for word in re.findall(r"[a-z]+", text):
         found |= MEANINGS.get(word, frozenset())
     return frozenset(found)
-
-
-def on_side(template: Template, side: str) -> Template:
-    """The same of the encoder or the decoder."""
-    return replace(template, role=replace(template.role, side=side))

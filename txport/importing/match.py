@@ -8,15 +8,9 @@ from dataclasses import dataclass, replace
 from txport.importing.likeness import Role, Template
 
 ORDER = ("attention", "cross", "ffn")  # in which the parts of a layer run
-FUSED = {"qkv": ("query", "key", "value"), "kv": ("key", "value")}
-BY_BLOCKS = (
-    "in_proj",
-    "c_attn",
-    "to_qkv",
-    "to_kv",
-    "qkv_proj",
-    "kv_proj",
-)  # whose programs lay them one after the other
+FUSED = {"qkv": ("query", "key", "value"), "kv": ("key", "value"), "gate_up": ("gate", "inner")}
+# In names that programs give to parts that lie one after the other.
+BLOCKS = ("in_proj", "c_attn", "to_qkv", "to_kv", "qkv_proj", "kv_proj", "gate_up")
 
 
 NAMED, NUMBERED, LEFT = "by its name", "by its number, in the order in which parts run", "since nothing else is left"
@@ -33,7 +27,7 @@ class Pair:
     @property
     def asks_for_groups(self) -> bool:
         """Whether nothing tells how its parts lie: one after the other, or those of each head together."""
-        return len(self.own) > 1 and not any(word in self.given.name for word in BY_BLOCKS)
+        return len(self.own) > 1 and not any(word in self.given.name for word in BLOCKS)
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,16 @@ import torch
 
 from txport.errors import ConfigError
 from txport.models import architecture
+from txport.models.audio.facts import Features
 from txport.models.checkpoint import build_empty
 from txport.models.config import MOST_LAYERS
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.models.values import Shape
+from txport.runtimes.inputs import drawn_features
 
 Values = dict[str, Any]
-LAYERS = 1
+LAYERS, TOKENS = 1, 48  # of the models
 Place = tuple[str, int]  # a tensor and an axis
 Product = tuple[int, tuple[str, ...]]  # a number, and the fields of a config that it is multiplied by
 UNSEEN = ("dropout",)  # of training
@@ -76,6 +78,7 @@ def task_of(name: str) -> Task:
     return model.facts.task
 
 
+@cache
 def dims_of(variant: Variant) -> tuple[dict[Place, Product], dict[str, str]]:
     """What each dim of each tensor is made of, and which fields must be as another one is.
 
@@ -137,6 +140,7 @@ def _nearby(value: Any) -> tuple[Any, ...]:
     return (value * 2, value + 1) if value else (1, 2)
 
 
+@cache
 @torch.no_grad()
 def _matters(variant: Variant, field: str, value: Any) -> bool:
     """Whether a model computes something else with another value of a field, or takes other tokens."""
@@ -161,15 +165,20 @@ def _matters(variant: Variant, field: str, value: Any) -> bool:
 
 
 def _outputs(model: Model) -> list[torch.Tensor]:
-    """What a model gives for a few tokens."""
+    """What a model gives for tokens far enough apart that all that depends on distances counts."""
     model.eval()
-    ids = torch.tensor([[3, 5, 4, 6]])
-    if model.facts.task == "seq2seq":
-        return [model(ids, torch.tensor([4]), ids)]
+    facts = model.facts
+    length = min(TOKENS, facts.vocabulary.longest, facts.writes.longest)
+    ids = torch.arange(length)[None] % min(facts.vocabulary.size, facts.writes.size)
+    if isinstance(facts.source, Features):
+        features = torch.from_numpy(drawn_features(facts.source, 0))[None]
+        return [model(features, torch.tensor([facts.source.longest]), ids)]
+    if facts.task == "seq2seq":
+        return [model(ids, torch.tensor([length]), ids)]
     mask = torch.ones_like(ids, dtype=torch.bool)
-    if model.facts.task == "encode":
+    if facts.task == "encode":
         return list(model.infer(ids, mask))
-    return [model.extend(ids, mask, torch.arange(4)[None], model.empty_state(1)).logits]
+    return [model.extend(ids, mask, torch.arange(length)[None], model.empty_state(1)).logits]
 
 
 def _is_size(name: str, field: str) -> bool:

@@ -95,7 +95,7 @@ def _learn(sizes: Sizes, pair: Pair, shape: Sequence[int]) -> None:
 
 
 def turned(pairs: Sequence[Pair], sizes: Sizes) -> Iterator[tuple[Pair, bool | None]]:
-    """For each matrix of layers whether it is transposed: a square one as the others are; None if these are not alike."""
+    """Whether each matrix of layers is transposed: a square one as the others are; None if these are not alike."""
     told = set(sizes.turned.values())
     for pair in pairs:
         if len(pair.given.shape) == 2 and pair.given.numbers:

@@ -26,13 +26,13 @@ from txport.models.facts import Facts
 from txport.models.generation import published_names
 from txport.models.model import Model
 from txport.models.names import (
-    COMPANIONS,
     CONFIG,
     GENERATION,
     LARGEST_SAMPLES,
     PRESET,
     SAMPLES,
     TARGET_TOKENIZER,
+    TEXT,
     TOKENIZER,
     WEIGHTS,
     digest,
@@ -44,7 +44,8 @@ from txport.models.names import (
 from txport.models.plan import Plan, first_names, plan
 from txport.models.sources.source import Source, read_source
 from txport.models.streamed import Read, Unfilled, filled, in_memory, outline, streamed
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.convert import companions_of
+from txport.models.tokenizers.load import tokenizer_of
 from txport.models.values import Weights
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
@@ -126,10 +127,9 @@ class Checkpoint:
         return {"architecture": name, "config": self.config.to_dict(), "facts": self.facts.to_dict()}
 
     @property
-    def companions(self) -> list[Path]:
-        """The files that go into a bundle as they are: tokenizers, and samples of real input."""
-        paths = [self.folder / name for name in COMPANIONS] if self.folder else []
-        return [path for path in paths if path.is_file()]
+    def companions(self) -> dict[str, Path | str]:
+        """What a bundle takes over, by file name: tokenizers, and samples of real input; see `companions_of`."""
+        return {} if self.folder is None else companions_of(self.folder)
 
 
 def load_checkpoint(name: str) -> Checkpoint:
@@ -244,19 +244,20 @@ def save_checkpoint(
     target_tokenizer: str | None = None,
     *,
     half: bool = False,
+    usage: str | None = None,
     samples: str | None = None,
     generation: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint into a folder, whole or not at all; with `half`, the weights are stored in 16 bits.
 
-    `tokenizer` is the JSON of the source's, which is also the target's if that has none of its own. An older
-    checkpoint in the folder is replaced: its tokenizers too, which are removed if none are given, since they are not
-    known to fit this model. `samples` is the text of its `samples.txt`, `generation` how it searches unless told
-    otherwise; without them, those of the folder stay, as does all else there. Raises `OutputError` for a place that
-    can't be written.
+    `tokenizer` is the JSON of the source's, which is also the target's if that has none of its own, and `usage` the
+    `text.json` beside them. An older checkpoint in the folder is replaced: these files too, which are removed if none
+    are given, since they are not known to fit this model. `samples` is the text of its `samples.txt`, `generation` how
+    it searches unless told otherwise; without them, those of the folder stay, as does all else there. Raises
+    `OutputError` for a place that can't be written.
     """
     weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(in_memory(model)).items()}
-    texts = {TOKENIZER: tokenizer, TARGET_TOKENIZER: target_tokenizer}
+    texts = {TOKENIZER: tokenizer, TARGET_TOKENIZER: target_tokenizer, TEXT: usage}
     texts |= {SAMPLES: samples} if samples is not None else {}
     search = {GENERATION: published_names(generation)} if generation else {}
     with staged_files(Path(out), (CONFIG, WEIGHTS, *texts, *search)) as folder:
@@ -312,7 +313,7 @@ def unfit(tensor: Tensor) -> str:
 def _check_text(folder: Path, facts: Facts) -> None:
     """The tokenizers must be this model's, the samples text that it takes."""
     try:
-        tokenizer = load_tokenizer(folder, facts)
+        tokenizer = tokenizer_of(companions_of(folder), folder, facts)
     except BundleError as error:
         raise CheckpointError(str(error)) from error
     path = folder / SAMPLES

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from txport.errors import quoted
+from txport.models.split_sizes import sized
 from txport.models.values import (
     Dims,
     Filled,
@@ -29,7 +30,6 @@ from txport.models.values import (
     Step,
     Transposed,
     Value,
-    sized,
 )
 from txport.models.weights import (
     Concat,

@@ -103,7 +103,10 @@ def is_streamed(model: nn.Module) -> bool:
 
 def in_memory(model: Model) -> Model:
     """The same model with all its weights in memory."""
-    return filled(*getattr(model, SOURCE), next(model.parameters()).dtype) if is_streamed(model) else model
+    if not is_streamed(model):
+        return model
+    outlined, read = getattr(model, SOURCE)
+    return filled(outlined, read, next(model.parameters()).dtype)
 
 
 def converted(model: Model, dtype: torch.dtype) -> Model:

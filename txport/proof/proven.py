@@ -14,7 +14,7 @@ from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.models.names import GOLDEN
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.check import Report, check, exact_of, fitting_threads, is_huge, is_large
 from txport.proof.parity.exact import Exact, Ids, largest_difference
 from txport.proof.parity.tolerances import Tolerance, tolerance_of

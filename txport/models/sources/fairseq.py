@@ -59,9 +59,8 @@ DEFAULTS = {"encoder_embed_dim": 512, "encoder_ffn_embed_dim": 2048, "activation
 
 
 def recognises(folder: Path) -> bool:
-    """Whether there are dictionaries and pickles, and no `config.json` that tells of another writer."""
-    is_other = (folder / CONFIG).is_file()
-    return not is_other and any(folder.glob(DICTIONARIES)) and any(folder.glob(f"*{SUFFIX}"))
+    """Whether there are dictionaries, and no `config.json` that tells of another writer."""
+    return not (folder / CONFIG).is_file() and any(folder.glob(DICTIONARIES))
 
 
 def read(folder: Path) -> Source:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from txport.errors import ConfigError, quoted
+from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture, family
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
-from txport.models.names import CONFIG, GENERATION, MODULES, TOKENIZER
+from txport.models.names import CONFIG, GENERATION, MODULES, PREPROCESSOR, TOKENIZER
 from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
 from txport.models.sources.source import Format, Source, generation, place_of, read_weights
+from txport.models.tokenizers.convert import companions_of
 from txport.system.documents import DocumentError, read_json
 
 ENCODER, HEADLESS = "bert", "Model"  # architecture of encoders, and the class of one without a head
@@ -39,6 +41,11 @@ def read(folder: Path) -> Source:
     )
 
 
+def _values(path: Path) -> dict[str, Any]:
+    """Those of a JSON file; none where there is no such file."""
+    return read_config(path) if path.is_file() else {}
+
+
 def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
     """The config of the architecture, of the values of a `config.json` and what else lies in its folder."""
     of_sentences, longest = is_of_sentences(folder), longest_sentence(folder)
@@ -48,9 +55,9 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
             raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} can't be expressed as {MODULES} has it")
         if of_sentences:
             values = {**values, "architectures": [HEADLESS]}  # whatever class the weights were taken from
-        if (folder / GENERATION).is_file():
-            tokens = read_config(folder / GENERATION)
-            values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}}
+        beside = {Path(name).stem: _values(folder / name) for name in (GENERATION, PREPROCESSOR)}
+        tokens = beside[Path(GENERATION).stem]
+        values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}, **beside}
         made = kind.read(values, _special_tokens(folder))
         if of_sentences and longest is not None:
             made["text_length"] = min(longest, made["max_length"])
@@ -65,14 +72,14 @@ def _defaults(folder: Path, facts: Facts) -> Mapping[str, Any]:
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:
-    """The special tokens of a `tokenizer.json`, what they are written as -> id; None where there is no such file."""
-    path = folder / TOKENIZER
-    if not path.is_file():
-        return None
+    """The special tokens of the tokenizer, what they are written as -> id; None where there is none."""
     try:
-        added = read_json(path)["added_tokens"]
-        return {each["content"]: each["id"] for each in added if type(each["id"]) is int}
-    except (DocumentError, LookupError, TypeError):  # what is wrong is told when it is loaded
+        found = companions_of(folder).get(TOKENIZER)
+        if found is None:
+            return None
+        values = read_json(found) if isinstance(found, Path) else json.loads(found)
+        return {each["content"]: each["id"] for each in values["added_tokens"] if type(each["id"]) is int}
+    except (DocumentError, CheckpointError, LookupError, TypeError):  # what is wrong is told when it is loaded
         return {}
 
 

@@ -19,9 +19,11 @@ SUFFIX = ".pt"
 
 
 def only_pickle(folder: Path, pattern: str) -> Path:
-    """The one file of a folder that matches; `ConfigError` for several."""
+    """The one file of a folder that matches; `ConfigError` for none or several."""
     found = sorted(path for path in folder.glob(pattern) if path.is_file())
-    if len(found) != 1:
+    if not found:
+        raise ConfigError(f"{folder} holds no {pattern}, in which its trainer has a model")
+    if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise ConfigError(f"{folder} holds {len(found)} models ({names}); keep the one that is meant")
     return found[0]

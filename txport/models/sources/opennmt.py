@@ -23,12 +23,11 @@ from txport.models.sources.namespaces import (
     tensors_of,
     weights_of,
 )
-from txport.models.sources.options import reading
+from txport.models.sources.options import UNBOUNDED, reading
 from txport.models.sources.source import Format, Source, read_safetensors
 from txport.models.weights import Constant, Drop, Rename, Rule
 
 FILES = "*_step_*.pt"
-LONGEST = 5000  # positions of its tables
 EMBEDDINGS = "{}.embeddings.make_embedding.emb_luts.0.weight"
 POSITIONS = "{}.embeddings.make_embedding.pe.pe"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "fast_gelu": "gelu_tanh"}
@@ -116,7 +115,7 @@ def config(options: Published, vocabularies: dict[str, Any], tensors: dict[str, 
         "feed_forward": options.get("transformer_ff"),
         "encoder_layers": options.get("enc_layers"),
         "decoder_layers": options.get("dec_layers"),
-        "max_length": LONGEST,
+        "max_length": UNBOUNDED,
         "norm": "pre",
         "norm_epsilon": options.get("norm_eps"),
         "sinusoids": options.word("position_encoding_type", SINUSOIDS),

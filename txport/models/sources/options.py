@@ -10,8 +10,8 @@ from pathlib import Path
 from txport.errors import CheckpointError, ConfigError, brief
 from txport.system.documents import DocumentError, read_text
 
-NEVER = -100.0  # a logit below that of any token that is written
-UNBOUNDED = 1024  # tokens, of a model whose positions have no bound
+NEVER = -64.0  # a logit below that of any token that is written; tolerances grow with the largest
+UNBOUNDED = 512  # tokens, of a model whose positions have no bound
 
 
 @contextmanager

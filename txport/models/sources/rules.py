@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -48,20 +49,21 @@ def written(rule: Rule) -> str:
     """A rule as a line of TOML; what has its default is left out."""
     kind = type(rule)
     fields = [each for each in dataclasses.fields(kind) if getattr(rule, each.name) != each.default]
-    values = {each.name: _toml(getattr(rule, each.name)) for each in fields}
+    values = {each.name: toml(getattr(rule, each.name)) for each in fields}
     if len(values) == 1 and "pattern" in values:
         return f"{kind.__name__.lower()} = {values['pattern']}"
     return f"{kind.__name__.lower()} = {{ {', '.join(f'{name} = {value}' for name, value in values.items())} }}"
 
 
-def _toml(value: Any) -> str:
-    """A value as TOML writes it; a text without quotes as it is, so that a regular expression stays legible."""
+def toml(value: Any) -> str:
+    """A text, a number or a tuple of these as TOML writes it; a text without quotes stands as it is, to be legible."""
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str):
-        is_plain = "'" not in value and value.isprintable()
-        return f"'{value}'" if is_plain else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return repr(value)
+        return f"[{', '.join(map(toml, value))}]"
+    if not isinstance(value, str):
+        return repr(value)
+    if "'" not in value and value.isprintable():
+        return f"'{value}'"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _value(name: str, value: Any, hint: Any) -> Any:

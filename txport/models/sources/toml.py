@@ -103,7 +103,7 @@ def _require_answers(document: Document) -> None:
         return
     asked = []
     for number, line in enumerate(document.text.splitlines(), 1):
-        if found := re.search(rf"""(?<!#)=\s*\[?\s*["']({QUESTION}.*)["']""", line):
+        if found := re.search(rf"""(?<!#)=\s*\[?\s*["']({QUESTION}[^"']*)["']""", line):
             asked.append(f"line {number}: {found[1].removeprefix(QUESTION).lstrip(': ')}")
     more = f"; and {len(asked) - MOST_QUESTIONS} more" if len(asked) > MOST_QUESTIONS else ""
     raise document.error(f"answer its questions first: {'; '.join(asked[:MOST_QUESTIONS])}{more}")

@@ -10,7 +10,7 @@ import numpy as np
 from txport.bundles.bundle import Bundle
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.load import load_tokenizer
 from txport.runtimes.inputs import Source
 
 FEW_TOKENS, FEWEST_TOKENS = 12, 2  # that are searched for by a large model, and by a huge one

@@ -20,7 +20,7 @@ from txport.bundles.bundle import Bundle, damage
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnavailableError
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.cases import sides
 from txport.proof.verify import encoding
 from txport.proof.verify.gaps import Check, check_of, gap_of, in_turn, limit_of

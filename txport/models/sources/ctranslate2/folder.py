@@ -35,9 +35,10 @@ SCALINGS = {-1: "none", 0: "linear", 2: "llama3"}
 
 
 def recognises(folder: Path) -> bool:
-    """Whether there is a `model.bin` that begins as CTranslate2's do, or beside vocabularies as it has them."""
+    """Whether there is a `model.bin` that begins as CTranslate2's do, or beside vocabularies, or without a config."""
     path = folder / MODEL
-    return path.is_file() and (is_binary(path) or any(folder.glob("*vocabulary.json")))
+    is_alone = any(folder.glob("*vocabulary.json")) or not (folder / CONFIG).is_file()
+    return path.is_file() and (is_binary(path) or is_alone)
 
 
 def read(folder: Path) -> Source:

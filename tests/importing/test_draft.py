@@ -1,0 +1,180 @@
+"""A draft of txport.toml: right for most foreign layouts without help, and a question where nothing tells."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from tests.importing.layouts import HEADS, HYPERPARAMETERS, LAYOUTS, Tensors
+from tests.models.test_own_checkpoint import logits_of, tensors_of
+from tests.tiny import tiny_config, tiny_model
+from txport.errors import CheckpointError, ConfigError, OutputError, TxportError
+from txport.importing.draft import write_draft
+from txport.importing.likeness import role_of, templates
+from txport.models.checkpoint import load_checkpoint
+from txport.models.names import CONFIG, RULES, WEIGHTS
+
+FAMILIES = Path(__file__).parent.parent / "families"
+ASKED = {"fused_by_head", "unnamed"}  # of what no name and no shape tells
+ANSWERS = {"query": "a", "key": "b", "value": "c", "output": "d"}  # for the layout without names
+
+
+def save(folder: Path, weights: Tensors, hyperparameters: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(hyperparameters))
+    return folder
+
+
+def answer(file: Path, pattern: str, to: Callable[[re.Match[str]], str]) -> int:
+    """Replace questions; -> how many."""
+    text, count = re.subn(pattern, to, file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    file.write_text(text, encoding="utf-8")
+    return count
+
+
+def answer_config(file: Path, true: dict[str, Any]) -> int:
+    """Answer what no tensor tells of a config."""
+    return answer(file, r'^(\w+) = "QUESTION.*$', lambda found: f"{found[1]} = {json.dumps(true[found[1]])}")
+
+
+@pytest.mark.parametrize("tied", ["all", "none"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_foreign_layouts_load_to_the_same_logits(
+    layout: Callable[[Tensors], Tensors], tied: str, tmp_path: Path
+) -> None:
+    model = tiny_model(tiny_config(tied=tied))
+    weights = layout(tensors_of(model))
+    weights = {re.sub("^(source_|target_)embedding.tokens", r"\1embed", name): each for name, each in weights.items()}
+    folder = save(tmp_path / "foreign", weights, HYPERPARAMETERS)
+    told = write_draft(folder, folder / RULES)
+    assert told[0].startswith(f"{folder / RULES}  transformer, ")
+    with pytest.raises(ConfigError, match="answer its questions first: line "):
+        load_checkpoint(str(folder))
+    answer_config(folder / RULES, model.config.to_dict())
+    if layout.__name__ in ASKED:
+        with pytest.raises(
+            ConfigError, match=r"answer its questions first: line \d+: (which tensor|1 if all of query)"
+        ):
+            load_checkpoint(str(folder))
+        answer(folder / RULES, r'groups = "QUESTION[^"]*"', lambda _: f"groups = {HEADS}")
+        answer(
+            folder / RULES,
+            r"'QUESTION: which tensor is it\? (.*)', to = '(.*attention\.(\w+)\.\w+)'",
+            lambda found: f"'{named(found[1].split(' or '), ANSWERS[found[3]], found[2])}', to = '{found[2]}'",
+        )
+    loaded = load_checkpoint(str(folder))
+    assert loaded.config == model.config
+    assert torch.equal(logits_of(loaded.model), logits_of(model))
+
+
+def named(candidates: list[str], letter: str, to: str) -> str:
+    """The candidate with this letter; its kind is that of the model's tensor."""
+    (found,) = (each for each in candidates if re.search(rf"attn\\\.{letter}\\\.{to.rpartition('.')[2]}", each))
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "t5", "distilbert", "phi3"])
+def test_models_of_others_are_recognised_without_their_config(name: str, tmp_path: Path) -> None:
+    """By their tensors alone: the config of the same model answers what these do not tell."""
+    expected = load_checkpoint(str(FAMILIES / name))
+    shutil.copy(FAMILIES / name / WEIGHTS, tmp_path)
+    write_draft(tmp_path, tmp_path / RULES)
+    assert answer_config(tmp_path / RULES, expected.config.to_dict()) > 0
+    loaded = load_checkpoint(str(tmp_path))
+    theirs = expected.model.state_dict()
+    assert all(torch.equal(tensor, theirs[each]) for each, tensor in loaded.model.state_dict().items())
+    assert loaded.facts == expected.facts
+
+
+def test_norms_near_zero_are_asked_about(tmp_path: Path) -> None:
+    """Gemma's multiply by 1 + weight, which no name tells."""
+    shutil.copy(FAMILIES / "gemma" / WEIGHTS, tmp_path)
+    write_draft(tmp_path, tmp_path / RULES)
+    assert "QUESTION: norm\\.weight$ if norms multiply by 1 + weight" in (tmp_path / RULES).read_text()
+
+
+def test_a_draft_says_why_it_can_t_be_made(tmp_path: Path) -> None:
+    folder = save(tmp_path / "foreign", load_file(FAMILIES / "gpt2" / WEIGHTS), {})
+    with pytest.raises(ConfigError, match="may be of several architectures; say which: --architecture gpt2 or opt"):
+        write_draft(folder, folder / RULES)
+    with pytest.raises(ConfigError, match="unknown architecture 'gpt3'; there are "):
+        write_draft(folder, folder / RULES, "gpt3")
+    with pytest.raises(OutputError, match="must lie beside the weights"):
+        write_draft(folder, tmp_path / RULES, "gpt2")
+    with pytest.raises(CheckpointError, match=r"there is no .*nowhere; give a folder with weights"):
+        write_draft(tmp_path / "nowhere", tmp_path / "nowhere" / RULES)
+    write_draft(folder / WEIGHTS, folder / RULES, "gpt2")
+    with pytest.raises(OutputError, match="exists; a draft replaces no file"):
+        write_draft(folder, folder / RULES, "gpt2")
+
+
+def test_layers_may_be_counted_from_one(tmp_path: Path) -> None:
+    expected = load_checkpoint(str(FAMILIES / "llama"))
+    weights = load_file(FAMILIES / "llama" / WEIGHTS)
+    counted = {
+        re.sub(r"layers\.(\d+)", lambda at: f"layer{int(at[1]) + 1}", name): each for name, each in weights.items()
+    }
+    folder = save(tmp_path / "foreign", counted, {})
+    write_draft(folder, folder / RULES)
+    answer_config(folder / RULES, expected.config.to_dict())
+    loaded, theirs = load_checkpoint(str(folder)).model.state_dict(), expected.model.state_dict()
+    assert all(torch.equal(tensor, theirs[each]) for each, tensor in loaded.items())
+
+
+def test_what_names_say() -> None:
+    shapes = {f"a.{at}.{part}": (2,) for at in (0, 1) for part in ("ln_1.g", "mlp.c_fc.b", "attn.c_attn.w", "x")}
+    found = templates({**shapes, "a.head": (3, 2)})
+    assert [(each.name, each.numbers) for each in found[:2]] == [("a.{}.ln_1.g", (0, 1)), ("a.{}.mlp.c_fc.b", (0, 1))]
+    assert (role_of("a.{}.attn.c_attn.w").what, role_of("a.{}.mlp.c_fc.b").what) == ("qkv", "inner")
+    assert role_of("dec.{}.encoder_attn.k_proj.bias").part == "cross"
+
+
+WORDS = [
+    "enc",
+    "dec",
+    "layers",
+    "0",
+    "1",
+    "q",
+    "attn",
+    "mlp",
+    "weight",
+    "bias",
+    "ln",
+    "x'",
+    "y\n",
+    "é\x7f",
+    '"',
+    "embed",
+]
+SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+
+
+@settings(
+    max_examples=30, deadline=None, phases=[Phase.generate], derandomize=True, suppress_health_check=list(HealthCheck)
+)
+@given(
+    shapes=st.dictionaries(st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(".".join), SHAPES, max_size=12)
+)
+def test_any_tensors_give_a_draft_that_asks(
+    shapes: dict[str, tuple[int, ...]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = save(tmp_path_factory.mktemp("odd"), {name: torch.zeros(shape) for name, shape in shapes.items()}, {})
+    try:
+        write_draft(folder, folder / RULES, "gpt2")
+        load_checkpoint(str(folder))
+    except TxportError as error:
+        told = str(error)
+    assert "\n" not in told
+    assert "TOML" not in told
