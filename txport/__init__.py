@@ -5,13 +5,16 @@ from __future__ import annotations
 from txport.errors import TxportError
 from txport.version import __version__
 
-__all__ = ["Fill", "Generated", "Hypothesis", "Label", "Model", "Tag", "TxportError", "__version__", "export", "load"]
+__all__ = [
+    "Fill", "Generated", "Hypothesis", "Label", "Model", "Segment", "Tag", "Transcript", "TxportError", "__version__",
+    "export", "load",
+]  # fmt: skip
 
 TYPE_CHECKING = False  # as in typing, whose import would be most of what a command waits for at first
 if TYPE_CHECKING:
     from typing import Any
 
-    from txport.api import Fill, Generated, Hypothesis, Label, Model, Tag, export, load
+    from txport.api import Fill, Generated, Hypothesis, Label, Model, Segment, Tag, Transcript, export, load
 
 
 def __getattr__(name: str) -> Any:

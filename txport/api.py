@@ -8,12 +8,10 @@ print(model.generate(["hello"])[0].output)
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import runtimes
-from txport.arguments import listed, many, paired, require_many, require_unknown, sizes, token_ids
+from txport.arguments import checked_features, listed, many, paired, require_many, require_unknown, sizes, token_ids
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
 from txport.errors import BundleError, TextError, UnsupportedError, quoted
+from txport.generated import Generated, Hypothesis, grown
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
@@ -34,50 +33,22 @@ from txport.models.tokenizers.languages import LanguageReader
 from txport.models.tokenizers.load import load_chat, load_tokenizer
 from txport.release import Progress, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
+from txport.runtimes.inputs import Source
 from txport.search.batching import in_batches
 from txport.search.continuous import GenerationRequest, Scheduler
-from txport.search.generate import Ids, Steps, generate, require_fit, require_room, search
+from txport.search.generate import Ids, generate, require_fit, require_room, search
 from txport.search.numbers import numbers_only
-from txport.search.options import Alignment, Found, SearchOptions, require_defaults, require_length_penalty
+from txport.search.options import Found, SearchOptions, require_defaults, require_length_penalty
 from txport.search.scoring import logits, score
 from txport.system.numbers import switch, whole
+from txport.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcript
 
-__all__ = ["Fill", "Generated", "Hypothesis", "Label", "Model", "Tag", "export", "load", "load_checkpoint", "parity"]
+__all__ = [
+    "Fill", "Generated", "Hypothesis", "Label", "Model", "Segment", "Tag", "Transcript",
+    "export", "load", "load_checkpoint", "parity",
+]  # fmt: skip
 
-UNFINISHED = "\ufffd"  # what a decoder shows of a character whose other bytes are still to come
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One answer: its text, its score (log-probability over a power of its length), its token ids and their log-probs.
-
-    `alignment`, if it was asked for, says the attention of each token: to each token of the source how much, or the
-    token to which it is largest.
-    """
-
-    output: str
-    score: float
-    tokens: list[int]
-    token_scores: list[float]
-    alignment: Alignment = ()
-
-
-@dataclass(frozen=True)
-class Generated:
-    """What came of one input; `output` and `score` are the best hypothesis's, or "" and 0 if there is none."""
-
-    input: str
-    output: str
-    score: float
-    hypotheses: list[Hypothesis]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; alignment only where it was asked for."""
-        values = dataclasses.asdict(self)
-        for each in (each for each in values["hypotheses"] if not each["alignment"]):
-            del each["alignment"]
-        return values
 
 
 class Model(Encoder):
@@ -163,6 +134,7 @@ class Model(Encoder):
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """
+        self._require_text()
         if source_language is not None or target_language is not None:
             model = self.between(source_language, target_language)
             how: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens, "continuous": continuous}
@@ -184,6 +156,39 @@ class Model(Encoder):
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
         return in_batches(encoded, work, batch_size, size, self.workers, batch_tokens, continuous)
 
+    def transcribe(self, audio: Audio | Iterable[Audio], **options: Any) -> list[Transcript]:
+        """What is said in audio; the options are those of `transcribe_iter`. -> one result a piece, in order."""
+        return list(self.transcribe_iter(audio, **options))
+
+    def transcribe_iter(
+        self,
+        audio: Audio | Iterable[Audio],
+        *,
+        language: str | None = None,
+        task: str | None = None,
+        timestamps: bool = False,
+        fallback: bool = False,
+        batch_size: int = WINDOWS,
+        **options: Any,
+    ) -> Iterator[Transcript]:
+        """Write down what is said in audio: files by path, or samples in -1 to 1 at the model's rate, one or many.
+
+        `language` is a code or a name; without one, the checkpoint's own counts, or the model tells what it hears.
+        `task` is "transcribe" or "translate", to English. With `timestamps`, and where audio is longer than the model's
+        window, the model tells when each part begins and ends. With the `fallback`, a window whose text repeats itself
+        or is unlikely is drawn anew. Windows of `batch_size` pieces are searched together, by `SearchOptions`.
+
+        Raises `AudioError` for audio that can't be read, `UnsupportedError` for options that this model can't take.
+        """
+        told = Told(self.facts, language, task, timestamps, fallback)
+        batch_size, _ = sizes(batch_size)
+        find: Find = lambda requests, how: self._find(requests, how, None)  # noqa: E731
+        return Transcriber(self.facts, self.tokenizer, find, self._options(options, []), told).run(audio, batch_size)
+
+    def _require_text(self) -> None:
+        if isinstance(self.facts.reads, Features):
+            raise UnsupportedError("this model reads audio, not text: use transcribe")
+
     def stream(
         self, text: str, *, prefix: str = "", unknown: Unknown = "error", **options: Any
     ) -> Generator[str, None, None]:
@@ -191,6 +196,7 @@ class Model(Encoder):
 
         In beam search that is what all beams begin with. Leaving the loop, or closing the iterator, ends the search.
         """
+        self._require_text()
         require_unknown(unknown)
         begin = self._begin(prefix)
         chosen = self._options(options, [begin])
@@ -199,7 +205,7 @@ class Model(Encoder):
         if not (source := self._with_room(self._encode_known(text, unknown), chosen)):
             return (each for each in [""])
         steps = search(self._numbers, [source], self.facts, chosen, [begin])
-        return _grow(steps, functools.partial(self._text, source))
+        return grown(steps, functools.partial(self._text, source))
 
     def search(
         self,
@@ -270,6 +276,7 @@ class Model(Encoder):
         how: Callable[..., list[Item]],
     ) -> Iterator[Item]:
         require_ability(self.facts, "score")
+        self._require_text()
         batch_size, _ = sizes(batch_size)
         require_unknown(unknown)
 
@@ -315,9 +322,9 @@ class Model(Encoder):
             raise TextError(f"{what} must be a string of tokens, got {quoted(text)}")
         return self.tokenizer.ids(text)
 
-    def _checked(self, tokens: Sequence[int]) -> list[int]:
+    def _checked(self, tokens: Any) -> Source:
         if isinstance(self.facts.reads, Features):
-            raise NotImplementedError
+            return checked_features(self.facts.reads, tokens)
         what = "a prompt" if self.facts.task == "causal" else "a source"
         source, longest, size = token_ids(what, tokens), self.facts.reads.longest, self.facts.reads.size
         if not 1 <= len(source) <= longest:
@@ -326,9 +333,9 @@ class Model(Encoder):
             raise TextError(f"token ids must lie in 0 to {size - 1}, got {min(source)} to {max(source)}")
         return source
 
-    def _with_room(self, source: list[int], options: SearchOptions) -> list[int]:
+    def _with_room(self, source: Source, options: SearchOptions) -> Source:
         """The same, if it is no prompt that leaves too little room for what is asked."""
-        if self.facts.task == "causal" and source:
+        if self.facts.task == "causal" and len(source):
             require_room(source, self.facts, options)
         return source
 
@@ -348,22 +355,6 @@ class Model(Encoder):
         return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
 
 
-def _grow(steps: Steps, text_of: Callable[[Sequence[int]], str]) -> Generator[str, None, None]:
-    output = ""
-    with contextlib.closing(steps):
-        while True:
-            try:
-                certain = text_of(next(steps)()[0]).rstrip(UNFINISHED)
-            except StopIteration as end:
-                whole = text_of(end.value[0][0].tokens)
-                if whole != output or not whole:
-                    yield whole
-                return
-            if certain != output and certain.startswith(output):
-                output = certain
-                yield output
-
-
 def load(
     name: str | Path,
     *,
@@ -372,6 +363,7 @@ def load(
     threads: int | None = None,
     workers: int = 1,
     checkpoint: str | Path | None = None,
+    trust_code: bool = False,
     progress: Progress = silent,
 ) -> Model:
     """Load a bundle: a folder that `export` wrote, or the name of a checkpoint that ships.
@@ -380,18 +372,21 @@ def load(
     are cores, each on a batch of its own with one thread, get more done.
 
     The provider is the one asked for, or `UnavailableError` says what it lacks; there is no fallback.
-    The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship.
+    The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship; behind `trust_code`
+    it may be a file of code and the name of an adapter in it, `model.py:NAME`.
     """
     runtimes.require(runtime, provider)
     workers = whole("workers", workers, 1)
     runtimes.require_threads("workers", workers)
     runtimes.require_threads("threads", threads)
     threads = 1 if threads is None and workers > 1 else threads
+    if trust_code and runtime != "torch":
+        raise UnsupportedError(f"trust_code is for the torch runtime's checkpoint; {runtime} runs no code of yours")
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
     bundle = find_bundle(str(name), progress=progress)
     if runtime == "torch":
-        source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint)
+        source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint, trust_code=trust_code)
         bundle.require_source(source.name, source.sha256)
         bundle.require_model(source.described)
         engine = runtimes.load_torch(source, provider=provider, threads=threads)

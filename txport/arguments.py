@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from txport.errors import TextError, UnsupportedError, quoted
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.errors import AudioError, TextError, UnsupportedError, quoted
+from txport.models.audio.facts import Features
 from txport.search.batching import MOST
 from txport.search.options import LONGEST_ID
 from txport.system.numbers import whole
@@ -45,6 +49,17 @@ def token_ids(what: str, tokens: Any) -> list[int]:
         return [whole("a token id", token, most=LONGEST_ID) for token in tokens]
     except (TypeError, UnsupportedError):
         raise TextError(f"{what} must be a list of whole numbers, got {quoted(tokens)}") from None
+
+
+def checked_features(reads: Features, source: Any) -> NDArray[np.float32]:
+    """Features as a model reads them; `AudioError` for an array of another shape, or of no numbers."""
+    array, shape = np.asarray(source), (reads.size, reads.frames)
+    if array.shape != shape or array.dtype.kind != "f":
+        raise AudioError(f"features must be floats of shape {shape}, got shape {array.shape} and type {array.dtype}")
+    if not np.isfinite(array).all():
+        raise AudioError("features hold NaN or infinity, which no audio gives")
+    found: NDArray[np.float32] = array.astype(np.float32, copy=False)
+    return found
 
 
 def paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator[tuple[Text, Item]]:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from txport import bandwidth, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import TextError, TxportError, UnavailableError, UnsupportedError, brief
-from txport.models.names import digest, label
+from txport.models.names import code_name, digest, label
 from txport.release import Progress, load_checkpoint, silent
 from txport.rounds import UNITS as UNITS
 from txport.rounds import WORK, require_protocol
@@ -48,14 +48,22 @@ PHASES = ("load", "encode", "prefill", "first token", "further token", *RATES, "
 
 
 def run(
-    bundle: Bundle, checkpoint: str | None, names: Sequence[str], protocol: Protocol, progress: Progress = silent
+    bundle: Bundle,
+    checkpoint: str | None,
+    names: Sequence[str],
+    protocol: Protocol,
+    progress: Progress = silent,
+    *,
+    trust_code: bool = False,
 ) -> dict[str, Any]:
     """Measure each runtime of `names`; -> the machine, the protocol, and quartiles by runtime and phase."""
     facts = bundle.manifest.facts
     require_protocol(facts, protocol)
-    if checkpoint is not None:
+    if trust_code and (checkpoint is None or not code_name(checkpoint)):
+        raise UnsupportedError("--trust-code is for a --checkpoint that is a file and its adapter, model.py:NAME")
+    if checkpoint is not None and not trust_code:
         bundle.require_source(label(checkpoint), digest(checkpoint))
-    arguments = (str(bundle.path), checkpoint, protocol)
+    arguments = (str(bundle.path), checkpoint, protocol, trust_code)
     size = bandwidth.step_bytes(bundle, protocol.beams) if protocol.provider == "cpu" else None
     with contextlib.ExitStack() as stack:
         workers = {
@@ -149,12 +157,12 @@ def _deaf() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protocol: Protocol) -> None:
+def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protocol: Protocol, trust_code: bool) -> None:
     """Load, then answer until the other side closes."""
     try:
         started = time.perf_counter()
         bundle = load_bundle(Path(path))
-        runtime = _load(name, bundle, checkpoint, protocol)
+        runtime = _load(name, bundle, checkpoint, protocol, trust_code)
         load = 1e3 * (time.perf_counter() - started)
         facts = bundle.manifest.facts
         source = draw_source(facts, protocol)
@@ -186,12 +194,13 @@ def _read(pipe: Connection, size: int, threads: int | None) -> None:
         return
 
 
-def _load(name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol) -> Runtime:
+def _load(name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol, trust_code: bool) -> Runtime:
     if name != "torch":
         return runtimes.load(name, bundle, provider=protocol.provider, threads=protocol.threads)
     assert checkpoint is not None
     precision = bundle.manifest.precision if protocol.provider == "cuda" else "fp32"
-    model = load_checkpoint(checkpoint)
+    model = load_checkpoint(checkpoint, trust_code=trust_code)
+    bundle.require_source(model.name, model.sha256)
     return runtimes.load_torch(model, provider=protocol.provider, threads=protocol.threads, precision=precision)
 
 

@@ -50,6 +50,10 @@ class UnknownTextError(TextError):
     """Text of which a model knows nothing, or that is empty."""
 
 
+class AudioError(TxportError, ValueError):
+    """Audio that the model can't take."""
+
+
 class TokenError(TxportError, LookupError):
     """A token id for which a tokenizer has no token."""
 

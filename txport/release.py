@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import AUTO_LIMIT, is_quantised
-from txport.errors import OutputError, ParityError, TxportError, UnsupportedError
-from txport.models.names import MANIFEST, files_of, find_folder, preset_name
+from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
+from txport.models.names import MANIFEST, code_name, files_of, find_folder, preset_name
 from txport.system import machine
 from txport.system.files import ELSEWHERE, staged_folder
 from txport.system.numbers import number, switch, whole
@@ -19,6 +19,9 @@ from txport.system.packages import needed
 from txport.system.stages import told
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from txport.models.adapters.adapter import Adapter
     from txport.models.checkpoint import Checkpoint
     from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix
@@ -35,17 +38,39 @@ def silent(message: str) -> None:
     """Say nothing."""
 
 
-def load_checkpoint(name: str | Path) -> Checkpoint:
-    """Load a checkpoint by path or name; `UnavailableError` where PyTorch is not installed."""
+def load_checkpoint(
+    name: str | Path | Module, *, adapter: Adapter | None = None, trust_code: bool = False
+) -> Checkpoint:
+    """Load a checkpoint by path or name; `UnavailableError` where PyTorch is not installed.
+
+    `name` may be a module, to be run by its `adapter`, or, behind `trust_code`, a file of code and the name of an
+    adapter in it, `model.py:NAME`. Raises `ParityError` for an adapter that computes wrongly.
+    """
     with needed(EXPORT):
         from txport.models import checkpoint
-    return checkpoint.load_checkpoint(str(name))
+    is_name = isinstance(name, str | Path)
+    if switch("trust_code", trust_code) and not (is_name and code_name(str(name))):
+        found = quoted(str(name)) if is_name else f"a {type(name).__name__}"
+        raise UnsupportedError(f"trusted code is a file and the name of an adapter, model.py:NAME, got {found}")
+    if is_name and adapter is not None:
+        raise UnsupportedError(f"an adapter is for a module, got {quoted(name)}; a file of code has its own")
+    if is_name and not trust_code:
+        return checkpoint.load_checkpoint(str(name))
+    if not is_name and adapter is None:
+        raise UnsupportedError(f"a module needs an adapter (docs/adapters.md); got a {type(name).__name__}")
+    with needed(EXPORT):
+        from txport.models.adapters import load
+        from txport.proof.adapters import require_sound
+    loaded = load.load_code(str(name)) if is_name else load.adapt(name, adapter)
+    require_sound(loaded)
+    return loaded
 
 
 def export(
-    name: str | Path,
+    name: str | Path | Module,
     out: str | Path,
     *,
+    adapter: Adapter | None = None,
     target: str = "portable",
     precision: str = "fp32",
     opset: int | None = None,
@@ -53,9 +78,13 @@ def export(
     auto: bool = False,
     auto_limit: float | None = None,
     force: bool = False,
+    trust_code: bool = False,
     progress: Progress = silent,
 ) -> Bundle:
     """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and only then put it there.
+
+    A module that no architecture expresses is given with its `adapter`, or behind `trust_code` as the file of code and
+    the name of an adapter in it (`model.py:NAME`): see docs/adapters.md.
 
     `target` is "portable" or "cpu". What is found for a text does not depend on what else is in its batch, unless
     `rows` says how many rows a step of a quantised cpu bundle usually has (batch x beams): then its kernels are the
@@ -67,6 +96,7 @@ def export(
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
     """
     with needed(EXPORT):
+        from txport.proof.adapters import note_on_lengths
         from txport.proof.fallback import fall_back_to_fp32
         from txport.proof.proven import prove, write
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
@@ -74,18 +104,25 @@ def export(
     if switch("auto", auto) and not is_quantised(target, precision):
         raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
     limit = _auto_limit(auto, auto_limit)
-    _spare_source(str(name), Path(out))
+    if isinstance(name, str | Path):
+        _spare_source(str(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
-        checkpoint = load_checkpoint(name)
+        checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code)
         progress(f"exporting {checkpoint.name} ({target} {precision})")
         how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
         bundle = write(checkpoint, folder, **how)
         progress("comparing with PyTorch")
-        bundle, report = prove(bundle, checkpoint)
+        if checkpoint.outline.single:
+            progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})")
+        try:
+            bundle, report = prove(bundle, checkpoint)
+        except ParityError as error:
+            raise ParityError(f"{error}{note_on_lengths(bundle, checkpoint)}") from error
         if auto and not report.passed:
             bundle, report = fall_back_to_fp32(bundle, report, checkpoint, progress, limit=limit, **how)
         if not report.passed:
-            raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {report.describe_worst()}")
+            worst = f"{report.describe_worst()}{note_on_lengths(bundle, checkpoint)}"
+            raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {worst}")
     return replace(bundle, path=Path(out))
 
 
@@ -104,8 +141,8 @@ def _spare_source(name: str, out: Path) -> None:
     """Replacing the checkpoint, or a folder around it, would cost the user their weights."""
     if preset_name(name):
         return
-    source = Path(os.path.realpath(find_folder(name)))
-    files = files_of(source)
+    code = code_name(name)
+    files = [code[0]] if code else files_of(Path(os.path.realpath(find_folder(name))))
     around = {folder for file in files for path in (file, Path(os.path.realpath(file))) for folder in path.parents}
     with told(out, ELSEWHERE):
         if out.exists() and any(out.samefile(folder) for folder in around):
@@ -114,7 +151,7 @@ def _spare_source(name: str, out: Path) -> None:
 
 def parity(
     bundle: Bundle,
-    checkpoint: str | Path,
+    checkpoint: str | Path | Module,
     providers: Mapping[str, str],
     *,
     seed: int = 0,
@@ -122,11 +159,14 @@ def parity(
     atol: float | None = None,
     rtol: float | None = None,
     texts: Mapping[str, Sequence[str]] | None = None,
+    adapter: Adapter | None = None,
+    trust_code: bool = False,
 ) -> Report:
     """Compare a bundle with the checkpoint that it was made from, on each runtime of `providers` (name -> provider).
 
     `cases` random ones are added to the usual ones, `atol` and `rtol` tighten the tolerances, and `texts` with all
-    right outputs of each measure the error rate beside PyTorch's.
+    right outputs of each measure the error rate beside PyTorch's. `checkpoint`, `adapter` and `trust_code` are as
+    `export` takes them.
     """
     with needed(EXPORT):
         from txport.proof.parity.check import check
@@ -134,7 +174,7 @@ def parity(
     for name, value in {"atol": atol, "rtol": rtol}.items():
         if value is not None:
             number(name, value)
-    source = load_checkpoint(checkpoint)
+    source = load_checkpoint(checkpoint, adapter=adapter, trust_code=trust_code)
     report = check(bundle, source, providers, seed, cases=cases, atol=atol, rtol=rtol, texts=texts)
     report.about["machine"] = machine.describe()
     return report
@@ -142,7 +182,7 @@ def parity(
 
 def compare(
     bundle: Bundle,
-    checkpoint: str | Path,
+    checkpoint: str | Path | Module,
     providers: Mapping[str, str],
     *,
     baseline: Mapping[str, Any] | None = None,
@@ -165,7 +205,9 @@ def compare(
         report = Broken(error)
     if with_culprit:
         try:
-            report = replace(report, bisected=True, culprit=bisect(bundle, checkpoint, seed=seed, cases=cases))
+            how = {name: options[name] for name in ("adapter", "trust_code") if name in options}
+            culprit = bisect(bundle, checkpoint, seed=seed, cases=cases, **how)
+            report = replace(report, bisected=True, culprit=culprit)
         except TxportError:
             if not isinstance(report, Broken):
                 raise  # of a graph that does not run, that is what is told
@@ -182,6 +224,7 @@ def matrix(
     names: Sequence[str] = (),
     providers: Sequence[str] = (),
     keep: Path | None = None,
+    trust_code: bool = False,
     progress: Progress = silent,
 ) -> Matrix:
     """Export a checkpoint for every target in every precision, and compare each bundle on every runtime and provider.
@@ -191,14 +234,24 @@ def matrix(
     with needed(EXPORT):
         from txport.proof.matrix import engines, fill, kinds
     chosen, tried = kinds(targets, precisions), engines(names, providers)
-    return fill(load_checkpoint(name), chosen, tried, progress, keep)
+    return fill(load_checkpoint(name, trust_code=trust_code), chosen, tried, progress, keep)
 
 
-def bisect(bundle: Bundle, checkpoint: str | Path, *, seed: int = 0, cases: int = 0) -> Culprit | None:
+def bisect(
+    bundle: Bundle,
+    checkpoint: str | Path | Module,
+    *,
+    seed: int = 0,
+    cases: int = 0,
+    adapter: Adapter | None = None,
+    trust_code: bool = False,
+) -> Culprit | None:
     """The first place at which a bundle computes what its checkpoint does not; None if there is none.
 
-    It is looked for in the same cases as by `parity`.
+    It is looked for in the same cases as by `parity`. Of an adapter, it is a weight or an output: the module has no
+    parts that are known.
     """
     with needed(EXPORT):
         from txport.proof.bisect import culprit
-    return culprit.bisect(bundle, load_checkpoint(checkpoint), seed=seed, more=cases)
+    source = load_checkpoint(checkpoint, adapter=adapter, trust_code=trust_code)
+    return culprit.bisect(bundle, source, seed=seed, more=cases)

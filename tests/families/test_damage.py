@@ -71,7 +71,7 @@ def read(name: str) -> Folder:
     also: dict[str, set[str]] = {}
     partly: set[str] = set()
     for own, pieces in plan(source.rules, shapes, model).made.items():
-        for each, piece in ((each, piece) for piece in pieces for each in piece.value.names()):
+        for each, piece in ((each, found) for found in pieces for each in found.value.names()):
             also.setdefault(each, set()).update(names[id(model.get_parameter(own))])
             if any(isinstance(source.rules[at], Take) for at in piece.rules):
                 partly.add(each)

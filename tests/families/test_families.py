@@ -21,6 +21,8 @@ from txport.models.checkpoint import config_of, load_checkpoint
 from txport.models.family import all_families
 from txport.models.names import CONFIG, GENERATION, INDEX, WEIGHTS, digest
 from txport.models.tokenizers.numbers import NumberTokenizer
+from txport.runtimes.inputs import batch
+from txport.search.generate import first_tokens
 
 FOLDER = Path(__file__).parent
 FOLDERS = sorted(path.name for path in FOLDER.iterdir() if (path / CONFIG).is_file())
@@ -52,7 +54,7 @@ def test_the_graphs_say_what_transformers_says(name: str, target: str, tmp_path:
         _check_outputs(txport.load(bundle.path), expected)
         return
     facts = bundle.manifest.facts
-    inputs = PROMPTS if facts.task == "causal" else SOURCES
+    inputs = list(expected["features"]) if "features" in expected else PROMPTS if facts.task == "causal" else SOURCES
     _check_logits(bundle, inputs, expected)
     model = txport.load(bundle.path)
     for kind, how in SEARCHES.items():
@@ -83,12 +85,10 @@ def _check_outputs(model: Any, expected: dict[str, Any]) -> None:
                 np.testing.assert_allclose(np.squeeze(found[name]), expected[f"{name}.{number}"], rtol=0, atol=1e-4)
 
 
-def _check_logits(bundle: Any, inputs: list[list[int]], expected: dict[str, Any]) -> None:
+def _check_logits(bundle: Any, inputs: list[Any], expected: dict[str, Any]) -> None:
     runtime, facts = runtimes.load("ort", bundle), bundle.manifest.facts
-    lengths = np.array([len(each) for each in inputs])
-    ids = np.array([each + [facts.reads.pad] * (max(lengths) - len(each)) for each in inputs])
-    first = [each[-1] if facts.task == "causal" else facts.writes.start for each in inputs]
-    given = np.column_stack([first, expected["given"]])
+    ids, lengths = batch(inputs, facts)
+    given = np.column_stack([first_tokens(inputs, facts), expected["given"]])
     state = runtime.start(ids, lengths, max_length=given.shape[1] + int(max(lengths)))
     for place in range(expected["logits"].shape[1]):
         scores, state = runtime.step(np.ascontiguousarray(given[:, place]), state)

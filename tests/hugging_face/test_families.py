@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
 FOLDER = Path(__file__).parents[1] / "families"
 SAID = "said.npz"
@@ -119,6 +119,25 @@ def scaled(kind: str, factor: float, **more: Any) -> dict[str, Any]:
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 FACTORS = {"short_factor": [1.0 + 0.2 * pair for pair in range(8)], "long_factor": [2.0] * 8}
+WHISPER: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "num_mel_bins": 5,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "max_source_positions": 20,
+    "max_target_positions": LONGEST,
+    "decoder_start_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "suppress_tokens": [5, 9],
+    "begin_suppress_tokens": [11, 2],
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its config
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "gpt2-untied-relu": (
@@ -220,6 +239,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
             "max_length": 7,
         },
     ),
+    "whisper": ("WhisperForConditionalGeneration", WHISPER),
     "bert": ("BertModel", BERT),
     "bert-tokens": ("BertForMaskedLM", BERT),
     "bert-labels": ("BertForSequenceClassification", {**BERT, "id2label": {"0": "no", "1": "perhaps", "2": "yes"}}),
@@ -285,6 +305,8 @@ def attention(name: str) -> dict[str, Any]:
 @torch.inference_mode()
 def said(model: Any) -> dict[str, Any]:
     """Of each text by itself: logits and tokens of what it generates, or the outputs of an encoder."""
+    if model.main_input_name == "input_features":
+        return from_features(model)
     if model.config.is_encoder_decoder:
         return from_sources(model)
     return from_prompts(model) if model.can_generate() else of_texts(model)
@@ -306,6 +328,34 @@ def from_sources(model: Any) -> dict[str, Any]:
         decoder = torch.tensor([[start, *more]])
         logits.append(model(input_ids=torch.tensor([source]), decoder_input_ids=decoder).logits[0].numpy())
     return {"given": given, "logits": np.stack(logits), **searched(model, SOURCES)}
+
+
+def from_features(model: Any) -> dict[str, Any]:
+    """Of features that look like noise; searched as any model is, without what Whisper does around a search."""
+    rng, config = np.random.default_rng(5), model.config
+    shape = (len(SOURCES), config.num_mel_bins, 2 * config.max_source_positions)
+    features = rng.uniform(-1, 1.5, shape).astype(np.float32)
+    given = rng.integers(4, VOCABULARY, (len(SOURCES), GIVEN))
+    start = torch.full((len(SOURCES), 1), config.decoder_start_token_id)
+    decoder = torch.cat([start, torch.from_numpy(given)], 1)
+    logits = model(input_features=torch.from_numpy(features), decoder_input_ids=decoder).logits.numpy()
+    model.generation_config.suppress_tokens, model.generation_config.begin_suppress_tokens = [5, 9], [11, 2]
+    found = {"features": features, "given": given, "logits": logits, "greedy": [], "beams": [], "scores": []}
+    for source in torch.from_numpy(features):
+        for name, how in SEARCHES.items():
+            said = GenerationMixin.generate(
+                model,
+                source[None],
+                decoder_input_ids=start[:1],
+                return_dict_in_generate=True,
+                output_scores=True,
+                **how,
+            )
+            rows = padded([row[1:] for row in said.sequences.tolist()])
+            found[name].append(rows if name == "beams" else rows[0])
+            if name == "beams":
+                found["scores"].append(said.sequences_scores.tolist())
+    return {name: np.array(each) for name, each in found.items()}
 
 
 def searched(model: Any, inputs: list[list[int]]) -> dict[str, Any]:

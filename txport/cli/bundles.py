@@ -10,7 +10,7 @@ import click
 from txport.bundles.manifest import AUTO_LIMIT, PRECISIONS, TARGETS, percent
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
-from txport.cli.options import provider_option, threads_option
+from txport.cli.options import provider_option, threads_option, trust_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
 
@@ -39,12 +39,14 @@ from txport.runtimes import GRAPH_RUNTIMES
     f" enough, exit 1.  [default: {AUTO_LIMIT}]",
 )
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@trust_option
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 def export(checkpoint: str, out: Path, target: str, precision: str, as_json: bool, **options: Any) -> None:
     """Export CHECKPOINT to a bundle at OUT, and prove it.
 
     The graphs are checked, compared with PyTorch, and appear at OUT only if they agree. A link at OUT stays, and leads
-    to the bundle. The working folder and mount points can't be replaced, so they are refused.
+    to the bundle. The working folder and mount points can't be replaced, so they are refused. CHECKPOINT may be a file
+    of code and the name of an adapter in it, model.py:NAME, with --trust-code.
     """
     from txport import api
 

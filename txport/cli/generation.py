@@ -12,121 +12,15 @@ from typing import IO, Any
 
 import click
 
-from txport.cli import completion, encoding, textio, texts
+from txport.cli import completion, encoding, speech, textio, texts
 from txport.cli.guard import progress
-from txport.cli.options import F, fit_threads, is_given, provider_option, threads_option, unknown_option
+from txport.cli.options import fit_threads, is_given, provider_option, threads_option, trust_option, unknown_option
 from txport.cli.outputs import require_outputs
+from txport.cli.searching import FLAGS, IDS, ONLY_GENERATING, search_options
 from txport.errors import UnsupportedError
 from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.runtimes import MODULES
 
-SEARCH: list[tuple[str, dict[str, Any]]] = [
-    ("--beams", {"type": click.IntRange(1), "default": 1, "help": "Width of beam search; 1 is greedy."}),
-    ("--nbest", {"type": click.IntRange(1), "default": 1, "help": "Hypotheses a text; with --do-sample, samples."}),
-    (
-        "--beam-groups",
-        {
-            "type": click.IntRange(1),
-            "default": 1,
-            "help": "Groups of beams, each avoiding what others say.",
-        },
-    ),
-    (
-        "--diversity-penalty",
-        {
-            "type": float,
-            "default": 0.0,
-            "help": "Taken off a token's score for each beam of an earlier group that says it.",
-        },
-    ),
-    ("--length-penalty", {"type": float, "default": 1.0, "help": "Power of the length in a score."}),
-    (
-        "--coverage-penalty",
-        {
-            "type": float,
-            "default": 0.0,
-            "help": "Weight of the penalty for source places that got little attention.",
-        },
-    ),
-    (
-        "--early-stopping",
-        {
-            "type": click.Choice(["true", "false", "never"]),
-            "default": "false",
-            "help": "When beam search ends, with Hugging Face's meaning.",
-        },
-    ),
-    ("--patience", {"type": float, "default": 1.0, "help": "Ended hypotheses to wait for, in multiples of --beams."}),
-    ("--do-sample", {"is_flag": True, "help": "Draw each token instead of taking the likeliest."}),
-    (
-        "--temperature",
-        {
-            "type": float,
-            "default": 1.0,
-            "help": "Divide scores by this before drawing; below 1, likely tokens get likelier.",
-        },
-    ),
-    ("--top-k", {"type": click.IntRange(0), "default": 0, "help": "Draw from so many tokens; 0: all."}),
-    (
-        "--top-p",
-        {"type": float, "default": 1.0, "help": "Draw from the fewest tokens whose probabilities add up to this."},
-    ),
-    (
-        "--min-p",
-        {"type": float, "default": 0.0, "help": "Draw from tokens at least this share as likely as the likeliest."},
-    ),
-    ("--seed", {"type": click.IntRange(0), "help": "Repeat the same draws for a text, whatever its batch."}),
-    (
-        "--max-new-tokens",
-        {"type": click.IntRange(1), "help": "Longest target.  [default: all that fits]"},
-    ),
-    (
-        "--min-new-tokens",
-        {"type": click.IntRange(0), "default": 0, "help": "Tokens that come before the end token may."},
-    ),
-    (
-        "--repetition-penalty",
-        {"type": float, "default": 1.0, "help": "Above 1, tokens that the target has get less likely."},
-    ),
-    (
-        "--no-repeat-ngram-size",
-        {
-            "type": click.IntRange(0),
-            "default": 0,
-            "help": "Let no sequence of this many tokens occur twice; 0: no limit.",
-        },
-    ),
-    ("--prefixes", {"metavar": "TOKENS", "default": "", "help": "What each target begins with."}),
-    ("--forced-bos-token", {"metavar": "TOKEN", "help": "The first token."}),
-    ("--forced-eos-token", {"metavar": "TOKEN", "help": "The last token of a target of the greatest length."}),
-    ("--suppress-tokens", {"metavar": "TOKENS", "default": "", "help": "Never say one of these."}),
-    ("--bad-words", {"metavar": "TOKENS", "multiple": True, "help": "Never say these in a row.  [repeatable]"}),
-    (
-        "--eos-token",
-        {
-            "metavar": "TOKEN",
-            "multiple": True,
-            "help": "End a target at this token instead of the model's own.  [repeatable]",
-        },
-    ),
-    (
-        "--alignment",
-        {
-            "type": click.Choice(["soft", "hard"]),
-            "help": "With --json: each token's attention over the input (soft), or where it is largest (hard).",
-        },
-    ),
-]
-
-
-IDS = {  # options whose tokens are ids in Python
-    "forced_bos_token_id": "--forced-bos-token",
-    "forced_eos_token_id": "--forced-eos-token",
-    "bad_words_ids": "--bad-words",
-    "eos_token_id": "--eos-token",
-}
-NAMED = [*(name for name, _ in SEARCH), "--batch-size", "--batch-tokens", "--source-language", "--target-language"]
-FLAGS = {**{flag.removeprefix("--").replace("-", "_"): flag for flag in NAMED}, **IDS}  # by name in Python
 NOT_STREAMED = {
     "as_json": "--json",
     "workers": "--workers",
@@ -134,22 +28,6 @@ NOT_STREAMED = {
     "batch_tokens": "--batch-tokens",
     "continuous": "--continuous",
 }
-
-
-ONLY_GENERATING = {
-    **{flag.removeprefix("--").replace("-", "_"): flag for flag, _ in SEARCH},
-    "continuous": "--continuous",
-    "as_stream": "--stream",
-    **texts.FLAGS,
-}
-
-
-def search_options(command: F) -> F:
-    """How to search; tokens are written as the vocabulary writes them, apart by spaces."""
-    for name, how in reversed(SEARCH):
-        shown = how.get("default") not in (None, "") and not how.get("is_flag")
-        command = click.option(name, show_default=shown, **how)(command)
-    return command
 
 
 @click.command()
@@ -169,9 +47,11 @@ def search_options(command: F) -> F:
 @click.option(
     "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
 )
+@trust_option
 @search_options
 @texts.text_options
 @encoding.encoding_options
+@speech.speech_options
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @click.option("--batch-tokens", type=click.IntRange(1), help="Source tokens at once, at most, padding counted.")
 @click.option("--continuous", is_flag=True, help="Let texts take the places of those that are done (cpu bundles).")
@@ -193,6 +73,7 @@ def run(
     threads: int | None,
     workers: int,
     checkpoint: str | None,
+    trust_code: bool,
     inputs: tuple[Path, ...],
     output: Path | None,
     as_ids: bool,
@@ -202,6 +83,8 @@ def run(
     **options: Any,
 ) -> None:
     """Run BUNDLE on TEXT, on files, or on the lines of standard input.
+
+    A model that reads audio takes audio files as TEXT, such as talk.wav, and writes down what is said in them.
 
     A causal model continues each text, and the output is what it adds. A model that only encodes prints labels, tokens
     for each mask, or vectors, as lists or in an array (--output X.npy).
@@ -219,12 +102,16 @@ def run(
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
-    model = api.load(bundle, **where, checkpoint=checkpoint, progress=progress)
+    model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
     shown = {name: options.pop(name) for name in encoding.FLAGS}
+    heard = {name: options.pop(name) for name in speech.FLAGS}
+    speech.require_fit(model.facts)
     encoding.require_fit(model.facts, output, (flag for name, flag in ONLY_GENERATING.items() if is_given(name)))
     source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
+    if not speech.is_for(model.facts):
+        source = map(speech.require_text, source)
     if model.facts.ability:
         how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown")}
         encoding.run(model, source, total, output, as_json, shown, how)
@@ -232,6 +119,10 @@ def run(
     with _in_flags():
         model = texts.told(model, options)
     options = _chosen(options | _token_ids(model.tokenizer, options), model.defaults, as_json)
+    if speech.is_for(model.facts):
+        with _in_flags():
+            speech.run(model, source, total, output, as_json, heard, options)
+        return
     with textio.open_output(output) as stream, _in_flags():
         if as_stream:
             _stream(model, source, stream, options)
@@ -289,6 +180,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
             raise UnsupportedError(f"{name} must be one token, got {token!r}")
     return {
         "suppress_tokens": tuple(tokenizer.ids(options.pop("suppress_tokens"))),
+        "begin_suppress_tokens": tuple(tokenizer.ids(options.pop("begin_suppress_tokens"))),
         "bad_words_ids": tuple(tuple(tokenizer.ids(words)) for words in options.pop("bad_words")),
         "forced_bos_token_id": None if first is None else tokenizer.ids(first)[0],
         "forced_eos_token_id": None if last is None else tokenizer.ids(last)[0],
@@ -312,6 +204,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 @click.option(
     "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
 )
+@trust_option
 @click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @unknown_option
@@ -324,6 +217,7 @@ def score(
     provider: str,
     threads: int | None,
     checkpoint: str | None,
+    trust_code: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -337,9 +231,8 @@ def score(
 
     if pair and (inputs or len(pair) != 2):
         raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")
-    model = api.load(
-        bundle, runtime=runtime, provider=provider, threads=threads, checkpoint=checkpoint, progress=progress
-    )
+    where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads}
+    model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
     given = [(pair[0], pair[1])] if pair else textio.split_pairs(textio.open_texts((), inputs)[0])
     pairs, texts, targets = itertools.tee(given, 3)
     with _in_flags():

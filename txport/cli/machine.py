@@ -11,7 +11,7 @@ import click
 from txport.bundles.manifest import PRECISIONS
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
-from txport.cli.options import is_given, provider_option, threads_option
+from txport.cli.options import is_given, provider_option, threads_option, trust_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.runtimes import MODULES
@@ -22,6 +22,7 @@ from txport.runtimes import MODULES
 @click.option(
     "--checkpoint", shell_complete=completion.models, help="What the bundle was made from, if it does not ship."
 )
+@trust_option
 @click.option(
     "--runtime",
     "names",
@@ -55,6 +56,7 @@ def bench(
     report: Path | None,
     compare: Path | None,
     max_regression: float,
+    trust_code: bool,
     **protocol: Any,
 ) -> None:
     """Measure BUNDLE phase by phase, against PyTorch on the same machine.
@@ -78,7 +80,7 @@ def bench(
         measure.require_same(old, asdict(how), dict.fromkeys(names))
     found = find_bundle(bundle, precision=precision, progress=progress)
     source = checkpoint or (checkpoint_of(found) if "torch" in names else None)
-    result = measure.run(found, source, names, how, progress)
+    result = measure.run(found, source, names, how, progress, trust_code=trust_code)
     if report:
         textio.write_json(report, result)
     tables.show_bench(result)

@@ -25,6 +25,12 @@ def checkpoint_option(text: str) -> Callable[[F], F]:
     return click.option("--checkpoint", shell_complete=models, help=text)
 
 
+def trust_option(command: F) -> F:
+    """Whether code of the user's may run."""
+    text = "Run the code of a CHECKPOINT that is given as model.py:NAME; docs/adapters.md."
+    return click.option("--trust-code", is_flag=True, help=text)(command)
+
+
 def threads_option(command: F) -> F:
     """How many threads one operator may use."""
     text = "Threads of one operator.  [default: all cores]"

@@ -11,7 +11,7 @@ import click
 from txport.bundles.manifest import PRECISIONS, TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import progress
-from txport.cli.options import provider_option
+from txport.cli.options import provider_option, trust_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
@@ -25,6 +25,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 @click.option(
     "--checkpoint", shell_complete=completion.models, help="What the bundle was made from, if it does not ship."
 )
+@trust_option
 @click.option(
     "--runtime",
     "names",
@@ -148,6 +149,7 @@ def _write(result: Any, seconds: float, report: Path | None, junit: Path | None,
     shell_complete=completion.providers,
     help="Compare on this provider of ort." + MATRIX_NOTE,
 )
+@trust_option
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the bundles in this new folder.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write the matrix as JSON.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write the matrix as Markdown.")

@@ -13,6 +13,7 @@ from txport.exporters import portable
 from txport.exporters.cpu.write import write as write_cpu
 from txport.exporters.targets import TARGETS
 from txport.models import architecture
+from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
 from txport.version import __version__
 
@@ -40,6 +41,10 @@ def export_graphs(
     if opset is not None and opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
     require_offer(target, precision)
+    if target != "portable" and isinstance(checkpoint.outline, Adapted):
+        why = f"the {target} target makes operators of parts that it knows, and your module has none of them"
+        fix = "export --target portable, or write an architecture (docs/architectures.md)"
+        raise UnsupportedError(f"an adapter exports to the portable target only: {why}; {fix}")
     if rows is not None and not is_quantised(target, precision):
         what = "the kernels of int8 and int4 on the cpu target"
         raise UnsupportedError(f"rows chooses {what}; {target} {precision} has no choice")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import onnx_ir as ir
@@ -30,6 +31,8 @@ def fold_constants(model: ir.Model, graph: Graph) -> int:
     if not any(map(_is_known, model.graph)):
         return 0
     from onnxscript import optimizer
+
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it tells of each node that it leaves alone
 
     before = len(model.graph)
     optimizer.fold_constants(model, should_fold=lambda node: False if node.op_type == "Transpose" else None)

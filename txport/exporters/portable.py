@@ -16,6 +16,10 @@ from txport.exporters.check import check_graph
 from txport.exporters.targets import TARGETS, Job
 from txport.exporters.trace import sign
 from txport.models import architecture
+from txport.models.adapters.adapted import Adapted
+from txport.models.adapters.published import published
+from txport.models.audio.facts import Features
+from txport.models.audio.settings import preprocessor_config, speech_config
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
 from txport.models.generation import published_names
@@ -37,13 +41,21 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_abo
         ir.save(model, path, external_data=f"{path.name}_data" if external and role != SELECT else None)
         check_graph(path, graph, manifest)
     facts = checkpoint.facts
-    described = architecture.of(checkpoint.config).hugging_face(checkpoint.config)
+    described = _published(checkpoint)
     js = transformers_js_config(manifest.precision, external)
     write_json(folder / "config.json", {**described, **token_config(facts), "transformers.js_config": js})
     if facts.target is not None:
         write_json(folder / "generation_config.json", generation_config(facts) | published_names(manifest.generation))
+    if isinstance(facts.source, Features):
+        write_json(folder / "preprocessor_config.json", preprocessor_config(facts.source))
     write_tokenizers(folder, facts)
     return dataclasses.replace(manifest, passes=counts)
+
+
+def _published(checkpoint: Checkpoint) -> dict[str, Any]:
+    if isinstance(checkpoint.outline, Adapted):
+        return published(checkpoint.facts)
+    return architecture.of(checkpoint.config).hugging_face(checkpoint.config)
 
 
 def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Model], Counts]:
@@ -87,4 +99,5 @@ def transformers_js_config(precision: str, external: bool) -> dict[str, Any]:
 def generation_config(facts: Facts) -> dict[str, Any]:
     """`generation_config.json` where a checkpoint has none: greedy, up to an end token."""
     start = 1 if facts.task == "seq2seq" else 0  # the start token counts too
-    return {**token_config(facts), "max_length": facts.writes.longest + start, "num_beams": 1}
+    speech = {} if facts.speech is None else speech_config(facts.speech)
+    return {**token_config(facts), "max_length": facts.writes.longest + start, "num_beams": 1, **speech}

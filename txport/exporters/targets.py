@@ -27,9 +27,11 @@ from txport.exporters.cpu.top import add_top, without_top
 from txport.exporters.forms import FORMS
 from txport.exporters.forms.layers import RMS_OPSET
 from txport.exporters.graphs import PORTABLE
+from txport.exporters.program import trace_program
 from txport.exporters.select import select_model
 from txport.exporters.symbols import Form as OnnxForm
 from txport.exporters.trace import parts_of_trace, trace
+from txport.models.adapters.adapted import Adapted
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.models.parts import RMSNorm
@@ -87,6 +89,9 @@ class Target:
         """A graph as it is traced; of the one that picks rows, all there is."""
         if job.role == SELECT:
             return select_model(job.ports, job.manifest.opset)
+        if isinstance(job.model, Adapted):
+            job.model.probe()  # a trace does not see that types do not fit
+            return trace_program(self.module(job), self.traced(job.ports), job.manifest.opset, job.manifest.facts)
         return trace(self.module(job), self.traced(job.ports), job.manifest.opset, self.forms, job.read)
 
     def run(self, graph: ir.Model, job: Job) -> None:

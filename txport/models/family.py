@@ -53,6 +53,11 @@ class Published:
         value = self._values.get(name)
         return default if value is None else value
 
+    def beside(self, name: str) -> Mapping[str, Any]:
+        """The values of another file of the folder, such as `generation_config`; none where there is no such file."""
+        found = self._values.get(name)
+        return found if isinstance(found, Mapping) else {}
+
     def changed(self, **values: Any) -> Published:
         """The same with other values."""
         return Published({**self._values, **values}, {}, self.special)

@@ -23,6 +23,7 @@ NAMES = {  # of transformers -> of `SearchOptions`
     "max_new_tokens": "max_new_tokens",
     "min_new_tokens": "min_new_tokens",
     "suppress_tokens": "suppress_tokens",
+    "begin_suppress_tokens": "begin_suppress_tokens",
     "bad_words_ids": "bad_words_ids",
     "forced_bos_token_id": "forced_bos_token_id",
     "forced_eos_token_id": "forced_eos_token_id",
@@ -34,8 +35,8 @@ TOP_K = 50  # where sampling says nothing of it
 def search_defaults(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """The options of a search, by the values of a `generation_config.json`; those that are null are left out.
 
-    `max_length` counts the start token of a target. Of a causal model it counts the prompt too, which is no number of
-    new tokens: there, a text may have as many as fit.
+    `max_length` counts the start token of a target, and of speech all that a target begins with. Of a causal model it
+    counts the prompt too, which is no number of new tokens: there, a text may have as many as fit.
     """
     found = {ours: values[name] for name, ours in NAMES.items() if values.get(name) is not None}
     if found.get("do_sample"):
@@ -43,6 +44,8 @@ def search_defaults(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     else:
         found = {name: value for name, value in found.items() if name not in SAMPLING}
     longest = values.get("max_length")
+    if facts.speech is not None and type(longest) is int and "max_new_tokens" not in found:
+        return found | ({"max_length": longest} if longest <= facts.writes.longest else {})
     if facts.task == "seq2seq" and type(longest) is int and "max_new_tokens" not in found:
         found["max_new_tokens"] = max(1, min(longest - 1, facts.writes.longest))
     return found
@@ -51,4 +54,4 @@ def search_defaults(values: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
 def published_names(options: Mapping[str, Any]) -> dict[str, Any]:
     """The same options by their names in transformers."""
     theirs = {ours: name for name, ours in NAMES.items()}
-    return {theirs[name]: value for name, value in options.items()}
+    return {theirs.get(name, name): value for name, value in options.items()}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from txport.errors import CheckpointError, quoted
+from txport.errors import CheckpointError, UnsupportedError, quoted
 from txport.models import hub
 from txport.models.config import Config
 from txport.system.documents import DocumentError, read_json, read_toml
@@ -13,11 +14,13 @@ from txport.system.files import complete, hash_of, sha256
 from txport.system.packages import needed
 
 PRESET = "preset:"
+CODE = re.compile(r"(.+\.py):([^\W\d]\w*)")  # a file of the user's, and what it calls its adapter
 CONFIG, WEIGHTS, SAMPLES = "config.json", "model.safetensors", "samples.txt"
 INDEX = "model.safetensors.index.json"  # of weights in several files
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"  # as transformers once wrote them
 RULES = "txport.toml"  # of a checkpoint of the user's own: what it is, and rules for its tensors
 GENERATION = "generation_config.json"  # of checkpoints that transformers wrote
+PREPROCESSOR = "preprocessor_config.json"  # of those that read audio
 MODULES = "modules.json"  # of encoders of sentences, which sentence-transformers wrote
 SENTENCES, SENTENCES_TOO = "sentence_bert_config.json", "config_sentence_transformers.json"
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
@@ -35,7 +38,9 @@ TRAINERS = ("*.npz", "model.bin", "dict.*.txt", "*_step_*.pt")  # of Marian, CTr
 BESIDE = ("*decoder.yml", "*vocab*.yml", "*vocab*.json", "*vocab*.txt", "*.spm", "*_step_*.safetensors")
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that make a checkpoint, but its shards
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, *OF_SENTENCES, *BESIDE, *SPELLINGS)
+MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *BESIDE, *SPELLINGS)
+# what a folder of the hub may have of these: none that may hold code
+PUBLISHED = (CONFIG, WEIGHTS, INDEX, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *SPELLINGS)
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
@@ -62,6 +67,12 @@ def preset_name(name: str) -> str | None:
     return name.removeprefix(PRESET) if name.startswith(PRESET) else None
 
 
+def code_name(name: str) -> tuple[Path, str] | None:
+    """The file and the variable of `model.py:NAME`; None for any other name."""
+    found = CODE.fullmatch(name)
+    return None if found is None else (Path(found[1]), found[2])
+
+
 def presets() -> Mapping[str, Config]:
     """Published sizes of all architectures, which are PyTorch modules; `UnavailableError` where that is not here."""
     with needed("txport[export]", "a preset"):
@@ -79,9 +90,11 @@ def preset_config(preset: str) -> Config:
 
 def find_folder(name: str) -> Path:
     """The folder of a checkpoint given by path, by shipped name, or by its name on the hub, which is downloaded."""
+    if code_name(name):
+        raise UnsupportedError(f"{name} is code, which runs only if you trust it: give --trust-code (trust_code=True)")
     folder = SHIPPED / name if is_shipped(name) else Path(name)
     if is_of_hub(name):
-        folder = hub.download(name, (*MAKING, INDEX))
+        folder = hub.download(name, PUBLISHED)
     if not folder.is_dir():
         known = ", ".join([*shipped(), f"{PRESET}NAME"])
         raise CheckpointError(f"there is no checkpoint {name}; give a folder with {CONFIG}, or one of {known}")
@@ -177,4 +190,6 @@ def files_of(folder: Path) -> list[Path]:
 
 def label(name: str) -> str:
     """What a bundle calls the checkpoint that it was made from: a name, never a path of this machine."""
+    if code := code_name(name):
+        return f"{code[0].name}:{code[1]}"
     return name if preset_name(name) or is_shipped(name) or is_of_hub(name) else Path(name).resolve().name

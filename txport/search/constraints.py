@@ -50,6 +50,7 @@ class Constraints:
         self._filler = facts.writes.pad
         self._options, self._ends = options, np.asarray(options.ends(facts))
         self._suppressed = np.asarray(options.suppress_tokens, np.int64)
+        self._not_first = np.asarray(options.begin_suppress_tokens, np.int64)
         self._prefixes = _pad(prefixes)  # (B, longest)
         self.prefix_lengths = np.array([len(prefix) for prefix in prefixes], np.int64)
         self.limits = limits(options, facts, prefixes, prompts)
@@ -57,7 +58,11 @@ class Constraints:
         room = max(map(len, self._words), default=0) if len(prompts) else 0  # so that no prompt is too short for words
         self._before = _pad([prompt[-2::-1] for prompt in prompts], room)[:, ::-1]  # (B, P - 1), padded at the left
         self._bans = bool(
-            options.min_new_tokens or options.no_repeat_ngram_size or self._words or len(self._suppressed)
+            options.min_new_tokens
+            or options.no_repeat_ngram_size
+            or self._words
+            or len(self._suppressed)
+            or len(self._not_first)
         )
 
     @property
@@ -133,8 +138,12 @@ class Constraints:
         if not self._bans:
             return np.empty((rows, 0), np.int64)
         parts = [np.broadcast_to(self._suppressed, (rows, len(self._suppressed)))] if len(self._suppressed) else []
+        said = length - 1 - self.prefix_lengths[sources]  # new tokens so far: (R,)
+        is_first = said == (options.forced_bos_token_id is not None)
+        if len(self._not_first) and is_first.any():
+            parts.append(np.where(is_first[:, None], self._not_first, NOTHING))
         if options.min_new_tokens:
-            too_soon = length - 1 - self.prefix_lengths[sources] < options.min_new_tokens
+            too_soon = said < options.min_new_tokens
             if too_soon.any():
                 parts.append(np.where(too_soon[:, None], self._ends, NOTHING))
         parts += [_after(seen, words) for words in self._words]
@@ -162,7 +171,10 @@ def limits(
     """How many tokens each target may have, its prefix counted, its prompt not: (B,)."""
     most = options.max_new_tokens
     taken = map(len, prompts) if len(prompts) else [0] * len(prefixes)
-    room = np.array([facts.writes.longest - count for count in taken], np.int64)
+    longest = facts.writes.longest
+    if options.max_length is not None:
+        longest = min(longest, options.max_length - 1)  # the start token is none of the target's
+    room = np.array([longest - count for count in taken], np.int64)
     return room if most is None else np.array([len(prefix) + most for prefix in prefixes], np.int64)
 
 

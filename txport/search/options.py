@@ -24,9 +24,10 @@ MOST_PATIENT = 100
 MOST_ROWS = 4096  # of one source: with more, what is kept of them alone fills the memory of any machine
 GREATEST = 1e9  # of penalties, so that scores stay numbers in fp32
 LONGEST_ID = 2**63 - 1
-OPTIONAL = ("max_new_tokens", "seed", "forced_bos_token_id", "forced_eos_token_id")
+OPTIONAL = ("max_new_tokens", "max_length", "seed", "forced_bos_token_id", "forced_eos_token_id")
 WHOLE = (
     "max_new_tokens",
+    "max_length",
     "min_new_tokens",
     "beams",
     "beam_groups",
@@ -58,7 +59,8 @@ class SearchOptions:
     `length_penalty`, the end token counted. Beam search ends when `beams` x `patience` hypotheses are finished
     and the best running one can't win any more: as judged by its present length (`early_stopping=False`),
     by the length that suits it best ("never"), or without asking (True). Without `scores`, greedy search and
-    sampling do not normalise, and scores are NaN. Without `max_new_tokens`, each target may have as many as fit.
+    sampling do not normalise, and scores are NaN. Without `max_new_tokens`, each target may have as many as fit, or
+    `max_length`, its start token and its prefix counted.
 
     `logits_processor` maps scores (R, V) and the tokens so far (R, T), the start token or the prompt first, to new
     scores: log-probabilities in beam search, logits otherwise. Prompts are padded at the left. Several workers call it
@@ -66,6 +68,7 @@ class SearchOptions:
     """
 
     max_new_tokens: int | None = None
+    max_length: int | None = None
     min_new_tokens: int = 0
     beams: int = 1
     beam_groups: int = 1
@@ -84,6 +87,7 @@ class SearchOptions:
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     suppress_tokens: Sequence[int] = ()
+    begin_suppress_tokens: Sequence[int] = ()
     bad_words_ids: Sequence[Sequence[int]] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = None
@@ -101,7 +105,8 @@ class SearchOptions:
             object.__setattr__(self, name, switch(name, getattr(self, name)))
         if is_switch(self.early_stopping):
             object.__setattr__(self, "early_stopping", bool(self.early_stopping))
-        object.__setattr__(self, "suppress_tokens", _tokens("suppress_tokens", self.suppress_tokens))
+        for name in ("suppress_tokens", "begin_suppress_tokens"):
+            object.__setattr__(self, name, _tokens(name, getattr(self, name)))
         words = _many("bad_words_ids", self.bad_words_ids)
         object.__setattr__(self, "bad_words_ids", tuple(_tokens("bad_words_ids", each) for each in words))
         if self.eos_token_id is not None:
@@ -131,6 +136,8 @@ class SearchOptions:
         limit = f"the model's longest sequence, {facts.writes.longest}"
         if prefix >= facts.writes.longest:
             raise UnsupportedError(f"a prefix of {prefix} tokens leaves no room for a target in {limit}; shorten it")
+        if self.max_new_tokens is None and self.max_length is not None and prefix + 1 >= self.max_length:
+            raise UnsupportedError(f"a prefix of {prefix} tokens leaves no room in max_length {self.max_length}")
         if (longest := prefix + (self.max_new_tokens or 1)) > facts.writes.longest:
             what = "a prefix and max_new_tokens" if prefix else "max_new_tokens"
             raise UnsupportedError(f"{what} must not exceed {limit}; got {longest}")
@@ -138,6 +145,7 @@ class SearchOptions:
             raise UnsupportedError(f"min_new_tokens must not exceed {limit}; got {self.min_new_tokens}")
         named: dict[str, Iterable[int]] = {
             "suppress_tokens": self.suppress_tokens,
+            "begin_suppress_tokens": self.begin_suppress_tokens,
             "bad_words_ids": (token for words in self.bad_words_ids for token in words),
             "forced_bos_token_id": _given(self.forced_bos_token_id),
             "forced_eos_token_id": _given(self.forced_eos_token_id),
@@ -157,6 +165,9 @@ class SearchOptions:
         for name in ("alignment", "coverage_penalty"):
             if getattr(self, name) and facts.attention is None:
                 raise UnsupportedError(f"{name} needs attention over a source, which this {facts.task} model has not")
+        if self.max_length is not None and facts.task == "causal":
+            what = "max_length counts a target's start token, and a causal model has none"
+            raise UnsupportedError(f"{what}; give max_new_tokens")
         if self.forced_bos_token_id is not None and facts.task == "causal":
             what = "forced_bos_token_id comes after a start token, and a causal model starts from a prompt"
             raise UnsupportedError(f"{what}; put the token at the end of the prompt")
@@ -228,6 +239,8 @@ def _single(sequences: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _wrong_counts(options: SearchOptions) -> Iterable[str]:
+    if options.max_length is not None and options.max_length < 2:
+        yield f"max_length must be at least 2, the start token and another, got {options.max_length}"
     for name in ("max_new_tokens", "beams", "beam_groups", "nbest"):
         if (count := getattr(options, name)) is not None and count < 1:
             yield f"{name} must be at least 1, got {count}"

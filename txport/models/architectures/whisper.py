@@ -33,8 +33,8 @@ class WhisperConfig(Config):
     """The sizes of a Whisper, the audio that it was trained on, and what its tokens say of speech.
 
     `places` is how many the encoder makes of the frames of one spectrogram, half as many as these. `max_length` is the
-    longest target. The fields from `languages` on are those of `Speech` (docs/whisper.md); a model without them writes
-    what follows the start token.
+    longest target. The fields from `languages` on are those of `Speech` (docs/families/whisper.md); a model without
+    them writes what follows the start token.
     """
 
     vocab_size: int = size(51865)

@@ -12,7 +12,7 @@ from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture, family
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
-from txport.models.names import CONFIG, GENERATION, MODULES, TOKENIZER
+from txport.models.names import CONFIG, GENERATION, MODULES, PREPROCESSOR, TOKENIZER
 from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
 from txport.models.sources.source import Format, Source, generation, place_of, read_weights
 from txport.models.tokenizers.convert import companions_of
@@ -41,6 +41,11 @@ def read(folder: Path) -> Source:
     )
 
 
+def _values(path: Path) -> dict[str, Any]:
+    """Those of a JSON file; none where there is no such file."""
+    return read_config(path) if path.is_file() else {}
+
+
 def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
     """The config of the architecture, of the values of a `config.json` and what else lies in its folder."""
     of_sentences, longest = is_of_sentences(folder), longest_sentence(folder)
@@ -50,9 +55,9 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
             raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} can't be expressed as {MODULES} has it")
         if of_sentences:
             values = {**values, "architectures": [HEADLESS]}  # whatever class the weights were taken from
-        if (folder / GENERATION).is_file():
-            tokens = read_config(folder / GENERATION)
-            values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}}
+        beside = {Path(name).stem: _values(folder / name) for name in (GENERATION, PREPROCESSOR)}
+        tokens = beside[Path(GENERATION).stem]
+        values = {**values, **{name: tokens[name] for name in GENERATED if tokens.get(name) is not None}, **beside}
         made = kind.read(values, _special_tokens(folder))
         if of_sentences and longest is not None:
             made["text_length"] = min(longest, made["max_length"])

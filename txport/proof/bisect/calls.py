@@ -18,6 +18,7 @@ from txport.models.parts import (
     DotProduct,
     Embedding,
     FeedForward,
+    Frames,
     GatedFeedForward,
     RelativeBias,
     RelativeVectors,
@@ -26,9 +27,9 @@ from txport.models.parts import (
 
 Array = NDArray[Any]
 
-BLOCKS = (Embedding, Attention, FeedForward, GatedFeedForward)
+BLOCKS = (Embedding, Frames, Attention, FeedForward, GatedFeedForward)
 INNER = (DotProduct, Additive, Rotary, RelativeBias, RelativeVectors)
-WATCHED = (nn.Linear, nn.Embedding, *NORM_TYPES, *BLOCKS, *INNER)
+WATCHED = (nn.Linear, nn.Conv1d, nn.Embedding, *NORM_TYPES, *BLOCKS, *INNER)
 
 
 @dataclass(eq=False)

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import ParityError, TxportError, brief
 from txport.exporters.cpu.quantize import steps
 from txport.exporters.weights import graph_weights, held_weights, holding
+from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
 from txport.proof.bisect.evidence import Evidence, WrongWeight
@@ -29,11 +31,13 @@ from txport.proof.bisect.optimiser import Miscompiled, miscompiled
 from txport.proof.bisect.origin import origin
 from txport.proof.bisect.probe import Finding, Observation, Probe, find, observations
 from txport.proof.bisect.words import describe
+from txport.proof.parity.calls import compare_call, no_crash
 from txport.proof.parity.cases import draw_cases
-from txport.proof.parity.check import require_checkpoint
+from txport.proof.parity.check import exact_of, require_checkpoint
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.measures import Comparison, finite
 from txport.proof.parity.replay import Reference
+from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.parity.weights import weighted
 
 # Steps of its own grid that a quantised weight may lie from the checkpoint's: by rounding half a step; in 4 bits the
@@ -92,6 +96,8 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
     require_checkpoint(bundle, checkpoint)
     load_bundle(bundle.path)
     try:
+        if isinstance(checkpoint.outline, Adapted):
+            return _bisect_outputs(bundle, checkpoint, seed, more)
         return _bisect(bundle, checkpoint, seed, more)
     except (TxportError, MemoryError):
         raise
@@ -118,6 +124,32 @@ def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Cul
     if bundle.manifest.quantization and (rounded := _rounded(bundle, checkpoint, seed)):
         return rounded
     return _optimised(miscompiled(bundle, weighted(bundle.manifest), reference, cases, seed))
+
+
+def _bisect_outputs(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:
+    """As `_bisect`, of a module of the user's, whose parts nobody knows: a weight, ONNX Runtime, or a whole output."""
+    if wrong := wrong_weights(bundle, checkpoint.model):
+        first, *others = wrong.values()
+        cause, also = describe_weight(first), tuple(each.name for each in others)
+        return Culprit("", f"the weight {first.name}", cause.kind, cause.what, also=also)
+    reference, cases = Reference(exact_of(bundle, checkpoint), bundle.manifest), draw_cases(bundle, seed, more)
+    runtime, tolerance = runtimes.load("ort", bundle), tolerance_of(bundle.manifest.precision)
+    for case in cases:
+        for call in reference.replay(case, seed):
+            where = f"the {call.role} graph"
+            try:
+                with no_crash(where):
+                    actual = runtime.run_graph(call.role, call.inputs)
+            except ParityError as error:
+                return Culprit(call.role, where, "crash", str(error))
+            found = compare_call(case, "ort", call, actual, reference, tolerance)
+            worst = next((each for each in found if not each.passed), None)
+            if worst is not None:
+                optimised = _optimised(miscompiled(bundle, weighted(bundle.manifest), reference, [case], seed))
+                what = "differs, and the module has no parts that are known: look at the code that it comes from"
+                figures = _figures(worst, (case.name,))
+                return optimised or Culprit(call.role, f"the output {worst.tensor}", "output", what, figures=figures)
+    return None
 
 
 def _running(

@@ -14,7 +14,7 @@ from torch import nn
 from txport.bundles.ports import Port
 from txport.models.facts import StateTensor
 from txport.models.model import Model
-from txport.models.parts import Attention, Embedding, FeedForward, GatedFeedForward, Residual
+from txport.models.parts import Attention, Embedding, FeedForward, Frames, GatedFeedForward, Residual
 from txport.proof.bisect.calls import PartCall
 from txport.proof.bisect.isolation import Span, span_before
 from txport.proof.bisect.probe import Finding
@@ -103,6 +103,18 @@ class Evidence:
         found = [call for call in calls if call is not None and isinstance(call.part, nn.Embedding)]
         return found[0].parent if found and len(found) == len(calls) and self.finding.tap.side != OUT else None
 
+    @cached_property
+    def frames(self) -> PartCall | None:
+        """The call of the part that reads frames whose result the tap is."""
+        calls = [self.call_at(tap) for tap in self.reads if tap.side == OUT]
+        parents = [call.parent for call in calls if call is not None and call.parent is not None]
+        found = [each for each in parents if isinstance(each.part, Frames)]
+        call = self.call
+        is_inside = call is not None and call.parent in found
+        return (
+            found[0] if len(found) == len(self.reads) == 1 and self.finding.tap.side != OUT and not is_inside else None
+        )
+
     def call_at(self, tap: Tap) -> PartCall | None:
         """The call of the first part at another tap."""
         calls = self.finding.observation.record.get(tap.modules[0], [])
@@ -121,6 +133,8 @@ class Evidence:
             return type(self.block.part)
         if self.embedding is not None:
             return Embedding
+        if self.frames is not None:
+            return Frames
         return Residual if len(self.reads) > 1 else INPUT_KIND
 
     def explains(self, hypothesis: Array) -> bool:

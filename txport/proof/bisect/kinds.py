@@ -14,7 +14,7 @@ from torch import nn
 
 from txport.errors import ParityError
 from txport.models.facts import StateTensor
-from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, GatedFeedForward, Residual
+from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, Frames, GatedFeedForward, Residual
 from txport.proof.bisect.calls import PartCall
 from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND, Cause, Evidence, last_map
 from txport.proof.bisect.faults.attention import other_cache, other_cap, other_heads, other_mask, other_scale
@@ -30,6 +30,7 @@ from txport.proof.bisect.faults.common import (
 )
 from txport.proof.bisect.faults.embeddings import moved, wrong_positions, wrong_summand
 from txport.proof.bisect.faults.feed_forward import exchanged, other_activation
+from txport.proof.bisect.faults.frames import no_channel_bias, other_bend, other_frames, other_places, wrong_table
 from txport.proof.bisect.faults.norms import epsilon, other_affine, other_norm
 from txport.proof.bisect.faults.positions import other_cached_turn, other_distances, other_turn
 from txport.proof.bisect.taps import OUT
@@ -64,6 +65,11 @@ def _embedding(evidence: Evidence) -> str:
     return describe(evidence.model, [evidence.embedding.name])
 
 
+def _frames(evidence: Evidence) -> str:
+    assert evidence.frames is not None
+    return describe(evidence.model, [evidence.frames.name])
+
+
 def _sum(evidence: Evidence) -> str:
     """After the last sublayer that is added."""
     calls = [evidence.call_at(tap) for tap in evidence.reads if tap.side == OUT]
@@ -93,9 +99,11 @@ _norm = Kind(_itself, (wrong_weight, not_finite, other_affine, other_norm, epsil
 _feed_forward = Kind(_activation, (not_finite, other_activation, exchanged, multiple))
 KINDS: Mapping[type, Kind] = {
     nn.Linear: Kind(_itself, (wrong_weight, not_finite, no_bias, multiple)),
+    nn.Conv1d: Kind(_itself, (wrong_weight, not_finite, no_channel_bias, other_frames, multiple)),
     nn.Embedding: Kind(_itself, (wrong_weight, not_finite, multiple)),
     **dict.fromkeys(NORM_TYPES, _norm),
     Embedding: Kind(_embedding, (not_finite, moved, wrong_positions, wrong_summand)),
+    Frames: Kind(_frames, (not_finite, wrong_table, other_places, other_bend, multiple)),
     Attention: Kind(
         _block,
         (

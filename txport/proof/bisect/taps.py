@@ -1,8 +1,9 @@
 """Places that PyTorch and a graph have in common, and what each computes there.
 
-A tap is the input or the output of a linear map, a norm or an embedding, found in PyTorch by the module's name and
-in the graph by the weight that a node reads, or an output of the graph. An isolated graph reads PyTorch's values at
-every tap, so that what comes out at one was computed from right values, and an error stays where it arises.
+A tap is the input or the output of a linear map, a convolution, a norm or an embedding, found in PyTorch by the
+module's name and in the graph by the weight that a node reads, or an output of the graph. An isolated graph reads
+PyTorch's values at every tap, so that what comes out at one was computed from right values, and an error stays where it
+arises.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ IN, OUT, PORT = "in", "out", "port"
 # Operators that multiply with a weight, and which of their inputs it is.
 LINEAR = {"Gemm": 1, "MatMul": 1, "DynamicQuantizeMatMul": 1, "MatMulNBits": 1, "QGemm": 3}
 LOOKUPS = ("Gather", "GatherBlockQuantized")
+CONVOLUTION = "Conv"
 NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 
 
@@ -43,7 +45,7 @@ class Holder:
     @property
     def is_main(self) -> bool:
         """Whether the nodes that read it are where the part begins and ends."""
-        return self.attribute == "weight" and isinstance(self.part, (nn.Linear, nn.Embedding, *NORM_TYPES))
+        return self.attribute == "weight" and isinstance(self.part, (nn.Linear, nn.Conv1d, nn.Embedding, *NORM_TYPES))
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,8 @@ def _kinds_at(node: ir.Node, place: int) -> tuple[type[nn.Module], ...]:
         return (nn.Embedding,)
     if LINEAR.get(node.op_type) == place:
         return (nn.Linear,)
+    if node.op_type == CONVOLUTION and place == 1:
+        return (nn.Conv1d,)
     if node.op_type in NORMS and place == 1:
         return NORM_TYPES
     return NORM_TYPES if node.op_type == "Mul" else ()

@@ -16,6 +16,7 @@ from txport.models.parts import (
     DotProduct,
     Embedding,
     FeedForward,
+    Frames,
     GatedFeedForward,
     Linear,
     RelativeBias,
@@ -65,6 +66,10 @@ def _attention(place: Place) -> str:
     return ATTENTIONS[place.part.over]
 
 
+def _convolution(place: Place) -> str:
+    return f"{_plain(place)} convolution"
+
+
 def _plain(place: Place) -> str:
     return place.attribute.replace("_", " ")
 
@@ -79,6 +84,8 @@ WORDS: Mapping[type[nn.Module], Callable[[Place], str]] = {
     GatedFeedForward: _always("feed-forward"),
     Residual: _residual,
     Embedding: _always("embedding"),
+    Frames: _always("embedding"),
+    nn.Conv1d: _convolution,
     nn.Embedding: _always(""),
     Linear: _linear,
     nn.Linear: _linear,
@@ -122,7 +129,7 @@ def _layer(path: Sequence[Place]) -> tuple[str, Sequence[Place]]:
     if at:
         return f"{path[at - 1].attribute} layer {path[at].attribute}", path[at + 1 :]
     first = path[0]
-    if isinstance(first.part, Embedding):
+    if isinstance(first.part, Embedding | Frames):
         return SIDES.get(first.attribute, ""), path
     if getattr(first.part, "tag", None) == PROJECTION:
         facts = getattr(first.parent, "facts", None)

@@ -33,7 +33,7 @@ from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.proof.parity.truth import Truth
 from txport.proof.parity.truth.encoding import EncoderTruth
 from txport.proof.parity.truth.generation import GeneratorTruth
-from txport.proof.parity.weights import compare_weights
+from txport.proof.parity.weights import compare_weights, unheld
 from txport.proof.reports.report import Report
 from txport.runtimes.base import GraphRuntime
 from txport.version import __version__
@@ -74,6 +74,9 @@ def check(
     report.about["texts"] = digest_of(texts) if texts else None
     with no_crash("the comparison of the weights in the graphs"):
         report.tensors.extend(compare_weights(bundle, checkpoint))
+        report.about.update(unheld(bundle, checkpoint))
+    if checkpoint.outline.single:
+        report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})"
     with fitting_threads(checkpoint):
         drawn = draw_cases(bundle, seed, cases)
         if is_large(checkpoint):

@@ -119,6 +119,9 @@ class Exact:
 
         `together` says that activations of 8 bits have one scale; `plain` names weights whose products stay in fp32.
         """
+        if model.single:  # then PyTorch in fp32 is all there is
+            own = model if precision == "fp32" else copy.deepcopy(model).half()
+            return cls(model, Computation(own, last_bits), Computation(own, lambda _: Jitter(1)))
         exact = copy.deepcopy(model).double()
         if precision in ("int8", "int4"):
             kept = {id(each) for name, each in exact.named_parameters(remove_duplicate=False) if name in plain}

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from txport.bundles.bundle import Bundle
+from txport.errors import UnsupportedError
 from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import Runtime
@@ -72,6 +73,8 @@ def digest_of(texts: Texts) -> str:
 def right_ones(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[bool]:
     """Whether the output of each text is one of its targets."""
     facts = bundle.manifest.facts
+    if facts.vocabulary is not facts.reads:
+        raise UnsupportedError("texts with targets are for models that read text; this one reads audio")
     tokenizer = load_tokenizer(bundle.path, facts)
     options = SearchOptions(scores=False)
     encoded = [tokenizer.encode(text) for text in texts]

@@ -16,6 +16,7 @@ from txport.bundles.manifest import Manifest
 from txport.exporters.cpu.rewrite import TINY
 from txport.exporters.cpu.screening import shorten
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_scales
+from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint, expected_tensors
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, Linear
@@ -41,6 +42,9 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
     A tensor of the checkpoint that no graph holds fails, and so does a weight in a graph that is neither of the
     checkpoint nor computed from it.
     """
+    if isinstance(checkpoint.outline, Adapted):
+        yield from _compare_adapted(bundle, checkpoint.outline)
+        return
     own, aliases, found = expected_tensors(checkpoint.outline), first_names(checkpoint.outline), set()
     dtype, maps = np.dtype(bundle.manifest.dtype), Maps()
     compared: dict[Any, Comparison] = {}  # by where weights lie in files, which several graphs may read
@@ -66,6 +70,42 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
         yield from compare_epsilons(role, bundle, checkpoint.outline)
     for name in own.keys() - found:
         yield wrong(name, "is in no graph", case=WEIGHTS, runtime="bundle", step=0, kind=WEIGHTS)
+
+
+def _compare_adapted(bundle: Bundle, model: Adapted) -> Iterator[Comparison]:
+    """The weights and buffers of a module of the user's that the graphs hold, and the epsilons of its norms.
+
+    What its code makes of weights before a run is none of them; what the graphs give holds it.
+    """
+    dtype, own = np.dtype(bundle.manifest.dtype), _tensors_of(model)
+    norms = {f"{name}.weight": each for name, each in model.module.named_modules() if hasattr(each, "eps")}
+    for role in weighted(bundle.manifest):
+        for name, values in graph_weights(bundle.file(role)).items():
+            if name in own:
+                expected = own[name].astype(dtype) if own[name].dtype.kind == "f" else own[name]
+                yield compare(WEIGHTS, role, 0, name, expected, values, 0.0, kind=WEIGHTS)
+        for weight, epsilon in graph_epsilons(bundle.file(role)):
+            if weight in norms and norms[weight].eps is not None:
+                expected, found = (np.array([each], np.float32) for each in (norms[weight].eps, epsilon))
+                name = f"{weight.removesuffix('.weight')}.epsilon"
+                yield compare(WEIGHTS, role, 0, name, expected, found, 0.0, kind=WEIGHTS)
+
+
+def _tensors_of(model: Adapted) -> dict[str, Array]:
+    """The parameters and buffers of a module by each of their names."""
+    named = (*model.named_buffers(remove_duplicate=False), *model.named_parameters(remove_duplicate=False))
+    return {name: each.detach().numpy() for name, each in named}
+
+
+def unheld(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, list[str]]:
+    """Of a module of the user's: `computed` tensors in the graphs that are no weights, `unused` weights in no graph."""
+    if not isinstance(checkpoint.outline, Adapted):
+        return {}
+    own, aliases = _tensors_of(checkpoint.outline), first_names(checkpoint.outline)
+    held = [graph_weights(bundle.file(role)) for role in weighted(bundle.manifest)]
+    used = {aliases.get(name, name) for each in held for name in each}
+    computed = {name for each in held for name, values in each.items() if name not in own and not is_arithmetic(values)}
+    return {"computed": sorted(computed), "unused": sorted({*aliases.values()} - used)}
 
 
 def place_of(held: Held) -> Any:

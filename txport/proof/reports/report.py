@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from txport.proof.bisect.culprit import Culprit
 
 
+SAID = ("left_out", "reference", "computed", "unused")  # what a manifest records where there is any of it
+
+
 @dataclass(frozen=True)
 class Report:
     """All that was compared, and what with; `drift` is what became worse than a baseline, line by line.
@@ -104,7 +107,7 @@ class Report:
             "cases": len({each.case for each in self.tensors}),
             "rows_searched": sum(each.rows for each in self.tokens),
             "seed": self.about["seed"],
-            **({"left_out": self.about["left_out"]} if self.about.get("left_out") else {}),
+            **{name: self.about[name] for name in SAID if self.about.get(name)},
         }
 
     def figures(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def attended(call: PartCall) -> Attended:
     assert query is not None
     assert key is not None
     assert value is not None
-    assert mask is not None
+    mask = query.new_zeros(1, 1, 1, key.shape[2]) if mask is None else mask  # all is seen
     return Attended(call.part.core, query, key, value, mask, rest[0] if rest else None)
 
 

@@ -1,0 +1,153 @@
+"""Whisper from audio to text: what transformers hears and writes down, through the graphs of both targets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import txport
+from tests.architectures.seeded import bundle_of
+from tests.speech.audio import PIECES, RATE, noise
+from txport import transcription
+from txport.errors import AudioError, UnsupportedError
+from txport.models.audio.facts import Features
+from txport.models.audio.spectrogram import log_mel, mel_filters
+from txport.models.audio.targets import split
+from txport.models.checkpoint import load_checkpoint
+
+FOLDER = Path(__file__).parent / "whisper"
+ASKED: dict[str, dict[str, Any]] = {  # as tests/hugging_face/test_whisper.py asked
+    "default": {},
+    "german": {"language": "German"},
+    "translate": {"task": "translate", "language": "fr"},
+    "times": {"timestamps": True},
+    "times and beams": {"timestamps": True, "language": "<|en|>", "beams": 3},
+    "beams": {"beams": 3},
+}
+
+
+def said() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / "said.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def heard() -> dict[str, np.ndarray]:
+    with np.load(FOLDER / "heard.npz") as stored:
+        return dict(stored)
+
+
+@pytest.fixture(scope="module", params=["portable", "cpu"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> txport.Model:
+    folder = tmp_path_factory.mktemp("whisper") / "bundle"
+    return txport.load(bundle_of(load_checkpoint(str(FOLDER)), folder, request.param).path)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_is_written_down_is_what_transformers_writes_down(model: txport.Model, asked: str) -> None:
+    """All pieces of audio beside each other, which end after unequal numbers of windows."""
+    expected = said()
+    found = model.transcribe([noise(name) for name in PIECES], **ASKED[asked])
+    for name, one in zip(PIECES, found, strict=True):
+        wanted = expected[name][asked]
+        assert [each.tokens for each in one.segments] == [tokens for tokens, _, _ in wanted]
+        times = [(each.start, each.end) for each in one.segments]
+        np.testing.assert_allclose(times, [each[1:] for each in wanted], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_what_is_heard_is_what_transformers_hears(heard: dict[str, np.ndarray], name: str) -> None:
+    reads = load_checkpoint(str(FOLDER)).facts.reads
+    assert isinstance(reads, Features)
+    np.testing.assert_allclose(log_mel(noise(name), reads), heard[name], rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("size", [80, 128])
+def test_features_of_published_sizes_are_those_of_transformers(heard: dict[str, np.ndarray], size: int) -> None:
+    reads = Features(size=size, frames=200, longest=100, sampling_rate=RATE, hop_length=160, n_fft=400)
+    np.testing.assert_allclose(mel_filters(reads), heard[f"filters {size}"], rtol=0, atol=1e-8)
+    np.testing.assert_allclose(log_mel(noise("whole"), reads), heard[f"features {size}"], rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("audio", "message"),
+    [
+        (np.zeros(0, np.float32), "holds no samples"),
+        (np.zeros((2, 2, 2), np.float32), r"floats of one dim, got an array of shape \(2, 2\)"),
+        (np.zeros(5, np.int16), "got an array of shape .* and type int16"),
+        (np.full(5, np.nan), "holds NaN or infinity"),
+        (7, "audio must be a path, samples, or many of them, got 7"),
+        ([7], "audio must be a path or samples, got 7"),
+    ],
+)
+def test_samples_that_are_none_are_refused(model: txport.Model, audio: Any, message: str) -> None:
+    with pytest.raises(AudioError, match=message):
+        model.transcribe(audio)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"language": "klingon"}, "language must be one of en, de, fr; got 'klingon'"),
+        ({"language": 3}, "language must be one of en, de, fr; got 3"),
+        ({"task": "sing"}, "task must be one of transcribe, translate; got 'sing'"),
+        ({"beams": 2, "nbest": 2}, "audio is written down in one way, got nbest 2"),
+        ({"alignment": "hard"}, "alignment can't be given for audio"),
+        ({"timestamps": 3}, "timestamps must"),
+        ({"max_length": 4}, "max_length 4 leaves no room behind the 4 tokens of a prompt"),
+        ({"size": 4}, "there is no option 'size'"),
+    ],
+)
+def test_options_that_mean_nothing_for_audio_are_refused(
+    model: txport.Model, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        model.transcribe(noise("short"), **options)
+
+
+def test_a_piece_of_audio_is_written_down_alike_whatever_is_beside_it(model: txport.Model) -> None:
+    pieces = [noise(name) for name in PIECES]
+    together = model.transcribe(pieces, timestamps=True)
+    for piece, found in zip(pieces, together, strict=True):
+        assert model.transcribe(piece, timestamps=True, batch_size=1) == [found]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "frames", "parts", "places"),
+    [  # times are from 20 on; a place is 2 frames, of 0.02 seconds
+        ([], 100, [([], 0.0, 1.0)], None),
+        ([1, 2], 60, [([1, 2], 0.0, 0.6)], None),
+        ([20, 1, 2, 30], 100, [([20, 1, 2, 30], 0.0, 0.2)], None),
+        ([20, 1, 30, 30, 2, 40], 100, [([20, 1, 30], 0.0, 0.2), ([30, 2, 40], 0.2, 0.4)], None),
+        ([20, 1, 30, 30, 2], 100, [([20, 1, 30, 30], 0.0, 0.2)], 10),
+        ([20, 1, 30, 31, 2, 40, 40], 100, [([20, 1, 30], 0.0, 0.2), ([31, 2, 40, 40], 0.22, 0.4)], 20),
+    ],
+)
+def test_a_window_parts_where_two_times_meet(tokens: Any, frames: int, parts: Any, places: int | None) -> None:
+    reads = Features(size=10, frames=100, longest=50, sampling_rate=RATE, hop_length=160, n_fft=400)
+    found, behind = split(tokens, 20, frames, reads)
+    assert behind == places
+    assert [each.tokens for each in found] == [each[0] for each in parts]
+    np.testing.assert_allclose([each[1:] for each in found], [each[1:] for each in parts], atol=1e-9)
+
+
+def test_windows_that_are_no_good_are_searched_again(model: txport.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = model.transcribe(noise("short"))[0]
+    for unlikely, compressed, is_weak in ((-1e9, 1e9, False), (0.0, 1e9, True), (-1e9, -1.0, True)):
+        monkeypatch.setattr(transcription, "LEAST_LIKELY", unlikely)
+        monkeypatch.setattr(transcription, "MOST_COMPRESSED", compressed)
+        found = model.transcribe(noise("short"), fallback=True)[0]
+        assert (found != plain) == is_weak
+        assert model.transcribe(noise("short"), fallback=True)[0] == found
+
+
+def test_features_are_taken_by_search(model: txport.Model, heard: dict[str, np.ndarray]) -> None:
+    (found,) = model.search([heard["whole"]], prefixes=[[27, 30]], max_new_tokens=3)[0]
+    assert found.tokens[:2] == (27, 30)
+    for wrong, message in ((heard["whole"][:, 1:], "must be floats of shape"), ([1, 2], "must be floats of shape")):
+        with pytest.raises(AudioError, match=message):
+            model.search([wrong])

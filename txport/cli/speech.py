@@ -1,0 +1,92 @@
+"""`txport run` for models that read audio: what is said in files, as text or with its times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from txport.cli import textio
+from txport.cli.options import F, is_given
+from txport.errors import TextError, UnsupportedError
+from txport.models.facts import Facts
+
+FLAGS = {"language": "--language", "task": "--task", "timestamps": "--timestamps", "fallback": "--fallback"}
+NO_USE = {  # of options of text, for audio
+    "continuous": "--continuous",
+    "batch_tokens": "--batch-tokens",
+    "workers": "--workers",
+    "unknown": "--unknown",
+    "prefixes": "--prefixes",
+    "alignment": "--alignment",
+    "nbest": "--nbest",
+    "forced_bos_token": "--forced-bos-token",
+    "as_stream": "--stream",
+}
+OF_TEXT = ("continuous", "batch_tokens", "unknown", "prefixes", "batch_size")
+
+
+def speech_options(command: F) -> F:
+    """What to make of audio."""
+    tasks = click.Choice(["transcribe", "translate"])
+    for option in (
+        click.option("--fallback", is_flag=True, help="Audio: draw a text anew that repeats itself or is unlikely."),
+        click.option("--timestamps", is_flag=True, help="Audio: say when each part begins and ends, in seconds."),
+        click.option("--task", type=tasks, help="Audio: write down what is said, or its translation to English."),
+        click.option("--language", metavar="CODE", help="Audio: what is spoken.  [default: what the model hears]"),
+    ):
+        command = option(command)
+    return command
+
+
+def is_for(facts: Facts) -> bool:
+    """Whether a model reads audio."""
+    return facts.vocabulary is not facts.reads
+
+
+def require_fit(facts: Facts) -> None:
+    """Raise `UnsupportedError` for options that a model has no use for."""
+    wrong, what = (NO_USE, "text") if is_for(facts) else (FLAGS, "audio")
+    if flags := [flag for name, flag in wrong.items() if is_given(name)]:
+        this = "this one reads audio" if is_for(facts) else "this one reads text"
+        raise UnsupportedError(f"{', '.join(flags)} is for models that read {what}; {this}")
+
+
+def require_text(text: str) -> str:
+    """The same; `TextError` for the name of an audio file."""
+    from txport.models.audio.reading import is_audio
+
+    if is_audio(text):
+        raise TextError(f"{text} is an audio file, and this model reads text; give it to a model that reads audio")
+    return text
+
+
+def run(
+    model: Any,
+    files: Iterable[str],
+    total: int | None,
+    output: Path | None,
+    as_json: bool,
+    heard: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Write what is said in each file; `heard` are the values of `FLAGS`, `options` those of a search."""
+    how: dict[str, Any] = {name: value for name, value in options.items() if name not in OF_TEXT}
+    if is_given("batch_size"):
+        how["batch_size"] = options["batch_size"]
+    with textio.open_output(output) as stream:
+        found = model.transcribe_iter(files, **heard, **how)
+        for transcript in textio.with_progress(found, total, stream):
+            for line in _lines(transcript, as_json, heard["timestamps"]):
+                textio.print_line(line, stream)
+
+
+def _lines(transcript: Any, as_json: bool, timestamps: bool) -> Iterator[str]:
+    if as_json:
+        yield textio.to_json(transcript.to_dict())
+    elif timestamps:
+        yield from (f"{each.start:.2f}\t{each.end:.2f}\t{each.text.strip()}" for each in transcript.segments)
+    else:
+        yield transcript.text.strip()

@@ -1,0 +1,1 @@
+"""Modules of the user's own that no architecture expresses: what their adapters are, and how they run."""

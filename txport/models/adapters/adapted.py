@@ -1,0 +1,238 @@
+"""A module of the user's own behind the runs of `Model`, so that graphs, runtimes and proof take it for one."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from txport.errors import CheckpointError, TxportError, brief
+from txport.models.adapters.adapter import DIGIT, Adapter, AdapterConfig, StepInputs
+from txport.models.facts import Owner, StateTensor
+from txport.models.model import Decoded, Memory, Model
+from txport.models.ops import before_mask, causal_mask
+from txport.system.machine import is_out_of_memory
+
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))  # of which no line is the user's
+
+
+class Widening(TorchFunctionMode):
+    """Code that asks for float32 by name gets float64: so a reference in float64 is one to its end."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        if function is Tensor.float:
+            return args[0].double()
+        wide = {name: _widened(each) for name, each in (options or {}).items()}
+        return function(*map(_widened, args), **wide)
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+class Adapted(Model):
+    """A module with its adapter. Parameters and buffers have the names that the module has for them.
+
+    PyTorch's fast path for its own Transformer layers is off: it leaves out padding, and so computes something else.
+    """
+
+    def __init__(self, module: nn.Module, adapter: Adapter) -> None:
+        super().__init__(AdapterConfig(module=type(module).__name__), adapter.facts)
+        self.module, self.adapter = module, adapter
+
+    @torch.inference_mode()
+    def probe(self) -> None:
+        """Run everything once, in the type of the weights; `CheckpointError` where that can't be."""
+        ids = torch.zeros(2, 4, dtype=torch.long)
+        if self.facts.task == "causal":
+            self.extend(ids, torch.ones_like(ids).bool(), torch.arange(4).expand(2, 4), self.empty_state(2))
+        elif self.facts.task == "encode":
+            self.infer(ids, torch.ones_like(ids).bool())
+        else:
+            self(ids, torch.tensor([4, 4]), ids)
+
+    def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """See `nn.Module`."""
+        return self.module.named_parameters(*args, **options)
+
+    def named_buffers(self, *args: Any, **options: Any) -> Iterator[tuple[str, Tensor]]:
+        """See `nn.Module`."""
+        return self.module.named_buffers(*args, **options)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return next(each.dtype for each in self.parameters() if each.is_floating_point())
+
+    def empty_state(self, rows: int) -> dict[StateTensor, Tensor]:
+        """See `Model`."""
+        like = next(self.parameters())
+        return {each: like.new_zeros(each.shape(rows, 0), dtype=self.dtype) for each in self.facts.state}
+
+    def encode_masked(self, source: Tensor, mask: Tensor | None) -> Memory:
+        """See `Model`."""
+        assert mask is not None
+        return Memory(self._encode(source, mask), mask)
+
+    def infer(self, source: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """See `Model`."""
+        found, names = self._encode(source, mask), [each.name for each in self.facts.outputs]
+        if isinstance(found, Mapping):
+            if set(found) != set(names):
+                raise CheckpointError(f"encode gives {', '.join(map(str, found))}, expected {', '.join(names)}")
+            return tuple(found[name] for name in names)
+        return found if isinstance(found, tuple) else (found,)
+
+    def _encode(self, source: Tensor, mask: Tensor) -> Any:
+        assert self.adapter.encode is not None
+        with self._running("encode"):
+            return self.adapter.encode(self.module, source, mask)
+
+    def decode(self, tokens: Tensor, memory: Memory, state: Mapping[StateTensor, Tensor]) -> Decoded:
+        """See `Model`."""
+        assert memory.mask is not None
+        kept = self._source_state(memory, state)
+        given = {
+            "source": memory.states,
+            "source_seen": memory.mask[:, None, None, :],
+            "source_past": _pairs(kept.values()) if self.adapter.project is not None else (),
+        }
+        past, rows = self._past(state), tokens.shape[0]
+        begin = past if self.adapter.has_caches else 0
+        places = torch.arange(begin, past + tokens.shape[1], device=tokens.device)[None, :].expand(rows, -1)
+        seen = causal_mask(past + tokens.shape[1] - begin, begin, tokens.device)[None, None]
+        logits, grown = self._step(tokens, places, seen, state, given)
+        state = {**kept, **grown}
+        return Decoded(logits, {each: state[each] for each in self.facts.state}, {})
+
+    def extend(
+        self, tokens: Tensor, mask: Tensor, places: Tensor, state: Mapping[StateTensor, Tensor], *, first: int = 0
+    ) -> Decoded:
+        """See `Model`."""
+        past, length = self._past(state), tokens.shape[1]
+        if not self.adapter.has_caches:
+            before = (mask[:, :past].long().cumsum(1) - 1).clamp(min=0)
+            places, past, length = torch.cat([before, places], 1), 0, past + length
+        hidden = before_mask(length, past, tokens.device) & ~mask[:, None, None, :]
+        seen = causal_mask(length, past, tokens.device) & ~hidden  # (B, 1, T, P + T)
+        logits, grown = self._step(tokens, places, seen, state, {})
+        logits = logits[:, first:] if first else logits
+        return Decoded(logits, {each: grown[each] for each in self.facts.state}, {})
+
+    def _past(self, state: Mapping[StateTensor, Tensor]) -> int:
+        return next(tensor.shape[2] for each, tensor in state.items() if each.owner == "row")
+
+    def _source_state(self, memory: Memory, state: Mapping[StateTensor, Tensor]) -> dict[StateTensor, Tensor]:
+        """Keys and values of the source, as far as they are not there; zeros where the adapter has none."""
+        tensors = self.facts.owned("source")
+        rest = memory.states[:, state[tensors[0]].shape[2] :]
+        if self.adapter.project is None:
+            rows, length = rest.shape[:2]
+            new = [rest.new_zeros(each.shape(rows, length)) for each in tensors]
+        else:
+            with self._running("project"):
+                new = self._flat("project", self.adapter.project(self.module, rest), "source")
+        return {each: torch.cat([state[each], one], 2) for each, one in zip(tensors, new, strict=True)}
+
+    def _step(
+        self, tokens: Tensor, places: Tensor, seen: Tensor, state: Mapping[StateTensor, Tensor], given: dict[str, Any]
+    ) -> tuple[Tensor, dict[StateTensor, Tensor]]:
+        """Logits of the new tokens, and the rows' own tensors of the state."""
+        assert self.adapter.step is not None
+        own = self.facts.owned("row")
+        if not self.adapter.has_caches:
+            return self._recompute(tokens, places, seen, state, given)
+        inputs = StepInputs(tokens, places, seen, _pairs(state[each] for each in own), **given)
+        with self._running("step"):
+            found = self.adapter.step(self.module, inputs)
+            if not isinstance(found, tuple) or len(found) != 2:
+                raise CheckpointError(f"step must give logits and the caches, got {_described(found)}")
+            present = self._flat("step", found[1], "row")
+        return found[0], dict(zip(own, present, strict=True))
+
+    def _recompute(
+        self, tokens: Tensor, places: Tensor, seen: Tensor, state: Mapping[StateTensor, Tensor], given: dict[str, Any]
+    ) -> tuple[Tensor, dict[StateTensor, Tensor]]:
+        """The state is the tokens so far, each as two numbers, from which everything is computed anew."""
+        assert self.adapter.step is not None
+        high, low = self.facts.owned("row")
+        past = state[high][:, 0, :, 0].long() * DIGIT + state[low][:, 0, :, 0].long()
+        ids = torch.cat([past, tokens], 1)
+        with self._running("step"):
+            logits = self.adapter.step(self.module, StepInputs(ids, places, seen, **given))
+            if not isinstance(logits, Tensor):
+                raise CheckpointError(f"step of an adapter without caches must give logits, got {_described(logits)}")
+        digits = (each[:, None, :, None].to(state[high].dtype) for each in (ids // DIGIT, ids % DIGIT))
+        return logits[:, past.shape[1] :], dict(zip((high, low), digits, strict=True))
+
+    def _flat(self, function: str, pairs: Any, owner: Owner) -> list[Tensor]:
+        """Keys and values one after the other."""
+        layers = len(self.facts.owned(owner)) // 2
+        try:
+            found = [each for key, value in pairs for each in (key, value)]
+        except (TypeError, ValueError):
+            found = []
+        if len(found) != 2 * layers or not all(isinstance(each, Tensor) for each in found):
+            raise CheckpointError(f"{function} must give a pair of tensors for each of {layers} layers")
+        return found
+
+    @contextlib.contextmanager
+    def _running(self, function: str) -> Iterator[None]:
+        """Whatever the user's code raises, as `CheckpointError` with its line; a trace has errors of its own."""
+        try:
+            with computing(self.dtype):
+                yield
+        except (TxportError, MemoryError):
+            raise
+        except Exception as error:
+            if torch.compiler.is_exporting() or is_out_of_memory(error):
+                raise
+            what = f"{function} of {self.class_name} fails in {self.dtype}: {type(error).__name__}: {brief(error)}"
+            raise CheckpointError(f"{what}{line_of(error)}") from error
+
+    @property
+    def class_name(self) -> str:
+        """The class of the module."""
+        return type(self.module).__name__
+
+
+@contextlib.contextmanager
+def computing(dtype: torch.dtype) -> Iterator[None]:
+    """A run of code of the user's: the same kernels for every batch, and in float64 nothing in float32."""
+    default, fast = torch.get_default_dtype(), torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        if dtype == torch.float64:
+            torch.set_default_dtype(dtype)
+            with Widening():
+                yield
+        else:
+            yield
+    finally:
+        torch.set_default_dtype(default)
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def line_of(error: BaseException) -> str:
+    """The last line of the user's own code on the way to an error, in brackets; nothing if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not each.filename.startswith((*LIBRARIES, "<"))]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def _pairs(tensors: Iterable[Tensor]) -> tuple[tuple[Tensor, Tensor], ...]:
+    flat = list(tensors)
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Sequence):
+        return f"{len(value)} values"
+    return f"a {type(value).__name__}"

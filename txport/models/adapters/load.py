@@ -1,0 +1,153 @@
+"""From a module and its adapter, or a file of the user's code that has both, to a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from txport.errors import CheckpointError, UnsupportedError, brief
+from txport.models.adapters.adapted import Adapted, line_of
+from txport.models.adapters.adapter import Adapter
+from txport.models.checkpoint import NAMED, Checkpoint
+from txport.models.names import code_name
+from txport.system.files import hash_of, sha256
+from txport.system.machine import is_out_of_memory
+
+MODULE = "txport_user_code"  # what Python calls a file of the user's, and the number of its path
+
+
+def adapt(module: Any, adapter: Any, name: str | None = None) -> Checkpoint:
+    """A copy of a module in float32 on the CPU, ready for inference; `CheckpointError` lists what is wrong with it.
+
+    `name` is what a bundle calls it; by default its class.
+    """
+    if not isinstance(module, nn.Module):
+        raise UnsupportedError(f"an adapter is for a torch.nn.Module, got a {type(module).__name__}")
+    if not isinstance(adapter, Adapter):
+        raise UnsupportedError(f"adapter must be one of txport.adapters, got a {type(adapter).__name__}")
+    name = name or type(module).__name__
+    model = Adapted(_copied(module, name), adapter).eval()
+    _check(model, name)
+    model.single = _float64_problem(model)
+    return Checkpoint(name, model, _digest(model), None if adapter.folder is None else Path(adapter.folder))
+
+
+def load_code(name: str) -> Checkpoint:
+    """The checkpoint that `model.py:NAME` means: the file runs, and its adapter `NAME` loads the module."""
+    found = code_name(name)
+    assert found is not None
+    path, variable = found
+    with _running(f"{path} does not run"):
+        adapter = getattr(_imported(path), variable, None)
+    if not isinstance(adapter, Adapter):
+        what = "is not there" if adapter is None else f"is a {type(adapter).__name__}"
+        raise CheckpointError(f"{variable} of {path} must be an adapter of txport.adapters, and {what}")
+    if adapter.load is None:
+        raise CheckpointError(f"{variable} of {path} needs load, a function that gives the module with its weights")
+    with _running(f"load of {path} fails"):
+        module = adapter.load()
+    return adapt(module, adapter, f"{path.name}:{variable}")
+
+
+def _imported(path: Path) -> ModuleType:
+    """A file as a module of its own, which finds those beside it."""
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}")
+    name = f"{MODULE}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # classes look their module up
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+    return module
+
+
+@contextlib.contextmanager
+def _running(what: str) -> Iterator[None]:
+    """Whatever the user's code raises, or that it ends the process, as `CheckpointError` with its line."""
+    try:
+        yield
+    except (CheckpointError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"{what}: {type(error).__name__}: {brief(error)}{line_of(error)}") from error
+
+
+def _copied(module: nn.Module, name: str) -> nn.Module:
+    if any(each.is_meta for each in (*module.parameters(), *module.buffers())):
+        raise CheckpointError(f"{name} has weights without values, on the meta device; load them first")
+    try:
+        return copy.deepcopy(module).cpu().float().eval()
+    except Exception as error:  # a module can hold anything
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"{name} can't be copied: {type(error).__name__}: {brief(error)}") from error
+
+
+def _check(model: Adapted, name: str) -> None:
+    """A module must have weights, and they must be numbers."""
+    floats = {key: each for key, each in model.named_parameters() if each.is_floating_point()}
+    if not floats:
+        raise CheckpointError(f"{name} has no floating-point parameters; an adapter is for a module with weights")
+    problems = [f"{key} holds NaN or infinity" for key, each in floats.items() if not torch.isfinite(each).all()]
+    if problems:
+        raise CheckpointError(f"{name} has weights that are no numbers: {'; '.join(sorted(problems)[:NAMED])}")
+
+
+def _float64_problem(model: Adapted) -> str:
+    """Why PyTorch can't run a module in float64, that being its fault; `CheckpointError` if not even in fp32."""
+    model.probe()
+    try:
+        copy.deepcopy(model).double().probe()
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def _digest(model: Adapted) -> str:
+    """One SHA-256 over the weights, the facts, and the files of code that the module and its adapter come from."""
+    tensors = dict(model.module.named_buffers()) | dict(model.module.named_parameters())
+    return hash_of(
+        {
+            **{f"tensor {name}": _hash_of_tensor(each) for name, each in tensors.items()},
+            **{f"file {number} {path.name}": sha256(path) for number, path in enumerate(sources(model))},
+            "facts": repr(model.facts.to_dict()),
+        }
+    )
+
+
+def _hash_of_tensor(tensor: Tensor) -> str:
+    array = tensor.detach().contiguous().numpy()
+    return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
+
+
+def sources(model: Adapted) -> list[Path]:
+    """The files of the user's that say how a module runs; none of what was typed into a session."""
+    own = [type(each) for each in model.module.modules() if not type(each).__module__.startswith("torch.")]
+    found = set()
+    for each in (*own, *map(inspect.unwrap, model.adapter.functions())):
+        with contextlib.suppress(TypeError, OSError):
+            path = Path(inspect.getsourcefile(each) or "")
+            if path.is_file():
+                found.add(path.resolve())
+    return sorted(found)

@@ -1,0 +1,86 @@
+"""Audio files as samples: WAV, FLAC and what else libsndfile reads, one channel, at the rate that a model wants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.errors import AudioError, TxportError, brief, quoted
+from txport.models.audio.facts import Features
+from txport.system.packages import needed
+
+Floats = NDArray[np.float32]
+
+INSTALL = "txport[audio]"
+LONGEST = 24 * 3600  # seconds of one file; compressed silence may be longer than memory
+MOST_SAMPLES = 1 << 31  # of a file, all channels counted
+SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".w64", ".opus")
+
+
+def is_audio(name: str) -> bool:
+    """Whether a text is the name of an audio file that is there."""
+    try:
+        return name.lower().endswith(SUFFIXES) and Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_audio(path: Path, features: Features) -> Floats:
+    """The samples (T,) of a file, its channels' mean, at the model's sampling rate.
+
+    Raises `AudioError` for a file that is no audio, is empty or holds NaN; `UnavailableError` where `soundfile`, or
+    `soxr` for another rate, is not installed.
+    """
+    with needed(INSTALL, "an audio file"):
+        import soundfile
+    if not path.is_file():
+        raise AudioError(f"there is no file {path}; this model reads audio files, such as talk.wav")
+    try:
+        with soundfile.SoundFile(path) as file:
+            rate, frames, channels = int(file.samplerate), int(file.frames), int(file.channels)
+            _require_size(path, rate, frames, channels)
+            samples = file.read(dtype="float32", always_2d=True)
+    except TxportError:
+        raise
+    except (OSError, RuntimeError, ValueError, TypeError) as error:  # of libsndfile: RuntimeError
+        raise AudioError(f"{path} can't be read as audio: {brief(error)}") from error
+    return resampled(checked(samples.mean(axis=1, dtype=np.float32), str(path)), rate, features)
+
+
+def _require_size(path: Path, rate: int, frames: int, channels: int) -> None:
+    if frames > LONGEST * rate or frames * channels > MOST_SAMPLES:
+        hours = f"{frames / max(rate, 1) / 3600:.0f} hours"
+        raise AudioError(f"{path} has {hours} of audio, the most that is read is {LONGEST // 3600}; split it")
+
+
+def checked(samples: Any, name: str = "audio") -> Floats:
+    """Samples (T,) that are numbers, and at least one; `AudioError` for others."""
+    array = np.asarray(samples)
+    if array.ndim != 1 or array.dtype.kind != "f":
+        what = f"an array of shape {array.shape} and type {array.dtype}"
+        raise AudioError(f"{name} must be samples in -1 to 1, floats of one dim, got {what}")
+    if not array.size:
+        raise AudioError(f"{name} holds no samples; give at least one")
+    if not np.isfinite(array).all():
+        raise AudioError(f"{name} holds NaN or infinity, which are no samples")
+    found: Floats = array.astype(np.float32, copy=False)
+    return found
+
+
+def resampled(samples: Floats, rate: int, features: Features) -> Floats:
+    """The same at the model's sampling rate."""
+    if rate == features.sampling_rate:
+        return samples
+    with needed(INSTALL, f"audio of {rate} samples a second, for a model of {features.sampling_rate},"):
+        import soxr
+    if rate < 1:
+        raise AudioError(f"audio can't have {quoted(rate)} samples a second")
+    try:
+        found = np.asarray(soxr.resample(samples, rate, features.sampling_rate), np.float32)
+    except (RuntimeError, ValueError) as error:
+        rates = f"from {rate} to {features.sampling_rate} samples a second"
+        raise AudioError(f"audio can't be brought {rates}: {brief(error)}") from error
+    return checked(found)

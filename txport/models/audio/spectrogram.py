@@ -1,0 +1,73 @@
+"""Log-mel spectrograms as Whisper's: of samples in -1 to 1, features of about -1 to 1.5, in NumPy alone.
+
+Slaney's mel scale (Auditory Toolbox, 1998) is linear up to 1000 Hz and logarithmic beyond; filters are triangles of
+equal area. Shape comments: T samples, F frames, W samples of a frame, K frequencies, M mel bins.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.models.audio.facts import Features
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+HIGHEST = 8000.0  # Hz, of the last filter, whatever the sampling rate
+LINEAR, LINEAR_STEP = 1000.0, 200 / 3  # Hz; up to there a mel is so many
+LOG_STEP = math.log(6.4) / 27  # beyond, each mel is higher by this factor's logarithm
+LEAST = 1e-10  # of a power
+RANGE = 8.0  # powers of ten below the largest power, where all else ends
+TOGETHER = 4096  # frames that are transformed at once
+
+
+def log_mel(samples: NDArray[Any], features: Features) -> Floats:
+    """Samples (T,) -> (M, F), F being T / hop length, rounded down; audio shorter than a window is filled up first."""
+    filled = np.zeros(max(len(samples), features.samples), np.float32)
+    filled[: len(samples)] = samples
+    powers = np.concatenate(list(_powers(filled, features)), axis=1)  # (M, F)
+    logs = np.log10(np.maximum(powers, LEAST))
+    found: Floats = ((np.maximum(logs, logs.max() - RANGE) + 4) / 4).astype(np.float32)
+    return found
+
+
+def _powers(samples: Floats, features: Features) -> Any:
+    """The power in each mel bin, so many frames at a time: (M, F) each."""
+    size, hop = features.n_fft, features.hop_length
+    padded = np.pad(samples.astype(np.float64), size // 2, mode="reflect")
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)  # Hann's, periodic
+    filters = mel_filters(features)
+    frames = np.lib.stride_tricks.sliding_window_view(padded, size)[::hop][: len(samples) // hop]  # (F, W)
+    for first in range(0, len(frames), TOGETHER):
+        spectrum = np.fft.rfft(frames[first : first + TOGETHER] * window, axis=1)  # (F, K)
+        yield filters @ (spectrum.real**2 + spectrum.imag**2).T
+
+
+@cache
+def mel_filters(features: Features) -> Doubles:
+    """How much of each frequency is in each mel bin: (M, K)."""
+    frequencies = np.linspace(0, features.sampling_rate // 2, 1 + features.n_fft // 2)  # (K,)
+    corners = _hertz(np.linspace(0, _mel(HIGHEST), features.size + 2))  # (M + 2,)
+    widths = np.diff(corners)
+    slopes = corners[:, None] - frequencies  # (M + 2, K)
+    rising, falling = -slopes[:-2] / widths[:-1, None], slopes[2:] / widths[1:, None]
+    triangles = np.maximum(0, np.minimum(rising, falling))
+    found: Doubles = triangles * (2 / (corners[2:] - corners[:-2]))[:, None]
+    return found
+
+
+def _mel(hertz: float) -> float:
+    """Of a frequency from 1000 Hz on."""
+    return LINEAR / LINEAR_STEP + math.log(hertz / LINEAR) / LOG_STEP
+
+
+def _hertz(mels: Doubles) -> Doubles:
+    edge = LINEAR / LINEAR_STEP
+    beyond = LINEAR * np.exp(LOG_STEP * (np.maximum(mels, edge) - edge))
+    found: Doubles = np.where(mels < edge, mels * LINEAR_STEP, beyond)
+    return found

@@ -1,0 +1,54 @@
+"""What a target that writes down speech begins with, and the parts that its times make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from txport.models.audio.facts import Features, Speech
+
+
+class Part(NamedTuple):
+    """Tokens of a window, and the times of its beginning and its end, in seconds from the window's."""
+
+    tokens: list[int]
+    start: float
+    end: float
+
+
+def prompt(speech: Speech, language: str | None, task: str, *, times: bool) -> list[int]:
+    """What a target begins with after its start token."""
+    found = list(speech.initial)
+    if speech.languages:
+        assert language is not None
+        found = [speech.language_ids[speech.languages.index(language)]]
+        if (token := getattr(speech, task)) is not None:
+            found.append(token)
+    if not times and speech.no_timestamps is not None:
+        found.append(speech.no_timestamps)
+    return found
+
+
+def split(tokens: Sequence[int], first: int | None, frames: int, reads: Features) -> tuple[list[Part], int | None]:
+    """The parts of a window of so many real frames, and after how many places the next one begins; None: behind it.
+
+    Two times in a row end a part and begin the next. What comes after the last pair has no end in this window and
+    belongs to the next, unless the window ends with a single time: then nothing is said behind that.
+    """
+    second = reads.frames_a_place * reads.hop_length / reads.sampling_rate  # of a place
+    times = [first is not None and token >= first for token in tokens]
+    cuts = [at + 1 for at in range(len(tokens) - 1) if times[at] and times[at + 1]]
+    if not cuts:
+        last = next((token for token, is_time in zip(tokens[::-1], times[::-1], strict=True) if is_time), first)
+        places = frames // reads.frames_a_place if last == first or first is None or last is None else last - first
+        return [Part(list(tokens), 0.0, places * second)], None
+    assert first is not None
+    ends_single = times[-2:] == [False, True]
+    ends = [*cuts, len(tokens)] if ends_single else [*cuts[:-1], cuts[-1] + 1]  # its last part shows both times
+    parts = []
+    for start, end in zip([0, *ends], ends, strict=False):
+        closing = end - 1 if end != ends[-1] or ends_single else end - 2
+        parts.append(
+            Part(list(tokens[start:end]), (tokens[start] - first) * second, (tokens[closing] - first) * second)
+        )
+    return parts, None if ends_single else int(tokens[ends[-1] - 2]) - first

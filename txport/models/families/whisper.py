@@ -1,0 +1,140 @@
+"""Whisper, as transformers' `WhisperForConditionalGeneration` saves it.
+
+What tokens say of speech lies in `generation_config.json`, and what audio it hears in `preprocessor_config.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from txport.errors import ConfigError, quoted
+from txport.models.audio.languages import code_of
+from txport.models.family import ACTIVATIONS, Family, Published
+
+FRAMES_A_PLACE = 2
+DEFAULTS = {
+    "vocab_size": 51865,
+    "num_mel_bins": 80,
+    "d_model": 384,
+    "encoder_layers": 4,
+    "encoder_attention_heads": 6,
+    "encoder_ffn_dim": 1536,
+    "decoder_layers": 4,
+    "decoder_attention_heads": 6,
+    "decoder_ffn_dim": 1536,
+    "activation_function": "gelu",
+    "dropout": 0.0,
+    "scale_embedding": False,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+    "decoder_start_token_id": 50257,
+    "pad_token_id": 50256,
+    "eos_token_id": 50256,
+    "tie_word_embeddings": True,
+}
+AUDIO = {"feature_size": None, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400, "chunk_length": 30}
+SILENT = {"padding_value": 0.0, "dither": 0.0, "do_normalize": False}  # what no other value of can be expressed
+
+
+def config(values: Published) -> dict[str, Any]:
+    """The keys of `WhisperConfig`."""
+    values.require("scale_embedding", False)
+    values.require("tie_word_embeddings", True)
+    sizes = {}
+    for name in ("attention_heads", "ffn_dim"):
+        both = [values.get(f"{side}_{name}") for side in ("encoder", "decoder")]
+        if both[0] != both[1]:
+            told = f"encoder_{name} {quoted(both[0])} and decoder_{name} {quoted(both[1])}"
+            raise ConfigError(f"{told} differ, which can't be expressed")
+        sizes[name] = both[0]
+    return {
+        "vocab_size": values.get("vocab_size"),
+        "mel_bins": values.get("num_mel_bins"),
+        "places": values.get("max_source_positions"),
+        "d_model": values.get("d_model"),
+        "heads": sizes["attention_heads"],
+        "feed_forward": sizes["ffn_dim"],
+        "encoder_layers": values.get("encoder_layers"),
+        "decoder_layers": values.get("decoder_layers"),
+        "max_length": values.get("max_target_positions"),
+        "activation": values.word("activation_function", ACTIVATIONS),
+        "dropout": values.get("dropout"),
+        "pad_id": values.get("pad_token_id"),
+        "start_id": values.get("decoder_start_token_id"),
+        "eos_id": values.token("eos_token_id"),
+        **_audio(values),
+        **_speech(values),
+    }
+
+
+def _audio(values: Published) -> dict[str, Any]:
+    """What `preprocessor_config.json` says; it must be of as many mel bins and frames as the model."""
+    told = {name: each for name, each in values.beside("preprocessor_config").items() if each is not None}
+    for name, expected in SILENT.items():
+        if (found := told.get(name, expected)) != expected:
+            raise ConfigError(f"preprocessor_config's {name} {quoted(found)} can't be expressed; it must be {expected}")
+    audio = {**AUDIO, **{name: each for name, each in told.items() if name in AUDIO}}
+    bins, places = values.get("num_mel_bins"), values.get("max_source_positions")
+    if audio["feature_size"] not in (None, bins):
+        both = f"feature_size {quoted(audio['feature_size'])} and num_mel_bins {quoted(bins)}"
+        raise ConfigError(f"preprocessor_config's {both} must be the same")
+    frames = audio["chunk_length"] * audio["sampling_rate"] // audio["hop_length"]
+    if told and frames != FRAMES_A_PLACE * places:
+        need = f"max_source_positions {quoted(places)} need {FRAMES_A_PLACE * places}"
+        raise ConfigError(f"preprocessor_config's chunk_length makes {frames} frames, and {need}")
+    return {name: audio[name] for name in ("sampling_rate", "hop_length", "n_fft")}
+
+
+def _speech(values: Published) -> dict[str, Any]:
+    """What `generation_config.json` says of languages, tasks and times."""
+    told = values.beside("generation_config")
+    languages: Mapping[str, Any] = told.get("lang_to_id") or {} if told.get("is_multilingual", True) else {}
+    tasks = (told.get("task_to_id") or {}) if languages else {}
+    ordered = sorted(languages.items(), key=lambda each: each[1])
+    no_timestamps = told.get("no_timestamps_token_id")
+    found: dict[str, Any] = {
+        "languages": tuple(code_of(token) for token, _ in ordered),
+        "language_ids": tuple(id_ for _, id_ in ordered),
+        "transcribe_id": tasks.get("transcribe"),
+        "translate_id": tasks.get("translate"),
+        "no_timestamps_id": no_timestamps,
+        "previous_id": told.get("prev_sot_token_id"),
+        "max_initial_timestamp": told.get("max_initial_timestamp_index"),
+    }
+    language, task = told.get("language"), told.get("task")
+    if languages and (language is not None or task is not None):
+        return found | {"language": None if language is None else code_of(language), "task": task}
+    forced = told.get("forced_decoder_ids")
+    forced = values.get("forced_decoder_ids", []) if forced is None else forced
+    return found | _forced(forced, dict(map(reversed, ordered)), tasks, no_timestamps)  # type: ignore[arg-type]
+
+
+def _forced(
+    forced: Sequence[Sequence[int | None]], languages: Mapping[int, str], tasks: Mapping[str, int], no_times: int | None
+) -> dict[str, Any]:
+    """What `forced_decoder_ids` mean: [[1, language or null], [2, task], [3, no times]], or any tokens."""
+    if [place for place, _ in forced] != list(range(1, 1 + len(forced))):
+        raise ConfigError(
+            f"forced_decoder_ids {quoted(forced)} can't be expressed; they must follow one another from 1"
+        )
+    ids = [token for _, token in forced if token != no_times]
+    if not languages:
+        return {"initial_ids": tuple(token for token in ids if token is not None)}
+    kinds = {id_: task for task, id_ in tasks.items()}
+    language, task = (*ids, None, None)[:2]
+    if len(ids) > 2 or (language is not None and language not in languages) or (task is not None and task not in kinds):
+        raise ConfigError(f"forced_decoder_ids {quoted(forced)} can't be expressed; they must be a language and a task")
+    return {
+        "language": None if language is None else code_of(languages[language]),
+        "task": None if task is None else kinds[task],
+    }
+
+
+FAMILY = Family(
+    defaults={"whisper": DEFAULTS},
+    aliases={"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"},
+    architecture="whisper",
+    classes="ForConditionalGeneration",
+    config=config,
+)

@@ -1,0 +1,325 @@
+"""Speech to text: audio in windows, each searched as any other source; `api.Model.transcribe` is the way in.
+
+Audio of more than one window is written down as its times say: the next window begins where the last whole part of this
+one ended (section 3.8 of Radford et al. 2022), as transformers' `generate` has it. Shape comments: M mel bins, F frames
+of a window, L frames of all audio.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.errors import AudioError, UnsupportedError, quoted
+from txport.models.audio.facts import TASKS, Features, Speech
+from txport.models.audio.languages import code_of
+from txport.models.audio.reading import checked, read_audio
+from txport.models.audio.spectrogram import log_mel
+from txport.models.audio.targets import prompt, split
+from txport.models.facts import Facts
+from txport.models.tokenizers.base import Tokenizer
+from txport.runtimes.base import Floats, Ints
+from txport.search.options import Found, SearchOptions
+from txport.search.timestamps import TimestampRules
+from txport.system.numbers import switch
+
+Audio = str | PathLike[str] | NDArray[Any]
+Requests = list[tuple[Floats, list[int]]]  # features (M, F), and what the target begins with
+# Section 4.5 of the paper: a window is searched again, drawn ever more freely, where its text repeats itself, by how
+# many times it can be compressed, or where its tokens' mean log-probability is too low.
+FALLBACK = (0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures
+MOST_COMPRESSED, LEAST_LIKELY = 2.4, -1.0
+WINDOWS = 8  # searched together unless told otherwise
+Find = Callable[[Requests, SearchOptions], list[list[Found]]]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of what is said: from when to when in seconds, its text, and its tokens, those of times among them."""
+
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What is said in one piece of audio, as a whole and in parts; `language` is its code, if the model knows several.
+
+    Without times, each window of audio is one part.
+    """
+
+    input: str
+    text: str
+    language: str | None
+    segments: list[Segment]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those of all parts."""
+        return [token for each in self.segments for token in each.tokens]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return dataclasses.asdict(self)
+
+
+@dataclass
+class Track:
+    """One piece of audio on its way: its features (M, L), how far it is written down, and what targets begin with."""
+
+    name: str
+    features: Floats
+    times: bool
+    language: str | None = None
+    prompt: list[int] = field(default_factory=list)
+    seek: int = 0
+    segments: list[Segment] = field(default_factory=list)
+
+    def window(self, reads: Features) -> Floats:
+        """The next frames (M, F), filled up with zeros behind the last."""
+        found = np.zeros((reads.size, reads.frames), np.float32)
+        rest = self.features[:, self.seek : self.seek + reads.frames]
+        found[:, : rest.shape[1]] = rest
+        return found
+
+    @property
+    def left(self) -> int:
+        """How many frames are not written down yet."""
+        return int(self.features.shape[1]) - self.seek
+
+
+class Told:
+    """What a caller says of audio: its language, what to do, whether times are wanted, and whether to search again.
+
+    Raises `UnsupportedError` for a model that reads no audio, and for what it does not know.
+    """
+
+    def __init__(self, facts: Facts, language: Any, task: Any, timestamps: Any, fallback: Any) -> None:
+        if not isinstance(facts.reads, Features):
+            raise UnsupportedError("transcribe is for models that read audio; this one reads text: use generate")
+        speech = facts.speech or Speech()
+        self.language, self.task = _language(speech, language), _task(speech, task)
+        self.timestamps = _timestamps(speech, switch("timestamps", timestamps))
+        self.fallback = switch("fallback", fallback)
+
+
+@dataclass(frozen=True)
+class Transcriber:
+    """A model's way from audio to text; `find` searches one batch."""
+
+    facts: Facts
+    tokenizer: Tokenizer
+    find: Find
+    options: SearchOptions
+    told: Told
+
+    def __post_init__(self) -> None:
+        require_one(self.options)
+
+    @property
+    def reads(self) -> Features:
+        """What windows are."""
+        assert isinstance(self.facts.reads, Features)
+        return self.facts.reads
+
+    @property
+    def speech(self) -> Speech:
+        """What tokens say of speech."""
+        return self.facts.speech or Speech()
+
+    def run(self, audio: Audio | Iterable[Audio], batch_size: int) -> Iterator[Transcript]:
+        """Each piece of audio in order; so many of them are at work at once."""
+        waiting = iter(pieces(audio))
+        while tracks := [self._track(each) for each in islice(waiting, batch_size)]:
+            self._begin(tracks)
+            running = tracks
+            while running:
+                self._turn(running)
+                running = [track for track in running if track.left > 0]
+            yield from map(self._transcript, tracks)
+
+    def _track(self, audio: Audio) -> Track:
+        if isinstance(audio, np.ndarray):
+            name, samples = "audio", checked(audio)
+        else:
+            if not isinstance(audio, str | PathLike):
+                raise AudioError(f"audio must be a path or samples, got {quoted(audio)}")
+            name = str(audio)
+            samples = read_audio(Path(audio), self.reads)
+        features = log_mel(samples, self.reads)
+        is_long = features.shape[1] > self.reads.frames
+        if is_long and self.speech.first_timestamp is None:
+            what = f"{len(samples) / self.reads.sampling_rate:.0f} seconds, a window has {self.reads.seconds:g}"
+            raise AudioError(f"{name} has {what}, and this model tells no times to go on by: split it")
+        return Track(name, features, self.told.timestamps or is_long)
+
+    def _begin(self, tracks: Sequence[Track]) -> None:
+        """What the targets of each track begin with; a language that nobody told is asked of the model."""
+        told, task = self.told.language, self.told.task
+        if told is None and task is None:
+            told, task = self.speech.language, self.speech.task
+        unknown = list(tracks) if self.speech.languages and told is None else []
+        for track, code in zip(unknown, self._detect(unknown), strict=True):
+            track.language = code
+        for track in tracks:
+            track.language = told if track.language is None else track.language
+            track.prompt = prompt(self.speech, track.language, task or TASKS[0], times=track.times)
+
+    def _detect(self, tracks: Sequence[Track]) -> list[str]:
+        """The language of the first window of each: the likeliest token of one after the start token."""
+        if not tracks:
+            return []
+        languages = dict(zip(self.speech.language_ids, self.speech.languages, strict=True))
+        options = SearchOptions(max_new_tokens=1, scores=False, logits_processor=Only(tuple(languages)))
+        found = self.find([(track.window(self.reads), []) for track in tracks], options)
+        return [languages[each[0].tokens[0]] for each in found]
+
+    def _turn(self, tracks: Sequence[Track]) -> None:
+        """The next window of each track; those that begin alike are searched together."""
+        kinds: dict[tuple[int, bool], list[Track]] = {}
+        for track in tracks:
+            kinds.setdefault((len(track.prompt), track.times), []).append(track)
+        for (size, times), alike in kinds.items():
+            requests = [(track.window(self.reads), track.prompt) for track in alike]
+            for track, best in zip(alike, self._search(requests, self._options(size, times), size), strict=True):
+                self._write(track, best.tokens[size:])
+
+    def _search(self, requests: Requests, options: SearchOptions, size: int) -> list[Found]:
+        """The best target of each window; with the fallback, of those that are no good another one is drawn."""
+        if not self.told.fallback:
+            return [best for best, *_ in self.find(requests, options)]
+        found = [best for best, *_ in self.find(requests, dataclasses.replace(options, scores=True))]
+        for temperature in FALLBACK:
+            weak = [at for at, one in enumerate(found) if self._is_weak(one, size)]
+            if not weak:
+                break
+            again = self.find([requests[at] for at in weak], drawn(options, temperature))
+            for at, (best, *_) in zip(weak, again, strict=True):
+                found[at] = best
+        return found
+
+    def _is_weak(self, found: Found, size: int) -> bool:
+        """Whether a target behind a prompt of so many tokens repeats itself, or is unlikely."""
+        content = self._text(found.tokens[size:]).encode()
+        is_unlikely = bool(np.mean(found.token_scores[size:] or (0.0,)) < LEAST_LIKELY)
+        return is_unlikely or len(content) > MOST_COMPRESSED * len(zlib.compress(content))
+
+    def _options(self, size: int, times: bool) -> SearchOptions:
+        """Those of a search behind a prompt of so many tokens, in which the start token takes a place too."""
+        longest = min(self.facts.writes.longest, self.options.max_length or self.facts.writes.longest)
+        if (room := longest - 1 - size) < 1:
+            raise UnsupportedError(f"max_length {longest} leaves no room behind the {size + 1} tokens of a prompt")
+        asked = self.options.max_new_tokens
+        most = room if asked is None else min(self.facts.writes.longest - 1 - size, asked)
+        chosen = dataclasses.replace(self.options, max_new_tokens=most)
+        first = self.speech.first_timestamp
+        if not times or first is None:
+            return chosen
+        rules = TimestampRules(1 + size, first, self.facts.writes.end, self.speech.latest_first)
+        return dataclasses.replace(chosen, logits_processor=rules)
+
+    def _write(self, track: Track, tokens: Sequence[int]) -> None:
+        """Add the parts of a window to a track, which goes on behind the last of them."""
+        frames, reads = min(track.left, self.reads.frames), self.reads
+        said = [token for token in tokens if token not in self.options.ends(self.facts)]
+        parts, places = split(said, self.speech.first_timestamp, frames, reads)
+        offset = track.seek * reads.hop_length / reads.sampling_rate
+        for part in parts:
+            track.segments.append(Segment(offset + part.start, offset + part.end, self._text(part.tokens), part.tokens))
+        moved = frames if places is None else places * reads.frames_a_place
+        track.seek += moved if moved > 0 else frames  # a model that ends where it began would never be done
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """Without what speaks of speech."""
+        first, special = self.speech.first_timestamp, self.speech.special
+        return self.tokenizer.decode([id_ for id_ in tokens if id_ not in special and (first is None or id_ < first)])
+
+    def _transcript(self, track: Track) -> Transcript:
+        text = self._text([token for each in track.segments for token in each.tokens])
+        return Transcript(track.name, text, track.language, track.segments)
+
+
+@dataclass(frozen=True)
+class Only:
+    """A `logits_processor` that leaves some tokens."""
+
+    tokens: tuple[int, ...]
+
+    def __call__(self, scores: Floats, tokens: Ints) -> Floats:
+        """Scores (R, V) -> the same, of -inf for all others."""
+        kept = np.full_like(scores, -np.inf)
+        kept[:, self.tokens] = scores[:, self.tokens]
+        return kept
+
+
+def drawn(options: SearchOptions, temperature: float) -> SearchOptions:
+    """The same search, but each token is drawn; the same ones for the same audio."""
+    usual = SearchOptions()
+    names = ("beams", "beam_groups", "diversity_penalty", "coverage_penalty", "early_stopping", "patience")
+    greedy = {name: getattr(usual, name) for name in names}
+    how: dict[str, Any] = {"do_sample": True, "temperature": temperature, "seed": options.seed or 0, "scores": True}
+    return dataclasses.replace(options, **greedy, **how)
+
+
+def require_one(options: SearchOptions) -> None:
+    """`UnsupportedError` for options of a search that mean nothing for audio in windows."""
+    if options.nbest > 1:
+        raise UnsupportedError(f"audio is written down in one way, got nbest {options.nbest}")
+    for name in ("alignment", "logits_processor", "forced_bos_token_id"):
+        if getattr(options, name) is not None:
+            raise UnsupportedError(
+                f"{name} can't be given for audio, whose windows have prompts and rules of their own"
+            )
+
+
+def pieces(audio: Audio | Iterable[Audio]) -> Iterable[Audio]:
+    """One piece of audio is no iterable of samples."""
+    if isinstance(audio, str | PathLike) or (isinstance(audio, np.ndarray) and audio.ndim == 1):
+        return [audio]
+    try:
+        return iter(audio)
+    except TypeError:
+        what = "a path, samples, or many of them"
+        raise AudioError(f"audio must be {what}, got {quoted(audio)}") from None
+
+
+def _language(speech: Speech, language: Any) -> str | None:
+    """The code of a language, by whatever name; `UnsupportedError` for one that the model does not know."""
+    if language is None:
+        return None
+    if not speech.languages:
+        raise UnsupportedError(f"this model knows one language, so that none can be chosen; got {quoted(language)}")
+    code = code_of(language) if isinstance(language, str) else language
+    if code not in speech.languages:
+        known = ", ".join(speech.languages)
+        raise UnsupportedError(f"language must be one of {known}; got {quoted(language)}")
+    return str(code)
+
+
+def _task(speech: Speech, task: Any) -> str | None:
+    """`UnsupportedError` for a task that the model does not know."""
+    if task is None:
+        return None
+    known = [each for each in TASKS if getattr(speech, each) is not None and speech.languages]
+    if task not in known:
+        what = f"one of {', '.join(known)}" if known else "left out: this model has only one"
+        raise UnsupportedError(f"task must be {what}; got {quoted(task)}")
+    return str(task)
+
+
+def _timestamps(speech: Speech, timestamps: bool) -> bool:
+    """`UnsupportedError` where a model that tells no times is asked for them."""
+    if timestamps and speech.first_timestamp is None:
+        raise UnsupportedError("timestamps need a model that was trained to tell them; this one has no tokens of times")
+    return timestamps
