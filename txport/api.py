@@ -385,6 +385,7 @@ def load(
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
     bundle = find_bundle(str(name), progress=progress)
+    bundle.require_weights()
     if runtime == "torch":
         source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint, trust_code=trust_code)
         bundle.require_source(source.name, source.sha256)

@@ -74,7 +74,7 @@ def test_foreign_layouts_load_to_the_same_logits(
             lambda found: f"'{named(found[1].split(' or '), ANSWERS[found[3]], found[2])}', to = '{found[2]}'",
         )
     loaded = load_checkpoint(str(folder))
-    assert loaded.config == model.config
+    assert loaded.facts == model.facts
     assert torch.equal(logits_of(loaded.model), logits_of(model))
 
 
@@ -95,6 +95,16 @@ def test_models_of_others_are_recognised_without_their_config(name: str, tmp_pat
     theirs = expected.model.state_dict()
     assert all(torch.equal(tensor, theirs[each]) for each, tensor in loaded.model.state_dict().items())
     assert loaded.facts == expected.facts
+
+
+def test_norms_after_sublayers_may_have_one_more_at_the_end(tmp_path: Path) -> None:
+    """As PyTorch's own Transformer has: the tensors are those of norms before sublayers, so it is asked."""
+    model = tiny_model(tiny_config(norm="post", final_norm=True))
+    folder = save(tmp_path / "foreign", LAYOUTS[0](tensors_of(model)), HYPERPARAMETERS)
+    write_draft(folder, folder / RULES)
+    assert 'norm = "QUESTION: post or pre?' in (folder / RULES).read_text()
+    answer_config(folder / RULES, model.config.to_dict())
+    assert torch.equal(logits_of(load_checkpoint(str(folder)).model), logits_of(model))
 
 
 def test_norms_near_zero_are_asked_about(tmp_path: Path) -> None:

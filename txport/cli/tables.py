@@ -163,7 +163,7 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
     echo(f"checkpoint: {name} (SHA-256 {digest[:16]}...)")
     chosen = f", kernels for {manifest.rows} rows" if manifest.rows else ""
     echo(f"target: {manifest.target}, precision: {manifest.described_precision}, opset: {manifest.opset}{chosen}")
-    echo(f"parity with PyTorch: {parity}")
+    echo("weights: none, so nothing runs it" if manifest.weightless else f"parity with PyTorch: {parity}")
     echo(f"bundle: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
 
 

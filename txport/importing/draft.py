@@ -15,7 +15,7 @@ import torch
 from txport.errors import CheckpointError, ConfigError, OutputError
 from txport.importing.likeness import Template, templates
 from txport.importing.match import Match, Pair, match
-from txport.importing.probe import Variant, asked, closest, dims_of, layer_fields, task_of
+from txport.importing.probe import Variant, asked, closest, decided, dims_of, layer_fields, task_of
 from txport.importing.sizes import Sizes, solve, turned
 from txport.models import architecture
 from txport.models.names import CONFIG, PICKLES, RULES, WEIGHTS, weight_files
@@ -127,7 +127,8 @@ def _lines(source: Path, file: Path, weights: Weights, draft: Draft) -> Iterator
     """The lines of the file."""
     sizes = _sizes(draft)
     yield f"# A draft, by names and shapes of {len(weights)} tensors. Replace each value that begins with {QUESTION}"
-    yield "# by the answer; until then the file is refused. Why a rule was chosen stands behind it."
+    yield "# by the answer; until then the file is refused. How sure a rule is, and why, stands behind it. Square"
+    yield "# matrices are taken to lie as the others do, (out, in) or (in, out)."
     yield f'architecture = "{draft.variant.architecture}"'
     files = [source] if source.is_file() else weight_files(source)
     names = [each.name for each in files]
@@ -159,7 +160,7 @@ def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
             sizes.known.setdefault((field,), value)
     found = sizes.fields()
     found |= {field: found[first] for field, first in same.items() if first in found}
-    known = {**dict(variant.values), **layers, **found}
+    known = {**decided(variant), **layers, **found}
     choices = kind.choices()
     spoken = {
         field: value
@@ -299,12 +300,14 @@ def _transposes(pairs: Sequence[Pair], lie: Mapping[str, bool | None]) -> Iterat
     matrices = [each for each in pairs if each.given.name in lie]
     if matrices and all(lie[each.given.name] for each in matrices):
         sides = "|".join(dict.fromkeys(one.name.partition(".")[0] for each in matrices for one in each.own))
-        yield from _rule(written(Transpose(rf"^({sides})\.\d+\.")), "as the shapes of all that are not square say")
+        yield from _rule(
+            written(Transpose(rf"^({sides})\.\d+\.")), "likely, as the shapes of all that are not square say"
+        )
         return
     for each in matrices:
         for one in each.own:
             if lie[each.given.name]:
-                yield from _rule(written(Transpose(_pattern(one.name).replace(r"(\d+)", r"\d+"))), "by its shape")
+                yield from _rule(written(Transpose(_pattern(one.name).replace(r"(\d+)", r"\d+"))), "sure, by its shape")
             elif lie[each.given.name] is None:
                 pattern = _pattern(one.name).replace(r"(\d+)", r"\d+")
                 question = f"{QUESTION}: {pattern} if it lies as (in, out), else remove this rule"

@@ -184,7 +184,7 @@ def import_checkpoint(name: str, out: Path) -> None:
     }
     save_checkpoint(
         out,
-        checkpoint.model if checkpoint.read is None else checkpoint.whole,
+        checkpoint.model if checkpoint.read is None else checkpoint.in_memory().model,
         texts.get(TOKENIZER),
         texts.get(TARGET_TOKENIZER),
         usage=texts.get(TEXT),

@@ -13,7 +13,9 @@ FUSED = {"qkv": ("query", "key", "value"), "kv": ("key", "value"), "gate_up": ("
 BLOCKS = ("in_proj", "c_attn", "to_qkv", "to_kv", "qkv_proj", "kv_proj", "gate_up")
 
 
-NAMED, NUMBERED, LEFT = "by its name", "by its number, in the order in which parts run", "since nothing else is left"
+NAMED = "sure, by its name"
+NUMBERED = "likely, by its number, in the order in which parts run"
+LEFT = "likely, since nothing else is left"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import torch
 
@@ -20,6 +21,7 @@ from txport.models.checkpoint import build_empty
 from txport.models.config import MOST_LAYERS
 from txport.models.facts import Task
 from txport.models.model import Model
+from txport.models.plan import first_names
 from txport.models.values import Shape
 from txport.runtimes.inputs import drawn_features
 
@@ -67,8 +69,24 @@ def _variant(name: str, values: tuple[tuple[str, Any], ...]) -> Variant | None:
     if model is None:
         return None
     shapes = tuple((each, tuple(tensor.shape)) for each, tensor in model.named_parameters())
-    aliases = tuple((each, first) for each, first in _first_names(model).items() if each != first)
+    aliases = tuple((each, first) for each, first in first_names(model).items() if each != first)
     return Variant(name, values, shapes, aliases)
+
+
+def decided(variant: Variant) -> Values:
+    """The values of a variant that its tensors decide: with any other one, they were others."""
+    chosen = dict(variant.values)
+    found: Values = {}
+    for field, values in _choices(variant.architecture):
+        if field in chosen:
+            others = [_variant(variant.architecture, tuple({**chosen, field: value}.items())) for value in values]
+            alike = [each for each in others if each is not None and _tensors(each) == _tensors(variant)]
+            found |= {field: chosen[field]} if len(alike) == 1 else {}
+    return found
+
+
+def _tensors(variant: Variant) -> tuple[object, ...]:
+    return variant.shapes, variant.aliases
 
 
 def task_of(name: str) -> Task:
@@ -123,11 +141,12 @@ def asked(variant: Variant, known: Mapping[str, Any]) -> Iterator[tuple[str, str
     base, choices = {**_base(variant.architecture), **dict(variant.values)}, kind.choices()
     others = dict(_choices(variant.architecture))
     for each in dataclasses.fields(kind):
-        if each.name in known or each.name in UNSEEN or each.name in dict(variant.values):
+        if each.name in known or each.name in UNSEEN:
             continue
         if any(_matters(variant, each.name, other) for other in others.get(each.name, _nearby(base[each.name]))):
             default = "" if each.default is dataclasses.MISSING else f"; it is often {json.dumps(each.default)}"
-            kinds = ("true", "false") if type(base[each.name]) is bool else choices.get(each.name, ("which number",))
+            words = ("true", "false") if each.name in _yes_or_no(variant.architecture) else ("which number",)
+            kinds = choices.get(each.name, words)
             yield each.name, f"{' or '.join(kinds)}?{default}"
 
 
@@ -188,20 +207,29 @@ def _is_size(name: str, field: str) -> bool:
 
 @cache
 def _base(name: str) -> Values:
-    """The values of a small config."""
+    """The values of a small config; a choice that another one makes, where it is None, is made by itself."""
     found = architecture.find(name)
-    smallest = min(
-        found.presets.values(), key=lambda config: sum(v for v in config.to_dict().values() if type(v) is int)
-    )
-    values = smallest.to_dict()
-    return {**values, **dict.fromkeys(layer_fields(name).values(), LAYERS)}
+    presets = [config.to_dict() for config in found.presets.values()]
+    smallest = min(presets, key=lambda values: sum(each for each in values.values() if type(each) is int))
+    values = {**smallest, **dict.fromkeys(layer_fields(name).values(), LAYERS)}
+    names = _names_of(_built(name, values))
+    for field in _yes_or_no(name):
+        if values[field] is None:
+            explicit = (value for value in (False, True) if _names_of(_built(name, {**values, field: value})) == names)
+            values[field] = next(explicit, None)
+    return values
+
+
+def _yes_or_no(name: str) -> list[str]:
+    """The fields that are true or false, or None."""
+    hints = get_type_hints(architecture.find(name).config)
+    return [field for field, hint in hints.items() if hint is bool or set(get_args(hint)) == {bool, NoneType}]
 
 
 def _choices(name: str) -> list[tuple[str, tuple[Any, ...]]]:
     """The fields that are one of a few values, and these."""
-    kind = architecture.find(name).config
-    fields = [(each.name, (False, True)) for each in dataclasses.fields(kind) if type(_base(name)[each.name]) is bool]
-    return [*fields, *kind.choices().items()]
+    decided = [(field, (False, True)) for field in _yes_or_no(name)]
+    return [*decided, *architecture.find(name).config.choices().items()]
 
 
 @cache
@@ -209,7 +237,7 @@ def _changes_names(name: str, choice: tuple[str, tuple[Any, ...]]) -> bool:
     """Whether a model has other tensors, or ties others, with another value of a field."""
     field, values = choice
     built = [_built(name, {**_base(name), field: value}) for value in values]
-    return len({frozenset(_first_names(model).items()) for model in built if model is not None}) > 1
+    return len({_names_of(model) for model in built if model is not None}) > 1
 
 
 def _built(name: str, values: Values, device: str = "meta") -> Model | None:
@@ -222,6 +250,6 @@ def _built(name: str, values: Values, device: str = "meta") -> Model | None:
     return build_empty(config) if device == "meta" else found.build(config)
 
 
-def _first_names(model: Model) -> dict[str, str]:
-    first = {id(tensor): name for name, tensor in model.named_parameters()}
-    return {name: first[id(tensor)] for name, tensor in model.named_parameters(remove_duplicate=False)}
+def _names_of(model: Model | None) -> frozenset[tuple[str, str]]:
+    """The names of a model's tensors, each with the first one of the same tensor."""
+    return frozenset(first_names(model).items()) if model is not None else frozenset()

@@ -6,10 +6,9 @@ is a published size with random weights.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -44,7 +43,7 @@ from txport.models.names import (
 )
 from txport.models.plan import Plan, first_names, plan
 from txport.models.sources.source import Source, read_source
-from txport.models.streamed import Read, Unfilled, filled, outline, streamed
+from txport.models.streamed import Read, Unfilled, filled, in_memory, outline, streamed
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.load import tokenizer_of
 from txport.models.values import Weights
@@ -85,13 +84,12 @@ class Checkpoint:
         """The model in float32; a large one reads its weights where it uses them (see `models.streamed`)."""
         return self.outline if self.read is None else streamed(self.outline, self.read)
 
-    @property
-    def whole(self) -> Model:
-        """A model of its own with all weights in memory, in float32; `UnavailableError` where there is no room."""
+    def in_memory(self, copies: int = 1) -> Checkpoint:
+        """The same with all weights in memory; `UnavailableError` where there is no room for so many copies of them."""
         if self.read is None:
-            return copy.deepcopy(self.outline)
-        memory.require(4 * size_of(self.outline), f"the model of {self.name}")
-        return filled(self.outline, self.read)
+            return self
+        memory.require(copies * 4 * size_of(self.outline), f"the model of {self.name}, all of it at once,")
+        return replace(self, outline=filled(self.outline, self.read), read=None)
 
     @property
     def reader(self) -> Read | None:
@@ -258,7 +256,7 @@ def save_checkpoint(
     it searches unless told otherwise; without them, those of the folder stay, as does all else there. Raises
     `OutputError` for a place that can't be written.
     """
-    weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(model).items()}
+    weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(in_memory(model)).items()}
     texts = {TOKENIZER: tokenizer, TARGET_TOKENIZER: target_tokenizer, TEXT: usage}
     texts |= {SAMPLES: samples} if samples is not None else {}
     search = {GENERATION: published_names(generation)} if generation else {}

@@ -39,6 +39,8 @@ BESIDE = ("*decoder.yml", "*vocab*.yml", "*vocab*.json", "*vocab*.txt", "*.spm",
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that make a checkpoint, but its shards
 MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *BESIDE, *SPELLINGS)
+# what a folder of the hub may have of these: none that may hold code
+PUBLISHED = (CONFIG, WEIGHTS, INDEX, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *SPELLINGS)
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
@@ -92,7 +94,7 @@ def find_folder(name: str) -> Path:
         raise UnsupportedError(f"{name} is code, which runs only if you trust it: give --trust-code (trust_code=True)")
     folder = SHIPPED / name if is_shipped(name) else Path(name)
     if is_of_hub(name):
-        folder = hub.download(name, (*MAKING, INDEX))
+        folder = hub.download(name, PUBLISHED)
     if not folder.is_dir():
         known = ", ".join([*shipped(), f"{PRESET}NAME"])
         raise CheckpointError(f"there is no checkpoint {name}; give a folder with {CONFIG}, or one of {known}")

@@ -80,6 +80,7 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     begun = time.perf_counter()
     runtimes.require(runtime, provider)
     bundle = Bundle(path, read_manifest(path))
+    bundle.require_weights()
     checks = list(_checks(bundle, runtime, provider, threads))
     seen = {check.name for check in checks}
     names = (*FIRST, *TASKS[bundle.manifest.facts.task].names)
