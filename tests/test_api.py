@@ -29,7 +29,7 @@ from txport.exporters import export as exporter
 from txport.models import names
 from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST
-from txport.models.tokenizer import NumberTokenizer
+from txport.models.tokenizers.numbers import NumberTokenizer
 
 
 @pytest.fixture(scope="module")

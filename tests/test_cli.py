@@ -34,7 +34,7 @@ from txport.errors import UnavailableError
 from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint
 from txport.models.names import MANIFEST
-from txport.models.tokenizer import spelling_tokenizer
+from txport.models.tokenizers.spelling import spelling_tokenizer
 
 SCRIPT = Path(sys.executable).parent / "txport"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

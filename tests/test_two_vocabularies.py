@@ -17,7 +17,7 @@ from txport.bundles.bundle import Bundle
 from txport.errors import BundleError, TokenError
 from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST, digest
-from txport.models.tokenizer import spelling_tokenizer
+from txport.models.tokenizers.spelling import spelling_tokenizer
 
 ARABIC, LATIN = (*SPECIAL, *"ابتثجحخدذر"), (*SPECIAL, *"abcdefghijklmnopqrst")
 TEXTS = ["باب", "حبر", "خ", "جذر"]

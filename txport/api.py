@@ -8,6 +8,7 @@ print(model.generate(["hello"])[0].output)
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,10 @@ from txport.generated import Generated, Hypothesis, grown
 from txport.locate import checkpoint_of, find_bundle
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
-from txport.models.tokenizer import Tokenizer, Unknown, load_tokenizer
+from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
+from txport.models.tokenizers.chat import ChatReader, chat_line
+from txport.models.tokenizers.languages import LanguageReader
+from txport.models.tokenizers.load import load_chat, load_tokenizer
 from txport.release import Progress, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.runtimes.inputs import Source
@@ -60,9 +64,46 @@ class Model(Encoder):
         facts: Facts,
         workers: int = 1,
         defaults: Mapping[str, Any] | None = None,
+        chat: ChatReader | None = None,
     ) -> None:
         super().__init__(runtime, tokenizer, facts, workers, defaults)
+        self._chat = chat
         self._numbers = numbers_only(runtime)
+
+    def between(self, source_language: str | None = None, target_language: str | None = None) -> Model:
+        """The same model for sources and targets of these languages, named as its tokenizer names them (`eng_Latn`).
+
+        Without a source's, it is the tokenizer's own. Raises `UnsupportedError` for a model that is told none.
+        """
+        pair = self.tokenizer
+        if not isinstance(pair, TokenizerPair) or not isinstance(pair.source, LanguageReader):
+            given = "source_language" if source_language is not None else "target_language"
+            raise UnsupportedError(f"this model is not told languages; leave {given} out")
+        reader = pair.source.between(source_language, target_language)
+        model = copy.copy(self)
+        model.tokenizer = TokenizerPair(reader, pair.target)
+        if reader.forced is not None:
+            model.defaults = {**self.defaults, "forced_bos_token_id": reader.forced}
+        return model
+
+    def reading_chats(self) -> Model:
+        """The same model, which reads a text as what a user says, and a JSON list of messages as a chat.
+
+        The template of its checkpoint makes a prompt of it. Raises `UnsupportedError` for a model without one.
+        """
+        if self._chat is None:
+            raise UnsupportedError("this model has no chat template; give it prompts as they are")
+        model = copy.copy(self)
+        model.tokenizer = TokenizerPair(self._chat, self.tokenizer)
+        return model
+
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], **options: Any) -> Generated:
+        """The model's answer to messages, each with a `role` and a `content`, or to what one user says.
+
+        Special tokens are those of the template: what messages say is never read as one. `options` are those of
+        `generate`. Raises `TextError` for messages that the template does not take.
+        """
+        return self.reading_chats().generate(chat_line(messages), **options)[0]
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
         """Generate for one text or many; the options are those of `generate_iter`. -> one result a text, in order."""
@@ -77,6 +118,8 @@ class Model(Encoder):
         batch_tokens: int | None = None,
         continuous: bool = False,
         unknown: Unknown = "error",
+        source_language: str | None = None,
+        target_language: str | None = None,
         **options: Any,
     ) -> Iterator[Generated]:
         """As `generate`, over an iterable of any length, each result as soon as all before it are there.
@@ -87,11 +130,15 @@ class Model(Encoder):
         vocabulary writes them, apart by spaces. A batch has up to `batch_size` texts of similar length, and up to
         `batch_tokens` source tokens; if it is `continuous`, others take the places of those that are done, which cpu
         bundles can. `unknown="skip"` leaves out characters that are not in the vocabulary; a text of which nothing is
-        left has an empty output and no hypotheses.
+        left has an empty output and no hypotheses. Languages are those of `between`.
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """
         self._require_text()
+        if source_language is not None or target_language is not None:
+            model = self.between(source_language, target_language)
+            how: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens, "continuous": continuous}
+            return model.generate_iter(texts, prefixes=prefixes, unknown=unknown, **how, **options)
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         require_unknown(unknown)
         begin = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
@@ -338,6 +385,7 @@ def load(
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
     bundle = find_bundle(str(name), progress=progress)
+    bundle.require_weights()
     if runtime == "torch":
         source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint, trust_code=trust_code)
         bundle.require_source(source.name, source.sha256)
@@ -352,4 +400,6 @@ def load(
         raise BundleError(
             f"{bundle.path} says how to {facts.ability or 'search'}, which can't be done: {error}; export it again"
         ) from error
-    return Model(engine, load_tokenizer(bundle.path, facts), facts, workers, defaults)
+    tokenizer = load_tokenizer(bundle.path, facts)
+    chat = load_chat(bundle.path, tokenizer) if facts.task == "causal" else None
+    return Model(engine, tokenizer, facts, workers, defaults, chat)

@@ -162,6 +162,7 @@ def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protoc
     try:
         started = time.perf_counter()
         bundle = load_bundle(Path(path))
+        bundle.require_weights()
         runtime = _load(name, bundle, checkpoint, protocol, trust_code)
         load = 1e3 * (time.perf_counter() - started)
         facts = bundle.manifest.facts

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from txport.arguments import many, require_unknown, sizes
 from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Pooling
-from txport.models.tokenizer import Tokenizer, Unknown, shorten
+from txport.models.tokenizers.base import Tokenizer, Unknown, shorten
 from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
 from txport.runtimes.encoding import infer
 from txport.search.batching import in_batches

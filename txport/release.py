@@ -77,6 +77,7 @@ def export(
     rows: int | None = None,
     auto: bool = False,
     auto_limit: float | None = None,
+    weights: bool = True,
     force: bool = False,
     trust_code: bool = False,
     progress: Progress = silent,
@@ -91,6 +92,7 @@ def export(
     fastest for them. If a quantised bundle differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it
     does not; the manifest says which (`kept_in_fp32`), and what it cost. At most the share `auto_limit` of the weights
     that the precision quantises stays in fp32 (default: `AUTO_LIMIT`); where that is not enough, the export fails.
+    Without `weights`, the graphs are written alone, to be looked at: nothing is compared, and nothing runs them.
 
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
@@ -104,13 +106,23 @@ def export(
     if switch("auto", auto) and not is_quantised(target, precision):
         raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
     limit = _auto_limit(auto, auto_limit)
+    if not switch("weights", weights) and auto:
+        raise UnsupportedError("auto keeps weights in fp32, and without weights there are none; give one of the two")
     if isinstance(name, str | Path):
         _spare_source(str(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code)
         progress(f"exporting {checkpoint.name} ({target} {precision})")
-        how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
+        how: dict[str, Any] = {
+            "target": target,
+            "precision": precision,
+            "opset": opset,
+            "rows": rows,
+            "weights": weights,
+        }
         bundle = write(checkpoint, folder, **how)
+        if not weights:
+            return replace(bundle, path=Path(out))
         progress("comparing with PyTorch")
         if checkpoint.outline.single:
             progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})")

@@ -26,7 +26,7 @@ from txport.models.audio.reading import checked, read_audio
 from txport.models.audio.spectrogram import log_mel
 from txport.models.audio.targets import prompt, split
 from txport.models.facts import Facts
-from txport.models.tokenizer import Tokenizer
+from txport.models.tokenizers.base import Tokenizer
 from txport.runtimes.base import Floats, Ints
 from txport.search.options import Found, SearchOptions
 from txport.search.timestamps import TimestampRules

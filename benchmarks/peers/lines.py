@@ -17,7 +17,7 @@ from txport.models import architecture
 from txport.models.checkpoint import config_of
 from txport.models.facts import Facts
 from txport.models.names import PRESET, find_folder, preset_config, preset_name
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.load import load_tokenizer
 
 Unit = Literal["tokens/s", "prompt tokens/s", "words/s", "MB"]
 BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"

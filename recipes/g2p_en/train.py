@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from recipes.g2p_en import g2p
 from txport.models.architectures.transformer import Transformer, TransformerConfig
 from txport.models.checkpoint import save_checkpoint
-from txport.models.tokenizer import spelling_tokenizer
+from txport.models.tokenizers.spelling import spelling_tokenizer
 
 PAD, BOS, EOS = (g2p.VOCABULARY.index(token) for token in ("<pad>", "<s>", "</s>"))
 INDEX = {token: number for number, token in enumerate(g2p.VOCABULARY)}

@@ -18,13 +18,14 @@ import torch
 
 import txport
 from tests.adapters import modules
-from tests.tiny import edit_graph
+from tests.tiny import VOCABULARY, edit_graph
 from txport import adapters, bench, cli
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
 from txport.bundles.ports import DECODER, MODEL
-from txport.errors import ParityError, UnsupportedError
+from txport.errors import CheckpointError, ParityError, UnsupportedError
 from txport.models.checkpoint import Checkpoint
+from txport.models.tokenizers.spelling import spelling_tokenizer
 from txport.proof.verify.check import verify
 from txport.release import bisect, load_checkpoint, parity
 
@@ -68,12 +69,12 @@ def by_torch(checkpoint: Checkpoint, source: list[int], count: int) -> list[int]
     return found
 
 
-def checkpoints(example: Path) -> dict[str, Checkpoint]:
-    return {
-        "translator": load_checkpoint(f"{example}:ADAPTER", trust_code=True),
-        "alibi": load_checkpoint(modules.load_alibi(), adapter=modules.ALIBI),
-        "tutorial": load_checkpoint(modules.load_tutorial(), adapter=modules.TUTORIAL),
-    }
+def checkpoint_of(name: str, example: Path) -> Checkpoint:
+    if name == "translator":
+        return load_checkpoint(f"{example}:ADAPTER", trust_code=True)
+    adapter = {"alibi": modules.ALIBI, "tutorial": modules.TUTORIAL}[name]
+    assert adapter.load is not None
+    return load_checkpoint(adapter.load(), adapter=adapter)
 
 
 @pytest.mark.parametrize("name", ["translator", "alibi", "tutorial"])
@@ -85,7 +86,8 @@ def test_models_that_generate_find_what_pytorch_does(
     assert bundle.manifest.parity["verdict"] == "pass"
     assert verify(bundle.path).passed
     model = txport.load(bundle.path)
-    expected = [by_torch(checkpoints(example)[name], source, 6) for source in SOURCES]
+    checkpoint = checkpoint_of(name, example)
+    expected = [by_torch(checkpoint, source, 6) for source in SOURCES]
     found = model.search(SOURCES, max_new_tokens=6, batch_size=2)
     assert [list(each[0].tokens) for each in found] == expected
     texts = [" ".join(map(str, source)) for source in SOURCES]
@@ -254,6 +256,36 @@ def test_a_prompt_without_caches_is_computed_anew_behind_any_padding(tmp_path: P
     expected = [by_torch(load_checkpoint(module, adapter=adapter), prompt, 5) for prompt in prompts]
     found = txport.load(bundle.path).search(prompts, max_new_tokens=5)
     assert [list(each[0].tokens) for each in found] == expected
+
+
+def test_a_kernel_that_knows_only_fp32_is_proven_against_fp32_and_reads_text(tmp_path: Path, invoke: Invoke) -> None:
+    """With a tokenizer of its own; the report and the manifest say what the reference was."""
+
+    def encode(model: Any, ids: Any, mask: Any) -> Any:
+        x = model.words(ids)
+        if x.dtype == torch.float64:
+            raise RuntimeError("my_kernel is not implemented for 'Double'")
+        return model.mix(x)
+
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY), encoding="utf-8")
+    tokens = adapters.Tokens(size=modules.WORDS, longest=modules.LONGEST, pad=0, after=(2,))
+    adapter = adapters.encoder(tokens=tokens, width=modules.SIZE, encode=encode, folder=tmp_path / "text")
+    module, told = modules.seeded(modules.Tagger), list[str]()
+    bundle = txport.export(module, tmp_path / "out", adapter=adapter, progress=told.append)
+    assert any("held against PyTorch in fp32" in line and "my_kernel" in line for line in told)
+    assert "my_kernel is not implemented for 'Double'" in bundle.manifest.parity["reference"]
+    code, said = invoke("inspect", bundle.path, "--brief")
+    assert code == 0
+    assert "my_kernel" in said.replace("\n", " ")
+    model = txport.load(bundle.path)
+    ids = torch.tensor([model.encode("bad")])
+    with torch.no_grad():
+        right = module.mix(module.words(ids))[0].mean(0)
+    assert np.allclose(next(iter(model.embed("bad"))), right, atol=1e-5)
+    shutil.rmtree(tmp_path / "text")
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        load_checkpoint(module, adapter=adapter)
 
 
 def test_the_cpu_target_and_few_bits_are_refused_with_the_reason(tmp_path: Path) -> None:

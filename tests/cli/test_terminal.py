@@ -19,7 +19,7 @@ from txport.bundles.bundle import Bundle
 from txport.cli import tables, textio
 from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST
-from txport.models.tokenizer import spelling_tokenizer
+from txport.models.tokenizers.spelling import spelling_tokenizer
 
 EVIL = "\x1b]0;owned\x07\u202e"
 SHOWN = r"\x1b]0;owned\x07\u202e"

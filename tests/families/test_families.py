@@ -20,7 +20,7 @@ from txport.errors import BundleError, CheckpointError, ConfigError
 from txport.models.checkpoint import config_of, load_checkpoint
 from txport.models.family import all_families
 from txport.models.names import CONFIG, GENERATION, INDEX, WEIGHTS, digest
-from txport.models.tokenizer import NumberTokenizer
+from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.runtimes.inputs import batch
 from txport.search.generate import first_tokens
 

@@ -52,7 +52,7 @@ def _export(sound: Sound) -> None:
     import txport
     from tests.tiny import SAMPLES, VOCABULARY, tiny_config, tiny_model
     from txport.models.checkpoint import save_checkpoint
-    from txport.models.tokenizer import spelling_tokenizer
+    from txport.models.tokenizers.spelling import spelling_tokenizer
 
     torch.set_num_threads(1)
     save_checkpoint(sound.checkpoint, tiny_model(tiny_config()), spelling_tokenizer(VOCABULARY))

@@ -18,7 +18,9 @@ from txport.models.checkpoint import config_of
 from txport.models.facts import Facts
 from txport.models.hugging_face import write_tokenizers
 from txport.models.names import SHIPPED, TARGET_TOKENIZER, TOKENIZER
-from txport.models.tokenizer import FileTokenizer, load_tokenizer, spelling_tokenizer
+from txport.models.tokenizers.file import FileTokenizer
+from txport.models.tokenizers.load import load_tokenizer
+from txport.models.tokenizers.spelling import spelling_tokenizer
 
 EDGES = [
     "a",

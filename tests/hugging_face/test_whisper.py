@@ -19,8 +19,10 @@ from transformers import (
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
 )
+from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
 from tests.speech.audio import PIECES, RATE, noise
+from txport.search.timestamps import TimestampRules
 
 FOLDER = Path(__file__).parents[1] / "speech" / "whisper"
 SAID, HEARD = FOLDER / "said.json", FOLDER / "heard.npz"
@@ -143,6 +145,22 @@ def test_what_our_graphs_are_held_to_is_what_transformers_says() -> None:
 def test_what_is_heard_is_what_transformers_hears(key: str) -> None:
     with np.load(HEARD) as stored:
         np.testing.assert_allclose(heard()[key], stored[key], rtol=0, atol=2e-5)
+
+
+def test_times_are_allowed_where_transformers_allows_them() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        begin, latest = int(rng.integers(1, 4)), [None, 0, 3, 5][rng.integers(4)]
+        tokens = rng.integers(0, VOCABULARY, (3, begin + int(rng.integers(6))))
+        is_time = rng.random(tokens.shape) < 0.5
+        is_time[:, :begin] = False
+        tokens = np.where(is_time, rng.integers(NO_TIMES + 1, VOCABULARY, tokens.shape), tokens)
+        scores = (2 * rng.standard_normal((3, VOCABULARY))).astype(np.float32)
+        scores[:, rng.integers(0, VOCABULARY, 9)] = -np.inf
+        config = GenerationConfig(no_timestamps_token_id=NO_TIMES, eos_token_id=END, max_initial_timestamp_index=latest)
+        theirs = WhisperTimeStampLogitsProcessor(config, begin_index=begin)
+        expected = theirs(torch.from_numpy(tokens), torch.from_numpy(scores)).numpy()
+        np.testing.assert_array_equal(TimestampRules(begin, NO_TIMES + 1, END, latest)(scores, tokens), expected)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from txport.models import checkpoint
 from txport.models.architectures.transformer import PRESETS, TransformerConfig
 from txport.models.checkpoint import expected_tensors, load_checkpoint, save_checkpoint
 from txport.models.names import digest, label, shipped
-from txport.models.tokenizer import spelling_tokenizer
+from txport.models.tokenizers.spelling import spelling_tokenizer
 
 CHOICES = TransformerConfig.choices()
 
@@ -52,7 +52,7 @@ def test_round_trip(tied: str, positions: str, tmp_path: Path) -> None:
     loaded = load_checkpoint(str(tmp_path / "mine"))
     assert loaded.config == model.config
     assert loaded.name == "mine"
-    assert [path.name for path in loaded.companions] == ["tokenizer.json"]
+    assert list(loaded.companions) == ["tokenizer.json"]
     assert not loaded.model.training
     expected, actual = model.state_dict(), loaded.model.state_dict()
     assert expected.keys() == actual.keys()
@@ -87,9 +87,9 @@ def test_tokenizers_of_an_older_model_do_not_stay(tmp_path: Path) -> None:
     tokenizer = spelling_tokenizer(VOCABULARY)
     save_checkpoint(folder, model, tokenizer, tokenizer)
     save_checkpoint(folder, model, tokenizer)
-    assert [path.name for path in load_checkpoint(str(folder)).companions] == ["tokenizer.json"]
+    assert list(load_checkpoint(str(folder)).companions) == ["tokenizer.json"]
     save_checkpoint(folder, model)
-    assert load_checkpoint(str(folder)).companions == []
+    assert load_checkpoint(str(folder)).companions == {}
 
 
 def test_a_save_replaces_links_not_what_they_lead_to(folder: Path, tmp_path: Path) -> None:

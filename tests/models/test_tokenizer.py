@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from tests.tiny import LETTERS, VOCABULARY, WORDS, tiny_facts
 from txport.errors import BundleError, TextError, TokenError
-from txport.models.tokenizer import FileTokenizer, NumberTokenizer, load_tokenizer, spelling_tokenizer, unknown_id
+from txport.models.tokenizers.file import FileTokenizer, unknown_id
+from txport.models.tokenizers.load import load_tokenizer
+from txport.models.tokenizers.numbers import NumberTokenizer
+from txport.models.tokenizers.spelling import spelling_tokenizer
 
 END = VOCABULARY.index("</s>")
 

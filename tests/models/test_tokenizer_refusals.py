@@ -15,14 +15,10 @@ from tests.tiny import VOCABULARY, reseal, tiny_facts
 from txport.bundles.bundle import Bundle
 from txport.errors import BundleError, TextError
 from txport.models.hugging_face import tokenizer_config
-from txport.models.tokenizer import (
-    FEW,
-    LETTERS_PER_TOKEN,
-    FileTokenizer,
-    NumberTokenizer,
-    load_tokenizer,
-    spelling_tokenizer,
-)
+from txport.models.tokenizers.file import FEW, LETTERS_PER_TOKEN, FileTokenizer
+from txport.models.tokenizers.load import load_tokenizer
+from txport.models.tokenizers.numbers import NumberTokenizer
+from txport.models.tokenizers.spelling import spelling_tokenizer
 
 LETTERS = {"a": 0, "?": 1}
 EXPLODES = pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated")
@@ -87,10 +83,10 @@ def test_interrupts_and_a_lack_of_memory_stay_what_they_are(tmp_path: Path, monk
     for error in (KeyboardInterrupt, MemoryError, SystemExit):
 
         class Raising:
-            def encode(self, text: str, error: type[BaseException] = error) -> None:
+            def encode(self, text: str, error: type[BaseException] = error, **how: Any) -> None:
                 raise error
 
-        monkeypatch.setattr(tokenizer, "_tokenizer", Raising())
+        monkeypatch.setattr(tokenizer, "_reader", Raising())
         with pytest.raises(error):
             tokenizer.encode("a")
 

@@ -21,7 +21,7 @@ from txport.cli import cli, main
 from txport.errors import ParityError, UnsupportedError
 from txport.models.architectures.transformer import Transformer
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.models.tokenizer import spelling_tokenizer
+from txport.models.tokenizers.spelling import spelling_tokenizer
 from txport.proof import fallback
 from txport.proof.fallback import aliases, fall_back_to_fp32, kept_share, worst_matrices
 

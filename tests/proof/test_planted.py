@@ -53,11 +53,11 @@ def test_what_is_left_out_for_a_large_model_is_in_its_report_and_manifest(
     checkpoint, bundles = models["plain"]
     assert check.check(bundles["cpu"], checkpoint, {"ort": "cpu"}).to_dict()["left_out"] == []
     monkeypatch.setattr(check, "LARGE", 0)
-    monkeypatch.setattr(cases, "PLACES", 9)
+    monkeypatch.setattr(cases, "BRIEF", 90)
     report = check.check(bundles["cpu"], checkpoint, {"ort": "cpu"})
     left_out = [
-        "whole targets beyond their first 9 of 24 places",
         "search beyond 12 tokens, and in the cases length 1, padded rows, many rows, longer than traced, longest",
+        "whole targets in the cases many rows, longer than traced",
     ]
     assert report.to_dict()["left_out"] == report.summary()["left_out"] == left_out
     assert {each.case for each in report.tokens} == {"one row", "every row padded"}

@@ -26,6 +26,7 @@ OPTIONS = st.fixed_dictionaries(
         "min_new_tokens": st.integers(0, 3),
         "no_repeat_ngram_size": st.integers(1, 3),
         "suppress_tokens": st.lists(st.integers(1, SIZE - 1), max_size=3),
+        "begin_suppress_tokens": st.lists(st.integers(1, SIZE - 1), max_size=3),
         "bad_words_ids": st.lists(st.lists(st.integers(1, SIZE - 1), min_size=1, max_size=3), max_size=4),
         "eos_token_id": st.sampled_from([(EOS,), (EOS, 8), (7, 8)]),
     },
@@ -54,6 +55,7 @@ def nothing_is_left(prefix: Sequence[int], new: Tokens, options: dict[str, Any])
     """Whether every token is forbidden after these."""
     token_ids, ends = (BOS, *prefix, *new), options.get("eos_token_id", (EOS,))
     banned = set(options.get("suppress_tokens", ()))
+    banned |= set() if new else set(options.get("begin_suppress_tokens", ()))
     banned |= set(ends) if len(new) < options.get("min_new_tokens", 0) else set()
     for words in options.get("bad_words_ids", []):
         if token_ids[len(token_ids) - len(words) + 1 :] == tuple(words[:-1]):
@@ -83,6 +85,7 @@ def test_what_is_found_keeps_every_promise(seed: int, prefixes: list[list[int]],
         elif len(new) < options["max_new_tokens"]:
             assert len(new) >= options.get("min_new_tokens", 0)
         assert not set(new) & set(options.get("suppress_tokens", ()))
+        assert not set(new[:1]) & set(options.get("begin_suppress_tokens", ()))
         assert [len(best.token_scores), *best.token_scores[: len(prefix)]] == [len(best.tokens), *[0.0] * len(prefix)]
         token_ids = (BOS, *best.tokens)
         for words in options.get("bad_words_ids", []):
@@ -340,3 +343,18 @@ def test_a_processor_must_return_what_it_got() -> None:
             max_new_tokens=2,
             logits_processor=lambda scores, token_ids: scores[:, :3],
         )
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=SEEDS, prefix=st.lists(TOKENS, max_size=3), length=st.integers(5, 9), beams=st.integers(1, 3))
+def test_max_length_counts_the_start_token_and_the_prefix(
+    seed: int, prefix: list[int], length: int, beams: int
+) -> None:
+    assume(EOS not in prefix)
+    found = find(seed, [prefix], {"max_length": length, "beams": beams})
+    assert found == find(seed, [prefix], {"max_new_tokens": length - 1 - len(prefix), "beams": beams})
+
+
+def test_a_prefix_that_fills_max_length_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="a prefix of 3 tokens leaves no room in max_length 4"):
+        find(0, [[2, 3, 4]], {"max_length": 4})

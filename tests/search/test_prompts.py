@@ -17,7 +17,7 @@ from txport.cli import cli
 from txport.errors import TextError, TxportError, UnsupportedError
 from txport.models.architectures.gpt2 import GPT2, GPT2Config
 from txport.models.checkpoint import save_checkpoint
-from txport.models.tokenizer import FileTokenizer
+from txport.models.tokenizers.file import FileTokenizer
 from txport.runtimes.base import Floats, Ints
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate

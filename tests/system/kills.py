@@ -25,7 +25,7 @@ from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.manifest import Manifest
 from txport.cli import textio
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
-from txport.models.tokenizer import spelling_tokenizer
+from txport.models.tokenizers.spelling import spelling_tokenizer
 from txport.proof import proven
 from txport.system import files
 

@@ -159,6 +159,8 @@ def test_any_bytes_are_refused_or_read(seed: int, copied: Path) -> None:
         ("bart", {"encoder/pre_norm": torch.tensor(1, dtype=torch.int8)}, "norm must be alike, got pre and post"),
         ("bart", {"encoder/num_heads": torch.tensor(0, dtype=torch.int16)}, "encoder/num_heads must be at least 1"),
         ("bart", {"encoder/num_heads": torch.tensor(4, dtype=torch.int16)}, "heads must be alike, got 4 and 2"),
+        ("bart", {"encoder/num_heads": torch.tensor(2.5)}, "num_heads must be a whole number, got 2.5"),
+        ("bart", {"encoder/num_heads": torch.tensor(torch.nan)}, "it is not a model of CTranslate2: ValueError"),
         ("bart", {"decoder/scale_outputs": torch.tensor(0.5)}, "decoder/scale_outputs 0.5 can't be expressed"),
         ("bart", {"encoder/scale_embeddings": torch.tensor(3.0)}, "encoder/scale_embeddings 3.0 can't be expressed"),
         ("bart", {"encoder/new": torch.tensor(1.0)}, "encoder/new 1.0 can't be expressed"),

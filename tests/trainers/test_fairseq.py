@@ -284,6 +284,7 @@ def test_values_that_are_no_models_are_refused(tmp_path: Path) -> None:
     folder, weights = tmp_path / "fairseq", weights_of(PLAIN)
     for values, message in (
         ({"args": None}, "it has neither args nor cfg"),
+        ({"args": {"task": torch.zeros(3)}}, "the option 'task' is a tensor, expected a plain value"),
         ({"args": [1]}, "options must be names and values, got 'list'"),
         ({"args": None, "cfg": {"model": 3}}, "options must be names and values, got 'int'"),
         ({"model": {}}, "holds no tensors by name where its trainer has them"),

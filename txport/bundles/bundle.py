@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from txport.bundles.graphs import read_outline
+from txport.bundles.graphs import contained, read_outline
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, UnsupportedError, quoted
@@ -55,6 +55,12 @@ class Bundle:
         for where, found, expected in _differences(told, dict(described)):
             what = f"{where} {quoted(found)}, its checkpoint {quoted(expected)}"
             raise BundleError(f"{self.path / MANIFEST} says {what}; export it again")
+
+    def require_weights(self) -> None:
+        """Raise `BundleError` for a bundle that has none."""
+        if self.manifest.weightless:
+            fix = "nothing can run or compare it; export it again without --weights none"
+            raise BundleError(f"{self.path} holds graphs without weights: {fix}")
 
     @property
     def samples(self) -> list[str]:
@@ -121,6 +127,14 @@ def _problem(bundle: Bundle, name: str) -> str | None:
         return f"{name} can't be read ({error.strerror})"
 
 
+def _is_plain(name: str) -> bool:
+    """Whether a name is that of a file beside the graph."""
+    try:
+        return "/" not in contained(name)
+    except ValueError:
+        return False
+
+
 def _strange(bundle: Bundle, role: str) -> list[str]:
     """What is wrong with a graph before any runtime sees it: files that nobody vouches for, and loops."""
     file = bundle.manifest.graphs[role].file
@@ -130,6 +144,8 @@ def _strange(bundle: Bundle, role: str) -> list[str]:
         return [str(error)]
     folder, files = PurePosixPath(file).parent, bundle.manifest.files
     places = {name: (folder / name).as_posix() for name in outline.files}
+    if bundle.manifest.weightless:  # nothing reads what is not there
+        places = {name: place for name, place in places.items() if place in files or not _is_plain(name)}
     strange = sorted(name for name, place in places.items() if place not in files or place == file)
     loops = sorted(LOOPS & outline.operators)
     opsets = sorted(version for domain, version in outline.opsets if domain in ("", "ai.onnx"))

@@ -64,6 +64,7 @@ class Manifest:
     shared: dict[str, dict[str, Any]] = field(default_factory=dict)  # weight of several graphs -> where it lies
     parity: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
+    weightless: bool = False  # whether the graphs say where their weights would lie, and there are none
 
     @property
     def dtype(self) -> str:
@@ -99,4 +100,6 @@ class Manifest:
         values["facts"] = self.facts.to_dict()
         values["weights"] = {name: stored.to_dict() for name, stored in self.weights.items()}
         values["graphs"] = {role: graph.to_dict() for role, graph in self.graphs.items()}
+        if not self.weightless:
+            del values["weightless"]
         return values

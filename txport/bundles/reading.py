@@ -71,6 +71,8 @@ def read_manifest(path: Path) -> Manifest:
 def _manifest(values: dict[str, Any]) -> Manifest:
     """The manifest of JSON values; `ValueError`, `TypeError` or `KeyError` for what is wrong with them."""
     _check_types(values, VALUES)
+    if type(values.get("weightless", False)) is not bool:
+        raise TypeError(f"weightless must be true or false, got {quoted(values['weightless'])}")
     _check_types(values["checkpoint"], CHECKPOINT_VALUES)
     if values["kept_in_fp32"]:
         _check_types(values["kept_in_fp32"], KEPT_VALUES)
@@ -126,7 +128,7 @@ def _check_graphs(manifest: Manifest, graphs: Any) -> None:
     if missing := [graph.file for graph in manifest.graphs.values() if graph.file not in manifest.files]:
         raise ValueError(f"it lists no hash for {', '.join(missing)}")
     least, size = least_bytes(manifest), sum(entry["bytes"] for entry in manifest.files.values())
-    if size < least:
+    if size < least and not manifest.weightless:
         raise ValueError(f"its files have {size} bytes, and a model of its facts at least {least}")
 
 

@@ -38,10 +38,19 @@ from txport.runtimes import GRAPH_RUNTIMES
     help="Share of the weights that --auto may keep in fp32, of those that the precision quantises; where that is not"
     f" enough, exit 1.  [default: {AUTO_LIMIT}]",
 )
+@click.option(
+    "--weights",
+    type=click.Choice(["all", "none"]),
+    default="all",
+    show_default=True,
+    help="none: write the graphs alone, which say where weights would lie; `inspect` shows them, nothing runs them.",
+)
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @trust_option
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
-def export(checkpoint: str, out: Path, target: str, precision: str, as_json: bool, **options: Any) -> None:
+def export(
+    checkpoint: str, out: Path, target: str, precision: str, weights: str, as_json: bool, **options: Any
+) -> None:
     """Export CHECKPOINT to a bundle at OUT, and prove it.
 
     The graphs are checked, compared with PyTorch, and appear at OUT only if they agree. A link at OUT stays, and leads
@@ -52,6 +61,7 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
 
     if options["auto_limit"] is not None and not options["auto"]:
         raise UnsupportedError("--auto-limit bounds what --auto keeps in fp32; give --auto too")
+    options["weights"] = weights == "all"
     bundle = api.export(checkpoint, out, target=target, precision=precision, progress=progress, **options)
     if as_json:
         textio.print_json(bundle.manifest.to_dict())
@@ -64,6 +74,8 @@ def export(checkpoint: str, out: Path, target: str, precision: str, as_json: boo
 
 
 def _verdict(bundle: Any) -> str:
+    if bundle.manifest.weightless:
+        return "graphs without weights, not compared"
     difference = bundle.measured["worst_logit_difference"]
     names = " and ".join(each.name for each in bundle.manifest.facts.outputs) or "logits"
     return f"parity {bundle.manifest.parity['verdict']} ({names} differ by at most {difference:.1e})"

@@ -12,13 +12,13 @@ from typing import IO, Any
 
 import click
 
-from txport.cli import completion, encoding, speech, textio
+from txport.cli import completion, encoding, speech, textio, texts
 from txport.cli.guard import progress
 from txport.cli.options import fit_threads, is_given, provider_option, threads_option, trust_option, unknown_option
 from txport.cli.outputs import require_outputs
 from txport.cli.searching import FLAGS, IDS, ONLY_GENERATING, search_options
 from txport.errors import UnsupportedError
-from txport.models.tokenizer import NumberTokenizer
+from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.runtimes import MODULES
 
 NOT_STREAMED = {
@@ -49,6 +49,7 @@ NOT_STREAMED = {
 )
 @trust_option
 @search_options
+@texts.text_options
 @encoding.encoding_options
 @speech.speech_options
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
@@ -115,6 +116,8 @@ def run(
         how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown")}
         encoding.run(model, source, total, output, as_json, shown, how)
         return
+    with _in_flags():
+        model = texts.told(model, options)
     options = _chosen(options | _token_ids(model.tokenizer, options), model.defaults, as_json)
     if speech.is_for(model.facts):
         with _in_flags():

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from txport.cli import texts
 from txport.cli.options import F
 
 SEARCH: list[tuple[str, dict[str, Any]]] = [
@@ -114,12 +115,13 @@ IDS = {  # options whose tokens are ids in Python
     "bad_words_ids": "--bad-words",
     "eos_token_id": "--eos-token",
 }
-NAMED = [*(name for name, _ in SEARCH), "--batch-size", "--batch-tokens"]
+NAMED = [*(name for name, _ in SEARCH), "--batch-size", "--batch-tokens", "--source-language", "--target-language"]
 FLAGS = {**{flag.removeprefix("--").replace("-", "_"): flag for flag in NAMED}, **IDS}  # by name in Python
 ONLY_GENERATING = {
     **{flag.removeprefix("--").replace("-", "_"): flag for flag, _ in SEARCH},
     "continuous": "--continuous",
     "as_stream": "--stream",
+    **texts.FLAGS,
 }
 
 

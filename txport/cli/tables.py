@@ -59,6 +59,11 @@ def show_parity(report: Report) -> None:
     echo(render.pytorch(report))
     for line in report.about["left_out"]:
         echo(f"left out: {line}")
+    if "reference" in report.about:
+        echo(f"held against {report.about['reference']}")
+    for word, what in (("computed", "tensors that the module's code computes"), ("unused", "weights in no graph")):
+        if names := report.about.get(word):
+            echo(f"{what}: {', '.join(names)}")
     for line in render.quality(report):
         echo(f"quality: {line}")
     for line in report.failures()[1:FURTHER]:
@@ -158,7 +163,7 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
     echo(f"checkpoint: {name} (SHA-256 {digest[:16]}...)")
     chosen = f", kernels for {manifest.rows} rows" if manifest.rows else ""
     echo(f"target: {manifest.target}, precision: {manifest.described_precision}, opset: {manifest.opset}{chosen}")
-    echo(f"parity with PyTorch: {parity}")
+    echo("weights: none, so nothing runs it" if manifest.weightless else f"parity with PyTorch: {parity}")
     echo(f"bundle: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+
+from torch import Tensor
 
 from txport.bundles.manifest import Manifest, is_quantised, require_offer
 from txport.errors import UnsupportedError
@@ -15,10 +18,15 @@ from txport.exporters.targets import TARGETS
 from txport.models import architecture
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
+from txport.models.streamed import emptied
 from txport.version import __version__
 
 DEFAULT_OPSET = 18
 OPSETS = range(DEFAULT_OPSET, 26)
+
+
+def _no_weights(name: str) -> Tensor:
+    raise UnsupportedError(f"this model's graphs depend on the numbers of {name}, so they can't be without weights")
 
 
 def export_graphs(
@@ -31,12 +39,13 @@ def export_graphs(
     rows: int | None = None,
     keep: Collection[str] = (),
     external_above: int = portable.EXTERNAL_ABOVE,
+    weights: bool = True,
 ) -> Manifest:
     """Write the files of a bundle into `folder`, checked, all but the manifest; -> the manifest, not sealed yet.
 
     Without an `opset`, it is `DEFAULT_OPSET`, or the later one that the target prefers for the model. Weights named in
     `keep` are not quantised. The kernels of the others are the fastest for a step of `rows` rows, or, for None, those
-    by which no row depends on the others.
+    by which no row depends on the others. Without `weights`, the graphs say where these would lie.
     """
     if opset is not None and opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
@@ -59,10 +68,16 @@ def export_graphs(
         tools={"txport": __version__, **{name: version(name) for name in ("torch", "onnx", "onnxscript")}},
         generation=dict(checkpoint.generation),
         rows=rows,
+        weightless=not weights,
     )
+    if not weights:
+        checkpoint = replace(checkpoint, outline=emptied(checkpoint.outline), read=_no_weights)
     (folder / "onnx").mkdir()
-    for path in checkpoint.companions:
-        shutil.copyfile(path, folder / path.name)
+    for name, content in checkpoint.companions.items():
+        if isinstance(content, Path):
+            shutil.copyfile(content, folder / name)
+        else:
+            (folder / name).write_text(content, encoding="utf-8", newline="\n")
     if target == "cpu":
         return write_cpu(checkpoint, manifest, folder, keep)
     return portable.write(checkpoint, manifest, folder, external_above)

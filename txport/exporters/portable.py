@@ -15,6 +15,7 @@ from txport.bundles.ports import SELECT
 from txport.exporters.check import check_graph
 from txport.exporters.targets import TARGETS, Job
 from txport.exporters.trace import sign
+from txport.exporters.weights import leave_out, standing_in
 from txport.models import architecture
 from txport.models.adapters.adapted import Adapted
 from txport.models.adapters.published import published
@@ -26,7 +27,7 @@ from txport.models.generation import published_names
 from txport.models.hugging_face import write_tokenizers
 from txport.system.documents import write_json
 
-EXTERNAL_ABOVE = 1_900_000_000  # bytes of weights; protobuf ends at 2 GiB, and a graph is more than weights
+EXTERNAL_ABOVE = 600_000_000  # bytes of weights; protobuf ends at 2 GiB, and holds three times as much to write it
 
 Counts = dict[str, dict[str, int]]
 
@@ -34,12 +35,16 @@ Counts = dict[str, dict[str, int]]
 def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_above: int = EXTERNAL_ABOVE) -> Manifest:
     """Write the graphs, checked, and the JSON that other programs read; -> the manifest with what was done to them."""
     models, counts = _build(checkpoint, manifest)
-    external = any(_weight_bytes(model) > external_above for model in models.values())
+    external = manifest.weightless or any(_weight_bytes(model) > external_above for model in models.values())
     for role, model in models.items():
         graph = manifest.graphs[role]
         path = folder / graph.file
-        ir.save(model, path, external_data=f"{path.name}_data" if external and role != SELECT else None)
-        check_graph(path, graph, manifest)
+        data = f"{path.name}_data"
+        if manifest.weightless:
+            leave_out([model], path.parent, data)
+        ir.save(model, path, external_data=data if external and role != SELECT and not manifest.weightless else None)
+        with standing_in(path.with_name(data), manifest.weightless):
+            check_graph(path, graph, manifest)
     facts = checkpoint.facts
     described = _published(checkpoint)
     js = transformers_js_config(manifest.precision, external)

@@ -40,6 +40,7 @@ LENGTHS = {BATCH: 6, SOURCE: 7, PAST_SOURCE: 4, TARGET: 3, PAST_TARGET: SHORTEST
 PREFIX = re.compile(r"^(model\.)?(module\.)?")  # of what wraps the user's module
 CONTROL = {"If", "Loop", "Scan"}
 FIXED = re.compile(r"L\['(\w+)'\](?:\[(\d+)\])?\.size\(\)\[(\d+)\].*?constant \((\d+)\)", re.DOTALL)
+TARGET_OF = re.compile(r"translating node .*?target=(torch[\w.]+)", re.DOTALL)
 NOISY = ("torch.fx", "torch.onnx", "torch.export", "torch._export", "onnxscript", "onnx_ir")
 
 
@@ -165,6 +166,8 @@ def _reason(error: BaseException) -> str:
     """The first sentence; of code that looks at values, what it is that can't be done."""
     if type(error).__name__ == "GuardOnDataDependentSymNode":
         return "the code chooses what to compute by values that only a run knows (if, int, .item())"
+    if found := TARGET_OF.search(str(error)):
+        return f"ONNX has no form of {found[1]} for what it is given"
     return brief(str(error).strip().partition("\n\n")[0])
 
 

@@ -147,7 +147,7 @@ def _quantise(forms: Mapping[str, Form], tables: Collection[str], graph: ir.Mode
 
 def _choose(graph: ir.Model, job: Job) -> int:
     """Add the choice of the best tokens; -> whether screening finds them."""
-    screened = screens(job.manifest.facts, job.manifest.precision)
+    screened = screens(job.manifest.facts, job.manifest.precision) and not job.manifest.weightless
     add_top(graph, job.ports, shorten=screened)
     return int(screened)
 

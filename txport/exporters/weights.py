@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,14 +78,13 @@ def _bytes_of(tensor: ir.TensorProtocol) -> memoryview:
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1).view(np.uint8).data
 
 
-def share_weights(models: dict[str, ir.Model], folder: Path, *, without: bool = False) -> dict[str, dict[str, Any]]:
+def share_weights(models: dict[str, ir.Model], folder: Path) -> dict[str, dict[str, Any]]:
     """Write the weights of all graphs to `folder`, equal ones once, and let the graphs refer to them.
 
-    -> those that have one name in several graphs, and where they lie, so that sessions can hold them once. `without`
-    weights, the graphs say where they would lie in a file that is not there.
+    -> those that have one name in several graphs, and where they lie, so that sessions can hold them once.
     """
     found: dict[str, list[dict[str, Any]]] = {}
-    with contextlib.nullcontext() if without else (folder / FILE).open("wb") as file:
+    with (folder / FILE).open("wb") as file:
         weights = WeightFile(file)
         for model in models.values():
             for value in model.graph.initializers.values():
@@ -102,6 +101,28 @@ def share_weights(models: dict[str, ir.Model], folder: Path, *, without: bool = 
                 found.setdefault(str(value.name), []).append(entry)
                 value.const_value = outside(tensor, str(value.name), folder, FILE, place)
     return {name: each[0] for name, each in found.items() if len(each) > 1 and all(one == each[0] for one in each)}
+
+
+@contextlib.contextmanager
+def standing_in(path: Path, needed: bool) -> Iterator[None]:
+    """An empty file at a path while a graph without weights is checked, which asks for theirs."""
+    if needed:
+        path.touch()
+    try:
+        yield
+    finally:
+        if needed:
+            path.unlink(missing_ok=True)
+
+
+def leave_out(models: Iterable[ir.Model], folder: Path, file: str) -> None:
+    """Let graphs say where their weights would lie in one file, one after the other."""
+    places = WeightFile(None)
+    for model in models:
+        for value in model.graph.initializers.values():
+            tensor, name = value.const_value, str(value.name)
+            if isinstance(tensor, ir.LazyTensor):
+                value.const_value = outside(tensor, name, folder, file, places.place(name, tensor))
 
 
 def outside(tensor: ir.TensorProtocol, name: str, folder: Path, file: str, offset: int) -> ir.ExternalTensor:
@@ -221,10 +242,14 @@ def parts_of(stored: Stored, rows: int) -> Iterator[tuple[str, slice]]:
 
 
 def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with the weights that a quantised bundle holds in their place; any other checkpoint as it is."""
-    if not bundle.manifest.quantization:
+    """The checkpoint with the weights that a quantised bundle holds in their place; any other checkpoint as it is.
+
+    Random weights of a large preset are read from the bundle too where it holds them as they are: that takes less time
+    than to draw them again, and proof compares them first.
+    """
+    if not bundle.manifest.quantization and not (_is_large_preset(checkpoint) and bundle.manifest.precision == "fp32"):
         return checkpoint
-    found = _held_parts(bundle, checkpoint.outline)
+    found = _held_parts(bundle, checkpoint.outline, plain=_is_large_preset(checkpoint))
     if checkpoint.read is not None:
         return dataclasses.replace(
             checkpoint, read=lambda name: torch.from_numpy(found[name]()) if name in found else checkpoint.tensor(name)
@@ -236,21 +261,29 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
     return dataclasses.replace(checkpoint, outline=model)
 
 
-def _held_parts(bundle: Bundle, model: nn.Module) -> dict[str, Callable[[], Array]]:
-    """What reads each weight, by its first name, that a bundle holds in fewer bits."""
+def _is_large_preset(checkpoint: Checkpoint) -> bool:
+    return checkpoint.read is not None and checkpoint.folder is None
+
+
+def _held_parts(bundle: Bundle, model: nn.Module, *, plain: bool) -> dict[str, Callable[[], Array]]:
+    """What reads each weight, by its first name, that a bundle holds in fewer bits, or, if `plain`, as it is."""
     found: dict[str, Callable[[], Array]] = {}
     first, shapes = first_names(model), {name: tuple(each.shape) for name, each in model.named_parameters()}
     for role in bundle.manifest.graphs:
         tensors = graph_weights(bundle.file(role))
-        for name, stored in bundle.manifest.weights.items():
-            scales = read_scales(stored, tensors) if name in tensors and stored.is_quantised else None
-            if scales is None or stored.form is None:
-                continue
-            whole = Quantized(stored.form, tensors[name], scales)
-            for weight, rows in parts_of(stored, whole.shape[0]):
-                part = whole.rows(rows)
-                if shapes.get(first.get(weight, "")) != part.shape:
-                    there = f"one of shape {shapes[first[weight]]}" if weight in first else "no such weight"
-                    raise ParityError(f"the bundle holds {weight} of shape {part.shape}, the checkpoint {there}")
-                found[first[weight]] = partial(dequantize, part)
+        for name, values in tensors.items():
+            stored = bundle.manifest.weights.get(name, Stored((name,)))
+            scales = read_scales(stored, tensors) if stored.is_quantised else None
+            if scales is not None and stored.form is not None:
+                whole = Quantized(stored.form, values, scales)
+                for weight, rows in parts_of(stored, whole.shape[0]):
+                    part = whole.rows(rows)
+                    if shapes.get(first.get(weight, "")) != part.shape:
+                        there = f"one of shape {shapes[first[weight]]}" if weight in first else "no such weight"
+                        raise ParityError(f"the bundle holds {weight} of shape {part.shape}, the checkpoint {there}")
+                    found[first[weight]] = partial(dequantize, part)
+            elif plain and not stored.is_quantised:
+                for held in _unpack(stored, values):
+                    if shapes.get(first.get(held.name, "")) == held.values.shape:
+                        found[first[held.name]] = partial(np.array, held.values)  # which may be written to
     return found

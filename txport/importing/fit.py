@@ -14,7 +14,7 @@ from txport.importing.draft import DIFFERING, nearest, open_weights
 from txport.importing.likeness import Template
 from txport.models import architecture, family
 from txport.models.checkpoint import build_empty, check_tensors, load_checkpoint, save_checkpoint
-from txport.models.names import CONFIG, MANIFEST, RULES, SAMPLES, TARGET_TOKENIZER, TOKENIZER, find_folder
+from txport.models.names import CONFIG, MANIFEST, RULES, SAMPLES, TARGET_TOKENIZER, TEXT, TOKENIZER, find_folder
 from txport.models.plan import Piece, Plan, plan
 from txport.models.sources.native import ARCHITECTURE
 from txport.models.sources.source import Source, read_source
@@ -178,14 +178,16 @@ def require_apart(name: str, out: Path, *, force: bool = False) -> None:
 def import_checkpoint(name: str, out: Path) -> None:
     """Write a checkpoint of any format as one of ours, whole or not at all: config, weights, tokenizers, samples."""
     checkpoint = load_checkpoint(name)
-    files = {path.name: path for path in checkpoint.companions}
-    texts = {each: read_text(files[each], LARGEST_TOKENIZER) for each in (TOKENIZER, TARGET_TOKENIZER) if each in files}
-    samples = files.get(SAMPLES)
+    texts = {
+        each: read_text(content, LARGEST_TOKENIZER) if isinstance(content, Path) else content
+        for each, content in checkpoint.companions.items()
+    }
     save_checkpoint(
         out,
-        checkpoint.model if checkpoint.read is None else checkpoint.whole,
+        checkpoint.model if checkpoint.read is None else checkpoint.in_memory().model,
         texts.get(TOKENIZER),
         texts.get(TARGET_TOKENIZER),
-        samples=read_text(samples) if samples else None,
+        usage=texts.get(TEXT),
+        samples=texts.get(SAMPLES),
         generation=checkpoint.generation,
     )

@@ -6,10 +6,9 @@ is a published size with random weights.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -27,13 +26,13 @@ from txport.models.facts import Facts
 from txport.models.generation import published_names
 from txport.models.model import Model
 from txport.models.names import (
-    COMPANIONS,
     CONFIG,
     GENERATION,
     LARGEST_SAMPLES,
     PRESET,
     SAMPLES,
     TARGET_TOKENIZER,
+    TEXT,
     TOKENIZER,
     WEIGHTS,
     digest,
@@ -44,8 +43,9 @@ from txport.models.names import (
 )
 from txport.models.plan import Plan, first_names, plan
 from txport.models.sources.source import Source, read_source
-from txport.models.streamed import Read, Unfilled, filled, outline, streamed
-from txport.models.tokenizer import load_tokenizer
+from txport.models.streamed import Read, Unfilled, filled, in_memory, outline, streamed
+from txport.models.tokenizers.convert import companions_of
+from txport.models.tokenizers.load import tokenizer_of
 from txport.models.values import Weights
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
@@ -84,13 +84,12 @@ class Checkpoint:
         """The model in float32; a large one reads its weights where it uses them (see `models.streamed`)."""
         return self.outline if self.read is None else streamed(self.outline, self.read)
 
-    @property
-    def whole(self) -> Model:
-        """A model of its own with all weights in memory, in float32; `UnavailableError` where there is no room."""
+    def in_memory(self, copies: int = 1) -> Checkpoint:
+        """The same with all weights in memory; `UnavailableError` where there is no room for so many copies of them."""
         if self.read is None:
-            return copy.deepcopy(self.outline)
-        memory.require(4 * size_of(self.outline), f"the model of {self.name}")
-        return filled(self.outline, self.read)
+            return self
+        memory.require(copies * 4 * size_of(self.outline), f"the model of {self.name}, all of it at once,")
+        return replace(self, outline=filled(self.outline, self.read), read=None)
 
     @property
     def reader(self) -> Read | None:
@@ -128,10 +127,9 @@ class Checkpoint:
         return {"architecture": name, "config": self.config.to_dict(), "facts": self.facts.to_dict()}
 
     @property
-    def companions(self) -> list[Path]:
-        """The files that go into a bundle as they are: tokenizers, and samples of real input."""
-        paths = [self.folder / name for name in COMPANIONS] if self.folder else []
-        return [path for path in paths if path.is_file()]
+    def companions(self) -> dict[str, Path | str]:
+        """What a bundle takes over, by file name: tokenizers, and samples of real input; see `companions_of`."""
+        return {} if self.folder is None else companions_of(self.folder)
 
 
 def load_checkpoint(name: str) -> Checkpoint:
@@ -148,7 +146,7 @@ def load_checkpoint(name: str) -> Checkpoint:
     _require_memory(model, folder / CONFIG)
     weights = source.weights()
     made = plan(source.rules, weights.shapes, model)
-    _check_text(folder, model.facts)
+    check_text(folder, model.facts)
     if is_large(model):
         model = outline(build, source.config)
         _take_in(made, weights, source, lambda name, tensor: None)
@@ -246,19 +244,20 @@ def save_checkpoint(
     target_tokenizer: str | None = None,
     *,
     half: bool = False,
+    usage: str | None = None,
     samples: str | None = None,
     generation: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint into a folder, whole or not at all; with `half`, the weights are stored in 16 bits.
 
-    `tokenizer` is the JSON of the source's, which is also the target's if that has none of its own. An older
-    checkpoint in the folder is replaced: its tokenizers too, which are removed if none are given, since they are not
-    known to fit this model. `samples` is the text of its `samples.txt`, `generation` how it searches unless told
-    otherwise; without them, those of the folder stay, as does all else there. Raises `OutputError` for a place that
-    can't be written.
+    `tokenizer` is the JSON of the source's, which is also the target's if that has none of its own, and `usage` the
+    `text.json` beside them. An older checkpoint in the folder is replaced: these files too, which are removed if none
+    are given, since they are not known to fit this model. `samples` is the text of its `samples.txt`, `generation` how
+    it searches unless told otherwise; without them, those of the folder stay, as does all else there. Raises
+    `OutputError` for a place that can't be written.
     """
-    weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(model).items()}
-    texts = {TOKENIZER: tokenizer, TARGET_TOKENIZER: target_tokenizer}
+    weights = {name: tensor.detach().contiguous() for name, tensor in expected_tensors(in_memory(model)).items()}
+    texts = {TOKENIZER: tokenizer, TARGET_TOKENIZER: target_tokenizer, TEXT: usage}
     texts |= {SAMPLES: samples} if samples is not None else {}
     search = {GENERATION: published_names(generation)} if generation else {}
     with staged_files(Path(out), (CONFIG, WEIGHTS, *texts, *search)) as folder:
@@ -311,10 +310,10 @@ def unfit(tensor: Tensor) -> str:
     return "" if torch.isfinite(tensor.float()).all() else "holds NaN or infinity"  # float8 has no isfinite of its own
 
 
-def _check_text(folder: Path, facts: Facts) -> None:
+def check_text(folder: Path, facts: Facts) -> None:
     """The tokenizers must be this model's, the samples text that it takes."""
     try:
-        tokenizer = load_tokenizer(folder, facts)
+        tokenizer = tokenizer_of(companions_of(folder), folder, facts)
     except BundleError as error:
         raise CheckpointError(str(error)) from error
     path = folder / SAMPLES

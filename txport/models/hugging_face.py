@@ -9,11 +9,11 @@ from typing import Any
 
 from txport.errors import BundleError
 from txport.models.facts import Facts, Tokens
-from txport.models.names import TARGET_TOKENIZER, TOKENIZER
-from txport.models.tokenizer import read_tokenizer, refusals, unknown_id
+from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER, TOKENIZER_CONFIG
+from txport.models.tokenizers.file import read_tokenizer, refusals, unknown_id
+from txport.models.tokenizers.usage import Usage, read_usage
 from txport.system.documents import write_json
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
 SOURCE_FOLDER, TARGET_FOLDER = "source_tokenizer", "target_tokenizer"
 
 
@@ -69,4 +69,17 @@ def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> di
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": facts.ability != "fill",  # "</s>" in a user's text is four characters
         **{name: token for name, token in named.items() if token is not None},
+        **_used(file.with_name(TEXT)),
     }
+
+
+def _used(path: Path) -> dict[str, Any]:
+    """What a `text.json` says, as `AutoTokenizer` has it: special tokens of templates stand in the text there."""
+    usage = read_usage(path, path) if path.exists() else Usage()
+    found: dict[str, Any] = {"clean_up_tokenization_spaces": True} if usage.clean_up else {}
+    if usage.languages is not None:
+        found["additional_special_tokens"] = list(usage.languages.tokens.values())
+        found |= {"split_special_tokens": False} if usage.languages.target == "source" else {}
+    if usage.chat is not None:
+        found |= {**usage.chat.variables, "chat_template": usage.chat.template, "split_special_tokens": False}
+    return found

@@ -24,7 +24,13 @@ PREPROCESSOR = "preprocessor_config.json"  # of those that read audio
 MODULES = "modules.json"  # of encoders of sentences, which sentence-transformers wrote
 SENTENCES, SENTENCES_TOO = "sentence_bert_config.json", "config_sentence_transformers.json"
 TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
-COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, SAMPLES)  # what a bundle takes over from its checkpoint as it is
+TEXT = "text.json"  # how a model wants its texts
+COMPANIONS = (TOKENIZER, TARGET_TOKENIZER, TEXT, SAMPLES)  # what a bundle takes over from its checkpoint as it is
+TOKENIZER_CONFIG = "tokenizer_config.json"  # of transformers, as all of these
+SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE = "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"
+PIECES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
+WORDS = ("vocab.json", "merges.txt", "vocab.txt")
+SPELLINGS = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE, *PIECES, *WORDS)
 POOLING = "*_Pooling"  # folder
 OF_SENTENCES = (MODULES, SENTENCES, SENTENCES_TOO, f"{POOLING}/{CONFIG}")
 TRAINERS = ("*.npz", "model.bin", "dict.*.txt", "*_step_*.pt")  # of Marian, CTranslate2, fairseq and OpenNMT-py
@@ -32,7 +38,9 @@ TRAINERS = ("*.npz", "model.bin", "dict.*.txt", "*_step_*.pt")  # of Marian, CTr
 BESIDE = ("*decoder.yml", "*vocab*.yml", "*vocab*.json", "*vocab*.txt", "*.spm", "*_step_*.safetensors")
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that make a checkpoint, but its shards
-MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *BESIDE)
+MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *BESIDE, *SPELLINGS)
+# what a folder of the hub may have of these: none that may hold code
+PUBLISHED = (CONFIG, WEIGHTS, INDEX, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *SPELLINGS)
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
@@ -86,7 +94,7 @@ def find_folder(name: str) -> Path:
         raise UnsupportedError(f"{name} is code, which runs only if you trust it: give --trust-code (trust_code=True)")
     folder = SHIPPED / name if is_shipped(name) else Path(name)
     if is_of_hub(name):
-        folder = hub.download(name, (*MAKING, INDEX))
+        folder = hub.download(name, PUBLISHED)
     if not folder.is_dir():
         known = ", ".join([*shipped(), f"{PRESET}NAME"])
         raise CheckpointError(f"there is no checkpoint {name}; give a folder with {CONFIG}, or one of {known}")

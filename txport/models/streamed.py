@@ -46,10 +46,13 @@ class Outlined(Unfilled):
 def outline(build: Callable[[Any], Model], config: Config) -> Model:
     """A model of a config, its parameters on the device "meta"."""
     with Outlined():
-        model = build(config).eval()
-    return _with_parameters(
-        model, {name: torch.empty_like(each, device="meta") for name, each in model.named_parameters()}
-    )
+        return emptied(build(config).eval(), copied=False)
+
+
+def emptied(model: Model, *, copied: bool = True) -> Model:
+    """A model whose parameters are on the device "meta", and whose tables are as they were."""
+    nothing = {name: torch.empty_like(each, device="meta") for name, each in model.named_parameters()}
+    return _with_parameters(copy.deepcopy(model) if copied else model, nothing)
 
 
 def filled(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> Model:
@@ -98,13 +101,21 @@ def is_streamed(model: nn.Module) -> bool:
     return hasattr(model, SOURCE)
 
 
+def in_memory(model: Model) -> Model:
+    """The same model with all its weights in memory."""
+    if not is_streamed(model):
+        return model
+    outlined, read = getattr(model, SOURCE)
+    return filled(outlined, read, next(model.parameters()).dtype)
+
+
 def converted(model: Model, dtype: torch.dtype) -> Model:
-    """A copy of a model in another type; of a streamed one, whose weights are rounded to its type first, streamed."""
+    """A copy of a model in another type, streamed if it is; what it holds is rounded to its own type first."""
     if not is_streamed(model):
         return copy.deepcopy(model).to(dtype)
     outlined, read = getattr(model, SOURCE)
     own = next(model.parameters()).dtype
-    return streamed(outlined, lambda name: read(name).to(own), dtype)
+    return streamed(copy.deepcopy(outlined).to(own), lambda name: read(name).to(own), dtype)
 
 
 def _with_parameters(model: Module, tensors: Mapping[str, Tensor]) -> Module:

@@ -16,6 +16,7 @@ from txport.errors import ParityError
 from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
+from txport.proof.bisect.culprit import COPIES
 from txport.proof.bisect.matrices import linear_inputs, roundings
 from txport.proof.bisect.probe import Observation, Probe, compare_tap, observations
 from txport.proof.bisect.taps import OUT
@@ -103,7 +104,7 @@ def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> lis
 
     The error of the weights, on what PyTorch multiplies with them, and that of the activations, seen in the graph.
     """
-    cases, manifest = draw_cases(bundle, seed), bundle.manifest
+    cases, manifest, checkpoint = draw_cases(bundle, seed), bundle.manifest, checkpoint.in_memory(COPIES)
     exact = Reference(Exact.of(checkpoint.model), manifest)
     calls = (call for case in cases for call in exact.replay(case, seed))
     errors = {each.name: each.error for each in roundings(bundle, checkpoint.model, linear_inputs(exact.model, calls))}

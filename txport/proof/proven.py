@@ -14,8 +14,8 @@ from txport.exporters import export as exporter
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.models.names import GOLDEN
-from txport.models.tokenizer import load_tokenizer
-from txport.proof.parity.check import Report, check, exact_of, fitting_threads, is_large
+from txport.models.tokenizers.load import load_tokenizer
+from txport.proof.parity.check import Report, check, exact_of, fitting_threads, is_huge, is_large
 from txport.proof.parity.exact import Exact, Ids, largest_difference
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.proof.parity.truth.encoding import joined
@@ -59,19 +59,20 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     tokenizer = load_tokenizer(bundle.path, checkpoint.facts)
     real = [tokenizer.encode(text) for text in bundle.samples[: golden.REAL]]
     longest = golden.SHORT if is_large(checkpoint) else golden.LONGEST
+    size = golden.LEAST if is_huge(checkpoint) else golden.Size(longest)
     tolerance = tolerance_of(bundle.manifest.precision)
-    RECORDERS[checkpoint.facts.task](bundle, exact_of(bundle, checkpoint), tolerance, real, longest)
+    RECORDERS[checkpoint.facts.task](bundle, exact_of(bundle, checkpoint), tolerance, real, size)
 
 
-def _record_generation(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, longest: int) -> None:
+def _record_generation(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, size: golden.Size) -> None:
     def noise_of(largest: float, source: Source, target: Sequence[int]) -> float:
         return tolerance.lasting_noise(largest, exact.rounding_error([source], [target]))
 
-    found = golden.record(TorchRuntime(exact.model), exact.model.facts, real, noise_of, longest)
+    found = golden.record(TorchRuntime(exact.model), exact.model.facts, real, noise_of, size)
     golden.save_golden(bundle.path / GOLDEN, found)
 
 
-def _record_encoding(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, longest: int) -> None:
+def _record_encoding(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, size: golden.Size) -> None:
     @cache
     def errors(source: tuple[int, ...]) -> dict[str, float]:
         right = joined(exact.model, [source])
@@ -86,7 +87,7 @@ def _record_encoding(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: I
     encoding.save_golden(bundle.path / GOLDEN, found)
 
 
-RECORDERS: dict[Task, Callable[[Bundle, Exact, Tolerance, Ids, int], None]] = {
+RECORDERS: dict[Task, Callable[[Bundle, Exact, Tolerance, Ids, golden.Size], None]] = {
     "seq2seq": _record_generation,
     "causal": _record_generation,
     "encode": _record_encoding,

@@ -97,6 +97,7 @@ def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | Non
     require(name, provider)
     require_threads("threads", threads)
     require_target(name, bundle.manifest.target)
+    bundle.require_weights()
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
     graphs = bundle.manifest.graphs.values()
     if problems := [problem for graph in graphs for problem in compare_ports(graph, *runtime.ports(graph.role))]:

@@ -111,5 +111,5 @@ def load(
     if threads is not None:
         torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
-    model = copy.deepcopy(checkpoint.model).to(provider)
+    model = copy.deepcopy(checkpoint.in_memory().model).to(provider)
     return TorchRuntime(model.half() if precision == "fp16" else model, provider)

@@ -90,7 +90,7 @@ def transformer(checkpoint: str) -> Transformer:
     from txport.models.architectures.transformer import Transformer
     from txport.models.checkpoint import load_checkpoint
 
-    model = load_checkpoint(checkpoint).model
+    model = load_checkpoint(checkpoint).in_memory().model
     if not isinstance(model, Transformer):
         raise UnsupportedError(f"Optimum is measured on the architecture transformer, {checkpoint} is of another")
     require_plain(model.config)

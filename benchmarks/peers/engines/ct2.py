@@ -25,7 +25,7 @@ def prepare(model: Model, folder: Path) -> None:
     from txport.system.documents import write_json
 
     checkpoint = load_checkpoint(model.checkpoint)
-    spec = convert(checkpoint.model)
+    spec = convert(checkpoint.in_memory().model)
     spec.validate()
     spec.optimize(quantization=QUANTIZATION[model.precision])
     spec.save(str(folder))

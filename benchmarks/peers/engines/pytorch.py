@@ -21,7 +21,7 @@ def prepare(model: Model, folder: Path) -> None:
     """Write the checkpoint as a folder."""
     if model.precision != "fp32":
         raise UnsupportedError(f"PyTorch is measured in fp32, got {model.precision}")
-    save_checkpoint(folder / "checkpoint", load_checkpoint(model.checkpoint).model)
+    save_checkpoint(folder / "checkpoint", load_checkpoint(model.checkpoint).in_memory().model)
 
 
 class Engine:
@@ -29,7 +29,7 @@ class Engine:
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         torch.set_num_threads(options["threads"])
-        model = load_checkpoint(str(folder / "checkpoint")).model
+        model = load_checkpoint(str(folder / "checkpoint")).in_memory().model
         if options["compile"]:
             model.decode = torch.compile(model.decode, dynamic=True)  # type: ignore[method-assign]
         self._runtime, self._facts = TorchRuntime(model), model.facts

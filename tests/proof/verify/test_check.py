@@ -27,7 +27,7 @@ from txport.bundles.manifest import FORMAT
 from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.errors import BundleError, UnavailableError
 from txport.models.names import GOLDEN, MANIFEST
-from txport.models.tokenizer import FileTokenizer
+from txport.models.tokenizers.file import FileTokenizer
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.noise import Noisy
 from txport.proof.parity.tolerances import tolerance_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -14,7 +15,7 @@ from txport.exporters.cpu.choose import choose_forms, tables_of, tags_of
 from txport.exporters.cpu.rewrite import Matrices
 from txport.exporters.targets import TARGETS, Job
 from txport.exporters.trace import parts_of_trace, sign
-from txport.exporters.weights import share_weights
+from txport.exporters.weights import FILE, leave_out, share_weights, standing_in
 from txport.models.checkpoint import Checkpoint
 
 
@@ -34,12 +35,17 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collec
         forms = choose_forms(models, manifest.precision, manifest.rows, tags=tags, tables=tables, keep=keep)
     for role, job in jobs.items():
         target.finish(models[role], job, forms)
-    shared = share_weights(models, folder / "onnx")
+    shared: dict[str, dict[str, Any]] = {}
+    if manifest.weightless:
+        leave_out(models.values(), folder / "onnx", FILE)
+    else:
+        shared = share_weights(models, folder / "onnx")
     for role, model in models.items():
         sign(model, role, manifest)
         path = folder / manifest.graphs[role].file
         ir.save(model, path)
-        check_graph(path, manifest.graphs[role], manifest)
+        with standing_in(folder / "onnx" / FILE, manifest.weightless):
+            check_graph(path, manifest.graphs[role], manifest)
     weights = {name: stored for job in jobs.values() for name, stored in job.weights.items()}
     counts = {role: job.counts for role, job in jobs.items()}
     return dataclasses.replace(manifest, passes=counts, parts=parts, weights=weights, shared=shared)

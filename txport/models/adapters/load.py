@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from txport.errors import CheckpointError, UnsupportedError, brief
 from txport.models.adapters.adapted import Adapted, line_of
 from txport.models.adapters.adapter import Adapter
-from txport.models.checkpoint import NAMED, Checkpoint
-from txport.models.names import code_name
+from txport.models.checkpoint import NAMED, Checkpoint, check_text
+from txport.models.names import COMPANIONS, code_name
 from txport.system.files import hash_of, sha256
 from txport.system.machine import is_out_of_memory
 
@@ -39,8 +39,13 @@ def adapt(module: Any, adapter: Any, name: str | None = None) -> Checkpoint:
     name = name or type(module).__name__
     model = Adapted(_copied(module, name), adapter).eval()
     _check(model, name)
+    folder = None if adapter.folder is None else Path(adapter.folder)
+    if folder is not None:
+        if not folder.is_dir():
+            raise CheckpointError(f"there is no folder {folder}, of which the adapter of {name} takes the tokenizers")
+        check_text(folder, adapter.facts)
     model.single = _float64_problem(model)
-    return Checkpoint(name, model, _digest(model), None if adapter.folder is None else Path(adapter.folder))
+    return Checkpoint(name, model, _digest(model, folder), folder)
 
 
 def load_code(name: str) -> Checkpoint:
@@ -124,13 +129,15 @@ def _float64_problem(model: Adapted) -> str:
     return ""
 
 
-def _digest(model: Adapted) -> str:
-    """One SHA-256 over the weights, the facts, and the files of code that the module and its adapter come from."""
+def _digest(model: Adapted, folder: Path | None) -> str:
+    """One SHA-256 over weights, facts, tokenizers, and the files of code that the module and its adapter come from."""
+    texts = [] if folder is None else [folder / name for name in COMPANIONS if (folder / name).is_file()]
     tensors = dict(model.module.named_buffers()) | dict(model.module.named_parameters())
     return hash_of(
         {
             **{f"tensor {name}": _hash_of_tensor(each) for name, each in tensors.items()},
             **{f"file {number} {path.name}": sha256(path) for number, path in enumerate(sources(model))},
+            **{path.name: sha256(path) for path in texts},
             "facts": repr(model.facts.to_dict()),
         }
     )

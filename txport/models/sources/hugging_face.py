@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from txport.errors import ConfigError, quoted
+from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture, family
 from txport.models.config import Config, read_config
 from txport.models.facts import Facts
 from txport.models.names import CONFIG, GENERATION, MODULES, PREPROCESSOR, TOKENIZER
 from txport.models.pooling import is_of_sentences, longest_sentence, pooling_defaults
 from txport.models.sources.source import Format, Source, generation, place_of, read_weights
+from txport.models.tokenizers.convert import companions_of
 from txport.system.documents import DocumentError, read_json
 
 ENCODER, HEADLESS = "bert", "Model"  # architecture of encoders, and the class of one without a head
@@ -70,14 +72,14 @@ def _defaults(folder: Path, facts: Facts) -> Mapping[str, Any]:
 
 
 def _special_tokens(folder: Path) -> dict[str, int] | None:
-    """The special tokens of a `tokenizer.json`, what they are written as -> id; None where there is no such file."""
-    path = folder / TOKENIZER
-    if not path.is_file():
-        return None
+    """The special tokens of the tokenizer, what they are written as -> id; None where there is none."""
     try:
-        added = read_json(path)["added_tokens"]
-        return {each["content"]: each["id"] for each in added if type(each["id"]) is int}
-    except (DocumentError, LookupError, TypeError):  # what is wrong is told when it is loaded
+        found = companions_of(folder).get(TOKENIZER)
+        if found is None:
+            return None
+        values = read_json(found) if isinstance(found, Path) else json.loads(found)
+        return {each["content"]: each["id"] for each in values["added_tokens"] if type(each["id"]) is int}
+    except (DocumentError, CheckpointError, LookupError, TypeError):  # what is wrong is told when it is loaded
         return {}
 
 

@@ -49,6 +49,8 @@ def options_of(values: Any) -> dict[str, Any]:
     found = vars(values) if isinstance(values, Namespace) else values
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
         raise ConfigError(f"options must be names and values, got {quoted(type(values).__name__)}")
+    if tensors := [name for name, each in found.items() if isinstance(each, Tensor)]:
+        raise ConfigError(f"the option {quoted(tensors[0])} is a tensor, expected a plain value")
     return dict(found)
 
 

@@ -43,6 +43,7 @@ from txport.proof.parity.weights import weighted
 # Steps of its own grid that a quantised weight may lie from the checkpoint's: by rounding half a step; in 4 bits the
 # largest of a block may be cut. Whether the grid is good is for `badly_quantised` to say.
 OWN_STEPS = {8: 0.501, 4: 2.1}
+COPIES = 4  # in fp32 that taking a model apart holds: the weights, those of the bundle, and both in float64
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
     """
     require_checkpoint(bundle, checkpoint)
     load_bundle(bundle.path)
+    checkpoint = checkpoint.in_memory(COPIES)
     try:
         if isinstance(checkpoint.outline, Adapted):
             return _bisect_outputs(bundle, checkpoint, seed, more)

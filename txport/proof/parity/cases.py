@@ -10,13 +10,15 @@ import numpy as np
 from txport.bundles.bundle import Bundle
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.load import load_tokenizer
 from txport.runtimes.inputs import Source
 
-PLACES, FEW_TOKENS = 96, 12  # of a large model's targets: given, and searched for
+FEW_TOKENS, FEWEST_TOKENS = 12, 2  # that are searched for by a large model, and by a huge one
 SEARCHED = ("one row", "every row padded", "real")  # cases of a large model in which targets are searched for
 DROPPED = "most padding"  # a case that a large model is spared: padding is tried by others, long prompts too
-BRIEF = 512  # places: PyTorch's own error is told of batches of no more
+BRIEF = 512  # places of a batch: of a large model, and of PyTorch's own error, longer ones have no whole runs
+SHORTEST = ("one row", "padded rows")  # all cases of a huge model, and how often its graphs are called in each
+CALLS = 2
 MANY = 12  # rows: more than there are threads, and beyond what kernels for few rows take
 MANY_PLACES = 6000  # of features together
 
@@ -35,7 +37,6 @@ class Case:
     targets: tuple[tuple[int, ...], ...] = ()  # one a source, to be teacher-forced; what PyTorch says if there are none
     padding: int = 0
     search_tokens: int = 32
-    is_prompt: bool = False  # whether it is there for its long prompts
 
     @property
     def places(self) -> int:
@@ -125,8 +126,8 @@ def _long_prompts(facts: Facts, draw: Draw) -> list[Case]:
     if facts.task != "causal" or longest <= sides(facts)[0]:
         return []
     return [
-        Case("longest prompt", draw.sources(longest), (1,), draw.targets(1), search_tokens=1, is_prompt=True),
-        Case(DROPPED, draw.sources(longest, 1), (1,), draw.targets(1, 1), search_tokens=1, is_prompt=True),
+        Case("longest prompt", draw.sources(longest), (1,), draw.targets(1), search_tokens=1),
+        Case(DROPPED, draw.sources(longest, 1), (1,), draw.targets(1, 1), search_tokens=1),
     ]
 
 
@@ -163,25 +164,33 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     """
     if not any(case.search_tokens for case in cases):
         return list(cases), []
-    whole = [case for case in cases if not case.is_prompt]
-    lighter = [_shortened(case, PLACES, FEW_TOKENS) for case in cases if case.name != DROPPED]
-    longest = max((len(target) for case in whole for target in case.targets), default=0)
+    lighter = [_lightened(case) for case in cases if case.name != DROPPED]
     unsearched = [case.name for case in lighter if not case.search_tokens]
-    prompts = [case.name for case in lighter if case.is_prompt]
-    left_out = [f"whole targets beyond their first {PLACES} of {longest} places"] if longest > PLACES else []
-    left_out.append(f"search beyond {FEW_TOKENS} tokens, and in the cases {', '.join(unsearched)}")
-    left_out += [f"whole targets in the case {name}" for name in prompts]
+    silent = [case.name for case in lighter if not case.targets and not case.search_tokens]
+    left_out = [f"search beyond {FEW_TOKENS} tokens, and in the cases {', '.join(unsearched)}"]
+    left_out += [f"whole targets in the cases {', '.join(silent)}"] if silent else []
     left_out += [f"the case {case.name}" for case in cases if case.name == DROPPED]
     return lighter, left_out
 
 
-def _shortened(case: Case, places: int, tokens: int) -> Case:
-    """A case with targets of so many places, in which so many tokens are searched for if it is one of `SEARCHED`."""
-    if case.is_prompt:
+def _lightened(case: Case) -> Case:
+    if case.places > BRIEF:
         return replace(case, targets=(), search_tokens=0)
-    searched = case.name in SEARCHED or not case.targets
-    targets = tuple(target[:places] for target in case.targets)
-    return replace(case, targets=targets, search_tokens=tokens if searched else 0)
+    return replace(case, search_tokens=FEW_TOKENS if case.name in SEARCHED or not case.targets else 0)
+
+
+def lightest(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+    """The cases of a huge model, whose weights are read anew for each call of each graph, and what was left out."""
+    kept = [replace(case, steps=case.steps[:CALLS]) for case in cases if case.name in SHORTEST]
+    kept = [
+        replace(case, search_tokens=min(case.search_tokens, FEWEST_TOKENS * (not at))) for at, case in enumerate(kept)
+    ]
+    names = [case.name for case in cases if case.name not in SHORTEST]
+    return kept, [
+        f"the cases {', '.join(names)}",
+        f"search beyond {FEWEST_TOKENS} tokens, and in the case {SHORTEST[1]}",
+        f"calls of graphs beyond {CALLS} after the first",
+    ]
 
 
 def brief(cases: Sequence[Case]) -> list[Case]:

@@ -24,7 +24,7 @@ from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.proof.parity.calls import compare_graphs, no_crash
-from txport.proof.parity.cases import Case, draw_cases, lighten
+from txport.proof.parity.cases import Case, draw_cases, lighten, lightest
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.quality import Texts, digest_of
@@ -40,7 +40,7 @@ from txport.version import __version__
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
 
-LARGE, THREADED = 20_000_000, 2_000_000  # parameters
+HUGE, LARGE, THREADED = 500_000_000, 20_000_000, 2_000_000  # parameters
 TRUTHS: dict[Task, Callable[[Bundle, Checkpoint, Exact, list[Case], Texts], Truth]] = {
     "seq2seq": GeneratorTruth,
     "causal": GeneratorTruth,
@@ -80,9 +80,9 @@ def check(
     with fitting_threads(checkpoint):
         drawn = draw_cases(bundle, seed, cases)
         if is_large(checkpoint):
-            drawn, report.about["left_out"] = lighten(drawn)
+            drawn, report.about["left_out"] = (lightest if is_huge(checkpoint) else lighten)(drawn)
         exact = exact_of(bundle, checkpoint)
-        reference = Reference(exact, bundle.manifest)
+        reference = Reference(exact, bundle.manifest, remembers=True)
         truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
         report.about["pytorch"] = truth.pytorch
         for name, provider in providers.items():
@@ -96,7 +96,11 @@ def check(
 
 
 def require_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> None:
-    """Raise `UnsupportedError` for another checkpoint than a bundle's, `ParityError` if its manifest lies."""
+    """Raise `UnsupportedError` for another checkpoint than a bundle's, `ParityError` if its manifest lies.
+
+    A bundle without weights is a `BundleError`.
+    """
+    bundle.require_weights()
     bundle.require_source(checkpoint.name, checkpoint.sha256)
     try:
         bundle.require_model(checkpoint.described)
@@ -109,9 +113,14 @@ def is_large(checkpoint: Checkpoint) -> bool:
     return size_of(checkpoint) >= LARGE
 
 
+def is_huge(checkpoint: Checkpoint) -> bool:
+    """Whether a model is so large that one run of it takes seconds: only the shortest cases are tried."""
+    return size_of(checkpoint) >= HUGE
+
+
 def size_of(checkpoint: Checkpoint) -> int:
     """Its parameters, tied ones once."""
-    return sum(parameter.numel() for parameter in checkpoint.model.parameters())
+    return sum(parameter.numel() for parameter in checkpoint.outline.parameters())
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ float64 all of them agree to more digits than fp32 has.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from txport.models.model import Model
 from txport.models.ops import padding_mask
+from txport.models.streamed import converted
 from txport.runtimes.inputs import Sources, batch
 
 Array = NDArray[Any]
@@ -120,17 +120,19 @@ class Exact:
         `together` says that activations of 8 bits have one scale; `plain` names weights whose products stay in fp32.
         """
         if model.single:  # then PyTorch in fp32 is all there is
-            own = model if precision == "fp32" else copy.deepcopy(model).half()
+            own = model if precision == "fp32" else converted(model, torch.half)
             return cls(model, Computation(own, last_bits), Computation(own, lambda _: Jitter(1)))
-        exact = copy.deepcopy(model).double()
+        exact = converted(model, torch.float64)
         if precision in ("int8", "int4"):
             kept = {id(each) for name, each in exact.named_parameters(remove_duplicate=False) if name in plain}
             quantising = Computation(exact, partial(EightBits, together=together, plain=kept))
             return cls(exact, quantising, quantising)
         if precision == "fp32":
             return cls(exact, Computation(model, last_bits), Computation(exact, rounding(torch.float32)))
-        half = copy.deepcopy(model).half()
-        return cls(exact, Computation(half, last_bits), Computation(copy.deepcopy(half).double(), rounding(torch.half)))
+        half = converted(model, torch.half)
+        return cls(
+            exact, Computation(half, last_bits), Computation(converted(half, torch.float64), rounding(torch.half))
+        )
 
     def logits(self, sources: Sources, targets: Ids) -> list[Array]:
         """What is right before each token of each target: (T, V) of each, stored in fp32."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import Runtime
 from txport.search.generate import generate

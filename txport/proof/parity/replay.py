@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,10 +76,14 @@ class Call:
 
 
 class Reference:
-    """The model behind the ports of a bundle's graphs, in float64; what it gives is stored in fp32."""
+    """The model behind the ports of a bundle's graphs, in float64; what it gives is stored in fp32.
 
-    def __init__(self, exact: Exact, manifest: Manifest) -> None:
-        self._exact, self.manifest = exact, manifest
+    One that `remembers` does not run the model again where only other tokens are asked for.
+    """
+
+    def __init__(self, exact: Exact, manifest: Manifest, *, remembers: bool = False) -> None:
+        self._exact, self.manifest, self._remembers = exact, manifest, remembers
+        self._before: tuple[Model, list[Array], tuple[torch.Tensor, ...]] | None = None
         self._own: tuple[Mapping[str, Array], dict[int, dict[str, Array]]] = (
             {},
             {},
@@ -100,7 +105,8 @@ class Reference:
 
     def call(self, role: str, step: int, inputs: Mapping[str, Array]) -> Call:
         """What is right for the ports of one graph, whose inputs are as the bundle's precision holds them."""
-        cast = {name: array.astype(self.manifest.dtype) if is_float(array) else array for name, array in inputs.items()}
+        dtype = self.manifest.dtype
+        cast = {name: array.astype(dtype, copy=False) if is_float(array) else array for name, array in inputs.items()}
         becomes = self.manifest.graphs[role].becomes
         return Call(role, step, cast, self._run(self._exact.model, role, cast), becomes=becomes)
 
@@ -110,20 +116,36 @@ class Reference:
             self._own = call.inputs, {}
         known = self._own[1]
         if draw not in known:
+            self._before = None  # the same model computes otherwise here
             with self._exact.own.context(draw):
                 known[draw] = self._run(self._exact.own.model, call.role, call.inputs)
+            self._before = None
         return known[draw][name]
 
     @torch.inference_mode()
     def _run(self, model: Model, role: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         dtype = next(model.parameters()).dtype
         given = ((torch.from_numpy(array), is_float(array)) for array in inputs.values())
-        module = module_of(model, self.manifest, role)
-        outputs = module(*(x.to(dtype) if cast else x for x, cast in given))
+        tensors = [x.to(dtype) if cast else x for x, cast in given]
+        if role == STEP:
+            outputs = self._stepped(model, inputs, tensors)
+        else:
+            outputs = module_of(model, self.manifest, role)(*tensors)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         names = [port.name for port in self.manifest.graphs[role].outputs]
         stored = (each.float() if each.is_floating_point() else each for each in outputs)
         return {name: each.numpy() for name, each in zip(names, stored, strict=True)}
+
+    def _stepped(
+        self, model: Model, inputs: Mapping[str, Array], tensors: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """What a step gives; of one over the same arrays as the last, only the choice is made anew."""
+        arrays = [array for name, array in inputs.items() if name not in (COUNT, ALIGN)]
+        before = self._before
+        if before is None or before[0] is not model or not all(map(operator.is_, before[1], arrays)):
+            before = (model, arrays, module_of(model, self.manifest, STEP)(*tensors[: len(arrays)]))
+        self._before = before if self._remembers else None
+        return chosen(before[2], self.manifest, *tensors[len(arrays) :])
 
 
 def is_float(array: Array) -> bool:
@@ -132,23 +154,19 @@ def is_float(array: Array) -> bool:
 
 
 def module_of(model: Model, manifest: Manifest, role: str) -> Callable[..., Any]:
-    """What computes a graph in PyTorch; of a step of the cpu target, with the best tokens as PyTorch chooses them."""
-    module = TARGETS[manifest.target].modules[manifest.facts.task][role](model)
-    if role != STEP:
-        return module
-    aligns = manifest.facts.attention is not None
+    """What computes a graph in PyTorch; of a step of the cpu target, without the choice of the best tokens."""
+    return TARGETS[manifest.target].modules[manifest.facts.task][role](model)
 
-    def step(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        *traced, count = inputs
-        align = traced.pop() if aligns else None
-        logits, *caches = module(*traced)
-        scores = torch.log_softmax(logits, 1) if count > 0 else logits
-        if align is not None:
-            attention = caches.pop()
-            caches.append(attention if align else attention[:0, :0])
-        return (logits, *caches, *scores.topk(abs(int(count)), dim=1))
 
-    return step
+def chosen(outputs: tuple[torch.Tensor, ...], manifest: Manifest, *asked: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What a step of the cpu target gives, the best tokens as PyTorch chooses them, and attention if it is asked."""
+    *aligns, count = asked
+    logits, *caches = outputs
+    scores = torch.log_softmax(logits, 1) if count > 0 else logits
+    if manifest.facts.attention is not None:
+        attention = caches.pop()
+        caches.append(attention if aligns[0] else attention[:0, :0])
+    return (logits, *caches, *scores.topk(abs(int(count)), dim=1))
 
 
 def replay_portable(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:

@@ -20,7 +20,7 @@ from txport.bundles.bundle import Bundle, damage
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnavailableError
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.cases import sides
 from txport.proof.verify import encoding
 from txport.proof.verify.gaps import Check, check_of, gap_of, in_turn, limit_of
@@ -80,6 +80,7 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     begun = time.perf_counter()
     runtimes.require(runtime, provider)
     bundle = Bundle(path, read_manifest(path))
+    bundle.require_weights()
     checks = list(_checks(bundle, runtime, provider, threads))
     seen = {check.name for check in checks}
     names = (*FIRST, *TASKS[bundle.manifest.facts.task].names)

@@ -59,6 +59,17 @@ DISTURBED = 4  # times that beam search is tried with noise
 
 
 @dataclass(frozen=True)
+class Size:
+    """How much is recorded: tokens of a target, and the lengths of the sources that are drawn."""
+
+    longest: int
+    drawn: tuple[int, ...] = DRAWN
+
+
+LEAST = Size(longest=2, drawn=(1, 5))
+
+
+@dataclass(frozen=True)
 class GoldenLogits:
     """The logits (T, V) of one target in short, and how large they are: the largest of all, and their mean square.
 
@@ -108,17 +119,17 @@ def record(
     facts: Facts,
     real: Iterable[Sequence[int]],
     noise_of: Callable[[float, Source, Sequence[int]], float],
-    longest: int = LONGEST,
+    size: Size | None = None,
 ) -> Golden:
     """Ask a runtime that is right. `real` sources are given the targets that it finds, others random ones.
 
-    `noise_of` says how far the logits of a target may move: of the largest one, a source and its target. No target has
-    more than `longest` tokens.
+    `noise_of` says how far the logits of a target may move: of the largest one, a source and its target.
     """
+    size = size or Size(LONGEST)
     most, room = sides(facts)
     known = [tuple(source[:most]) for source in real][:REAL]
-    longest = min(longest, room)
-    rng, lengths = np.random.default_rng(0), DRAWN[: most_rows(facts)]
+    longest = min(size.longest, room)
+    rng, lengths = np.random.default_rng(0), size.drawn[: most_rows(facts)]
     if isinstance(facts.reads, Features):
         drawn = [(number,) for number in range(len(lengths))]
     else:

@@ -126,14 +126,14 @@ class Parts:
         """All that is said of one side."""
         single = f"{side}/embeddings/weight"
         vocabulary, width = self.shape(single if self.has(single) else f"{side}/embeddings_0/weight")
-        heads = int(self.attribute(f"{side}/num_heads", 8))
+        heads = whole("num_heads", self.attribute(f"{side}/num_heads", 8))
         if heads < 1:
             raise ConfigError(f"{side}/num_heads must be at least 1, got {heads}")
-        head_size = int(self.of_layers(side, "head_dim", width // heads))
+        head_size = whole("head_dim", self.of_layers(side, "head_dim", width // heads))
         scale = self.of_layers(side, "queries_scale", max(head_size, 1) ** -0.5)
         if not math.isclose(scale, max(head_size, 1) ** -0.5, rel_tol=1e-6):
             raise ConfigError(f"queries_scale {scale} can't be expressed; it must be {max(head_size, 1) ** -0.5}")
-        windows = {int(self.attribute(f"{side}/sliding_window", 0)), int(self.of_layers(side, "sliding_window", 0))}
+        windows = (self.attribute(f"{side}/sliding_window", 0), self.of_layers(side, "sliding_window", 0))
         for name in (*LINEARS, *(CROSS if side == "decoder" else ())):
             self.in_layers(side, f"{name}/bias")
         encodings = f"{side}/position_encodings/encodings"
@@ -142,7 +142,7 @@ class Parts:
             width=width,
             layers=self.number_of_layers(side),
             heads=heads,
-            key_heads=int(self.of_layers(side, "num_heads_kv", heads)),
+            key_heads=whole("num_heads_kv", self.of_layers(side, "num_heads_kv", heads)),
             head_size=head_size,
             inner=self.shape(f"{side}/layer_0/ffn/linear_0/weight")[0],
             activation=self.activation(f"{side}/activation"),
@@ -153,7 +153,7 @@ class Parts:
             is_gated=self.in_layers(side, "ffn/linear_0_noact/weight"),
             is_scaled=self._is_scaled(side, width),
             positions=self.shape(encodings)[0] if self.has(encodings) else 0,
-            window=min((each for each in windows if each), default=0),
+            window=whole("sliding_window", min((each for each in windows if each), default=0)),
             head_norm=self.in_layers(side, "self_attention/q_norm/gamma"),
         )
 
@@ -173,3 +173,10 @@ class Parts:
             ending = name.rpartition("/")[2]
             if ending not in NEUTRAL or NEUTRAL[ending] not in (None, value):
                 raise ConfigError(f"{name} {value} can't be expressed")
+
+
+def whole(name: str, value: float) -> int:
+    """A number that counts."""
+    if value != int(value):
+        raise ConfigError(f"{name} must be a whole number, got {value}")
+    return int(value)

@@ -14,7 +14,7 @@ from txport.errors import UnsupportedError
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import LOGITS, Facts
 from txport.models.model import Model
-from txport.models.tokenizer import load_tokenizer
+from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact, largest_difference

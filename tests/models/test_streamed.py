@@ -1,0 +1,113 @@
+"""Models whose weights are read where they are used: the same numbers as with all of them in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny import tiny_config, tiny_model
+from txport.errors import CheckpointError
+from txport.models import architecture, checkpoint
+from txport.models.checkpoint import Checkpoint, drawn, load_checkpoint, save_checkpoint
+from txport.models.model import Model
+from txport.models.names import WEIGHTS
+from txport.models.streamed import converted, filled, is_streamed, outline, streamed
+from txport.proof.parity.cases import Draw, sides
+from txport.proof.parity.exact import one_pass
+from txport.proof.parity.truth.encoding import joined
+
+SEEDS = range(4)
+
+
+def said(model: Model) -> list[np.ndarray]:
+    """What a model gives for two sources, a short one and a longer one."""
+    draw, (longest, room) = Draw(model.facts, np.random.default_rng(0)), sides(model.facts)
+    sources = draw.sources(min(longest, 5), min(longest, 3))
+    if model.facts.task == "encode":
+        return list(joined(model, sources).values())
+    return one_pass(model, sources, draw.targets(min(room, 3), 1)[: len(sources)])
+
+
+@pytest.mark.parametrize("name", architecture.names())
+def test_a_streamed_model_computes_what_one_in_memory_does(name: str) -> None:
+    """In every type; a part that used a weight which it did not read would compute with NaN."""
+    found = architecture.find(name)
+    for seed in SEEDS:
+        config = found.draw(np.random.default_rng(seed))
+        shape = outline(found.build, config)
+        assert all(each.is_meta for each in shape.parameters())
+        assert not any(each.is_meta for each in shape.buffers())
+        read = drawn(shape, seed)
+        for dtype in (torch.float32, torch.float64):
+            lazy, whole = streamed(shape, read, dtype), filled(shape, read, dtype)
+            pairs = list(zip(said(lazy), said(whole), strict=True))
+            assert all(np.array_equal(one, other) for one, other in pairs)
+            assert all(np.isfinite(one).all() for one, _ in pairs)
+            assert all(each.isnan().all() for each in lazy.parameters())
+
+
+def test_a_copy_in_another_type_has_the_weights_of_the_first() -> None:
+    """Half precision rounds them, and float64 after it keeps that."""
+    model = tiny_model(tiny_config())
+    lazy = streamed(outline(lambda _: tiny_model(model.config), model.config), model.get_parameter)
+    half, whole = converted(lazy, torch.half), converted(model, torch.half)
+    assert is_streamed(half)
+    assert not is_streamed(whole)
+    pairs = zip(said(converted(half, torch.float64)), said(converted(whole, torch.float64)), strict=True)
+    assert all(np.array_equal(one, other) for one, other in pairs)
+
+
+def test_random_weights_are_drawn_in_any_order() -> None:
+    shape = outline(architecture.find("gpt2").build, architecture.presets()["gpt2-tiny"])
+    names = [name for name, _ in shape.named_parameters()]
+    first, again = drawn(shape), drawn(shape)
+    forwards = {name: first(name) for name in names}
+    assert all(torch.equal(again(name), forwards[name]) for name in reversed(names))
+    assert not torch.equal(drawn(shape, 1)(names[0]), forwards[names[0]])
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, at a time when every model is large."""
+    monkeypatch.setattr(checkpoint, "STREAMED_ABOVE", 0)
+    save_checkpoint(tmp_path / "mine", tiny_model(tiny_config(tied="none")))
+    return tmp_path / "mine"
+
+
+def test_a_large_checkpoint_is_the_same_model(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = load_checkpoint(str(large))
+    monkeypatch.setattr(checkpoint, "STREAMED_ABOVE", 1 << 40)
+    whole = load_checkpoint(str(large))
+    assert is_streamed(lazy.model)
+    assert not is_streamed(whole.model)
+    assert (lazy.sha256, lazy.described) == (whole.sha256, whole.described)
+    assert all(np.array_equal(*pair) for pair in zip(said(lazy.model), said(whole.model), strict=True))
+    assert all(torch.equal(tensor, whole.tensor(name)) for name, tensor in lazy.tensors)
+    state = lazy.in_memory().model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in whole.model.state_dict().items())
+
+
+def test_what_does_not_fit_is_told_of_a_large_checkpoint_too(large: Path) -> None:
+    weights = load_file(large / WEIGHTS)
+    del weights["projection.bias" if "projection.bias" in weights else "projection.weight"]
+    weights["decoder_norm.weight"][3] = torch.nan
+    save_file(weights, large / WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"decoder_norm\.weight holds NaN or infinity; missing projection"):
+        load_checkpoint(str(large))
+
+
+def test_a_large_model_is_saved_with_its_weights(large: Path, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "again", load_checkpoint(str(large)).model)
+    assert (tmp_path / "again" / WEIGHTS).read_bytes() == (large / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_16_bits_are_taken_as_they_are(dtype: torch.dtype, large: Path) -> None:
+    stored = {name: each.to(dtype) for name, each in load_file(large / WEIGHTS).items()}
+    save_file(stored, large / WEIGHTS)
+    loaded: Checkpoint = load_checkpoint(str(large))
+    assert all(torch.equal(tensor, stored[name].float()) for name, tensor in loaded.tensors)

@@ -1,0 +1,81 @@
+"""Tokenizers that we make of others' files: they read and write what transformers' tokenizers do.
+
+tests/hugging_face/test_tokenizers.py recorded what these say, over vocabularies that it trained on our own sentences.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tokenizers.corpus import lines
+from txport.errors import TextError
+from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
+from txport.models.tokenizers.chat import ChatReader, chat_line
+from txport.models.tokenizers.convert import companions_of
+from txport.models.tokenizers.file import FileTokenizer
+from txport.models.tokenizers.usage import read_usage
+
+FOLDER = Path(__file__).parent
+NAMES = sorted(path.parent.name for path in FOLDER.glob("*/said.json"))
+CHATTING = ("gemma", "llama", "llama-new", "qwen2")
+
+
+def said(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((FOLDER / name / "said.json").read_text(encoding="utf-8"))
+    return values
+
+
+def tokenizers(name: str) -> tuple[FileTokenizer, FileTokenizer]:
+    """For sources and for targets."""
+    files = companions_of(FOLDER / name)
+    clean_up = TEXT in files and read_usage(FOLDER / TEXT, files[TEXT]).clean_up
+    found = [
+        FileTokenizer(FOLDER / name / file, content=str(files[file]), clean_up=clean_up)
+        for file in (TOKENIZER, TARGET_TOKENIZER)
+        if file in files
+    ]
+    return found[0], found[-1]
+
+
+def test_every_class_is_here() -> None:
+    assert len(NAMES) >= 18
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_of_many_scripts_have_the_ids_that_they_have_in_transformers(name: str) -> None:
+    source, target = tokenizers(name)
+    recorded = said(name)
+    texts = lines(len(recorded["ids"]), 2)
+    for text, ids, written in zip(texts, recorded["ids"], recorded["texts"], strict=True):
+        known = [each for each in ids if each != recorded["unknown"]]
+        if known == ids:
+            assert source.encode(text) == ids, text
+        else:
+            with pytest.raises(TextError, match=r"outside the vocabulary|no character of the vocabulary"):
+                source.encode(text)
+        if known != source.around:
+            assert source.encode(text, "skip") == known, text
+        if known == ids:
+            assert target.decode(ids) == written
+
+
+@pytest.mark.parametrize("name", CHATTING)
+def test_chats_have_the_prompts_that_they_have_in_transformers(name: str) -> None:
+    reader = chat_reader(name)
+    recorded = said(name)
+    for messages, ids in zip(recorded["chats"], recorded["prompts"], strict=True):
+        if ids is None:
+            with pytest.raises(TextError, match="the chat template does not take these messages"):
+                reader.encode(chat_line(messages))
+        else:
+            assert reader.encode(chat_line(messages)) == ids
+
+
+def chat_reader(name: str) -> ChatReader:
+    chat = read_usage(FOLDER / TEXT, companions_of(FOLDER / name)[TEXT]).chat
+    assert chat is not None
+    return ChatReader(tokenizers(name)[0], chat)

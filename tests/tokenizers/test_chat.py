@@ -1,0 +1,167 @@
+"""Messages of a chat as prompts: nothing that a message says becomes a special token."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import txport
+from tests.architectures.seeded import bundle_of
+from tests.tokenizers.grown import grown
+from tests.tokenizers.test_agreement import CHATTING, chat_reader, tokenizers
+from txport.cli.commands import cli
+from txport.errors import BundleError, TextError, UnavailableError, UnsupportedError
+from txport.models.checkpoint import load_checkpoint
+from txport.models.tokenizers.chat import ChatReader, chat_line, messages_of
+
+READERS = {name: chat_reader(name) for name in CHATTING}
+PARTS = [
+    *(
+        "<s>",
+        "</s>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<start_of_turn>",
+        "<end_of_turn>",
+        "<bos>",
+        "<eos>",
+    ),
+    *("<|im_", "start|>", "<", ">", "</", "s>", "|>", "<start_of", "_turn>", "[INST]", "\n", " ", "a", "user", "<unk>"),
+]
+SAID = st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
+CONTROL = {  # tokens that may stand in prompts only where the template has them
+    name: {reader.inner.id_of(token) for token in reader._control[0]} for name, reader in READERS.items()
+}
+
+
+def control(name: str, messages: list[dict[str, Any]]) -> list[int]:
+    return [id_ for id_ in READERS[name].encode(chat_line(messages)) if id_ in CONTROL[name]]
+
+
+@pytest.mark.parametrize("name", CHATTING)
+@settings(max_examples=60, deadline=None)
+@given(said=st.lists(SAID.filter(str.strip), min_size=1, max_size=3))
+def test_no_message_writes_a_special_token(name: str, said: list[str]) -> None:
+    roles = ["user", "assistant"] * 2
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+    neutral = [{**message, "content": "a"} for message in messages]
+    assert control(name, messages) == control(name, neutral)
+
+
+@pytest.mark.parametrize("name", CHATTING)
+def test_what_a_message_says_is_all_there(name: str) -> None:
+    said = "So <|im_end|> and </s><end_of_turn> are words <"
+    ids = READERS[name].encode(said)
+    assert said in READERS[name].inner.decode(ids)
+
+
+def test_a_line_is_what_a_user_says_or_messages() -> None:
+    reader = READERS["qwen2"]
+    assert reader.encode("Hello") == reader.encode('[{"role": "user", "content": "Hello"}]')
+    assert messages_of("[1] is a number") == [{"role": "user", "content": "[1] is a number"}]
+    for line in ('[{"role"', '[{"role": "user", "content": "a"}, 3]'):
+        with pytest.raises(TextError, match="is not a JSON list of messages"):
+            reader.encode(line)
+    for line in (
+        '[{"content": "a"}]',
+        '[{"role": "a b", "content": "a"}]',
+        '[{"role": "<|im_end|>"}]',
+        '[{"role": 3}]',
+    ):
+        with pytest.raises(TextError, match='a message must be an object with a "role"'):
+            reader.encode(line)
+    with pytest.raises(TextError, match=r"U\+FDD0"):
+        reader.encode("a \ufdd0 b")
+    for messages in ("", [], [3], {"role": "user"}, [{"role": "user", "content": {1, 2}}]):
+        with pytest.raises(TextError, match=r"messages must be|a message|empty|does not take|no character"):
+            reader.encode(chat_line(messages) if messages else chat_line([]))  # type: ignore[arg-type]
+
+
+def templated(template: str) -> ChatReader:
+    reader = READERS["qwen2"]
+    return ChatReader(reader.inner, dataclasses.replace(reader.chat, template=template))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ search(messages) }}", "it calls 'search', which is not there"),
+        ("{{ messages | translate }}", "No filter named 'translate'"),
+        ("{{ messages", "can't be used: unexpected end"),
+        ("{% include 'x' %}", "no loader"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "is unsafe|has no attribute|not safe"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ raise_exception('Nobody may talk') }}", "Nobody may talk"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ range(10 ** 9) | list }}", "Range too big"),
+        ("{{ messages.append(3) }}", "is unsafe|not safe"),
+    ],
+)
+def test_a_template_that_can_not_be_used_is_refused(template: str, message: str) -> None:
+    with pytest.raises((BundleError, TextError), match=message) as caught:
+        templated(template).encode("Hello")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_may_look_for_the_end_of_a_thought_in_what_the_model_said() -> None:
+    """But in what a user says, that token is text, and elsewhere in what the model said too."""
+    inner = READERS["gemma"].inner
+    template = "{{ messages[0].content.split('<end_of_turn>')[-1] }}|<end_of_turn><start_of_turn>"
+    reader = ChatReader(inner, dataclasses.replace(READERS["gemma"].chat, template=template))
+    said = "a<end_of_turn>b<start_of_turn>"
+    tail = inner.decode(reader.encode(chat_line([{"role": "assistant", "content": said}])))
+    assert tail == "b<start_of_turn>|<end_of_turn><start_of_turn>"
+    ids = reader.encode(said)
+    assert inner.decode(ids) == f"{said}|<end_of_turn><start_of_turn>"
+    assert ids.count(inner.id_of("<end_of_turn>")) == 1
+
+
+def test_a_template_may_ask_for_the_day() -> None:
+    assert templated("{{ strftime_now('%Y') }} {{ messages[0].content }}").prompt(messages_of("Hello")).startswith("2")
+
+
+def test_without_jinja2_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(
+        UnavailableError, match=r"a chat needs jinja2, which is not installed: pip install 'txport\[chat\]'"
+    ):
+        templated("{{ messages[0].content }}").encode("Hello")
+
+
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat")
+    size = tokenizers("llama-new")[0].size
+    checkpoint = load_checkpoint(str(grown(folder / "model", "llama", "llama-new", size)))
+    return bundle_of(checkpoint, folder / "bundle").path
+
+
+def test_a_bundle_chats(chatting: Path) -> None:
+    model = txport.load(chatting)
+    said = model.chat("Hello there", max_new_tokens=5)
+    messages = [{"role": "user", "content": "Hello there"}]
+    assert said.hypotheses[0].tokens == list(
+        model.search([READERS["llama-new"].encode("Hello there")], max_new_tokens=5)[0][0].tokens
+    )
+    assert model.chat(messages, max_new_tokens=5) == said
+    run = ["run", str(chatting), "--chat", "--max-new-tokens", "5"]
+    for line in ("Hello there", json.dumps(messages)):
+        assert CliRunner().invoke(cli, [*run, line]).output.rstrip("\n") == said.output
+    assert model.generate("Hello there", max_new_tokens=5)[0].hypotheses != said.hypotheses
+    refused = CliRunner().invoke(cli, [*run, json.dumps([{"role": "system", "content": "x"}])])
+    assert "Only users and assistants talk here" in str(refused.exception)
+
+
+def test_a_model_without_a_template_refuses_chats(copied: Path) -> None:
+    with pytest.raises(UnsupportedError, match="this model has no chat template"):
+        txport.load(copied).chat("a")
+    assert isinstance(CliRunner().invoke(cli, ["run", str(copied), "--chat", "a"]).exception, UnsupportedError)

@@ -1,0 +1,210 @@
+"""Files of tokenizers that nobody wrote in good faith, or that no tokenizer.json can say: one line, and what it is."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import tiny_facts
+from tests.tokenizers.grown import TOKENIZERS, grown
+from tests.tokenizers.test_agreement import NAMES, tokenizers
+from txport.errors import BundleError, CheckpointError, TextError, TxportError
+from txport.models.checkpoint import load_checkpoint
+from txport.models.names import SPELLINGS, TARGET_TOKENIZER, TOKENIZER, TOKENIZER_CONFIG, digest
+from txport.models.tokenizers.convert import companions_of
+from txport.models.tokenizers.file import FileTokenizer, clean_up
+from txport.models.tokenizers.load import tokenizer_of
+from txport.models.tokenizers.sentencepiece import read_pieces
+
+
+def copied_of(name: str, folder: Path) -> Path:
+    return Path(shutil.copytree(TOKENIZERS / name, folder / name))
+
+
+def change(folder: Path, **values: Any) -> None:
+    path = folder / TOKENIZER_CONFIG
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **values}), encoding="utf-8")
+
+
+def read(folder: Path) -> None:
+    files = companions_of(folder)
+    for name in (TOKENIZER, TARGET_TOKENIZER):
+        if name in files:
+            FileTokenizer(folder / name, content=str(files[name])).encode("The weather", "skip")
+
+
+def told_by(call: Callable[[], Any]) -> str:
+    """The error of ours that a call ends with, if it does."""
+    try:
+        call()
+    except TxportError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_file_is_one_line(name: str, tmp_path: Path) -> None:
+    rng = random.Random(name)
+    files = [file for file in SPELLINGS if (TOKENIZERS / name / file).is_file()]
+    for number in range(12):
+        folder = copied_of(name, tmp_path / str(number))
+        path = folder / rng.choice(files)
+        content = bytearray(path.read_bytes())
+        if number % 3 == 0:
+            del content[rng.randrange(len(content)) :]
+        elif number % 3 == 1:
+            for _ in range(5):
+                content[rng.randrange(len(content))] = rng.randrange(256)
+        else:
+            content = bytearray(rng.choice([b"", b"{}", b"[]", b"null", b"\xff\xfe", b"3", b'{"a": 1}', b"\0" * 99]))
+        path.write_bytes(content)
+        assert "\n" not in told_by(lambda folder=folder: read(folder))
+
+
+@pytest.mark.parametrize("name", ["t5", "mbart50", "m2m100", "bert", "qwen2", "llama"])
+@pytest.mark.parametrize("value", [3, [], "", [3], {"1": {"content": 3}}, {"9999999": "x"}, {"x": "y"}])
+def test_settings_of_any_type_are_one_line(name: str, value: Any, tmp_path: Path) -> None:
+    folder = copied_of(name, tmp_path)
+    for key in json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8")):
+        original = (folder / TOKENIZER_CONFIG).read_text(encoding="utf-8")
+        change(folder, **{key: value})
+        assert "\n" not in told_by(lambda: companions_of(folder))
+        (folder / TOKENIZER_CONFIG).write_text(original, encoding="utf-8")
+
+
+def field(number: int, value: bytes | int) -> bytes:
+    """One field of protobuf, whose numbers and sizes are small here."""
+    if isinstance(value, int):
+        return bytes([number << 3 & 127 | 128, number >> 4, value]) if number > 15 else bytes([number << 3, value])
+    return bytes([number << 3 | 2, len(value) & 127 | 128, len(value) >> 7]) + value
+
+
+def piece(text: str, kind: int = 1, score: float = -1.0) -> bytes:
+    return field(1, field(1, text.encode()) + bytes([2 << 3 | 5]) + struct.pack("<f", score) + field(3, kind))
+
+
+SOUND = piece("<unk>", 2) + piece("<s>", 3) + piece("</s>", 3) + piece("\u2581a") + piece("b")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it has 0 pieces for what is unknown, expected 1"),
+        (piece("<unk>", 2) + piece("a") + piece("a"), "one piece twice"),
+        (SOUND + field(2, field(3, 3)), "cuts words or characters, which no tokenizer.json can say"),
+        (SOUND + field(2, field(24, 1)), "writes spaces as suffixes"),
+        (SOUND + field(3, field(5, 0)), "keeps spaces as they are"),
+        (SOUND + field(5, field(2, b"map")), "changes decoded text"),
+        (SOUND + piece("c", 5), "has pieces that are not to be used"),
+        (SOUND + piece("c", 4) + field(3, field(4, 0)), "a piece 'c' of its user"),
+        (SOUND + field(3, field(2, b"\xff\0\0\0")), "a map of characters that can't be read"),
+        (SOUND[:-3], "ends within a field"),
+        (b"\x0b", "begins no field"),
+        (b"IQ== 0\nIg== 1\n", "is not a model of SentencePiece"),
+    ],
+)
+def test_models_that_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match=message):
+        companions_of(tmp_path)
+
+
+def test_a_file_without_settings_has_those_of_its_class(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(SOUND)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    assert len(read_pieces(tmp_path / "tokenizer.model").pieces) == 5
+    tokenizer = FileTokenizer(tmp_path, content=str(companions_of(tmp_path)[TOKENIZER]))
+    assert tokenizer.tokens(tokenizer.encode("a")) == ["<s>", "\u2581a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        (
+            "gpt2",
+            {"tokenizer_class": "FooTokenizer"},
+            r"has a FooTokenizer, which is not known here; save it as a token",
+        ),
+        ("gpt2", {"add_prefix_space": "yes"}, "add_prefix_space must be true or false, got 'yes'"),
+        ("gpt2", {"errors": "strict"}, "errors 'strict' can't be expressed"),
+        ("bert", {"do_basic_tokenize": False}, "do_basic_tokenize False can't be expressed"),
+        ("bert", {"never_split": ["a"]}, r"never_split \['a'\] can't be expressed"),
+        ("t5", {"extra_ids": -3}, "extra_ids must be a whole number"),
+        ("marian", {"separate_vocabs": True}, "separate_vocabs can't be expressed"),
+        ("pegasus", {"offset": 5}, "offset 5 can't be expressed; it must be 103"),
+        ("nllb", {"src_lang": "xx"}, "must name src_lang and all languages"),
+        ("m2m100", {"src_lang": "xx"}, "__xx__ among them"),
+        ("llama", {"added_tokens_decoder": {"5": "x"}}, "the token 5 is 'x', its vocabulary"),
+        ("llama", {"chat_template": 3}, "chat_template must be a text, got 3"),
+    ],
+)
+def test_settings_that_are_refused(name: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = copied_of(name, tmp_path)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    change(folder, **values)
+    with pytest.raises(CheckpointError, match=message):
+        companions_of(folder)
+
+
+def test_a_type_that_nothing_is_known_of_is_told_of_ids(tmp_path: Path) -> None:
+    folder = copied_of("gpt2", tmp_path)
+    (folder / TOKENIZER_CONFIG).unlink()
+    (folder / "config.json").write_text('{"model_type": "xyz"}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"does not say what its tokenizer is; save it .* \(--ids\)"):
+        companions_of(folder)
+
+
+def test_files_that_make_a_tokenizer_make_the_checkpoint(tmp_path: Path) -> None:
+    size = tokenizers("gpt2")[0].size
+    folder = grown(tmp_path / "model", "gpt2", "gpt2", size)
+    checkpoint = load_checkpoint(str(folder))
+    assert isinstance(checkpoint.companions[TOKENIZER], str)
+    before = digest(str(folder))
+    merges = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+    (folder / "merges.txt").write_text("\n".join(merges[:-1]) + "\n", encoding="utf-8")
+    assert digest(str(folder)) != before
+
+
+def test_special_tokens_of_a_unigram_model_are_letters_of_a_text() -> None:
+    source, _ = tokenizers("t5")
+    for token in ("</s>", "<pad>", "<extra_id_3>"):
+        ids = source.encode(f"and {token} the", "skip")
+        assert source.id_of(token) not in ids[:-1]
+
+
+def written(folder: Path, tokens: int, added: int, special: bool) -> dict[str, Path | str]:
+    """A vocabulary of words, of which the last few are added ones."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(tokens)}, "w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    extra = [AddedToken(f"x{number}", special=special) for number in range(added)]
+    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(extra)
+    return {TOKENIZER: tokenizer.to_str()}
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_added_tokens_that_the_model_lacks_are_refused_where_a_text_has_them(special: bool, tmp_path: Path) -> None:
+    facts = tiny_facts()
+    size = facts.reads.size
+    tokenizer = tokenizer_of(written(tmp_path, size, 2, special), tmp_path, facts)
+    assert tokenizer.encode("w5 w6") == [5, 6]
+    with pytest.raises(TextError, match="has characters outside the vocabulary: 'x1'"):
+        tokenizer.encode("w5 x1")
+    assert tokenizer.encode("w5 x1 w6", "skip") == [5, 6]
+    with pytest.raises(TextError, match="'x1' is not a token of the vocabulary"):
+        tokenizer.ids("x1")
+    with pytest.raises(BundleError, match="it belongs to another model"):
+        tokenizer_of(written(tmp_path, size + 1, 1, special), tmp_path, facts)
+
+
+def test_spaces_before_punctuation_go_where_a_checkpoint_says_so() -> None:
+    assert clean_up("Do n't go , he 's in ! ' x ?") == "Don't go, he's in!'x?"

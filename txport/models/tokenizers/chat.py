@@ -1,0 +1,200 @@
+"""Messages of a chat as the prompt of a model, by the template of its checkpoint.
+
+What a message says is never read as a special token: in it, each of them is broken by a mark, which the tokenizer drops
+only after it has found those of the template.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from txport.errors import BundleError, TextError, brief, quoted
+from txport.models.tokenizers.base import Unknown, shorten
+from txport.models.tokenizers.file import FileTokenizer
+from txport.models.tokenizers.usage import Chat
+from txport.system.packages import needed
+
+MARK = "\ufdd0"  # no character: none of a text that was made for others to read
+ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+OWN = "assistant"  # the role of what the model said
+KIND = "type"  # of a part of a message, a word that templates look at
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ChatReader:
+    """Reads a line as the messages of a chat: a text is one of the user, a JSON list of messages is what it says."""
+
+    inner: FileTokenizer
+    chat: Chat
+
+    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+        """See `Tokenizer.encode`; special tokens are those of the template."""
+        return self.inner.with_control(self.prompt(messages_of(text)), self._control[0], MARK, unknown)
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """What a model is to continue, with marks in what the messages say; `TextError` for what no template takes."""
+        template, _ = self._template
+        import jinja2
+
+        marked = [self._marked(message) for message in messages]
+        variables = {**self.chat.variables, "messages": marked, "tools": None, "documents": None}
+        try:
+            return str(template.render(**variables, add_generation_prompt=True))
+        except jinja2.TemplateError as error:
+            raise TextError(f"the chat template does not take these messages: {brief(error)}") from error
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise TextError(f"the chat template does not take these messages: {brief(repr(error))}") from error
+
+    @cached_property
+    def _template(self) -> tuple[Any, set[str]]:
+        """The template, and the texts that it looks for in what messages say."""
+        with needed("txport[chat]", "a chat"):
+            import jinja2
+        environment = _environment()
+        try:
+            parsed = environment.parse(self.chat.template)
+            called = {
+                node.node.name
+                for node in parsed.find_all(jinja2.nodes.Call)
+                if isinstance(node.node, jinja2.nodes.Name)
+            }
+            free = jinja2.meta.find_undeclared_variables(parsed)
+            template = environment.from_string(self.chat.template)
+            sought = {each.value for each in _sought(parsed) if isinstance(each, jinja2.nodes.Const)}
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise BundleError(f"the chat template can't be used: {brief(error)}") from error
+        if strange := sorted((called & free) - environment.globals.keys()):
+            raise BundleError(f"the chat template can't be used: it calls {quoted(strange[0])}, which is not there")
+        return template, {each for each in sought if isinstance(each, str)}
+
+    @cached_property
+    def _control(self) -> tuple[list[str], list[str]]:
+        """Tokens that no message may write, and those that a message of the model itself may not.
+
+        In that, a template may look for tokens that are not special, such as where a thought ends.
+        """
+        added = self.inner.added()
+        special = [text for text, is_special in added.items() if is_special]
+        plain = [
+            text
+            for text, is_special in added.items()
+            if not is_special and text in self.chat.template and any(map(str.isalpha, text))
+        ]
+        sought = " ".join(self._template[1])
+        return [*special, *plain], [*special, *(text for text in plain if text not in sought)]
+
+    def _marked(self, message: Message) -> dict[str, Any]:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(role, str) or not ROLE.fullmatch(role):
+            wanted = 'an object with a "role" (a word) and a "content"'
+            raise TextError(f"a message must be {wanted}, got {quoted(message)}")
+        tokens = self._control[1] if role == OWN else self._control[0]
+        return {name: value if name == "role" else _broken(value, tokens) for name, value in message.items()}
+
+
+def messages_of(text: str) -> list[Message]:
+    """The messages of a line: those of a JSON list of objects, else one of the user, which is the line."""
+    if not text.lstrip().startswith("[{"):
+        return [{"role": "user", "content": text}]
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        hint = "what a user says that begins so must stand in a message"
+        raise TextError(f"{shorten(text)} is not a JSON list of messages: {brief(error)}; {hint}") from error
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise TextError(f"{shorten(text)} is not a JSON list of messages: each must be an object")
+    return found
+
+
+def chat_line(messages: str | Sequence[Message]) -> str:
+    """Messages, or what one user says, as the line that says so; `TextError` for anything else."""
+    found = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    if not isinstance(found, Sequence) or not found or not all(isinstance(each, Mapping) for each in found):
+        raise TextError(f"messages must be a text or a list of objects, got {quoted(messages)}")
+    try:
+        return json.dumps([dict(each) for each in found], ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TextError(f"messages must be such as JSON has, got {quoted(messages)}: {brief(error)}") from error
+
+
+def _broken(value: Any, tokens: Sequence[str], ends: bool = True) -> Any:
+    """The same value, in whose texts a mark breaks each token, and with `ends` what may be a part of one at an end."""
+    if isinstance(value, Mapping):
+        return {_cut(name, tokens): _broken(each, tokens, ends=name != KIND) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_broken(each, tokens) for each in value]
+    return _cut(value, tokens, ends) if isinstance(value, str) else value
+
+
+def _cut(value: str, tokens: Sequence[str], ends: bool = False) -> str:
+    if MARK in value:
+        raise TextError(f"{shorten(value)} has the character U+FDD0, which is none")
+    for token in tokens:
+        if len(token) == 1 and token in value:
+            raise TextError(f"{shorten(value)} has the special token {quoted(token)}, which no message may have")
+    places: set[int] = set()
+    for token in tokens:
+        places |= {found.start() + 1 for found in re.finditer(f"(?={re.escape(token)})", value)}
+    if ends and (inner := value.strip()):
+        start = value.index(inner)
+        if any(_continues(inner, token) for token in tokens):
+            places.add(start)
+        if any(inner.endswith(token[:cut]) for token in tokens for cut in range(1, len(token))):
+            places.add(start + len(inner))
+    for place in sorted(places, reverse=True):
+        value = value[:place] + MARK + value[place:]
+    return value
+
+
+def _sought(template: Any) -> Iterator[Any]:
+    """What a template looks for in texts: on the left of `in`, and arguments of methods such as `split`."""
+    from jinja2 import nodes
+
+    for compare in template.find_all(nodes.Compare):
+        if any(each.op in ("in", "notin") for each in compare.ops):
+            yield compare.expr
+    for call in template.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr):
+            yield from call.args
+
+
+def _continues(text: str, token: str) -> bool:
+    """Whether a text begins as a token goes on behind its first characters."""
+    return any(text.startswith(token[cut:]) or token[cut:].startswith(text) for cut in range(1, len(token)))
+
+
+def _environment() -> Any:
+    """Where templates run: they reach what they are given and nothing else."""
+    from jinja2 import TemplateError, ext, meta, nodes, sandbox
+
+    assert meta is not None
+
+    class Generation(ext.Extension):
+        """Marks what the model said, for training; here it is what stands in it."""
+
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 has it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, **how: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, **how)
+
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda how: datetime.now().astimezone().strftime(how)
+    return environment

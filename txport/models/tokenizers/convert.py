@@ -1,0 +1,141 @@
+"""What a bundle has of its checkpoint's text files: a `tokenizer.json` is made where a folder has other files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from txport.errors import CheckpointError
+from txport.models.names import (
+    COMPANIONS,
+    CONFIG,
+    PIECES,
+    TARGET_TOKENIZER,
+    TEXT,
+    TOKENIZER,
+    WORDS,
+)
+from txport.models.tokenizers import pieces, vocabularies
+from txport.models.tokenizers.assemble import Vocabulary
+from txport.models.tokenizers.pieces import Made
+from txport.models.tokenizers.settings import Settings
+from txport.models.tokenizers.usage import Chat, Usage, write_usage
+from txport.system.documents import DocumentError, read_json
+
+Make = Callable[[Settings], Made]
+
+
+def _spelled(how: Callable[[Settings], tuple[str, Vocabulary]]) -> Make:
+    def make(settings: Settings) -> Made:
+        text, words = how(settings)
+        return Made(text=text, words=words)
+
+    return make
+
+
+CLASSES: dict[str, Make] = {  # of transformers, without "Fast"
+    "T5Tokenizer": pieces.t5,
+    "MT5Tokenizer": pieces.t5,
+    "PegasusTokenizer": pieces.pegasus,
+    "MarianTokenizer": pieces.marian,
+    "M2M100Tokenizer": pieces.m2m100,
+    "NllbTokenizer": pieces.nllb,
+    "MBartTokenizer": pieces.mbart,
+    "MBart50Tokenizer": pieces.mbart50,
+    "XLMRobertaTokenizer": pieces.xlm_roberta,
+    "CamembertTokenizer": pieces.camembert,
+    "LlamaTokenizer": pieces.llama,
+    "GemmaTokenizer": pieces.gemma,
+    "BertTokenizer": _spelled(vocabularies.wordpiece),
+    "DistilBertTokenizer": _spelled(vocabularies.wordpiece),
+    "GPT2Tokenizer": _spelled(vocabularies.gpt2),
+    "RobertaTokenizer": _spelled(vocabularies.roberta),
+    "BartTokenizer": _spelled(vocabularies.roberta),
+    "Qwen2Tokenizer": _spelled(vocabularies.qwen2),
+}
+OF_TYPES = {  # the class of a model_type, where tokenizer_config.json names none
+    "t5": "T5Tokenizer",
+    "mt5": "MT5Tokenizer",
+    "pegasus": "PegasusTokenizer",
+    "marian": "MarianTokenizer",
+    "m2m_100": "M2M100Tokenizer",
+    "mbart": "MBartTokenizer",
+    "bart": "BartTokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+    "bert": "BertTokenizer",
+    "distilbert": "DistilBertTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "opt": "GPT2Tokenizer",
+    "llama": "LlamaTokenizer",
+    "mistral": "LlamaTokenizer",
+    "phi3": "LlamaTokenizer",
+    "gemma": "GemmaTokenizer",
+    "gemma2": "GemmaTokenizer",
+    "gemma3": "GemmaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+}
+UNSAID = (None, "PreTrainedTokenizer")  # classes that tell nothing
+SPOKEN = {  # classes whose tokens of languages stand in a tokenizer.json that a folder has
+    "NllbTokenizer": pieces.nllb_languages,
+    "MBartTokenizer": pieces.mbart_languages,
+    "MBart50Tokenizer": pieces.mbart50_languages,
+}
+CLEANED = ("BertTokenizer", "DistilBertTokenizer")  # classes that take spaces from decoded text unless told otherwise
+DEFAULTS = {  # special tokens by name, where a template uses one that the settings do not name
+    "LlamaTokenizer": pieces.ENDS,
+    "GemmaTokenizer": pieces.GEMMA,
+    "GPT2Tokenizer": vocabularies.GPT2,
+    "Qwen2Tokenizer": vocabularies.QWEN,
+}
+
+
+def companions_of(folder: Path) -> dict[str, Path | str]:
+    """The files that a bundle takes over from a checkpoint, by name: where they lie, or their text if it was made.
+
+    Of a checkpoint that transformers did not write, files are taken as they are. Raises `CheckpointError` for files of
+    a tokenizer that no `tokenizer.json` can say exactly.
+    """
+    files: dict[str, Path | str] = {name: folder / name for name in COMPANIONS if (folder / name).is_file()}
+    if (model_type := _model_type(folder)) is None:
+        return files
+    settings = Settings(folder)
+    name = OF_TYPES.get(model_type) if settings.kind in UNSAID else settings.kind
+    languages = SPOKEN[name](settings) if name in SPOKEN else None
+    defaults = DEFAULTS.get(name or "", {})
+    if TOKENIZER not in files:
+        sources = [each for each in (*PIECES, *WORDS) if (folder / each).is_file()]
+        if not sources:
+            return files
+        made = _make(settings, name, sources)
+        files[TOKENIZER], languages = made.text, made.languages
+        if made.target is not None:
+            files[TARGET_TOKENIZER] = made.target
+    template = settings.template()
+    chat = None if template is None else Chat(template=template, variables=settings.variables(defaults))
+    clean_up = settings.flag("clean_up_tokenization_spaces", name in CLEANED)
+    usage = Usage(clean_up=clean_up, languages=languages, chat=chat)
+    if TEXT not in files and usage != Usage():
+        files[TEXT] = write_usage(usage)
+    return files
+
+
+def _model_type(folder: Path) -> str | None:
+    """What transformers calls the model of a folder; None for a model of others."""
+    try:
+        values = read_json(folder / CONFIG)
+    except DocumentError:  # which is told where the model is read
+        return None
+    found = values.get("model_type")
+    return found if isinstance(found, str) and "architecture" not in values else None
+
+
+def _make(settings: Settings, name: str | None, sources: list[str]) -> Made:
+    if name not in CLASSES:
+        which = "does not say what its tokenizer is" if name is None else f"has a {name}, which is not known here"
+        fix = f"save it as a {TOKENIZER}, or take {', '.join(sources)} away and give token ids (--ids)"
+        raise CheckpointError(f"{settings.folder} {which}; {fix}")
+    return CLASSES[name](settings)

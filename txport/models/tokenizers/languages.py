@@ -1,0 +1,79 @@
+"""Sources whose language is told by a token, and targets too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from txport.errors import BundleError, UnsupportedError, quoted
+from txport.models.tokenizers.base import Unknown
+from txport.models.tokenizers.file import FileTokenizer
+from txport.models.tokenizers.usage import Languages
+
+SHOWN = 12  # languages that an error names
+
+
+@dataclass(frozen=True)
+class LanguageReader:
+    """Reads sources as `inner` does, and puts the token of a language where the model expects it.
+
+    `source` is the language of sources, by default the model's own; `target` that of targets, of a model that is told
+    it with the source. Where a source itself begins with a token of such a model (`>>fra<<`), it is read as that.
+    Raises `UnsupportedError` for a language that there is not.
+    """
+
+    inner: FileTokenizer
+    languages: Languages
+    source: str | None = None
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        known = self.inner.vocabulary
+        for token in (*self.languages.tokens.values(), *self._around()):
+            if token not in known:
+                raise BundleError(f"the tokenizer has no token {quoted(token)}, which texts are to have")
+
+    def between(self, source: str | None, target: str | None) -> LanguageReader:
+        """The same for sources and targets of these languages; None leaves one as it is."""
+        if source is not None and None not in (*self.languages.before, *self.languages.after):
+            raise UnsupportedError("this model is not told the language of its sources; leave source_language out")
+        if target is not None and self.languages.target == "fixed":
+            told = "its decoder starts with that of its config"
+            raise UnsupportedError(f"this model is not told the language of its targets: {told}; leave it out")
+        names = [None if each is None else self._name(each) for each in (source, target)]
+        return LanguageReader(self.inner, self.languages, names[0] or self.source, names[1] or self.target)
+
+    @property
+    def forced(self) -> int | None:
+        """The id with which a target must begin, for its language."""
+        if self.target is None or self.languages.target != "forced":
+            return None
+        return self.inner.id_of(self.languages.tokens[self.target])
+
+    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+        """See `Tokenizer.encode`."""
+        tokens = self.languages.tokens
+        first = [] if self.target is None or self.languages.target != "source" else [tokens[self.target]]
+        if self.languages.target == "source":
+            own = next((token for token in tokens.values() if text.startswith(token)), None)
+            text, first = (text, first) if own is None else (text.removeprefix(own), [*first, own])
+        language = self.source or self.languages.source
+        before, after = (
+            [tokens[language or ""] if each is None else each for each in side]
+            for side in (self.languages.before, self.languages.after)
+        )
+        ids = [self.inner.id_of(token) for token in (*first, *before)]
+        return [*ids, *self.inner.bare(text, unknown), *map(self.inner.id_of, after)]
+
+    def _name(self, language: str) -> str:
+        """The name of a language, which may be given as the token that it has."""
+        if not isinstance(language, str):
+            raise UnsupportedError(f"a language must be a string, got {quoted(language)}")
+        for name, token in self.languages.tokens.items():
+            if language in (name, token):
+                return name
+        names = list(self.languages.tokens)
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        raise UnsupportedError(f"there is no language {quoted(language)}; there are {', '.join(names[:SHOWN])}{more}")
+
+    def _around(self) -> list[str]:
+        return [token for token in (*self.languages.before, *self.languages.after) if token is not None]

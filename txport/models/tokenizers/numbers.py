@@ -1,0 +1,65 @@
+"""Token ids as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from txport.errors import TextError, TokenError, UnknownTextError
+from txport.models.facts import Facts
+from txport.models.tokenizers.base import Unknown, shorten
+
+
+class NumberTokenizer:
+    """Text is token ids, apart by spaces: for a model without a tokenizer, or, `exact`, in place of the one it has.
+
+    Then ids are read and written as they are; else special tokens are added where the model expects some, and left out.
+    """
+
+    def __init__(self, facts: Facts, *, exact: bool = False) -> None:
+        self._facts, self._exact = facts, exact
+        self._why = "text is read as" if exact else "this model has no tokenizer, so text is"
+
+    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+        """See `Tokenizer.encode`; the start and end tokens that the model expects are added."""
+        if not text.strip():
+            raise UnknownTextError(f"the text is empty; {self._why} token ids such as '5 17 3'")
+        size, ids, wrong = self._facts.vocabulary.size, [], []
+        for word in text.split():
+            if _is_below(size, word):
+                ids.append(int(word))
+            else:
+                wrong.append(word)
+        if wrong and unknown == "error":
+            ids_wanted = f"token ids, numbers from 0 to {size - 1}"
+            raise TextError(f"{self._why} {ids_wanted}; got {shorten(' '.join(wrong))}")
+        if not ids:
+            raise UnknownTextError(f"{shorten(text)} has no number from 0 to {size - 1}")
+        return ids if self._exact else self._facts.vocabulary.with_special(ids)
+
+    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """See `Tokenizer.continuation`."""
+        return self.decode(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer.decode`."""
+        special = () if self._exact else self._facts.writes.special
+        return " ".join(self.tokens([id_ for id_ in ids if id_ not in special]))
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.tokens`."""
+        size = self._facts.writes.size
+        if strange := [id_ for id_ in ids if not 0 <= id_ < size]:
+            raise TokenError(f"{strange[0]} is not the id of a token: a number from 0 to {size - 1}")
+        return [str(id_) for id_ in ids]
+
+    def ids(self, tokens: str) -> list[int]:
+        """See `Tokenizer.ids`."""
+        size = self._facts.writes.size
+        strange = [token for token in tokens.split() if not _is_below(size, token)]
+        if strange:
+            raise TextError(f"{shorten(strange[0])} is not a token: a number from 0 to {size - 1}")
+        return [int(token) for token in tokens.split()]
+
+
+def _is_below(size: int, word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 10 and int(word) < size

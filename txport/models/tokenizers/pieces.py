@@ -1,0 +1,314 @@
+"""Classes of tokenizers over models of SentencePiece: which ids the pieces have, and what stands around a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from txport.errors import CheckpointError, quoted
+from txport.models.tokenizers.assemble import Slots, Vocabulary, assemble, vocabulary
+from txport.models.tokenizers.file import FOREIGN, OUTSIDE
+from txport.models.tokenizers.sentencepiece import (
+    BYTE_SCORE,
+    CONTROL,
+    UNKNOWN,
+    USER,
+    Pieces,
+    decoder_of,
+    model_of,
+    normalizer_of,
+    read_pieces,
+    splitter_of,
+)
+from txport.models.tokenizers.settings import Added, Settings
+from txport.models.tokenizers.usage import Languages, Target
+from txport.models.tokenizers.vocabularies import read_ids
+
+UNK = {"unk_token": "<unk>"}
+ENDS = {"bos_token": "<s>", "eos_token": "</s>", **UNK}
+T5 = {"eos_token": "</s>", **UNK, "pad_token": "<pad>"}
+GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", **UNK, "pad_token": "<pad>"}
+FAIRSEQ = {**ENDS, "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"}
+PEGASUS = {**T5, "mask_token": "<mask_2>"}
+MARIAN = {"eos_token": "</s>", **UNK, "pad_token": "<pad>"}
+M2M = {**ENDS, "sep_token": "</s>", "pad_token": "<pad>"}
+M2M_LANGUAGES = (  # in the order of their ids
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy "
+    "id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru "
+    "sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+)
+MOST_EXTRA = 1 << 16
+OFFSET = 103  # of Pegasus, by which ids are more than places in the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What a class of tokenizers makes of its files: the `tokenizer.json`, that of targets if they have their own."""
+
+    text: str
+    words: Vocabulary
+    target: str | None = None
+    languages: Languages | None = None
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+
+def file_of(settings: Settings, *names: str) -> Path:
+    """The first file of these that is there; `CheckpointError` if none is."""
+    for name in names:
+        if (settings.folder / name).is_file():
+            return settings.folder / name
+    raise CheckpointError(f"{settings.folder} lacks {names[0]}, which its tokenizer needs; download it again")
+
+
+def _plain(found: Pieces) -> Slots:
+    return {place: (piece.text, piece.score) for place, piece in enumerate(found.pieces)}
+
+
+def _special(found: Pieces) -> list[Added]:
+    """The pieces that are no text; a few that have other ids in a class are in no slot of it."""
+    return [Added(piece.text) for piece in found.pieces if piece.kind in (CONTROL, UNKNOWN)]
+
+
+def _users(found: Pieces, prefixed: bool) -> list[Added]:
+    """Pieces that are found in a text before all others."""
+    users = [piece.text for piece in found.pieces if piece.kind == USER]
+    if users and prefixed and not found.trims:
+        raise CheckpointError(
+            f"{found.path} has a piece {quoted(users[0])} of its user, which no tokenizer.json can say"
+        )
+    return [Added(text, special=False, normalized=True) for text in users]
+
+
+def _made(
+    settings: Settings,
+    found: Pieces,
+    words: Vocabulary,
+    before: list[str],
+    after: list[str],
+    languages: Languages | None = None,
+    prefix: bool | None = None,
+    prefix_first: bool = False,
+) -> Made:
+    unknown = words.named.get("unk_token") or found.pieces[found.unknown].text
+    if unknown not in words.ids:
+        raise settings.wrong(f"the vocabulary has no {quoted(unknown)}, its unk_token")
+    prefix = found.adds_prefix if prefix is None else prefix
+    prefix_first = prefix and (prefix_first or any(piece.kind == USER for piece in found.pieces))
+    text = assemble(
+        words,
+        model_of(found, words.slots, words.ids[unknown]),
+        normalizer=normalizer_of(found, prefix and not prefix_first),
+        pre_tokenizer=splitter_of(found, prefix_first),
+        decoder=decoder_of(found, prefix),
+        before=before,
+        after=after,
+    )
+    return Made(text=text, words=words, languages=languages)
+
+
+def t5(settings: Settings) -> Made:
+    """T5's and mT5's: the pieces as they are, and tokens for gaps of a text."""
+    found = read_pieces(file_of(settings, "spiece.model"))
+    extra = settings.whole("extra_ids", 100, MOST_EXTRA)
+    slots, size = _plain(found), len(found.pieces)
+    names = [f"<extra_id_{extra - 1 - number}>" for number in range(extra)]
+    slots |= {size + number: (name, 0.0) for number, name in enumerate(names)}
+    special = [*_special(found), *(Added(name, lstrip=True, rstrip=True) for name in names)]
+    words = vocabulary(settings, slots, T5, special, _users(found, True))
+    return _made(settings, found, words, [], [words.named["eos_token"]])
+
+
+def pegasus(settings: Settings) -> Made:
+    """Pegasus's: the pieces after 103 tokens of its training."""
+    found = read_pieces(file_of(settings, "spiece.model"))
+    offset = settings.whole("offset", OFFSET, MOST_EXTRA)
+    if offset != OFFSET:
+        raise settings.wrong(f"offset {offset} can't be expressed; it must be {OFFSET}")
+    named = [settings.token(name, PEGASUS[name]) or "" for name in ("pad_token", "eos_token", "mask_token")]
+    sentence = settings.text("mask_token_sent", "<mask_1>")
+    first = [named[0], named[1], sentence, named[2], *(f"<unk_{number}>" for number in range(2, OFFSET))]
+    slots: Slots = {id_: (token, 0.0) for id_, token in enumerate(first)}
+    slots |= {place + OFFSET: (piece.text, piece.score) for place, piece in enumerate(found.pieces) if place > 1}
+    words = vocabulary(settings, slots, PEGASUS, map(Added, first), _users(found, True))
+    return _made(settings, found, words, [], [words.named["eos_token"]])
+
+
+def llama(settings: Settings) -> Made:
+    """Llama's and Mistral's: bytes for what is unknown, and a start token before each text."""
+    return _decoder(settings, ENDS, read_pieces(file_of(settings, "tokenizer.model")))
+
+
+def gemma(settings: Settings) -> Made:
+    """Gemma's: as Llama's, but no space is put before a text."""
+    return _decoder(settings, GEMMA, read_pieces(file_of(settings, "tokenizer.model")))
+
+
+def _decoder(settings: Settings, defaults: Mapping[str, str], found: Pieces) -> Made:
+    prefix = found.adds_prefix and settings.flag("add_prefix_space", True)
+    users = _users(found, prefix)
+    words = vocabulary(settings, _plain(found), defaults, _special(found), users)
+    before = [words.named["bos_token"]] if settings.flag("add_bos_token", True) else []
+    after = [words.named["eos_token"]] if settings.flag("add_eos_token", False) else []
+    prefix_first = not settings.flag("legacy", True)
+    return _made(settings, found, words, before, after, prefix=prefix, prefix_first=prefix_first)
+
+
+def xlm_roberta(settings: Settings) -> Made:
+    """XLM-R's: fairseq's special tokens first, then the pieces, moved by one, then the mask."""
+    found = read_pieces(file_of(settings, "sentencepiece.bpe.model"))
+    slots = _fairseq(settings, found)
+    mask = settings.token("mask_token", "<mask>") or ""
+    slots[max(slots) + 1] = (mask, 0.0)
+    words = vocabulary(settings, slots, FAIRSEQ, [Added(mask, lstrip=True)], _users(found, True))
+    return _made(settings, found, words, [words.named["cls_token"]], [words.named["sep_token"]])
+
+
+def camembert(settings: Settings) -> Made:
+    """CamemBERT's: as XLM-R's, with two unknown tokens and two pairs of ends."""
+    found = read_pieces(file_of(settings, "sentencepiece.bpe.model"))
+    first = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"]
+    slots: Slots = {id_: (token, 0.0) for id_, token in enumerate(first)}
+    slots |= {place + 4: (piece.text, piece.score) for place, piece in enumerate(found.pieces) if place}
+    mask = settings.token("mask_token", "<mask>") or ""
+    slots[max(slots) + 1] = (mask, 0.0)
+    special = [Added(mask, lstrip=True), *map(Added, first)]
+    words = vocabulary(settings, slots, FAIRSEQ, special, _users(found, True))
+    return _made(settings, found, words, [words.named["cls_token"]], [words.named["sep_token"]])
+
+
+def _fairseq(settings: Settings, found: Pieces) -> Slots:
+    kinds = [piece.kind for piece in found.pieces[:3]]
+    if kinds != [UNKNOWN, CONTROL, CONTROL]:
+        raise CheckpointError(f"{found.path} does not begin with an unknown, a start and an end token, as fairseq's do")
+    first = [settings.token(name, FAIRSEQ[name]) or "" for name in ("bos_token", "pad_token", "eos_token", "unk_token")]
+    slots: Slots = {id_: (token, 0.0) for id_, token in enumerate(first)}
+    return slots | {place + 1: (piece.text, piece.score) for place, piece in enumerate(found.pieces) if place > 2}
+
+
+def _multilingual(languages_of: Callable[[Settings], Languages | None]) -> Callable[[Settings], Made]:
+    """MBART's and NLLB's: as XLM-R's, with a token for each language before the mask."""
+
+    def make(settings: Settings) -> Made:
+        found = read_pieces(file_of(settings, "sentencepiece.bpe.model"))
+        slots = _fairseq(settings, found)
+        mask = settings.token("mask_token", "<mask>") or ""
+        names = [token for token in settings.others() if token != mask]
+        if not settings.added():
+            slots |= {len(slots) + number: (token, 0.0) for number, token in enumerate([*names, mask])}
+        words = vocabulary(
+            settings, slots, FAIRSEQ, [Added(mask, lstrip=True), *map(Added, names)], _users(found, True)
+        )
+        languages = languages_of(settings)
+        if languages is None:
+            fix = "save its tokenizer with transformers anew"
+            raise settings.wrong(f"additional_special_tokens must name src_lang and all languages; {fix}")
+        own = languages.tokens[languages.source or ""]
+        before, after = (
+            [own if each is None else each for each in side] for side in (languages.before, languages.after)
+        )
+        return _made(settings, found, words, before, after, languages)
+
+    return make
+
+
+def _languages(settings: Settings, default: str, *, first: bool, target: Target = "forced") -> Languages | None:
+    """The languages that a folder names, whose tokens stand before or behind a source; None without any.
+
+    The vocabulary does not say which tokens are those of languages.
+    """
+    tokens = {token: token for token in settings.others() if token != settings.token("mask_token", "<mask>")}
+    source = settings.text("src_lang", default)
+    if source not in tokens:
+        return None
+    end = settings.token("eos_token", "</s>")
+    before, after = ((None,), (end,)) if first else ((), (end, None))
+    return Languages(tokens=tokens, before=before, after=after, source=source, target=target)
+
+
+def mbart_languages(settings: Settings) -> Languages | None:
+    """Of mBART, whose decoder starts with a language, which its config tells."""
+    return _languages(settings, "en_XX", first=False, target="fixed")
+
+
+def mbart50_languages(settings: Settings) -> Languages | None:
+    """Of mBART-50, whose targets begin with a language."""
+    return _languages(settings, "en_XX", first=True)
+
+
+def nllb_languages(settings: Settings) -> Languages | None:
+    """Of NLLB, whose first tokenizers put the language behind a source."""
+    return _languages(settings, "eng_Latn", first=not settings.flag("legacy_behaviour", False))
+
+
+mbart, mbart50, nllb = map(_multilingual, (mbart_languages, mbart50_languages, nllb_languages))
+
+
+def m2m100(settings: Settings) -> Made:
+    """M2M-100's: a model that cuts pieces, whose ids `vocab.json` has, and a token for each language after them."""
+    found = read_pieces(file_of(settings, "sentencepiece.bpe.model"))
+    ids = read_ids(file_of(settings, "vocab.json"))
+    codes = M2M_LANGUAGES if settings.get("language_codes", "m2m100") == "m2m100" else ""
+    names = settings.others() or [f"__{code}__" for code in codes.split()]
+    top = max(ids.values())
+    ids |= {token: top + number for number, token in enumerate((each for each in names if each not in ids), 1)}
+    tokens = {token.removeprefix("__").removesuffix("__"): token for token in names}
+    source = settings.text("src_lang", "en")
+    if source not in tokens:
+        raise settings.wrong(f"additional_special_tokens must name the tokens of languages, __{source}__ among them")
+    end = settings.token("eos_token", M2M["eos_token"])
+    languages = Languages(tokens=tokens, before=(None,), after=(end,), source=source)
+    return _by_ids(settings, found, found, ids, M2M, names, [tokens[source]], languages)
+
+
+def marian(settings: Settings) -> Made:
+    """Marian's: a model for sources and one for targets, and one `vocab.json` for both."""
+    source, target = (read_pieces(file_of(settings, name)) for name in ("source.spm", "target.spm"))
+    if settings.flag("separate_vocabs", False):
+        raise settings.wrong("separate_vocabs can't be expressed: source and target must share a vocab.json")
+    ids = read_ids(file_of(settings, "vocab.json"))
+    names = [token for token in ids if token.startswith(">>") and token.endswith("<<") and len(token) > 4]
+    tokens = {name[2:-2]: name for name in names}
+    end = settings.token("eos_token", MARIAN["eos_token"])
+    languages = Languages(tokens=tokens, after=(end,), target="source") if tokens else None
+    return _by_ids(settings, source, target, ids, MARIAN, names, languages=languages)
+
+
+def _by_ids(
+    settings: Settings,
+    source: Pieces,
+    target: Pieces,
+    ids: Mapping[str, int],
+    defaults: Mapping[str, str],
+    names: list[str],
+    before: list[str] | None = None,
+    languages: Languages | None = None,
+) -> Made:
+    """Tokenizers for source and target, whose pieces have the ids of a `vocab.json`.
+
+    Of a source, pieces that its model does not have get a name that no text has; pieces that `vocab.json` does not
+    have stand behind the end of the vocabulary, since its model does cut them. Of a target, all have their own names.
+    """
+    if any(piece.kind == USER for piece in (*source.pieces, *target.pieces)):
+        raise CheckpointError(f"{source.path} has pieces of its user, which no tokenizer.json can say")
+    sides = []
+    for found in (source, target):
+        scores = {piece.text: piece.score for piece in found.pieces}
+        slots: Slots = {id_: (text, scores.get(text, BYTE_SCORE)) for text, id_ in ids.items()}
+        words = vocabulary(settings, slots, defaults, map(Added, names))
+        sides.append((found, scores, words))
+    found, scores, words = sides[0]
+    foreign = [id_ for id_, (text, _) in words.slots.items() if text not in scores and id_ not in words.added]
+    missing = [piece for piece in source.pieces if piece.text not in words.ids and piece.kind not in (CONTROL, UNKNOWN)]
+    for id_ in foreign:
+        words.slots[id_] = (FOREIGN + words.slots[id_][0], 0.0)
+    if missing:
+        size = max(words.slots) + 1
+        words.slots[size] = (OUTSIDE, 0.0)
+        words.slots |= {size + at: (piece.text, piece.score) for at, piece in enumerate(missing, 1)}
+    after = [words.named["eos_token"]]
+    made = _made(settings, source, words, before or [], after, languages)
+    if source.path == target.path and not foreign and not missing:
+        return made
+    other = _made(settings, target, sides[1][2], before or [], after)
+    return Made(text=made.text, words=sides[1][2], target=other.text, languages=languages)

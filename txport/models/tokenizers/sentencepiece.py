@@ -1,0 +1,257 @@
+"""Models of SentencePiece: their file, and the same as parts of the `tokenizers` library."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from txport.errors import CheckpointError
+from txport.system.documents import DocumentError, require_size
+
+LARGEST = 64 << 20  # bytes
+SPACE = "\u2581"  # what a space is written as
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of pieces
+KINDS = {1: "Unigram", 2: "BPE"}
+BYTE_SCORE = -1e5  # below all pieces, so that no text is read as a byte that can be read as letters
+# what every map that composes letters has: of Latin, Devanagari and Korean
+CANONICAL = {"e\u0301": "\u00e9", "\u0958": "\u0915\u093c", "\u1112\u1161\u11ab": "\ud55c"}
+HALF_WIDTH, HALF_WIDTH_MARKS = range(0xFF66, 0xFF9E), "\uff9e\uff9f"  # of Japanese, two characters for one sound
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One entry of a vocabulary."""
+
+    text: str
+    score: float
+    kind: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """What a file of SentencePiece says."""
+
+    path: Path
+    kind: str
+    pieces: tuple[Piece, ...]
+    charsmap: bytes
+    adds_prefix: bool
+    trims: bool  # spaces at both ends, and all but one of several
+    byte_fallback: bool
+
+    @property
+    def unknown(self) -> int:
+        """The place of the piece for what is unknown."""
+        return next(place for place, piece in enumerate(self.pieces) if piece.kind == UNKNOWN)
+
+
+def read_pieces(path: Path) -> Pieces:
+    """A model of SentencePiece; `CheckpointError` for what is none, or can't be said by other means."""
+    try:
+        require_size(path, LARGEST)
+        found = _pieces(path, path.read_bytes())
+    except DocumentError as error:
+        raise CheckpointError(str(error)) from error
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
+    except (ValueError, struct.error, IndexError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a model of SentencePiece: {error}") from error
+    return found
+
+
+def _pieces(path: Path, content: bytes) -> Pieces:
+    entries: list[Piece] = []
+    trainer: dict[int, Any] = {}
+    normalizer: dict[int, Any] = {}
+    denormalizer: dict[int, Any] = {}
+    for field, value in _fields(content):
+        if field == 1:
+            entry = dict(_fields(value))
+            score = struct.unpack("<f", entry.get(2, bytes(4)))[0]
+            entries.append(Piece(entry[1].decode("utf-8"), score, entry.get(3, NORMAL)))
+        elif field in (2, 3, 5):
+            (trainer if field == 2 else normalizer if field == 3 else denormalizer).update(_fields(value))
+    kinds = [entry.kind for entry in entries]
+    if kinds.count(UNKNOWN) != 1:
+        raise ValueError(f"it has {kinds.count(UNKNOWN)} pieces for what is unknown, expected 1")
+    if len({entry.text for entry in entries}) < len(entries):
+        raise ValueError("it has one piece twice")
+    kind = KINDS.get(trainer.get(3, 1))
+    lacks = [
+        (kind is None, "cuts words or characters"),
+        (bool(trainer.get(24, 0)), "writes spaces as suffixes"),
+        (not normalizer.get(5, 1), "keeps spaces as they are"),
+        (bool(denormalizer.get(2)), "changes decoded text"),
+        (UNUSED in kinds, "has pieces that are not to be used"),
+    ]
+    if wrong := [what for is_so, what in lacks if is_so]:
+        raise CheckpointError(f"{path} {wrong[0]}, which no tokenizer.json can say")
+    return Pieces(
+        path=path,
+        kind=kind or "",
+        pieces=tuple(entries),
+        charsmap=bytes(normalizer.get(2, b"")),
+        adds_prefix=bool(normalizer.get(3, 1)),
+        trims=bool(normalizer.get(4, 1)),
+        byte_fallback=bool(trainer.get(35, 0)),
+    )
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
+    """The numbers and values of the fields of a message of protobuf, in order."""
+    place = 0
+    while place < len(content):
+        key, place = _number(content, place)
+        field, wire = key >> 3, key & 7
+        if wire == 0:
+            value, place = _number(content, place)
+            yield field, value
+            continue
+        if wire == 2:
+            size, place = _number(content, place)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"byte {place} begins no field")
+        if place + size > len(content):
+            raise ValueError(f"it ends within a field, at byte {len(content)}")
+        yield field, content[place : place + size]
+        place += size
+
+
+def _number(content: bytes, place: int) -> tuple[int, int]:
+    if place < len(content) and (value := content[place]) < 128:  # most
+        return value, place + 1
+    value = shift = 0
+    while True:
+        if place >= len(content) or shift > 63:
+            raise ValueError(f"it ends within a number, at byte {place}")
+        byte = content[place]
+        value |= (byte & 127) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 128:
+            return value, place
+
+
+def model_of(found: Pieces, vocabulary: dict[int, tuple[str, float]], unknown: int) -> dict[str, Any]:
+    """The model of a `tokenizer.json`, over ids and what they are written as, with their scores."""
+    size = max(vocabulary) + 1
+    listed = [vocabulary.get(id_, (f" unused {id_}", 0.0)) for id_ in range(size)]
+    if found.kind == "Unigram":
+        kinds = {piece.text: piece.kind for piece in found.pieces}
+        scored = [(text, BYTE_SCORE if kinds.get(text) == BYTE else score) for text, score in listed]
+        return {"type": "Unigram", "unk_id": unknown, "vocab": scored, "byte_fallback": found.byte_fallback}
+    ids = {text: id_ for id_, (text, _) in enumerate(listed)}
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": listed[unknown][0],
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": found.byte_fallback,
+        "vocab": ids,
+        "merges": _merges(found),
+    }
+
+
+def _merges(found: Pieces) -> list[tuple[str, str]]:
+    """Pairs of pieces that make a third, the first to be merged first; of several pairs for one, the longest start."""
+    scores = {piece.text: piece.score for piece in found.pieces if piece.kind == NORMAL}
+    pairs = [
+        (score, text[:cut], text[cut:])
+        for text, score in scores.items()
+        for cut in range(len(text) - 1, 0, -1)
+        if text[:cut] in scores and text[cut:] in scores
+    ]
+    pairs.sort(key=lambda pair: -pair[0])  # stable
+    return [(first, second) for _, first, second in pairs]
+
+
+def normalizer_of(found: Pieces, prepends: bool) -> dict[str, Any]:
+    """What a text goes through before it is cut; with `prepends`, each stretch of it is to begin with a space.
+
+    The library looks a character up with its marks at once, and takes the first of those that begin alike: composed
+    before, they are what SentencePiece, which takes the longest, would find.
+    """
+    parts: list[dict[str, Any]] = []
+    if found.charsmap:
+        try:
+            parts += _composing(found.charsmap)
+        except (struct.error, IndexError, ValueError) as error:
+            raise CheckpointError(f"{found.path} has a map of characters that can't be read: {error}") from error
+        parts.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(found.charsmap).decode("ascii")})
+    if found.trims:
+        parts += [replace(" +", " ", regex=True), replace("^ +| +$", "", regex=True)]
+    if prepends:
+        parts.append({"type": "Prepend", "prepend": SPACE})
+    return {"type": "Sequence", "normalizers": [*parts, replace(" ", SPACE)]}
+
+
+def _composing(charsmap: bytes) -> list[dict[str, Any]]:
+    """What composes letters and marks as a map of characters does; nothing for one that does not."""
+    if any(_mapped(charsmap, written) != wanted for written, wanted in CANONICAL.items()):
+        return []
+    pairs = [chr(letter) + mark for letter in HALF_WIDTH for mark in HALF_WIDTH_MARKS]
+    found = [(pair, other) for pair in pairs if (other := _mapped(charsmap, pair)) is not None]
+    return [{"type": "NFC"}, *(replace(pair, other) for pair, other in found)]
+
+
+def _mapped(charsmap: bytes, text: str) -> str | None:
+    """What a map of characters has for a whole text: a trie, its size before it, over the places of what comes next."""
+    size = struct.unpack_from("<I", charsmap)[0]
+
+    def unit(place: int) -> int:
+        if not 0 <= 4 * place < size:
+            raise ValueError("its trie points outside")
+        return int(struct.unpack_from("<I", charsmap, 4 + 4 * place)[0])
+
+    def offset(found: int) -> int:
+        return (found >> 10) << ((found & 512) >> 6)
+
+    node = unit(0)
+    place = offset(node)
+    for byte in text.encode("utf-8"):
+        place ^= byte
+        node = unit(place)
+        if node & 0x800000FF != byte:
+            return None
+        place ^= offset(node)
+    if not node & 256:
+        return None
+    start = 4 + size + (unit(place) & 0x7FFFFFFF)
+    return charsmap[start : charsmap.index(b"\0", start)].decode("utf-8")
+
+
+def replace(text: str, other: str, *, regex: bool = False) -> dict[str, Any]:
+    """A part that puts one text in place of another one."""
+    return {"type": "Replace", "pattern": {"Regex" if regex else "String": text}, "content": other}
+
+
+def splitter_of(found: Pieces, prepends_first: bool) -> dict[str, Any] | None:
+    """Cuts before words, if no piece is of two: that changes nothing, and is faster.
+
+    With `prepends_first`, a text is to begin with a space, but no stretch of it behind a special token.
+    """
+    whole = any(SPACE in piece.text[1:] for piece in found.pieces if piece.kind in (NORMAL, USER))
+    if prepends_first:
+        return {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": not whole}
+    if whole:
+        return None
+    return {"type": "Split", "pattern": {"String": SPACE}, "behavior": "MergedWithNext", "invert": False}
+
+
+def decoder_of(found: Pieces, adds_prefix: bool) -> dict[str, Any]:
+    """What makes text of pieces."""
+    parts: list[dict[str, Any]] = [replace(SPACE, " ")]
+    parts += [{"type": "ByteFallback"}] * found.byte_fallback
+    parts.append({"type": "Fuse"})
+    if found.trims:
+        parts.append(replace(r"^\s+|\s+$", "", regex=True))
+    elif adds_prefix:
+        parts.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {"type": "Sequence", "decoders": parts}

@@ -1,0 +1,109 @@
+"""How a model wants its texts, beside what a `tokenizer.json` says: `text.json` of a bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from txport.errors import BundleError, quoted
+from txport.system.documents import DocumentError, read_json
+
+Target = Literal["forced", "source", "fixed"]
+MOST_LANGUAGES = 1 << 12
+LARGEST_TEMPLATE = 1 << 18  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Languages:
+    """The languages that a model is told by tokens.
+
+    `tokens` are the names of languages and what the vocabulary writes for each. `before` and `after` are the special
+    tokens around a source, where None is that of its language, by default `source`. The target's language is told by
+    the first token that the decoder is made to say ("forced"), by the source's first one ("source"), or not at all,
+    since the decoder's start token is that of a language ("fixed").
+    """
+
+    tokens: Mapping[str, str]
+    before: tuple[str | None, ...] = ()
+    after: tuple[str | None, ...] = ()
+    source: str | None = None
+    target: Target = "forced"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """How messages become a prompt: a template of Jinja, and the special tokens that it knows by names."""
+
+    template: str
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """All of it. With `clean_up`, decoded text has no spaces before punctuation."""
+
+    clean_up: bool = False
+    languages: Languages | None = None
+    chat: Chat | None = None
+
+
+def write_usage(usage: Usage) -> str:
+    """As `text.json` has it."""
+    return json.dumps(asdict(usage), indent=2, ensure_ascii=False) + "\n"
+
+
+def read_usage(path: Path, content: Path | str) -> Usage:
+    """A `text.json`, from a file or its text; `BundleError` for anything that is none, which says `path`."""
+    try:
+        values = read_json(content) if isinstance(content, Path) else json.loads(content)
+        return _usage(values)
+    except DocumentError as error:
+        raise BundleError(str(error)) from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BundleError(f"{path} does not say how texts are used: {error!r}") from error
+
+
+def _usage(values: Any) -> Usage:
+    languages, chat = values["languages"], values["chat"]
+    if type(values["clean_up"]) is not bool:
+        raise TypeError(f"clean_up must be true or false, got {quoted(values['clean_up'])}")
+    return Usage(
+        clean_up=values["clean_up"],
+        languages=None if languages is None else _languages(languages),
+        chat=None if chat is None else _chat(chat),
+    )
+
+
+def _languages(values: Any) -> Languages:
+    tokens = {_text(name): _text(token) for name, token in values["tokens"].items()}
+    if not 0 < len(tokens) <= MOST_LANGUAGES:
+        raise ValueError(f"there must be 1 to {MOST_LANGUAGES} languages, got {len(tokens)}")
+    around = [tuple(None if each is None else _text(each) for each in values[side]) for side in ("before", "after")]
+    if values["target"] not in get_args(Target):
+        raise ValueError(f"target must be one of {', '.join(get_args(Target))}, got {quoted(values['target'])}")
+    source = values["source"]
+    if source is None and None in (*around[0], *around[1]):
+        raise ValueError("the source must have a language")
+    if source is not None and source not in tokens:
+        raise ValueError(f"there is no language {quoted(source)}")
+    return Languages(tokens=tokens, before=around[0], after=around[1], source=source, target=values["target"])
+
+
+def _chat(values: Any) -> Chat:
+    template, variables = _text(values["template"]), dict(values["variables"])
+    if len(template) > LARGEST_TEMPLATE:
+        raise ValueError(f"a template may have {LARGEST_TEMPLATE} characters, this one has {len(template)}")
+    for name, value in variables.items():
+        _text(name)
+        for each in value if isinstance(value, list) else [value]:
+            _text(each)
+    return Chat(template=template, variables=variables)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{quoted(value)} must be a text")
+    return value

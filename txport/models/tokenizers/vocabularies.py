@@ -1,0 +1,196 @@
+"""Vocabularies that are no SentencePiece models: `vocab.txt` of BERT, `vocab.json` with `merges.txt` of GPT-2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from txport.errors import CheckpointError, quoted
+from txport.models.tokenizers.assemble import Slots, Vocabulary, assemble, vocabulary
+from txport.models.tokenizers.sentencepiece import replace
+from txport.models.tokenizers.settings import Added, Settings
+from txport.system.documents import DocumentError, read_json, read_text
+
+LARGEST = 64 << 20  # bytes
+MOST_TOKENS = 1 << 22
+LONGEST_WORD = 100  # characters, of which WordPiece makes more than one unknown token
+BERT = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+GPT2 = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+QWEN = {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+ROBERTA = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def read_ids(path: Path) -> dict[str, int]:
+    """A `vocab.json`: tokens with their ids, each of which stands there once."""
+    try:
+        found = read_json(path, LARGEST)
+    except DocumentError as error:
+        raise CheckpointError(str(error)) from error
+    for token, id_ in found.items():
+        if type(id_) is not int or not 0 <= id_ < MOST_TOKENS:
+            raise CheckpointError(f"{path} gives {quoted(token)} the id {quoted(id_)}, which is none")
+    if not found or len(set(found.values())) < len(found):
+        raise CheckpointError(f"{path} {'gives one id to two tokens' if found else 'is empty'}")
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_text(path, LARGEST).split("\n")
+    except DocumentError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def wordpiece(settings: Settings) -> tuple[str, Vocabulary]:
+    """BERT's: words, and pieces of them, which begin with `##`."""
+    path = settings.folder / "vocab.txt"
+    tokens = [line.rstrip("\r") for line in _lines(path)]
+    while tokens and not tokens[-1]:
+        tokens.pop()
+    if len(set(tokens)) < len(tokens):
+        raise CheckpointError(f"{path} has one token twice")
+    missing = {name: settings.token(name, BERT[name]) for name in ("unk_token", "cls_token", "sep_token")}
+    if lacking := [token for token in missing.values() if token not in tokens]:
+        raise CheckpointError(f"{path} has no {lacking[0]}, which is a special token of BertTokenizer")
+    for name, only in (("do_basic_tokenize", True), ("never_split", None)):
+        if settings.get(name, only) != only:
+            raise settings.wrong(f"{name} {quoted(settings.get(name))} can't be expressed in a tokenizer.json")
+    words = vocabulary(settings, {id_: (token, 0.0) for id_, token in enumerate(tokens)}, BERT)
+    strips = settings.get("strip_accents")
+    if strips is not None:
+        strips = settings.flag("strip_accents", False)
+    text = assemble(
+        words,
+        {
+            "type": "WordPiece",
+            "unk_token": words.named["unk_token"],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": LONGEST_WORD,
+            "vocab": words.ids,
+        },
+        normalizer={
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": settings.flag("tokenize_chinese_chars", True),
+            "strip_accents": strips,
+            "lowercase": settings.flag("do_lower_case", True),
+        },
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        decoder={
+            "type": "Sequence",
+            "decoders": [
+                {"type": "WordPiece", "prefix": "##", "cleanup": False},
+                {"type": "Fuse"},
+                replace("^ +| +$", "", regex=True),
+            ],
+        },
+        before=[words.named["cls_token"]],
+        after=[words.named["sep_token"]],
+    )
+    return text, words
+
+
+def gpt2(settings: Settings) -> tuple[str, Vocabulary]:
+    """GPT-2's bytes, which OPT has too."""
+    words = _bytes(settings, GPT2)
+    before = [words.named["bos_token"]] if settings.flag("add_bos_token", False) else []
+    return _byte_level(settings, words, before=before), words
+
+
+def roberta(settings: Settings) -> tuple[str, Vocabulary]:
+    """RoBERTa's, which BART has too."""
+    words = _bytes(settings, ROBERTA, Added(settings.token("mask_token", "<mask>") or "", lstrip=True))
+    before, after = [words.named["cls_token"]], [words.named["sep_token"]]
+    return _byte_level(settings, words, before=before, after=after), words
+
+
+def qwen2(settings: Settings) -> tuple[str, Vocabulary]:
+    """That of Qwen 2 and 3: composed letters, digits one by one."""
+    words = _bytes(settings, QWEN)
+    split = {"type": "Split", "pattern": {"Regex": QWEN_WORDS}, "behavior": "Isolated", "invert": False}
+    return _byte_level(settings, words, splitter=split, normalizer={"type": "NFC"}), words
+
+
+def _bytes(settings: Settings, defaults: dict[str, str], *special: Added) -> Vocabulary:
+    path = settings.folder / "vocab.json"
+    slots: Slots = {id_: (token, 0.0) for token, id_ in read_ids(path).items()}
+    return vocabulary(settings, slots, defaults, special)
+
+
+def _byte_level(
+    settings: Settings,
+    words: Vocabulary,
+    *,
+    splitter: dict[str, Any] | None = None,
+    normalizer: Any = None,
+    before: list[str] | None = None,
+    after: list[str] | None = None,
+) -> str:
+    ids = words.ids
+    own_space = settings.flag("add_prefix_space", False)
+    if settings.get("errors", "replace") != "replace":
+        raise settings.wrong(f"errors {quoted(settings.get('errors'))} can't be expressed in a tokenizer.json")
+    level = {"type": "ByteLevel", "add_prefix_space": own_space, "trim_offsets": True, "use_regex": splitter is None}
+    model = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": _unknown(settings, words),
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "vocab": ids,
+        "merges": _merges(settings.folder / "merges.txt", ids),
+    }
+    return assemble(
+        words,
+        model,
+        normalizer=normalizer,
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [splitter, level]} if splitter else level,
+        decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        before=before or [],
+        after=after or [],
+    )
+
+
+def _unknown(settings: Settings, words: Vocabulary) -> str | None:
+    """What stands for bytes that a vocabulary lacks; None if there are none."""
+    from tokenizers import pre_tokenizers
+
+    lacks = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - words.ids.keys())
+    if not lacks:
+        return None
+    unknown = words.named.get("unk_token")
+    if unknown is None or unknown not in words.ids:
+        raise settings.wrong(f"the vocabulary lacks {len(lacks)} bytes, such as {quoted(lacks[0])}, and an unk_token")
+    return unknown
+
+
+def _merges(path: Path, ids: dict[str, int]) -> list[list[str]]:
+    """The pairs of a `merges.txt`, the first to be merged first."""
+    found = []
+    for number, line in enumerate(_lines(path), 1):
+        pair = line.split()
+        if not pair or (number == 1 and line.startswith("#version")):
+            continue
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
+            raise CheckpointError(f"{path}, line {number}: {quoted(line)} are not two tokens that make a third")
+        found.append(pair)
+    return found
