@@ -27,7 +27,7 @@ from txport.models.tokenizers.pieces import M2M_LANGUAGES
 
 FOLDER = Path(__file__).parents[1] / "tokenizers"
 SAID = "said.json"
-MANY, FEW = 3000, 150
+MANY, FEW = 300, 150  # lines of each kind
 
 
 def rules(folder: Path) -> Path:

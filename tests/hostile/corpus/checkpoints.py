@@ -11,7 +11,7 @@ from typing import Any
 from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command, edit_values
 from tests.hostile.corpus.manifests import BYTES as NO_JSON
 from tests.hostile.corpus.values import DEEP_LIST, DEEP_OBJECT, HUGE_NUMBER, NAME, ZEROS, spell
-from txport.models.names import CONFIG, WEIGHTS
+from txport.models.names import CONFIG, RULES, WEIGHTS
 
 WEIGHT = "target_embedding.weight"
 Header = dict[str, Any]
@@ -30,6 +30,8 @@ def cases() -> Iterator[Case]:
     yield Case("checkpoints/pickles under the name of the weights", _pickle)
     yield Case("checkpoints/pickles beside the weights", _pickles_beside)
     yield Case("checkpoints/a name of escapes", _named)
+    yield from (Case(f"checkpoints/rules {name}", _rules(text)) for name, text in RULE_TEXTS.items())
+    yield Case("checkpoints/weights alone", _alone)
     yield from (Case(f"checkpoints/{name}", _node(file, change)) for name, (file, change) in NODES.items())
 
 
@@ -137,6 +139,34 @@ def _pickle(place: Place) -> list[Command]:
     return readers(checkpoint, place)
 
 
+def _rules(text: bytes) -> Callable[[Place], list[Command]]:
+    def make(place: Place) -> list[Command]:
+        checkpoint = place.checkpoint()
+        (checkpoint / RULES).write_bytes(text)
+        return [
+            command("import", checkpoint, codes=[BAD]),
+            command("import", checkpoint, place.out / "made", "--json", codes=[BAD]),
+            command("export", checkpoint, place.out / "made", codes=[BAD]),
+        ]
+
+    return make
+
+
+def _alone(place: Place) -> list[Command]:
+    """Weights that nothing describes, some of whose names are hostile."""
+    from safetensors.torch import load_file, save_file
+
+    checkpoint = place.checkpoint()
+    (checkpoint / CONFIG).unlink()
+    tensors = load_file(checkpoint / WEIGHTS)
+    save_file({**tensors, NAME: _one(), "a'\"\n[[rule]]": _one(), "layers.0.(": _one()}, checkpoint / WEIGHTS)
+    return [
+        command("import", checkpoint, codes=[BAD]),
+        command("import", checkpoint, "--draft-map", place.out / RULES, codes=[BAD]),
+        command("import", place.outside / "nothing", "--draft-map", place.out / RULES, codes=[BAD]),
+    ]
+
+
 def _pickles_beside(place: Place) -> list[Command]:
     checkpoint = place.checkpoint()
     for name in PICKLES:
@@ -226,6 +256,30 @@ HEADERS: dict[str, Callable[[Header], None]] = {
         {"a" * 1_000_000: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}
     ),
     "with metadata of 200,000 levels": lambda header: header.update(__metadata__=DEEP_OBJECT),
+}
+
+
+HEAD = b'architecture = "transformer"\n'
+RULE_TEXTS: dict[str, bytes] = {
+    "of nothing": b"",
+    "of bytes": bytes(range(256)),
+    "that are JSON": b'{"architecture": "transformer"}',
+    "of 200,000 levels": HEAD + b"a = " + b"[" * 200_000,
+    "of a number of 5,000 digits": HEAD + b"[config]\nd_model = " + b"9" * 5_000,
+    "of dates": HEAD + b"[config]\nd_model = 1979-05-27\n",
+    "of NaN": HEAD + b"[config]\nnorm_epsilon = nan\n",
+    "of an architecture that is a path": b'architecture = "../../outside"',
+    "of escapes": b'architecture = "\\u001b[31m"\n',
+    "of weights elsewhere": HEAD + b'weights = "../outside"\n',
+    "of weights that are a folder": HEAD + b'weights = "."\n',
+    "of a place in nothing": HEAD + b'at = "a.b"\n',
+    "of a pattern that is none": HEAD + b"[[rule]]\ndrop = '('\n",
+    "of a group that is none": HEAD + b"[[rule]]\nrename = { pattern = 'a', to = '\\7' }\n",
+    "of a rule that is a list": HEAD + b"rule = [[1], [2]]\n",
+    "of a rule that is a number": HEAD + b"rule = 3\n",
+    "of 2,000 rules": HEAD + b"[[rule]]\ndrop = 'a'\n" * 2_000,
+    "of a split in 2**24": HEAD + b"[[rule]]\nsplit = { pattern = '.', to = ['a', 'b'], groups = 16777217 }\n",
+    "of views of 2**62": HEAD + b"[[rule]]\npermute = { pattern = '.', view = [4611686018427387904], order = [0] }\n",
 }
 
 

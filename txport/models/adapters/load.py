@@ -20,7 +20,8 @@ from txport.errors import CheckpointError, UnsupportedError, brief
 from txport.models.adapters.adapted import Adapted, line_of
 from txport.models.adapters.adapter import Adapter
 from txport.models.checkpoint import NAMED, Checkpoint, check_text
-from txport.models.names import COMPANIONS, code_name
+from txport.models.names import code_name
+from txport.models.tokenizers.convert import companions_of
 from txport.system.files import hash_of, sha256
 from txport.system.machine import is_out_of_memory
 
@@ -131,16 +132,20 @@ def _float64_problem(model: Adapted) -> str:
 
 def _digest(model: Adapted, folder: Path | None) -> str:
     """One SHA-256 over weights, facts, tokenizers, and the files of code that the module and its adapter come from."""
-    texts = [] if folder is None else [folder / name for name in COMPANIONS if (folder / name).is_file()]
+    texts = {} if folder is None else companions_of(folder)
     tensors = dict(model.module.named_buffers()) | dict(model.module.named_parameters())
     return hash_of(
         {
             **{f"tensor {name}": _hash_of_tensor(each) for name, each in tensors.items()},
             **{f"file {number} {path.name}": sha256(path) for number, path in enumerate(sources(model))},
-            **{path.name: sha256(path) for path in texts},
+            **{name: _hash_of_text(each) for name, each in texts.items()},
             "facts": repr(model.facts.to_dict()),
         }
     )
+
+
+def _hash_of_text(given: Path | str) -> str:
+    return sha256(given) if isinstance(given, Path) else hashlib.sha256(given.encode()).hexdigest()
 
 
 def _hash_of_tensor(tensor: Tensor) -> str:
