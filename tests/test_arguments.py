@@ -38,6 +38,7 @@ BEAMS = {"beams": 2}
 GROUPS = {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5}
 OPTIONS: dict[str, tuple[dict[str, Any], list[Any]]] = {  # what goes with an option, and wrong values of it
     "max_new_tokens": ({}, [*NO_WHOLE, *HUGE, 0, 25]),
+    "max_length": ({}, [*(each for each in NO_WHOLE if each is not None), 0, 1, -1]),
     "min_new_tokens": ({}, [*NO_WHOLE, *HUGE, None, 25]),
     "beams": ({}, [*NO_WHOLE, *HUGE, None, 0, 10**9]),
     "beam_groups": (GROUPS, [*NO_WHOLE, *HUGE, None, 0, 3]),
@@ -56,6 +57,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], list[Any]]] = {  # what goes with an op
     "repetition_penalty": ({}, [*NO_REAL, 0, 1e-30]),
     "no_repeat_ngram_size": ({}, [*NO_WHOLE, *HUGE, None]),
     "suppress_tokens": ({}, NO_TOKENS),
+    "begin_suppress_tokens": ({}, NO_TOKENS),
     "bad_words_ids": ({}, [*(each for each in NO_TOKENS if each != [[1]]), [[]], [[1.5]], [["AA"]]]),
     "forced_bos_token_id": ({}, [*NO_WHOLE, *HUGE]),
     "forced_eos_token_id": ({}, [*NO_WHOLE, *HUGE]),

@@ -276,8 +276,9 @@ def _problems_of_outputs(facts: Facts) -> Iterator[str]:
 
 
 def _source(values: Any) -> Tokens | Features:
-    """Features have frames, tokens have none."""
-    return features(values) if isinstance(values, Mapping) and "frames" in values else _tokens("source", values)
+    """Features have frames and a rate, tokens have neither."""
+    is_heard = isinstance(values, Mapping) and ("frames" in values or "sampling_rate" in values)
+    return features(values) if is_heard else _tokens("source", values)
 
 
 def _tokens(side: str, values: Any) -> Tokens:

@@ -12,6 +12,7 @@ from txport.models.json_values import require_keys, several, text, token_id, who
 
 TASKS = ("transcribe", "translate")
 MOST_BINS, MOST_FRAMES, MOST_RATE = 1 << 12, 1 << 16, 1 << 20
+MOST_NUMBERS = 1 << 24  # of one source
 MOST_LANGUAGES = 1 << 10
 MOST_TOKENS = 1 << 10
 
@@ -112,6 +113,8 @@ def features(values: Any) -> Features:
 
 def feature_problems(given: Features) -> Iterator[str]:
     """What does not go together."""
+    if given.size * given.frames > MOST_NUMBERS:
+        yield f"{given.frames} frames of {given.size} numbers are more than {MOST_NUMBERS}"
     if given.frames % given.longest:
         yield f"{given.frames} frames are no whole number for each of {given.longest} places"
     if given.hop_length > given.n_fft:

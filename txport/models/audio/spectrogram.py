@@ -39,8 +39,8 @@ def log_mel(samples: NDArray[Any], features: Features) -> Floats:
 def _powers(samples: Floats, features: Features) -> Any:
     """The power in each mel bin, so many frames at a time: (M, F) each."""
     size, hop = features.n_fft, features.hop_length
-    padded = np.pad(samples.astype(np.float64), size // 2, mode="reflect")
-    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)  # Hann's, periodic
+    padded = np.pad(samples, size // 2, mode="reflect")
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)  # Hann's, periodic, in float64
     filters = mel_filters(features)
     frames = np.lib.stride_tricks.sliding_window_view(padded, size)[::hop][: len(samples) // hop]  # (F, W)
     for first in range(0, len(frames), TOGETHER):
