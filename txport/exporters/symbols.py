@@ -16,6 +16,7 @@ from txport.errors import UnsupportedError
 from txport.models.streamed import Read
 
 NOWHERE = "meta"  # PyTorch's device of tensors without numbers
+FEW = 1 << 22  # numbers of a tensor that examples are computed with
 Pair = tuple[int, int]
 Form = Callable[..., Any]
 
@@ -167,15 +168,14 @@ class Tracer(TorchFunctionMode):
 
     def symbol(self, value: ir.Value, function: Any, *args: Any, **options: Any) -> Symbol:
         """A value that looks like what a function of PyTorch makes of the examples."""
-        found = tuple(
-            function(*(_example(each, at) for each in args), **{k: _example(v, at) for k, v in options.items()})
+        one, other = (
+            _computed(function, [_example(each, at) for each in args], {k: _example(v, at) for k, v in options.items()})
             for at in (0, 1)
         )
-        return self.given(value, (found[0], found[1]))
+        return self.given(value, (one, other))
 
     def given(self, value: ir.Value, examples: tuple[Tensor, Tensor]) -> Symbol:
-        """A value that looks like two examples; they have shapes and no numbers."""
-        examples = (examples[0].to(NOWHERE), examples[1].to(NOWHERE))
+        """A value that looks like two examples."""
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(str(examples[0].dtype).removeprefix("torch."))))
         dims = zip(*(each.shape for each in examples), strict=True)
         value.shape = ir.Shape([one if one == other else None for one, other in dims])
@@ -247,10 +247,31 @@ def _example(value: Any, at: int) -> Any:
     if isinstance(value, Size):
         return value.pair[at]
     if isinstance(value, Tensor):
-        return value.detach().to(NOWHERE)
+        return value.detach() if value.numel() <= FEW else value.detach().to(NOWHERE)
     if isinstance(value, list | tuple):
         return type(value)(_example(each, at) for each in value)
     return value
+
+
+def _computed(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Tensor:
+    """What a function makes of an example; beside a tensor that has no numbers, only what it looks like.
+
+    Without numbers, PyTorch computes some functions by its compiler, which takes a second to load.
+    """
+    given = [each for each in flat([*args, *options.values()]) if isinstance(each, Tensor)]
+    if not any(each.is_meta for each in given):
+        found: Tensor = function(*args, **options)
+        return found
+    args, options = _nowhere(args), {name: _nowhere(each) for name, each in options.items()}
+    found = function(*args, **options)
+    return torch.zeros(found.shape, dtype=found.dtype)
+
+
+def _nowhere(value: Any) -> Any:
+    """The same without numbers."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_nowhere, value))
+    return value.to(NOWHERE) if isinstance(value, Tensor) else value
 
 
 def flat(values: Any) -> list[Any]:

@@ -30,7 +30,7 @@ from txport.bundles.ports import (
     Port,
 )
 from txport.exporters.forms import FORMS
-from txport.exporters.symbols import NOWHERE, Form, Symbol, Tracer
+from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.models.streamed import Read
 from txport.version import __version__
 
@@ -100,7 +100,7 @@ def examples(port: Port) -> tuple[Tensor, Tensor]:
     """What a port's tensor looks like for two sets of lengths."""
     dtype = getattr(torch, port.dtype)
     one, other = ([SIZES[dim][at] if isinstance(dim, str) else dim for dim in port.dims] for at in (0, 1))
-    return torch.empty(one, dtype=dtype, device=NOWHERE), torch.empty(other, dtype=dtype, device=NOWHERE)
+    return torch.zeros(one, dtype=dtype), torch.zeros(other, dtype=dtype)
 
 
 def value_of(port: Port) -> ir.Value:
