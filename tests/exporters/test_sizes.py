@@ -101,8 +101,10 @@ def test_a_streamed_export_has_the_same_bytes(
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize(("target", "precision"), [("cpu", "int8"), ("cpu", "fp32"), ("portable", "fp16")])
-@pytest.mark.parametrize("name", ["tiny", "gpt2-tiny"])
+@pytest.mark.parametrize(
+    ("name", "target", "precision"),
+    [("gpt2-tiny", "cpu", "int8"), ("tiny", "cpu", "fp32"), ("gpt2-tiny", "portable", "fp16")],
+)
 def test_a_huge_model_is_proven_as_far_as_its_report_says(
     name: str, target: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,12 +171,10 @@ def test_graphs_without_weights(name: str, target: str, precision: str, tmp_path
             for file in (found.file(role), whole.file(role))
         ]
         assert shapes[0] == shapes[1]
-        outside = onnx.load(found.file(role), load_external_data=False).graph.initializer
-        kept = {
-            each.name: 8 * len(each.raw_data) for each in outside if each.data_location != onnx.TensorProto.EXTERNAL
-        }
+        held = onnx.load(found.file(role), load_external_data=False).graph.initializer
+        kept = {each.name for each in held if each.data_location != onnx.TensorProto.EXTERNAL}
         parameters = dict(load_checkpoint(f"preset:{name}").model.named_parameters(remove_duplicate=False))
-        assert not kept.keys() & parameters.keys()
+        assert not kept & parameters.keys()
 
 
 COMMANDS = {
