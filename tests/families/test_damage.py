@@ -24,9 +24,9 @@ from txport.models import architecture, checkpoint
 from txport.models.config import Config
 from txport.models.model import Model
 from txport.models.names import CONFIG, INDEX, WEIGHTS
-from txport.models.plan import plan
 from txport.models.sources.source import read_source
-from txport.models.weights import Constant, Take
+from txport.models.weights.plan import plan
+from txport.models.weights.rules import Constant, Take
 
 DAMAGES = 20  # of each folder
 SIZES = (  # keys of configs that shapes of tensors follow from

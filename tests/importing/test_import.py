@@ -18,7 +18,7 @@ from tests.tiny import tiny_config, tiny_model
 from txport import cli
 from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.models.names import CONFIG, GENERATION, RULES, WEIGHTS
-from txport.models.weights import Drop, Rename, Split
+from txport.models.weights.rules import Drop, Rename, Split
 
 FAMILIES = Path(__file__).parent.parent / "families"
 Run = Callable[..., tuple[Any, str, str]]

@@ -22,7 +22,7 @@ from txport.models.architectures.transformer import Transformer
 from txport.models.checkpoint import expected_tensors, load_checkpoint
 from txport.models.names import CONFIG, RULES, WEIGHTS, digest
 from txport.models.sources.rules import OPERATIONS, parse_rule, written
-from txport.models.weights import (
+from txport.models.weights.rules import (
     Concat,
     Constant,
     Permute,

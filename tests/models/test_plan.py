@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from txport.models.plan import Plan, plan
-from txport.models.weights import (
+from txport.models.weights.plan import Plan, plan
+from txport.models.weights.rules import (
     Concat,
     Constant,
     Drop,

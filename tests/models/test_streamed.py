@@ -15,7 +15,7 @@ from txport.models import architecture, checkpoint
 from txport.models.checkpoint import Checkpoint, drawn, load_checkpoint, save_checkpoint
 from txport.models.model import Model
 from txport.models.names import WEIGHTS
-from txport.models.streamed import converted, filled, is_streamed, outline, streamed
+from txport.models.weights.streamed import converted, filled, is_streamed, outline, streamed
 from txport.proof.parity.cases import Draw, sides
 from txport.proof.parity.exact import one_pass
 from txport.proof.parity.truth.encoding import joined

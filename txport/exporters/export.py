@@ -18,7 +18,7 @@ from txport.exporters.targets import TARGETS
 from txport.models import architecture
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
-from txport.models.streamed import emptied
+from txport.models.weights.streamed import emptied
 from txport.version import __version__
 
 DEFAULT_OPSET = 18

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from txport.errors import UnsupportedError
-from txport.models.streamed import Read
+from txport.models.weights.streamed import Read
 
 NOWHERE = "meta"  # PyTorch's device of tensors without numbers
 FEW = 1 << 22  # numbers of a tensor that examples are computed with

@@ -35,7 +35,7 @@ from txport.models.adapters.adapted import Adapted
 from txport.models.facts import Task
 from txport.models.model import Model
 from txport.models.parts import RMSNorm
-from txport.models.streamed import Read
+from txport.models.weights.streamed import Read
 
 QUANTISE, TOP, CONDITION = "quantise", "choose the best tokens", "make attention conditional"
 

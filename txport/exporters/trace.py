@@ -31,7 +31,7 @@ from txport.bundles.ports import (
 )
 from txport.exporters.forms import FORMS
 from txport.exporters.symbols import Form, Symbol, Tracer
-from txport.models.streamed import Read
+from txport.models.weights.streamed import Read
 from txport.version import __version__
 
 # Two lengths for each dynamic dim: what differs between the two is dynamic. They are chosen so that no dim, no sum, no

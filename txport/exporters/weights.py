@@ -25,7 +25,7 @@ from txport.bundles.graphs import Maps, mapped, read_model
 from txport.errors import ParityError
 from txport.exporters.cpu.quantize import Quantized, dequantize
 from txport.models.checkpoint import Checkpoint
-from txport.models.plan import first_names
+from txport.models.weights.plan import first_names
 
 Array = NDArray[Any]
 

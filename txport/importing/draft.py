@@ -23,8 +23,8 @@ from txport.models.sources.pickles import read_pickle
 from txport.models.sources.rules import toml, written
 from txport.models.sources.source import read_safetensors, read_weights
 from txport.models.sources.toml import QUESTION
-from txport.models.values import Weights
-from txport.models.weights import Rename, Rule, Split, Transpose, Unstack
+from txport.models.weights.rules import Rename, Rule, Split, Transpose, Unstack
+from txport.models.weights.values import Weights
 from txport.system.documents import DocumentError, read_json
 from txport.system.files import staged_file
 from txport.system.terminal import one_line

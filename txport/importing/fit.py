@@ -15,10 +15,10 @@ from txport.importing.likeness import Template
 from txport.models import architecture, family
 from txport.models.checkpoint import build_empty, check_tensors, load_checkpoint, save_checkpoint
 from txport.models.names import CONFIG, MANIFEST, RULES, SAMPLES, TARGET_TOKENIZER, TEXT, TOKENIZER, find_folder
-from txport.models.plan import Piece, Plan, plan
 from txport.models.sources.native import ARCHITECTURE
 from txport.models.sources.source import Source, read_source
-from txport.models.values import Shape, Weights
+from txport.models.weights.plan import Piece, Plan, plan
+from txport.models.weights.values import Shape, Weights
 from txport.system.documents import DocumentError, read_json, read_text
 from txport.system.files import require_folder
 

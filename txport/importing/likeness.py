@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from txport.models.values import Shape
+from txport.models.weights.values import Shape
 
 LEAST = 3  # tensors of a layer
 ALIKE = 0.7  # of the tensors of layers are in all of them

@@ -41,12 +41,12 @@ from txport.models.names import (
     preset_config,
     preset_name,
 )
-from txport.models.plan import Plan, first_names, plan
 from txport.models.sources.source import Source, read_source
-from txport.models.streamed import Read, Unfilled, filled, in_memory, outline, streamed
 from txport.models.tokenizers.convert import companions_of
 from txport.models.tokenizers.load import tokenizer_of
-from txport.models.values import Weights
+from txport.models.weights.plan import Plan, first_names, plan
+from txport.models.weights.streamed import Read, Unfilled, filled, in_memory, outline, streamed
+from txport.models.weights.values import Weights
 from txport.system import memory
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import staged_files

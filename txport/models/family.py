@@ -15,7 +15,7 @@ from typing import Any
 
 from txport.errors import ConfigError, quoted
 from txport.models import families
-from txport.models.weights import Rule
+from txport.models.weights.rules import Rule
 
 TYPE = "model_type"
 BARE = r"(?<!Head)(?<!Heads)Model"  # the end of the name of a class without a head

@@ -21,7 +21,7 @@ from txport.models.facts import Facts, Tokens
 from txport.models.model import Model
 from txport.models.parts import Attention, DotProduct, Embedding, FeedForward, Layer, Residual, UnbiasedNorm
 from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
-from txport.models.weights import Drop, Rename
+from txport.models.weights.rules import Drop, Rename
 
 
 @dataclass(frozen=True, kw_only=True)

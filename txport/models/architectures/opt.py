@@ -15,7 +15,7 @@ from txport.models.config import LONGEST, Config, choice, layers, real, require_
 from txport.models.facts import Facts, Tokens
 from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Layer, Linear, Residual
 from txport.models.stacks import DecoderOnly, causal_facts
-from txport.models.weights import Rename
+from txport.models.weights.rules import Rename
 
 UNUSED_POSITIONS = 2  # rows at the beginning of the table of positions that no token has
 EPSILON = 1e-5  # of norms

@@ -29,7 +29,7 @@ from txport.models.parts import (
     RMSNorm,
 )
 from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
-from txport.models.weights import Drop, Rename
+from txport.models.weights.rules import Drop, Rename
 
 
 @dataclass(frozen=True, kw_only=True)

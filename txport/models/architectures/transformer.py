@@ -16,7 +16,7 @@ from txport.models.config import LONGEST, Config, choice, layers, real, require_
 from txport.models.facts import Facts, Tokens
 from txport.models.parts import NORMS, Additive, Attention, DotProduct, Embedding, FeedForward, Layer, Residual
 from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
-from txport.models.weights import Drop, Rename, Split
+from txport.models.weights.rules import Drop, Rename, Split
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # -> in transformers
 

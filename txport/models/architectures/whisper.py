@@ -23,7 +23,7 @@ from txport.models.facts import Facts, Tokens
 from txport.models.model import Model
 from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Frames, Layer, Residual
 from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
-from txport.models.weights import Constant, Rename
+from txport.models.weights.rules import Constant, Rename
 
 FRAMES_A_PLACE = 2
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, common
 from txport.models.family import Family, Published
-from txport.models.weights import Constant, Rename, Rule
+from txport.models.weights.rules import Constant, Rename, Rule
 
 UNUSED_POSITIONS = 2  # rows at the beginning of the tables of positions that no token has
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from txport.errors import ConfigError
 from txport.models.family import ACTIVATIONS, BARE, Family, Published
-from txport.models.weights import Drop, Rename, Rule, Spare, Take
+from txport.models.weights.rules import Drop, Rename, Rule, Spare, Take
 
 BERT: dict[str, Any] = {
     "vocab_size": 30522,

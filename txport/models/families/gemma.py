@@ -6,7 +6,7 @@ from typing import Any
 
 from txport.models.families import llama
 from txport.models.family import Family, Published
-from txport.models.weights import Shift
+from txport.models.weights.rules import Shift
 
 DEFAULTS = {
     **llama.LLAMA,

@@ -12,7 +12,7 @@ from typing import Any
 from txport.errors import ConfigError, quoted
 from txport.models.families import gemma, llama
 from txport.models.family import Family, Published
-from txport.models.weights import Drop, Rename, Rule, Shift
+from txport.models.weights.rules import Drop, Rename, Rule, Shift
 
 GEMMA2 = {
     **gemma.DEFAULTS,

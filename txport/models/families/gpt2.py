@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from txport.models.family import ACTIVATIONS, BARE, Family, Published
-from txport.models.weights import Drop, Rename, Split, Transpose
+from txport.models.weights.rules import Drop, Rename, Split, Transpose
 
 DEFAULTS = {
     "vocab_size": 50257,

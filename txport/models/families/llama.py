@@ -11,7 +11,7 @@ from typing import Any
 
 from txport.errors import ConfigError, quoted
 from txport.models.family import ACTIVATIONS, BARE, Family, Published
-from txport.models.weights import Drop, Rename, Rule, Split
+from txport.models.weights.rules import Drop, Rename, Rule, Split
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 32000,

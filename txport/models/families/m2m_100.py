@@ -11,7 +11,7 @@ from typing import Any
 from txport.errors import ConfigError, quoted
 from txport.models.families.marian import ALIASES, CLASSES, COMMON, LAYERS, common
 from txport.models.family import Family, Published
-from txport.models.weights import Drop, Rule
+from txport.models.weights.rules import Drop, Rule
 
 DEFAULTS = {
     **COMMON,

@@ -6,7 +6,7 @@ from typing import Any
 
 from txport.errors import ConfigError, quoted
 from txport.models.family import ACTIVATIONS, Family, Published
-from txport.models.weights import Drop, Rename, Rule, Take
+from txport.models.weights.rules import Drop, Rename, Rule, Take
 
 CLASSES = "ForConditionalGeneration|MTModel"
 ALIASES = {"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"}

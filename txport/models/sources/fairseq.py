@@ -25,7 +25,7 @@ from txport.models.sources.namespaces import (
 )
 from txport.models.sources.options import reading
 from txport.models.sources.source import Format, Source
-from txport.models.weights import Drop, Rename, Rule, Split
+from txport.models.weights.rules import Drop, Rename, Rule, Split
 
 DICTIONARIES = "dict.*.txt"
 START, PAD, END = 0, 1, 2  # its dictionaries begin with these; targets start from the end token

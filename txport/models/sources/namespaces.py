@@ -13,7 +13,7 @@ from torch import Tensor
 
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models.sources.pickles import read_values
-from txport.models.values import Weights
+from txport.models.weights.values import Weights
 
 SUFFIX = ".pt"
 

@@ -25,7 +25,7 @@ from txport.models.sources.namespaces import (
 )
 from txport.models.sources.options import UNBOUNDED, reading
 from txport.models.sources.source import Format, Source, read_safetensors
-from txport.models.weights import Constant, Drop, Rename, Rule
+from txport.models.weights.rules import Constant, Drop, Rename, Rule
 
 FILES = "*_step_*.pt"
 EMBEDDINGS = "{}.embeddings.make_embedding.emb_luts.0.weight"

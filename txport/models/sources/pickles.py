@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txport.errors import CheckpointError, brief, quoted
-from txport.models.values import Weights
+from txport.models.weights.values import Weights
 from txport.system.terminal import one_line
 
 CODE = re.compile(r"(?:GLOBAL|class) ([\w.]+)")

@@ -1,4 +1,4 @@
-"""Rules for tensors as tables of TOML: each is one operation, with the fields of its class in `models/weights.py`."""
+"""Rules for tensors as tables of TOML: each is one operation, with the fields of its class in `weights/rules.py`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
 from txport.errors import ConfigError, quoted
-from txport.models import weights
-from txport.models.weights import Permute, Rule, Settle, Split
+from txport.models.weights.rules import Permute, Rule, Settle, Split
 
-KINDS: tuple[type[Any], ...] = get_args(weights.Rule)
+KINDS: tuple[type[Any], ...] = get_args(Rule)
 OPERATIONS = {each.__name__.lower(): each for each in KINDS if each is not Settle}
 REGEXES = ("pattern", "patterns")
 LARGEST = 1 << 24  # of a whole number

@@ -19,8 +19,8 @@ from txport.models.facts import Facts
 from txport.models.generation import search_defaults
 from txport.models.names import CONFIG, GENERATION, PICKLES, weight_files
 from txport.models.sources.pickles import read_pickle
-from txport.models.values import Weights
-from txport.models.weights import Rule
+from txport.models.weights.rules import Rule
+from txport.models.weights.values import Weights
 
 
 def held(tensors: Mapping[str, Tensor]) -> Weights:

@@ -16,7 +16,7 @@ from txport.models.names import CONFIG, GENERATION, RULES
 from txport.models.sources.hugging_face import config_as
 from txport.models.sources.rules import parse_rule
 from txport.models.sources.source import Format, Source, generation, no_defaults, place_of, read_weights
-from txport.models.weights import Rule, Settle
+from txport.models.weights.rules import Rule, Settle
 from txport.system.documents import LARGEST_TOML, DocumentError, parse_toml, read_text
 
 KEYS = ("architecture", "base", "weights", "at", "config", "rule")

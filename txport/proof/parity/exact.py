@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from txport.models.model import Model
 from txport.models.ops import padding_mask
-from txport.models.streamed import converted
+from txport.models.weights.streamed import converted
 from txport.runtimes.inputs import Sources, batch
 
 Array = NDArray[Any]

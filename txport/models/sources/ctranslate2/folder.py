@@ -17,7 +17,7 @@ from txport.models.sources.ctranslate2.layers import Parts, Stack
 from txport.models.sources.ctranslate2.tensors import LAYERS, ZEROS, Known, opened
 from txport.models.sources.options import UNBOUNDED, read_strings, reading
 from txport.models.sources.source import Format, Source
-from txport.models.weights import Rename, Shift
+from txport.models.weights.rules import Rename, Shift
 from txport.system.documents import read_text
 
 MODEL = "model.bin"

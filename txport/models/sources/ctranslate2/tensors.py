@@ -11,8 +11,8 @@ from torch import Tensor
 
 from txport.models.sources.ctranslate2.binary import Binary
 from txport.models.sources.options import NEVER
-from txport.models.values import Shape, Weights
-from txport.models.weights import Constant, Rename, Rule, Split, Take
+from txport.models.weights.rules import Constant, Rename, Rule, Split, Take
+from txport.models.weights.values import Shape, Weights
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from txport.models.sources.marian.vocabulary import end_token
 from txport.models.sources.marian.yaml import read_yaml
 from txport.models.sources.options import NEVER, UNBOUNDED, reading
 from txport.models.sources.source import Format, Source, held
-from txport.models.values import Weights
-from txport.models.weights import Rename, Rule, Transpose
+from txport.models.weights.rules import Rename, Rule, Transpose
+from txport.models.weights.values import Weights
 
 FILES = "*.npz"
 SPECIAL = "special:"

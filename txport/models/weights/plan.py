@@ -13,25 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from txport.errors import quoted
-from txport.models.split_sizes import sized
-from txport.models.values import (
-    Dims,
-    Filled,
-    Joined,
-    Made,
-    MisfitError,
-    Part,
-    Permuted,
-    Plus,
-    Read,
-    Row,
-    Shape,
-    Squeezed,
-    Step,
-    Transposed,
-    Value,
-)
-from txport.models.weights import (
+from txport.models.weights.rules import (
     Concat,
     Constant,
     Drop,
@@ -47,6 +29,24 @@ from txport.models.weights import (
     Tie,
     Transpose,
     Unstack,
+)
+from txport.models.weights.split_sizes import sized
+from txport.models.weights.values import (
+    Dims,
+    Filled,
+    Joined,
+    Made,
+    MisfitError,
+    Part,
+    Permuted,
+    Plus,
+    Read,
+    Row,
+    Shape,
+    Squeezed,
+    Step,
+    Transposed,
+    Value,
 )
 
 

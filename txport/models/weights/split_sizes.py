@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from txport.models.values import Dims, Joined, Made, Part, Shape, Value
+from txport.models.weights.values import Dims, Joined, Made, Part, Shape, Value
 
 Whole = tuple[Value, int, int]  # what is split, along which axis, and in how many groups
 
