@@ -56,7 +56,8 @@ class Segment:
 class Transcript:
     """What is said in one piece of audio, as a whole and in parts; `language` is its code, if the model knows several.
 
-    Without times, each window of audio is one part.
+    Without times, each window of audio is one part, unless the model tells times unasked: they count, as they do in
+    transformers' `generate`.
     """
 
     input: str
@@ -165,10 +166,11 @@ class Transcriber:
         return Track(name, features, self.told.timestamps or is_long)
 
     def _begin(self, tracks: Sequence[Track]) -> None:
-        """What the targets of each track begin with; a language that nobody told is asked of the model."""
-        told, task = self.told.language, self.told.task
-        if told is None and task is None:
-            told, task = self.speech.language, self.speech.task
+        """What the targets of each track begin with; a language that nobody told is asked of the model.
+
+        What the caller leaves out is the checkpoint's, the language and the task each on its own.
+        """
+        told, task = self.told.language or self.speech.language, self.told.task or self.speech.task
         unknown = list(tracks) if self.speech.languages and told is None else []
         for track, code in zip(unknown, self._detect(unknown), strict=True):
             track.language = code
@@ -284,8 +286,8 @@ def require_one(options: SearchOptions) -> None:
 
 
 def pieces(audio: Audio | Iterable[Audio]) -> Iterable[Audio]:
-    """One piece of audio is no iterable of samples."""
-    if isinstance(audio, str | PathLike) or (isinstance(audio, np.ndarray) and audio.ndim == 1):
+    """One piece of audio is no iterable of samples; an array is one piece, whose shape is judged later."""
+    if isinstance(audio, str | PathLike | np.ndarray):
         return [audio]
     try:
         return iter(audio)

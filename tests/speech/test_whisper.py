@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from tests.speech.audio import PIECES, RATE, noise
 from txport import transcription
 from txport.errors import AudioError, UnsupportedError
 from txport.models.audio.facts import Features
-from txport.models.audio.spectrogram import log_mel, mel_filters
+from txport.models.audio.spectrogram import TOGETHER, log_mel, mel_filters
 from txport.models.audio.targets import split
 from txport.models.checkpoint import load_checkpoint
+from txport.search.options import Found, SearchOptions
+from txport.transcription import Told, Transcriber
 
 FOLDER = Path(__file__).parent / "whisper"
 ASKED: dict[str, dict[str, Any]] = {  # as tests/hugging_face/test_whisper.py asked
@@ -77,9 +81,14 @@ def test_features_of_published_sizes_are_those_of_transformers(heard: dict[str, 
     ("audio", "message"),
     [
         (np.zeros(0, np.float32), "holds no samples"),
-        (np.zeros((2, 2, 2), np.float32), r"floats of one dim, got an array of shape \(2, 2\)"),
+        (np.zeros((2, 2, 2), np.float32), r"floats of one dim, got an array of shape \(2, 2, 2\)"),
+        (np.zeros((2, RATE), np.float32), r"floats of one dim, got an array of shape \(2, 16000\)"),
+        (np.zeros((0, 5), np.float32), r"floats of one dim, got an array of shape \(0, 5\)"),
+        (np.ones((), np.float32), r"floats of one dim, got an array of shape \(\)"),
         (np.zeros(5, np.int16), "got an array of shape .* and type int16"),
         (np.full(5, np.nan), "holds NaN or infinity"),
+        (np.full(5, 1e39), "holds NaN or infinity in float32"),
+        (np.full(5, -32768.0), "must lie in -1 to 1, got 32768: divide 16-bit samples by 32768"),
         (7, "audio must be a path, samples, or many of them, got 7"),
         ([7], "audio must be a path or samples, got 7"),
     ],
@@ -107,6 +116,47 @@ def test_options_that_mean_nothing_for_audio_are_refused(
 ) -> None:
     with pytest.raises(UnsupportedError, match=message):
         model.transcribe(noise("short"), **options)
+
+
+def transcriber(model: txport.Model, find: Any = None, **told: Any) -> Transcriber:
+    """Of a model whose checkpoint asks for French, translated."""
+    assert model.facts.speech is not None
+    speech = dataclasses.replace(model.facts.speech, language="fr", task="translate")
+    facts = dataclasses.replace(model.facts, speech=speech)
+    asked = {"language": None, "task": None, "timestamps": False, "fallback": False} | told
+    return Transcriber(facts, model.tokenizer, find, SearchOptions(), Told(facts, **asked))
+
+
+@pytest.mark.parametrize(
+    ("told", "language", "prompt"),  # 28 is French, 27 German; 29 translates, 30 transcribes
+    [
+        ({}, "fr", [28, 29, 34]),
+        ({"language": "de"}, "de", [27, 29, 34]),
+        ({"task": "transcribe"}, "fr", [28, 30, 34]),
+        ({"language": "de", "task": "transcribe"}, "de", [27, 30, 34]),
+    ],
+)
+def test_what_is_left_out_is_the_checkpoints(model: txport.Model, told: Any, language: str, prompt: list[int]) -> None:
+    prompts: list[list[int]] = []
+
+    def find(requests: Any, _: SearchOptions) -> list[list[Found]]:
+        prompts.extend(start for _, start in requests)
+        return [[Found((*start, 8), 0.0)] for _, start in requests]
+
+    (found,) = transcriber(model, find, **told).run(noise("short"), 1)
+    assert (found.language, prompts) == (language, [prompt])
+
+
+def test_features_of_long_audio_take_little_more_memory_than_themselves() -> None:
+    reads = Features(size=80, frames=3000, longest=1500, sampling_rate=RATE, hop_length=160, n_fft=400)
+    samples = np.tile(noise("longer"), 120)  # of ten minutes
+    log_mel(samples[:RATE], reads)
+    tracemalloc.start()
+    found = log_mel(samples, reads)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    a_chunk = 8 * TOGETHER * (400 + 6 * 201)  # frames, and what is made of their spectrum
+    assert most < found.nbytes + 2 * samples.nbytes + a_chunk
 
 
 def test_a_piece_of_audio_is_written_down_alike_whatever_is_beside_it(model: txport.Model) -> None:

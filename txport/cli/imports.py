@@ -26,11 +26,18 @@ FURTHER = 40  # problems to show
     type=click.Path(path_type=Path),
     help="Write a draft of txport.toml for the weights of SOURCE, a folder or a file, here, and load nothing.",
 )
+@click.option("--at", default="", metavar="KEYS", help="Where in a pickle --draft-map finds the weights.")
 @click.option("--architecture", help="The one that --draft-map is for.  [default: the one that fits best]")
 @click.option("--force", is_flag=True, help="Replace the checkpoint in OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole table as JSON.")
 def import_(
-    source: str, out: Path | None, draft_map: Path | None, architecture: str | None, force: bool, as_json: bool
+    source: str,
+    out: Path | None,
+    draft_map: Path | None,
+    at: str,
+    architecture: str | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Show what becomes of each tensor of the checkpoint SOURCE, and write it to OUT as one of ours.
 
@@ -40,12 +47,14 @@ def import_(
     """
     if architecture is not None and draft_map is None:
         raise UnsupportedError("--architecture is for --draft-map; txport.toml and config.json name their own")
+    if at and draft_map is None:
+        raise UnsupportedError("--at is for --draft-map; txport.toml says at = itself")
     if draft_map is not None:
         if out is not None or as_json or force:
             raise UnsupportedError(
                 "--draft-map writes a draft and no checkpoint; give it without OUT, --force and --json"
             )
-        _draft(source, draft_map, architecture)
+        _draft(source, draft_map, architecture, at)
         return
     with needed("txport[export]", "an import"):
         from txport.importing.fit import fit, import_checkpoint, require_apart
@@ -64,10 +73,10 @@ def import_(
             echo(f"{out}  {found.architecture}, {len(found.wanted)} tensors")
 
 
-def _draft(source: str, file: Path, architecture: str | None) -> None:
+def _draft(source: str, file: Path, architecture: str | None, at: str) -> None:
     with needed("txport[export]", "a draft"):
         from txport.importing.draft import write_draft
-    for line in write_draft(Path(source), file, architecture):
+    for line in write_draft(Path(source), file, architecture, at):
         echo(line)
 
 

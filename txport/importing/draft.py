@@ -92,18 +92,18 @@ def _copies(weights: Weights) -> Iterator[tuple[str, str]]:
                 seen.setdefault(shape, []).append(name)
 
 
-def open_weights(source: Path) -> Weights:
-    """The tensors of a folder, or of one file."""
+def open_weights(source: Path, at: str = "") -> Weights:
+    """The tensors of a folder, or of one file; `at` says where in a pickle they are."""
     if source.is_file():
-        return read_pickle(source) if source.suffix in PICKLES else read_safetensors(source)
+        return read_pickle(source, at) if source.suffix in PICKLES else read_safetensors(source)
     if not source.is_dir():
         raise CheckpointError(f"there is no {source}; give a folder with weights, or a file of weights")
-    return read_weights(source)
+    return read_weights(source, at)
 
 
-def write_draft(source: Path, file: Path, name: str | None = None) -> list[str]:
+def write_draft(source: Path, file: Path, name: str | None = None, at: str = "") -> list[str]:
     """Write a draft for the weights of a folder or a file; -> what to tell of it."""
-    weights = open_weights(source)
+    weights = open_weights(source, at)
     folder = source.parent if source.is_file() else source
     if file.resolve().parent != folder.resolve():
         raise OutputError(f"{file} must lie beside the weights, since it names them: give {folder / RULES}")
@@ -114,6 +114,8 @@ def write_draft(source: Path, file: Path, name: str | None = None) -> list[str]:
         names = " or ".join((draft.variant.architecture, *draft.others))
         raise ConfigError(f"{source} may be of several architectures; say which: --architecture {names}")
     lines = list(_lines(source, file, weights, draft))
+    if at:
+        lines.insert(lines.index(f'architecture = "{draft.variant.architecture}"') + 1, f"at = {json.dumps(at)}")
     with staged_file(file) as stream:
         stream.write("\n".join(lines) + "\n")
     rules, questions = lines.count("[[rule]]"), sum(QUESTION in line and not line.startswith("#") for line in lines)

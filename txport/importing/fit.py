@@ -14,7 +14,17 @@ from txport.importing.draft import DIFFERING, nearest, open_weights
 from txport.importing.likeness import Template
 from txport.models import architecture, family
 from txport.models.checkpoint import build_empty, check_tensors, load_checkpoint, save_checkpoint
-from txport.models.names import CONFIG, MANIFEST, RULES, SAMPLES, TARGET_TOKENIZER, TEXT, TOKENIZER, find_folder
+from txport.models.names import (
+    CONFIG,
+    MANIFEST,
+    RULES,
+    SAMPLES,
+    TARGET_TOKENIZER,
+    TEXT,
+    TOKENIZER,
+    TRAINERS,
+    find_folder,
+)
 from txport.models.sources.native import ARCHITECTURE
 from txport.models.sources.source import Source, read_source
 from txport.models.weights.plan import Piece, Plan, plan
@@ -172,6 +182,8 @@ def require_apart(name: str, out: Path, *, force: bool = False) -> None:
     source = Path(name)
     if source.is_dir() and out.exists() and out.samefile(source):
         raise OutputError(f"{out} holds the checkpoint itself; choose another place")
+    for path in (path for mark in (RULES, *TRAINERS) for path in out.glob(mark)):
+        raise OutputError(f"{out} holds {path.name}, which is read before what is written; choose another place")
     require_folder(out, force=force, holding=CONFIG)
 
 

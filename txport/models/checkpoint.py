@@ -260,7 +260,8 @@ def save_checkpoint(
     texts = {TOKENIZER: tokenizer, TARGET_TOKENIZER: target_tokenizer, TEXT: usage}
     texts |= {SAMPLES: samples} if samples is not None else {}
     search = {GENERATION: published_names(generation)} if generation else {}
-    with staged_files(Path(out), (CONFIG, WEIGHTS, *texts, *search)) as folder:
+    replaced = (CONFIG, WEIGHTS, *texts, *([] if generation is None else [GENERATION]))
+    with staged_files(Path(out), replaced) as folder:
         write_json(folder / CONFIG, {"architecture": architecture.name_of(model.config), **model.config.to_dict()})
         save_file({name: tensor.half() if half else tensor for name, tensor in weights.items()}, folder / WEIGHTS)
         for name, values in search.items():

@@ -31,11 +31,13 @@ SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE = "special_tokens_map.json", "added_
 PIECES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm", "target.spm")
 WORDS = ("vocab.json", "merges.txt", "vocab.txt")
 SPELLINGS = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE, *PIECES, *WORDS)
+FAIRSEQ = "dict.*.txt"  # its dictionaries, beside one pickle of any name
 POOLING = "*_Pooling"  # folder
 OF_SENTENCES = (MODULES, SENTENCES, SENTENCES_TOO, f"{POOLING}/{CONFIG}")
-TRAINERS = ("*.npz", "model.bin", "dict.*.txt", "*_step_*.pt")  # of Marian, CTranslate2, fairseq and OpenNMT-py
-# beside the weights of these: options, vocabularies, weights in safetensors
-BESIDE = ("*decoder.yml", "*vocab*.yml", "*vocab*.json", "*vocab*.txt", "*.spm", "*_step_*.safetensors")
+TRAINERS = ("*.npz", "model.bin", FAIRSEQ, "*_step_*.pt")  # of Marian, CTranslate2, fairseq and OpenNMT-py
+# beside the weights of these: vocabularies, weights in safetensors
+BESIDE = ("*vocab*.json", "*vocab*.txt", "*.spm", "*_step_*.safetensors")
+WITH = {FAIRSEQ: ("*.pt",), "*.npz": ("*.yml", "*.yaml", "*.json")}  # files of any name beside a file like this
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that make a checkpoint, but its shards
 MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *BESIDE, *SPELLINGS)
@@ -180,7 +182,8 @@ def digest(name: str) -> str:
 
 def files_of(folder: Path) -> list[Path]:
     """The files that make a checkpoint, those of its weights included."""
-    found = [path for mark in MAKING for path in sorted(folder.glob(mark)) if path.is_file()]
+    marks = [*MAKING, *(more for mark, others in WITH.items() if any(folder.glob(mark)) for more in others)]
+    found = [path for mark in marks for path in sorted(folder.glob(mark)) if path.is_file()]
     try:
         weights = weight_files(folder)
     except CheckpointError:  # which is told where they are read

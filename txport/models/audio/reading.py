@@ -17,6 +17,7 @@ Floats = NDArray[np.float32]
 INSTALL = "txport[audio]"
 LONGEST = 24 * 3600  # seconds of one file; compressed silence may be longer than memory
 MOST_SAMPLES = 1 << 31  # of a file, all channels counted
+LOUDEST = 100.0  # loud floats may lie somewhat beyond -1 to 1; whole numbers taken for floats lie far beyond
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".w64", ".opus")
 
 
@@ -57,16 +58,19 @@ def _require_size(path: Path, rate: int, frames: int, channels: int) -> None:
 
 
 def checked(samples: Any, name: str = "audio") -> Floats:
-    """Samples (T,) that are numbers, and at least one; `AudioError` for others."""
+    """Samples (T,) that are numbers near -1 to 1, and at least one; `AudioError` for others."""
     array = np.asarray(samples)
     if array.ndim != 1 or array.dtype.kind != "f":
         what = f"an array of shape {array.shape} and type {array.dtype}"
         raise AudioError(f"{name} must be samples in -1 to 1, floats of one dim, got {what}")
     if not array.size:
         raise AudioError(f"{name} holds no samples; give at least one")
-    if not np.isfinite(array).all():
-        raise AudioError(f"{name} holds NaN or infinity, which are no samples")
-    found: Floats = array.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):  # what is infinite in float32 is refused
+        found: Floats = array.astype(np.float32, copy=False)
+    if not np.isfinite(found).all():
+        raise AudioError(f"{name} holds NaN or infinity in float32, which are no samples")
+    if (largest := max(float(found.max()), -float(found.min()))) > LOUDEST:
+        raise AudioError(f"{name} must lie in -1 to 1, got {largest:g}: divide 16-bit samples by 32768")
     return found
 
 

@@ -7,6 +7,7 @@ equal area. Shape comments: T samples, F frames, W samples of a frame, K frequen
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -30,13 +31,19 @@ def log_mel(samples: NDArray[Any], features: Features) -> Floats:
     """Samples (T,) -> (M, F), F being T / hop length, rounded down; audio shorter than a window is filled up first."""
     filled = np.zeros(max(len(samples), features.samples), np.float32)
     filled[: len(samples)] = samples
-    powers = np.concatenate(list(_powers(filled, features)), axis=1)  # (M, F)
-    logs = np.log10(np.maximum(powers, LEAST))
-    found: Floats = ((np.maximum(logs, logs.max() - RANGE) + 4) / 4).astype(np.float32)
+    found: Floats = np.empty((features.size, len(filled) // features.hop_length), np.float32)
+    first = 0
+    for powers in _powers(filled, features):
+        behind = first + powers.shape[1]
+        found[:, first:behind] = np.log10(np.maximum(powers, LEAST))
+        first = behind
+    np.maximum(found, found.max() - np.float32(RANGE), out=found)  # in place, as hours of audio are large
+    found += 4
+    found /= 4
     return found
 
 
-def _powers(samples: Floats, features: Features) -> Any:
+def _powers(samples: Floats, features: Features) -> Iterator[Doubles]:
     """The power in each mel bin, so many frames at a time: (M, F) each."""
     size, hop = features.n_fft, features.hop_length
     padded = np.pad(samples, size // 2, mode="reflect")

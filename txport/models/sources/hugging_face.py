@@ -37,7 +37,7 @@ def read(folder: Path) -> Source:
         rules=(*kind.weights, *architecture.of(config).weights),
         weights=partial(read_weights, folder),
         place=place_of(folder),
-        generation=partial(_defaults, folder),
+        generation=partial(defaults, folder),
     )
 
 
@@ -66,7 +66,7 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
         raise ConfigError(f"{folder / CONFIG}: {error}") from error
 
 
-def _defaults(folder: Path, facts: Facts) -> Mapping[str, Any]:
+def defaults(folder: Path, facts: Facts) -> Mapping[str, Any]:
     """How the model searches, or how it pools."""
     return pooling_defaults(folder, facts) if facts.task == "encode" else generation(folder, facts)
 

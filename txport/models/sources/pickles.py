@@ -19,6 +19,7 @@ from txport.system.terminal import one_line
 
 CODE = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
 SAVE = "save its tensors alone: safetensors.torch.save_file(model.state_dict(), ...)"
+WHICH = "say which: at = {} in txport.toml, --at for a draft"
 KEYS = 8  # in an error
 
 logger = logging.getLogger(__name__)
@@ -79,15 +80,28 @@ def _tensors(path: Path, values: Any, at: str) -> dict[str, Tensor]:
             there = ", ".join(quoted(each) for each in list(values)[:KEYS]) if isinstance(values, Mapping) else "none"
             raise CheckpointError(f"{path} has no {quoted(key)} of at = {quoted(at)}; its keys there: {there}")
         values = values[key]
+    holders = _holders(values) if isinstance(values, Mapping) and not at else []
+    if holders and _has_tensors(values):
+        beside = f"tensors beside a dict of tensors, {quoted(holders[0])}"
+        raise CheckpointError(
+            f"{path} has {beside}; say which: at = {quoted(holders[0])} in txport.toml, --at for a draft"
+        )
     if isinstance(values, Mapping) and not _has_tensors(values):
-        holders = [key for key, each in values.items() if isinstance(each, Mapping) and _has_tensors(each)]
+        holders = _holders(values)
         if len(holders) > 1:
             names = " and ".join(map(quoted, holders[:KEYS]))
-            raise CheckpointError(f"{path} has tensors in {names}; say which in txport.toml: at = {quoted(holders[0])}")
+            raise CheckpointError(
+                f"{path} has tensors in {names}; say which: at = {quoted(holders[0])} in txport.toml, --at for a draft"
+            )
         values = values[holders[0]] if holders else {}
     if not isinstance(values, Mapping) or not values:
         raise CheckpointError(f"{path} holds no tensors by name; {SAVE}")
     return {str(name): tensor.detach() for name, tensor in values.items() if isinstance(tensor, Tensor)}
+
+
+def _holders(values: Mapping[Any, Any]) -> list[Any]:
+    """The keys of dicts that hold tensors."""
+    return [key for key, each in values.items() if isinstance(each, Mapping) and _has_tensors(each)]
 
 
 def _has_tensors(values: Mapping[Any, Any]) -> bool:

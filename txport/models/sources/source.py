@@ -34,9 +34,10 @@ def no_defaults(facts: Facts) -> Mapping[str, Any]:
 
 
 def generation(folder: Path, facts: Facts) -> Mapping[str, Any]:
-    """How a model searches: by `generation_config.json`, or without one by its config."""
+    """How a model searches: by `generation_config.json`, or without one by its config; how an encoder pools."""
     if facts.task == "encode":
-        return {}
+        values = read_config(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+        return {name: values[name] for name in ("pooling", "normalize") if name in values}
     return search_defaults(read_config(folder / (GENERATION if (folder / GENERATION).is_file() else CONFIG)), facts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import Any
 from txport.errors import ConfigError, quoted
 from txport.models import architecture, family
 from txport.models.config import read_config
+from txport.models.facts import Facts
 from txport.models.names import CONFIG, GENERATION, RULES
+from txport.models.sources import hugging_face
 from txport.models.sources.hugging_face import config_as
 from txport.models.sources.rules import parse_rule
 from txport.models.sources.source import Format, Source, generation, no_defaults, place_of, read_weights
@@ -79,9 +81,17 @@ def read(folder: Path) -> Source:
         rules=(*rules, Settle(), *(base.weights if base else ()), *found.weights),
         weights=partial(read_weights, folder, at),
         place=place_of(folder),
-        generation=partial(generation, folder) if (folder / GENERATION).is_file() else no_defaults,
+        generation=_generation(folder, base is not None),
         lines=lines,
     )
+
+
+def _generation(folder: Path, of_base: bool) -> Callable[[Facts], Mapping[str, Any]]:
+    """How the model searches or pools: as in a folder of its base, where the files of one are there."""
+    has_own = (folder / GENERATION).is_file()
+    if of_base and (has_own or (folder / CONFIG).is_file()):
+        return partial(hugging_face.defaults, folder)
+    return partial(generation, folder) if has_own else no_defaults
 
 
 def _read_document(path: Path) -> Document:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -61,7 +62,7 @@ def vocabulary(
     }
     texts = [text for text, _ in found.slots.values()]
     if len(set(texts)) < len(texts):
-        twice = next(text for text in texts if texts.count(text) > 1)
+        twice = Counter(texts).most_common(1)[0][0]
         raise CheckpointError(f"the vocabulary of {settings.folder} has {quoted(twice)} twice")
     if max(found.slots, default=0) > 4 * len(texts) + 1000:
         raise CheckpointError(

@@ -68,7 +68,7 @@ class ChatReader:
             free = jinja2.meta.find_undeclared_variables(parsed)
             template = environment.from_string(self.chat.template)
             sought = {each.value for each in _sought(parsed) if isinstance(each, jinja2.nodes.Const)}
-        except (jinja2.TemplateError, RecursionError) as error:
+        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, OverflowError, TypeError) as error:
             raise BundleError(f"the chat template can't be used: {brief(error)}") from error
         if strange := sorted((called & free) - environment.globals.keys()):
             raise BundleError(f"the chat template can't be used: it calls {quoted(strange[0])}, which is not there")

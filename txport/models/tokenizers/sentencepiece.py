@@ -58,7 +58,7 @@ def read_pieces(path: Path) -> Pieces:
         raise CheckpointError(str(error)) from error
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
-    except (ValueError, struct.error, IndexError, TypeError) as error:
+    except (ValueError, struct.error, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path} is not a model of SentencePiece: {error}") from error
     return found
 
@@ -72,7 +72,7 @@ def _pieces(path: Path, content: bytes) -> Pieces:
         if field == 1:
             entry = dict(_fields(value))
             score = struct.unpack("<f", entry.get(2, bytes(4)))[0]
-            entries.append(Piece(entry[1].decode("utf-8"), score, entry.get(3, NORMAL)))
+            entries.append(Piece(_bytes(entry[1]).decode("utf-8"), score, entry.get(3, NORMAL)))
         elif field in (2, 3, 5):
             (trainer if field == 2 else normalizer if field == 3 else denormalizer).update(_fields(value))
     kinds = [entry.kind for entry in entries]
@@ -94,11 +94,18 @@ def _pieces(path: Path, content: bytes) -> Pieces:
         path=path,
         kind=kind or "",
         pieces=tuple(entries),
-        charsmap=bytes(normalizer.get(2, b"")),
+        charsmap=_bytes(normalizer.get(2, b"")),
         adds_prefix=bool(normalizer.get(3, 1)),
         trims=bool(normalizer.get(4, 1)),
         byte_fallback=bool(trainer.get(35, 0)),
     )
+
+
+def _bytes(value: Any) -> bytes:
+    """What a field of bytes holds; a number there would mean so many zeros."""
+    if not isinstance(value, bytes):
+        raise TypeError("it has a number where bytes belong")
+    return value
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, Any]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from txport.errors import quoted
+from txport.errors import CheckpointError, quoted
 from txport.models.weights.rules import (
     Concat,
     Constant,
@@ -48,6 +48,9 @@ from txport.models.weights.values import (
     Transposed,
     Value,
 )
+
+MOST_PIECES, LONGEST_NAME, MOST_STEPS = 100, 1000, 40
+MOST_LAYERS = 1 << 10  # in one tensor
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,7 @@ def plan(rules: Sequence[Rule], given: Mapping[str, Shape], model: nn.Module) ->
     for at, rule in enumerate(rules):
         before = pieces
         pieces = _settled(pieces, aliases) if isinstance(rule, Settle) else _applied(rule, at, pieces)
+        _require_bounded(pieces, MOST_PIECES * (len(given) + len(expected)))
         used |= {at} if pieces != before else set()
     kept = {name for piece in pieces for name in piece.value.names()}
     strange = [piece for piece in pieces if piece.name not in aliases]
@@ -176,6 +180,15 @@ def plan(rules: Sequence[Rule], given: Mapping[str, Shape], model: nn.Module) ->
         spare=tuple(dict.fromkeys(name for piece in spare for name in piece.value.names())),
         used=frozenset(used),
     )
+
+
+def _require_bounded(pieces: Sequence[Piece], most: int) -> None:
+    """Raise `CheckpointError` for rules that make of few tensors so much that no model can need it."""
+    if len(pieces) > most:
+        raise CheckpointError(f"the rules make {len(pieces)} pieces of these tensors, the most that is taken is {most}")
+    if any(len(piece.name) > LONGEST_NAME or len(piece.rules) > MOST_STEPS for piece in pieces):
+        what = f"names of at most {LONGEST_NAME} characters and {MOST_STEPS} rules for a tensor"
+        raise CheckpointError(f"the rules make more of a tensor than is taken: {what}")
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
@@ -217,6 +230,8 @@ def _changed(rule: Rule, piece: Piece) -> Sequence[Piece]:
     dims = _dims(piece)
     if isinstance(rule, Unstack):
         count = (dims[0] or 0) if dims else 0
+        if count > MOST_LAYERS:
+            raise CheckpointError(f"{quoted(piece.name)} would be unstacked to {count} layers, not over {MOST_LAYERS}")
         names = [re.sub(rule.pattern, rule.to.replace("{}", str(at)), piece.name) for at in range(count)]
         return [piece.step(Row(at), name) for at, name in enumerate(names)] or [piece]
     step = _step(rule, dims)
@@ -247,8 +262,8 @@ def _joined(rule: Concat, at: int, pieces: Sequence[Piece]) -> list[Piece]:
                 found.setdefault(re.sub(pattern, rule.to, piece.name), {}).setdefault(part, piece)
     whole: dict[int, Piece] = {}
     for name, parts in found.items():
-        if len(parts) == len(rule.patterns):
-            ordered = [parts[part] for part in range(len(parts))]
+        ordered = [parts[part] for part in sorted(parts)]
+        if len({id(piece) for piece in ordered}) == len(rule.patterns):
             earlier = tuple(dict.fromkeys(rule for piece in ordered for rule in piece.rules))
             joined = Joined(tuple(piece.value for piece in ordered), rule.axis)
             whole |= dict.fromkeys(map(id, ordered), Piece(name, joined, (*earlier, at)))

@@ -85,8 +85,9 @@ def _stream(
     """Let a module read its parameters, by name, before it runs, and drop them after."""
 
     def load(*_: Any) -> None:
-        for name, parameter in own.items():
-            parameter.data = read(name).to(dtype)
+        with torch._C.DisableTorchFunction():  # what a mode changes of computations, it must not of weights
+            for name, parameter in own.items():
+                parameter.data = read(name).to(dtype)
 
     def drop(*_: Any) -> None:
         for parameter in own.values():

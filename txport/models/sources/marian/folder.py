@@ -209,6 +209,10 @@ def _tensors(path: Path, is_shared: bool, bias: NDArray[Any] | None) -> Weights:
     one has.
     """
     arrays = {name: each for name, each in read_npz(path).items() if not name.startswith(SPECIAL)}
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" or not array.dtype.isnative:
+            wanted = f"of type {array.dtype.str}, expected floats of this machine"
+            raise CheckpointError(f"{path} holds {quoted(name)} {wanted}")
     if is_shared and "Wemb" in arrays:
         both = arrays.pop("Wemb")
         arrays |= {f"{side}_Wemb": both for side in ("encoder", "decoder")}
