@@ -264,7 +264,7 @@ def _computed(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Te
         return found
     args, options = _nowhere(args), {name: _nowhere(each) for name, each in options.items()}
     found = function(*args, **options)
-    return torch.zeros(found.shape, dtype=found.dtype)
+    return torch.zeros(found.shape, dtype=found.dtype) if found.numel() <= FEW else found
 
 
 def _nowhere(value: Any) -> Any:
