@@ -48,7 +48,7 @@ def test_tensors_are_read_wherever_they_lie(values: Any, at: str, is_new: bool, 
     [
         ({"args": argparse.Namespace(), **READ}, "is refused: it holds argparse.Namespace, which may run code; save"),
         (torch.nn.Linear(2, 2), "is refused: it holds torch.nn.modules.linear.Linear"),
-        ({"model": READ, "ema": READ}, r"has tensors in 'model' and 'ema'; say which in txport\.toml: at = 'model'"),
+        ({"model": READ, "ema": READ}, r"has tensors in 'model' and 'ema'; say which: at = 'model' in txport\.toml"),
         ({"a": torch.eye(3).to_sparse()}, "holds 'a', which is sparse"),
         ([torch.ones(1)], "holds no tensors by name"),
         ({}, "holds no tensors by name"),
