@@ -109,7 +109,8 @@ def _export_at_no_cost(bundle: Path) -> None:
 
     manifest: Manifest = load_bundle(bundle).manifest
     stand_ins: Any = (release, proven)
-    stand_ins[0].load_checkpoint = lambda name, **how: SimpleNamespace(name="toy", outline=SimpleNamespace(single=False))
+    toy = SimpleNamespace(name="toy", outline=SimpleNamespace(single=False))
+    stand_ins[0].load_checkpoint = lambda name, **how: toy
     stand_ins[1].write = write
     stand_ins[1].prove = lambda bundle, checkpoint: (bundle, SimpleNamespace(passed=True))
 
