@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from txport.bundles.bundle import Bundle
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, write
 from txport.errors import UnavailableError
@@ -17,6 +16,7 @@ from txport.system.packages import needed
 from txport.system.terminal import one_line
 
 if TYPE_CHECKING:
+    from txport.bundles.bundle import Bundle
     from txport.diagnose import Diagnosis
     from txport.proof.bisect.culprit import Culprit
     from txport.proof.matrix import Matrix

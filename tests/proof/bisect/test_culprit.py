@@ -34,7 +34,7 @@ from tests.proof.faults import (
 )
 from tests.tiny import edit_graph, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle, seal
-from txport.bundles.forms import DYNAMIC, INVARIANT, Form, Stored, blocks_of
+from txport.bundles.forms import DYNAMIC, INVARIANT, Form, blocks_of
 from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.cli import cli
 from txport.errors import ParityError, UnsupportedError
@@ -490,11 +490,17 @@ def coarse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         blocks = matrix.reshape(*scales.shape, -1)
         return quantizer.Quantized(form, (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8), scales)
 
-    def patched(model: ir.Model, given: ir.Value, form: Form, **how: Any) -> tuple[ir.Value, Stored, Array]:
-        with pytest.MonkeyPatch.context() as patch:
-            if given.name == name:
+    class Coarse(rewrite.Matrix):
+        def _quantize(self) -> Array:
+            with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(rewrite, "quantize", rounded)
-            return store(model, given, form, **how)
+                return super()._quantize()
+
+    def patched(model: ir.Model, given: ir.Value, form: Form, matrices: rewrite.Matrices, **how: Any) -> Any:
+        if given.name == name:
+            assert given.const_value is not None
+            matrices.setdefault((name, form), Coarse(given.const_value, form))
+        return store(model, given, form, matrices, **how)
 
     monkeypatch.setattr(rewrite, "_store", patched)
 
