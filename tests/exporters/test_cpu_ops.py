@@ -24,7 +24,7 @@ def test_an_encoder_with_norms_and_grouped_heads(norms: tuple[str, ...], key_hea
     x, lengths = torch.randn(2, 5, WIDTH, dtype=torch.float64), torch.tensor([5, 3], dtype=torch.int32)
     mask = additive(padding_mask(lengths, 5), x.dtype)[:, None, None, :]
     wanted = part(x, PlainOps(torch.arange(5), mask), 0)
-    ops = EncoderOps(torch.zeros(2, 5, dtype=torch.int64), lengths)
+    ops = EncoderOps(2, 5, lengths)
     found = part(x.flatten(0, 1), ops, 0).view(wanted.shape)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     assert bool(ops.became[PLAIN]) == (bool(norms) or key_heads != HEADS), "MultiHeadAttention has no such attention"
