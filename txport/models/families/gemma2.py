@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from txport.errors import ConfigError, quoted
+from txport.models.config import MOST_LAYERS
 from txport.models.families import gemma, llama
 from txport.models.family import Family, Published
 from txport.models.weights.rules import Drop, Rename, Rule, Shift
@@ -66,6 +67,8 @@ def _of_texts(values: Published) -> Published:
 def _kinds(values: Published, pattern: int) -> Sequence[str]:
     """What each layer attends to: as `layer_types` says, or all tokens in each layer that ends a pattern."""
     count = values.get("num_hidden_layers")
+    if type(count) is int and count > MOST_LAYERS:
+        raise ConfigError(f"num_hidden_layers must be at most {MOST_LAYERS}, got {count}")
     own = [LOCAL if (number + 1) % pattern else GLOBAL for number in range(count)]
     found = values.get("layer_types", own)
     if len(found) != count or set(found) - {LOCAL, GLOBAL}:
