@@ -31,6 +31,7 @@ from txport.errors import ParityError, UnsupportedError
 from txport.exporters.export import DEFAULT_OPSET, export_graphs
 from txport.exporters.targets import TARGETS
 from txport.models import architecture
+from txport.models.audio.facts import Features
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.config import Config
 from txport.models.facts import LENGTH, Task
@@ -180,7 +181,7 @@ def train(model: Model, steps: int) -> float:
 def draw_words(model: Model, length: int) -> Tensor:
     """Tokens that are not special, if there are others: (ROWS, length)."""
     size = min(model.facts.reads.size, model.facts.writes.size)
-    special = {*model.facts.reads.special, *model.facts.writes.special}
+    special = {*model.facts.vocabulary.special, *model.facts.writes.special}
     words = [token for token in range(size) if token not in special] or [size - 1]
     return torch.tensor(words)[torch.randint(len(words), (ROWS, length))]
 
@@ -194,7 +195,12 @@ def say_backwards(model: Model) -> Tensor:
     back = words.gather(1, (lengths[:, None] - 1 - places).clamp(min=0))
     targets = torch.where(inside, back, writes.end)
     given = torch.cat([torch.full((ROWS, 1), cast(int, writes.start)), targets[:, :-1]], 1)
-    logits = model(torch.where(inside, words, reads.pad), lengths, given)
+    if isinstance(reads, Features):  # one bin for each word, in the frame of its place
+        told = F.one_hot(torch.where(inside, words, 0), reads.size).float() * inside[..., None]
+        sound = F.pad(told.transpose(1, 2), (0, reads.frames - length))
+        logits = model(sound, torch.full((ROWS,), reads.longest), given)
+    else:
+        logits = model(torch.where(inside, words, reads.pad), lengths, given)
     counted = places <= lengths[:, None]
     return F.cross_entropy(logits[counted], targets[counted])
 
