@@ -98,9 +98,7 @@ def export(
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
     """
     with needed(EXPORT):
-        from txport.proof.adapters import note_on_lengths
-        from txport.proof.fallback import fall_back_to_fp32
-        from txport.proof.proven import prove, write
+        from txport.proof.proven import write
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
     rows = None if rows is None else whole("rows", rows, 1, GREATEST)
     if switch("auto", auto) and not is_quantised(target, precision):
@@ -123,19 +121,31 @@ def export(
         bundle = write(checkpoint, folder, **how)
         if not weights:
             return replace(bundle, path=Path(out))
-        progress("comparing with PyTorch")
-        if checkpoint.outline.single:
-            progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})")
-        try:
-            bundle, report = prove(bundle, checkpoint)
-        except ParityError as error:
-            raise ParityError(f"{error}{note_on_lengths(bundle, checkpoint)}") from error
-        if auto and not report.passed:
-            bundle, report = fall_back_to_fp32(bundle, report, checkpoint, progress, limit=limit, **how)
-        if not report.passed:
-            worst = f"{report.describe_worst()}{note_on_lengths(bundle, checkpoint)}"
-            raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {worst}")
+        bundle = _proven(bundle, checkpoint, progress, limit if auto else None, how)
     return replace(bundle, path=Path(out))
+
+
+def _proven(
+    bundle: Bundle, checkpoint: Checkpoint, progress: Progress, limit: float | None, how: Mapping[str, Any]
+) -> Bundle:
+    """The bundle, compared with PyTorch; with a `limit`, matrices at fault are kept in fp32 up to that share."""
+    from txport.proof.adapters import note_on_lengths
+    from txport.proof.fallback import fall_back_to_fp32
+    from txport.proof.proven import prove
+
+    progress("comparing with PyTorch")
+    if checkpoint.outline.single:
+        progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})")
+    try:
+        bundle, report = prove(bundle, checkpoint)
+    except ParityError as error:
+        raise ParityError(f"{error}{note_on_lengths(bundle, checkpoint)}") from error
+    if limit is not None and not report.passed:
+        bundle, report = fall_back_to_fp32(bundle, report, checkpoint, progress, limit=limit, **how)
+    if not report.passed:
+        worst = f"{report.describe_worst()}{note_on_lengths(bundle, checkpoint)}"
+        raise ParityError(f"the export of {checkpoint.name} differs from PyTorch: {worst}")
+    return bundle
 
 
 def _auto_limit(auto: bool, limit: float | None) -> float:

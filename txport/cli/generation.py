@@ -123,6 +123,19 @@ def run(
         with _in_flags():
             speech.run(model, source, total, output, as_json, heard, options)
         return
+    _write(model, source, total, output, options, as_json, as_stream)
+
+
+def _write(
+    model: Any,
+    source: Iterable[str],
+    total: int | None,
+    output: Path | None,
+    options: dict[str, Any],
+    as_json: bool,
+    as_stream: bool,
+) -> None:
+    """Write what is found for each text, in order; at the end, tell how many had nothing that the model knows."""
     with textio.open_output(output) as stream, _in_flags():
         if as_stream:
             _stream(model, source, stream, options)

@@ -23,6 +23,7 @@ from txport.models.facts import Facts, Tokens
 from txport.models.model import Model
 from txport.models.parts import NORMS, Attention, DotProduct, Embedding, FeedForward, Frames, Layer, Residual
 from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
+from txport.models.weights.published import LAYERS
 from txport.models.weights.rules import Constant, Rename
 
 FRAMES_A_PLACE = 2
@@ -224,19 +225,7 @@ WEIGHTS = (
     Rename(r"^encoder\.embed_positions\.weight$", "source_embedding.positions"),
     Rename(r"^decoder\.embed_positions\.weight$", "target_embedding.positions"),
     Rename(r"^decoder\.embed_tokens\.", "target_embedding.tokens."),
-    Rename(r"^(encoder|decoder)\.layer_norm\.", r"\1_norm."),
-    Rename(r"^(encoder|decoder)\.layers\.", r"\1."),
-    Rename(r"\.self_attn_layer_norm\.", ".attention_residual.norm."),
-    Rename(r"\.encoder_attn_layer_norm\.", ".cross_attention_residual.norm."),
-    Rename(r"\.final_layer_norm\.", ".feed_forward_residual.norm."),
-    Rename(r"\.self_attn\.", ".attention."),
-    Rename(r"\.encoder_attn\.", ".cross_attention."),
-    Rename(r"attention\.q_proj\.", "attention.query."),
-    Rename(r"attention\.k_proj\.", "attention.key."),
-    Rename(r"attention\.v_proj\.", "attention.value."),
-    Rename(r"attention\.out_proj\.", "attention.output."),
-    Rename(r"\.fc1\.", ".feed_forward.inner."),
-    Rename(r"\.fc2\.", ".feed_forward.outer."),
+    *LAYERS,
     Constant(r"(en|de)coder\.\d+\.(cross_)?attention\.key\.bias"),
 )
 

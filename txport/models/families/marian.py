@@ -6,6 +6,7 @@ from typing import Any
 
 from txport.errors import ConfigError, quoted
 from txport.models.family import ACTIVATIONS, Family, Published
+from txport.models.weights import published
 from txport.models.weights.rules import Drop, Rename, Rule, Take
 
 CLASSES = "ForConditionalGeneration|MTModel"
@@ -88,19 +89,7 @@ LAYERS: tuple[Rule, ...] = (
     Rename(r"^(shared|lm_head|(encoder|decoder)\.embed_tokens)\.", "projection."),
     Rename(r"^encoder\.layernorm_embedding\.", "source_embedding.norm."),
     Rename(r"^decoder\.layernorm_embedding\.", "target_embedding.norm."),
-    Rename(r"^(encoder|decoder)\.layer_norm\.", r"\1_norm."),
-    Rename(r"^(encoder|decoder)\.layers\.", r"\1."),
-    Rename(r"\.self_attn\.", ".attention."),
-    Rename(r"\.encoder_attn\.", ".cross_attention."),
-    Rename(r"attention\.q_proj\.", "attention.query."),
-    Rename(r"attention\.k_proj\.", "attention.key."),
-    Rename(r"attention\.v_proj\.", "attention.value."),
-    Rename(r"attention\.out_proj\.", "attention.output."),
-    Rename(r"\.fc1\.", ".feed_forward.inner."),
-    Rename(r"\.fc2\.", ".feed_forward.outer."),
-    Rename(r"\.self_attn_layer_norm\.", ".attention_residual.norm."),
-    Rename(r"\.encoder_attn_layer_norm\.", ".cross_attention_residual.norm."),
-    Rename(r"\.final_layer_norm\.", ".feed_forward_residual.norm."),
+    *published.LAYERS,
 )
 WEIGHTS: tuple[Rule, ...] = (
     Drop(r"(model\.)?(encoder|decoder)\.embed_positions\.weight$"),  # sinusoids

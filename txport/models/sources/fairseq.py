@@ -25,6 +25,7 @@ from txport.models.sources.namespaces import (
 )
 from txport.models.sources.options import reading
 from txport.models.sources.source import Format, Source
+from txport.models.weights.published import LAYERS
 from txport.models.weights.rules import Drop, Rename, Rule, Split
 
 DICTIONARIES = "dict.*.txt"
@@ -167,22 +168,10 @@ WEIGHTS: tuple[Rule, ...] = (
     Rename(r"^decoder\.embed_positions\.weight$", "target_embedding.positions"),
     Rename(r"^encoder\.layernorm_embedding\.", "source_embedding.norm."),
     Rename(r"^decoder\.layernorm_embedding\.", "target_embedding.norm."),
-    Rename(r"^(encoder|decoder)\.layer_norm\.", r"\1_norm."),
-    Rename(r"^(encoder|decoder)\.layers\.", r"\1."),
+    *LAYERS,
     Rename(r"^(encoder\.\d+)\.layer_norms\.0\.", rf"\1.{NORMS[0]}."),
     Rename(r"^(encoder\.\d+)\.layer_norms\.1\.", rf"\1.{NORMS[2]}."),
     *(Rename(rf"^(decoder\.\d+)\.layer_norms\.{number}\.", rf"\1.{norm}.") for number, norm in enumerate(NORMS)),
-    Rename(r"\.self_attn\.", ".attention."),
-    Rename(r"\.encoder_attn\.", ".cross_attention."),
     Split(r"(?<=attention)\.in_proj_(?=weight|bias)", PARTS),
-    Rename(r"attention\.q_proj\.", "attention.query."),
-    Rename(r"attention\.k_proj\.", "attention.key."),
-    Rename(r"attention\.v_proj\.", "attention.value."),
-    Rename(r"attention\.out_proj\.", "attention.output."),
-    Rename(r"\.fc1\.", ".feed_forward.inner."),
-    Rename(r"\.fc2\.", ".feed_forward.outer."),
-    Rename(r"\.self_attn_layer_norm\.", f".{NORMS[0]}."),
-    Rename(r"\.encoder_attn_layer_norm\.", f".{NORMS[1]}."),
-    Rename(r"\.final_layer_norm\.", f".{NORMS[2]}."),
 )
 FORMAT = Format(recognises=recognises, read=read)
