@@ -227,7 +227,7 @@ def drawn(model: Model, seed: int = 0) -> Read:
         bits.advance(places[name] // 2)  # a number of 64 bits makes two of 32
         rng = np.random.Generator(bits)
         rng.random(places[name] % 2, dtype=np.float32)
-        variance = 1 / model.facts.width if name in tables else 2 / sum(shape)
+        variance = 1 / model.facts.width if name in tables else 2 / sum(shape) * model.gain(name) ** 2
         uniform = rng.random(shape, dtype=np.float32)
         uniform *= 2
         uniform -= 1

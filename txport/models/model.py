@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from txport.models.config import Config
 from txport.models.facts import Facts, StateTensor
 from txport.models.ops import Ops, PlainOps, State, additive, before_mask, causal_mask, padding_mask, source_mask
-from txport.models.parts import Attention, Embedding
+from txport.models.parts import Attention, DotProduct, Embedding
 
 
 class Memory(NamedTuple):
@@ -127,13 +127,24 @@ class Model(nn.Module):
         owner = self.get_submodule(name.rpartition(".")[0])
         return isinstance(owner, nn.Embedding | Embedding)
 
+    def gain(self, name: str) -> float:
+        """How many times as large as others a matrix begins: queries whose scores are not scaled begin smaller.
+
+        So they do in T5 (Raffel et al. 2020). Else scores deviate by sqrt(H), and attention sees one key alone.
+        """
+        owner, _, kind = name.rpartition(".")[0].rpartition(".")
+        attention = self.get_submodule(owner)
+        if kind == "query" and isinstance(attention, Attention) and isinstance(attention.core, DotProduct):
+            return attention.head_size**-0.5 / attention.core.scale
+        return 1.0
+
     def initialise(self) -> None:
         """Xavier uniform for matrices (Glorot and Bengio 2010), zero biases, embeddings of deviation 1/sqrt(D)."""
         for name, parameter in self.named_parameters():
             if self.is_table(name):
                 nn.init.normal_(parameter, std=self.facts.width**-0.5)
             elif parameter.dim() > 1:
-                nn.init.xavier_uniform_(parameter)
+                nn.init.xavier_uniform_(parameter, self.gain(name))
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
