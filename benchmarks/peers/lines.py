@@ -26,6 +26,7 @@ BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"
 GPT2, LLAMA, T5 = "preset:gpt2-125m", "preset:llama-125m", "preset:t5-small"
 WHISPER = "whisper-tiny"
 FOLDERS = ("marian-base", "t5-small", "gpt2", WHISPER, "nllb-600m")
+STREAMED = ("gpt2", "nllb-600m")  # a step reads more than caches hold
 QUICK = {BASE: TINY, **{f"preset:{kind}-{size}": f"preset:{kind}-tiny" for kind, size in
                         (("gpt2", "125m"), ("llama", "125m"), ("t5", "small"))}}  # fmt: skip
 LENGTH = 32  # of source, or prompt, and target, where the task does not say
@@ -44,7 +45,8 @@ class Task:
     """What is generated in a round: `sources` of them, in batches that the caller makes, or all in one call (bulk).
 
     Sources, or prompts, and targets have so many tokens, where the model does not end targets by itself. With
-    `after_first`, what the first token took, and all before it, does not count.
+    `after_first`, what the first token took, and all before it, does not count. If a step is `streamed`, its kernels
+    are the same for one row and for many, and one bundle does for both.
     """
 
     checkpoint: str = BASE
@@ -54,11 +56,12 @@ class Task:
     source: int = LENGTH
     tokens: int = LENGTH
     after_first: bool = False
+    streamed: bool = False
 
     @property
     def rows(self) -> int:
         """How many rows a run has, where the caller makes the batches; many in bulk, and where a prompt is all."""
-        return 32 if self.batch is None or self.tokens == 1 else self.batch * self.beams
+        return 32 if self.batch is None or self.tokens == 1 or self.streamed else self.batch * self.beams
 
     @property
     def forced(self) -> bool:
@@ -103,7 +106,7 @@ def prefill(checkpoint: str) -> Task:
 def of_folder(name: str, batch: int, tokens: int = TARGET, after_first: bool = False) -> Task:
     """One batch in flight, of a folder that both sides convert."""
     task = one_caller(batch, checkpoint=FOLDER + name)
-    return replace(task, tokens=tokens, after_first=after_first)
+    return replace(task, tokens=tokens, after_first=after_first, streamed=name in STREAMED)
 
 
 def line(
