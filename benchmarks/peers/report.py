@@ -32,7 +32,7 @@ def row(record: Record) -> list[str]:
     start = [record["name"], record["against"], record["unit"]]
     if "ratio" not in record:
         return [*start, "", "", "", required, "", verdict(record)]
-    figures = [quartiles(record[side], ".0f") for side in ("txport", "peer")]
+    figures = [quartiles(record[side], ".0f" if record[side]["median"] >= 10 else ".2f") for side in ("txport", "peer")]
     equal = f"{record['equal_rows']} of {record['rows']}"
     return [*start, *figures, quartiles(record["ratio"], ".2f"), required, equal, verdict(record)]
 
