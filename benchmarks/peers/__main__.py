@@ -84,14 +84,20 @@ def write(path: Path, text: str) -> None:
 
 
 @click.command(help=__doc__)
-@click.option("--only", help="Lines with this in their title: 'batch 1,', 'Optimum', 'beam'.")
+@click.option("--only", help="Lines with this in their title: 'batch 1,', 'Optimum', 'beam', 'folder'.")
 @click.option("--rounds", type=click.IntRange(1), default=9, show_default=True)
 @click.option("--quick", "is_quick", is_flag=True, help="preset:tiny and few rounds, to try it out; nothing is judged.")
 @click.option("--results", type=click.Path(path_type=Path), help=f"JSON.  [default: {RESULTS}, if every line is run]")
 @click.option("--table", type=click.Path(path_type=Path), help=f"Markdown.  [default: {TABLE}, if every line is run]")
 @click.option("--peers-python", type=click.Path(path_type=Path), default=".venv-peers/bin/python", show_default=True)
 @click.option("--words", type=click.Path(file_okay=False, path_type=Path), help="Folder of the g2p dictionary.")
-@click.option("--work", type=click.Path(path_type=Path), default="build/peers", show_default=True)
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    default="build/peers",
+    show_default=True,
+    help="Folder of what is converted, which later runs find there: 20 GB for all lines, half of it NLLB's.",
+)
 @click.option("--cores", type=click.IntRange(1), help="Of both sides.  [default: all that this process may use]")
 def peers(
     only: str | None,
@@ -123,7 +129,7 @@ def peers(
         records.append(measure(line, place))
         progress(f"  {report.sentence(records[-1])}")
         result = result_of(records, place, TINY if is_quick else BASE)
-        if results:  # after each line, since all of them take an hour
+        if results:  # after each line, since all of them take hours
             write(results, json.dumps(result, indent=2) + "\n")
         if table:
             write(table, report.markdown(result))

@@ -11,7 +11,7 @@ from benchmarks.peers.engines import Model
 from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, LLAMA, OPTIMUM, Line, Task
 
 ENGINES = "benchmarks.peers.engines."
-OURS = ENGINES + "txport_cpu"
+OURS, FOLDERS = ENGINES + "txport_cpu", ENGINES + "hf_folder"
 BULK_BATCHES = (16, 32, 64, 128)
 MANY_ROWS = 32
 # What CTranslate2 takes by itself; oneDNN; matrices packed for MKL at load.

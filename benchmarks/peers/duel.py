@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import numpy as np
 
 from benchmarks.peers import candidates
 from benchmarks.peers.candidates import Candidate
-from benchmarks.peers.engines import Sources
-from benchmarks.peers.lines import Line, Task, search_of, sources_of
+from benchmarks.peers.engines import Model, Sources
+from benchmarks.peers.lines import CT2_FP32, Line, Task, search_of, sources_of
 from benchmarks.peers.process import Worker, WorkerError
 from txport.bench import quartiles
 from txport.models.names import digest, label
@@ -22,10 +23,12 @@ from txport.release import Progress, silent
 from txport.system.files import hash_of, sha256
 
 TRIALS, BRIEFLY = 5, 4.0  # rounds at most, and seconds after which no further one begins
+AGREED = Task(batch=1, sources=2, tokens=8)  # what both sides must find alike in fp32 of a folder that each converted
 ALIKE = 0.2  # of log-probs in the mean: two ways of rounding to 8 bits are nearer, other weights are not
 PEERS = Path(__file__).parent
 PACKAGE = PEERS.parents[1] / "txport"
 Side = tuple[Worker, Candidate]
+digest_once = functools.cache(digest)  # of files of some GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,8 @@ class Place:
         made_by = sorted(PACKAGE.rglob("*.py")) if candidate.engine == candidates.OURS else [PEERS / "requirements.txt"]
         written_by = sorted((PEERS / "engines").glob(f"{engine}*.py"))
         sources = {str(path): sha256(path) for path in [*made_by, *written_by]}
-        stamp = hash_of({**sources, "checkpoint": digest(model.checkpoint)})[:12]
+        made = model.checkpoint if candidate.engine == candidates.FOLDERS else digest_once(model.checkpoint)
+        stamp = hash_of({**sources, "checkpoint": made})[:12]
         name = label(model.checkpoint).replace(":", "-")
         rows = f"-rows{model.rows}" if model.rows else ""
         return self.work.absolute() / f"{engine}-{name}-{model.precision}{rows}-{stamp}"
@@ -66,6 +70,21 @@ class Place:
                 worker.ask("prepare", engine=candidate.engine, folder=str(folder), model=asdict(candidate.model))
         return folder
 
+    def located(self, line: Line) -> Line:
+        """The same line; the name of a folder that both sides convert becomes its path, where it is written first."""
+        if not line.task.converted:
+            return line
+        made = self.prepare(Candidate(engine=candidates.FOLDERS, model=Model(checkpoint=line.task.checkpoint)))
+        return replace(line, task=replace(line.task, checkpoint=str(made)))
+
+    def sent(self, sources: Sources) -> Any:
+        """Sources as a request holds them: ids, or the path of a file with features."""
+        if not isinstance(sources, np.ndarray):
+            return sources
+        path = self.work.absolute() / "features.npy"
+        np.save(path, sources)
+        return str(path)
+
     def load(self, worker: Worker, candidate: Candidate, task: Task, sources: Sources) -> dict[str, str]:
         """Let a process load a candidate and run it once; -> versions."""
         answer = worker.ask(
@@ -74,8 +93,9 @@ class Place:
             folder=str(self.prepare(candidate)),
             search=asdict(search_of(task)),
             options=candidate.options,
-            sources=sources,
+            sources=self.sent(sources),
             batch=task.batch,
+            after_first=task.after_first,
         )
         worker.ask("round")
         versions: dict[str, str] = answer["versions"]
@@ -85,7 +105,9 @@ class Place:
 def run(line: Line, place: Place) -> dict[str, Any]:
     """Measure a line; -> its record: quartiles of both sides and of the ratio, settings, candidates, equal rows."""
     place.progress(line.title)
+    named, line = line, place.located(line)
     sources = sources_of(line.task, place.words)
+    agreed = require_agreement(line, sources, place) if named.task.converted else None
     sides = {"txport": candidates.ours(line, place.cores), "peer": candidates.theirs(line, place.cores)}
     tried = {name: [try_once(each, line, sources, place) for each in options] for name, options in sides.items()}
     best = {name: options[fastest(tried[name])] for name, options in sides.items()}
@@ -93,19 +115,25 @@ def run(line: Line, place: Place) -> dict[str, Any]:
         our_side, their_side = (our_worker, best["txport"]), (their_worker, best["peer"])
         record = compare(our_side, their_side, line, sources, place)
     return {
-        **describe(line),
+        **describe(named),
         **record,
-        "settings": {name: asdict(candidate) for name, candidate in best.items()},
+        "search": asdict(search_of(line.task)),
+        "tokens_agreed_in_fp32": agreed,
+        "settings": {name: setting_of(candidate) for name, candidate in best.items()},
         "candidates": tried,
     }
 
 
 def describe(line: Line) -> dict[str, Any]:
     """What a line is, in its record."""
-    return {"name": line.name, "against": line.against, "unit": line.unit, "required": line.required} | {
-        "task": asdict(line.task),
-        "search": asdict(search_of(line.task)),
-    }
+    start = {"name": line.name, "against": line.against, "unit": line.unit, "required": line.required}
+    return {**start, "task": asdict(line.task)}
+
+
+def setting_of(candidate: Candidate) -> dict[str, Any]:
+    """A candidate in a record, without a path of this machine."""
+    model = replace(candidate.model, checkpoint=label(candidate.model.checkpoint))
+    return asdict(replace(candidate, model=model))
 
 
 def try_once(candidate: Candidate, line: Line, sources: Sources, place: Place) -> dict[str, Any]:
@@ -114,6 +142,29 @@ def try_once(candidate: Candidate, line: Line, sources: Sources, place: Place) -
     if key not in place.tried:
         place.tried[key] = try_out(candidate, line, sources, place)
     return place.tried[key]
+
+
+def require_agreement(line: Line, sources: Sources, place: Place) -> int:
+    """Both sides, each with its own conversion in fp32, must find the same tokens; -> how many they found.
+
+    Int8 need not agree. Raises `WorkerError` where they differ.
+    """
+    key = f"agreement of {line.task.checkpoint}"
+    if key in place.tried:
+        return int(place.tried[key]["tokens"])
+    task = replace(AGREED, checkpoint=line.task.checkpoint)
+    short = replace(line, task=task, against=CT2_FP32, precisions=("fp32",))
+    found = []
+    for candidate in (candidates.ours(short, place.cores)[0], candidates.theirs(short, place.cores)[0]):
+        with place.start(candidate) as worker:
+            place.load(worker, candidate, task, sources[: task.sources])
+            found.append(worker.ask("tokens")["tokens"])
+    if found[0] != found[1]:
+        raise WorkerError(f"in fp32, txport found {found[0]} and the peer {found[1]}, expected the same tokens")
+    tokens = [token for target in found[0] for token in target]
+    place.progress(f"  fp32: both sides found the same {len(tokens)} tokens, {len(set(tokens))} different ones")
+    place.tried[key] = {"tokens": len(tokens)}
+    return len(tokens)
 
 
 def try_out(candidate: Candidate, line: Line, sources: Sources, place: Place) -> dict[str, Any]:
@@ -191,7 +242,9 @@ def amount(line: Line, sources: Sources) -> int:
     """How much a round reads of prompts, or generates: tokens, or words where the model ends them by itself."""
     if line.unit == "prompt tokens/s":
         return sum(map(len, sources))
-    return len(sources) * (search_of(line.task).max_new_tokens if line.task.forced else 1)
+    if line.unit == "windows/s" or not line.task.forced:
+        return len(sources)
+    return len(sources) * (search_of(line.task).max_new_tokens - line.task.after_first)
 
 
 def require_likeness(workers: dict[str, Worker]) -> float | None:

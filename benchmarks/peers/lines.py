@@ -9,23 +9,29 @@ from typing import Literal
 
 import torch
 
-from benchmarks.peers.engines import Search
+from benchmarks.peers.engines import Search, Sources
+from benchmarks.peers.engines.hf_folder import FOLDER, SMALL
 from recipes.g2p_en.g2p import read_dictionary
 from txport import bench
 from txport.errors import UnavailableError
 from txport.models import architecture
+from txport.models.audio.facts import Features
 from txport.models.checkpoint import config_of
 from txport.models.facts import Facts
 from txport.models.names import PRESET, find_folder, preset_config, preset_name
 from txport.models.tokenizers.load import load_tokenizer
 
-Unit = Literal["tokens/s", "prompt tokens/s", "words/s", "MB"]
+Unit = Literal["tokens/s", "prompt tokens/s", "words/s", "windows/s", "MB"]
 BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"
 GPT2, LLAMA, T5 = "preset:gpt2-125m", "preset:llama-125m", "preset:t5-small"
+WHISPER = "whisper-tiny"
+FOLDERS = ("marian-base", "t5-small", "gpt2", WHISPER, "nllb-600m")
+STREAMED = ("gpt2", "nllb-600m")  # a step reads more than caches hold
 QUICK = {BASE: TINY, **{f"preset:{kind}-{size}": f"preset:{kind}-tiny" for kind, size in
                         (("gpt2", "125m"), ("llama", "125m"), ("t5", "small"))}}  # fmt: skip
 LENGTH = 32  # of source, or prompt, and target, where the task does not say
 PROMPT = 512  # tokens that prefill reads
+TARGET = 64  # tokens that are generated of a folder
 LONGEST_WORD = 48
 TEST_WORDS = "g014b2b.test"
 
@@ -38,7 +44,9 @@ class AbsentError(UnavailableError):
 class Task:
     """What is generated in a round: `sources` of them, in batches that the caller makes, or all in one call (bulk).
 
-    Sources, or prompts, and targets have so many tokens, where the model does not end targets by itself.
+    Sources, or prompts, and targets have so many tokens, where the model does not end targets by itself. With
+    `after_first`, what the first token took, and all before it, does not count. If a step is `streamed`, its kernels
+    are the same for one row and for many, and one bundle does for both.
     """
 
     checkpoint: str = BASE
@@ -47,16 +55,23 @@ class Task:
     sources: int
     source: int = LENGTH
     tokens: int = LENGTH
+    after_first: bool = False
+    streamed: bool = False
 
     @property
     def rows(self) -> int:
         """How many rows a run has, where the caller makes the batches; many in bulk, and where a prompt is all."""
-        return 32 if self.batch is None or self.tokens == 1 else self.batch * self.beams
+        return 32 if self.batch is None or self.tokens == 1 or self.streamed else self.batch * self.beams
 
     @property
     def forced(self) -> bool:
         """Random weights end a target at random, so its length is given; a trained model ends by itself."""
-        return preset_name(self.checkpoint) is not None
+        return self.checkpoint != G2P
+
+    @property
+    def converted(self) -> bool:
+        """Whether each side converts a folder of transformers' by a converter of its own."""
+        return self.checkpoint.startswith(FOLDER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +103,12 @@ def prefill(checkpoint: str) -> Task:
     return Task(checkpoint=checkpoint, batch=1, sources=1, source=PROMPT, tokens=1)
 
 
+def of_folder(name: str, batch: int, tokens: int = TARGET, after_first: bool = False) -> Task:
+    """One batch in flight, of a folder that both sides convert."""
+    task = one_caller(batch, checkpoint=FOLDER + name)
+    return replace(task, tokens=tokens, after_first=after_first, streamed=name in STREAMED)
+
+
 def line(
     name: str, against: str, task: Task, required: float | None, *precisions: str, unit: Unit = "tokens/s"
 ) -> Line:
@@ -98,6 +119,14 @@ def line(
 def short(checkpoint: str) -> str:
     """A preset's name."""
     return checkpoint.removeprefix(PRESET)
+
+
+def parts_of_speech(batch: int) -> list[tuple[str, Task, Unit]]:
+    """What hearing 30 seconds takes, the first token included, and what writing takes."""
+    return [
+        ("encoder and first token", of_folder(WHISPER, batch, tokens=1), "windows/s"),
+        ("after the first token", of_folder(WHISPER, batch, after_first=True), "tokens/s"),
+    ]
 
 
 CT2_INT8, CT2_FP32 = "CTranslate2 int8", "CTranslate2 fp32"
@@ -133,12 +162,24 @@ LINES = [
         for peer in (EAGER, COMPILED)
         for batch in (1, 8, 32)
     ),
+    *(
+        line(f"folder {name}, greedy, batch {batch}, int8", CT2_INT8, of_folder(name, batch), 1.5, "int8")
+        for name in FOLDERS
+        for batch in (1, 8)
+    ),
+    *(
+        line(f"folder {WHISPER}, {what}, batch {batch}, int8", CT2_INT8, task, 1.5, "int8", unit=unit)
+        for batch in (1, 8)
+        for what, task, unit in parts_of_speech(batch)
+    ),
 ]
 
 
 def quick(line: Line) -> Line:
     """The same line with a model so small that it shows only that everything works."""
-    name = QUICK.get(line.task.checkpoint, line.task.checkpoint)
+    name = (
+        line.task.checkpoint + SMALL if line.task.converted else QUICK.get(line.task.checkpoint, line.task.checkpoint)
+    )
     size = min(line.task.source, LENGTH)
     task = replace(line.task, checkpoint=name, sources=min(line.task.sources, 128), source=size)
     return replace(line, task=task, required=None)
@@ -159,12 +200,12 @@ def facts_of(task: Task) -> Facts:
         return architecture.of(config).build(config).facts
 
 
-def sources_of(task: Task, words: Path | None) -> list[list[int]]:
-    """Token ids: drawn by seed for random weights, words of the dictionary's test split for the g2p model."""
+def sources_of(task: Task, words: Path | None) -> Sources:
+    """Token ids, or features: drawn by seed for random weights, words of the dictionary's test split for g2p-en."""
     facts = facts_of(task)
     if task.forced:
         drawn = bench.draw_source(facts, bench.Protocol(batch=task.sources, source=task.source))
-        return [[int(id_) for id_ in row] for row in drawn]
+        return drawn if isinstance(facts.reads, Features) else drawn.tolist()
     tokenizer = load_tokenizer(find_folder(task.checkpoint), facts)
     return [tokenizer.encode(word) for word in read_words(words)[: task.sources]]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.peers.lines import TARGET
+
 HEADERS = ("what", "against", "unit", "txport", "peer", "ratio", "required", "equal targets", "verdict")
 Record = Mapping[str, Any]
 
@@ -30,7 +32,7 @@ def row(record: Record) -> list[str]:
     start = [record["name"], record["against"], record["unit"]]
     if "ratio" not in record:
         return [*start, "", "", "", required, "", verdict(record)]
-    figures = [quartiles(record[side], ".0f") for side in ("txport", "peer")]
+    figures = [quartiles(record[side], ".0f" if record[side]["median"] >= 10 else ".2f") for side in ("txport", "peer")]
     equal = f"{record['equal_rows']} of {record['rows']}"
     return [*start, *figures, quartiles(record["ratio"], ".2f"), required, equal, verdict(record)]
 
@@ -89,6 +91,9 @@ def introduction(result: Mapping[str, Any]) -> str:
 
 {sizes}; {lengths}, the end token suppressed.
 A line with a prompt alone counts the tokens that are read until the first one is written.
+A folder is one that transformers saved, with a published model's sizes and random weights, which each side converts by
+its own converter; before it is measured, both sides must find the same tokens of it in fp32. Its targets have
+{TARGET} tokens; Whisper hears windows of 30 seconds, by features that are given, and encodes them within the time.
 g2p-en pronounces the test words, each to its own end. Both sides get the same weights, the same ids and the same
 cores, each at the best of its settings, in a process of its own; the process that does not work is held.
 Medians (and quartiles) of {protocol["rounds"]} alternating rounds; the ratio says how many times better txport is,

@@ -4,12 +4,13 @@ python -m benchmarks.peers.worker
 
     {"do": "prepare", "engine": MODULE, "folder": PATH, "model": {...}}                    -> {}
     {"do": "load", "engine": MODULE, "folder": PATH, "search": {...}, "options": {...},
-     "sources": [[ids], ...], "batch": SIZE or null}                                      -> {"versions": {...}}
+     "sources": [[ids], ...] or PATH, "batch": SIZE or null, "after_first": false}        -> {"versions": {...}}
     {"do": "round"}   every source once, in batches of that size, null: all in one call    -> {"seconds": S}
     {"do": "tokens"}  what the newest round found                                         -> {"tokens": [[ids], ...]}
     {"do": "score"}   a few sources, continued by others' tokens                -> {"log_probs": [[...], ...] or null}
     {"do": "end"}                                                                         -> {"peak_memory": MB}
 
+PATH is a .npy file of features. With "after_first", a round is what all tokens took less what the first one took.
 An answer may be {"error": TEXT} instead. Whatever libraries print goes to stderr.
 """
 
@@ -24,11 +25,13 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
-from benchmarks.peers.engines import Engine, Model, ScoringEngine, Search, Sources
+import numpy as np
+
+from benchmarks.peers.engines import Engine, FirstEngine, Model, ScoringEngine, Search, Sources
 from txport.system import machine
 
 SCORED = 4  # sources, and tokens after each
@@ -39,8 +42,9 @@ Request = dict[str, Any]
 class Session:
     """An engine, its inputs, and what it found."""
 
-    def __init__(self, engine: Engine, sources: Sources, batch: int | None) -> None:
+    def __init__(self, engine: Engine, sources: Sources, batch: int | None, after_first: bool = False) -> None:
         self._engine = engine
+        self._after_first = after_first
         self._inputs = [engine.encode(each) for each in in_order(sources, batch or len(sources))]
         self._sources = sources
         self._first = engine.encode(sources[: min(batch or WARM_UP, WARM_UP)])
@@ -49,11 +53,15 @@ class Session:
     def round(self) -> dict[str, Any]:
         """Every source once."""
         self._engine.generate(self._first)
-        started = time.perf_counter()
-        outputs = [self._engine.generate(inputs) for inputs in self._inputs]
-        seconds = time.perf_counter() - started
-        self._outputs = outputs
+        seconds, self._outputs = self._timed(self._engine.generate)
+        if self._after_first:
+            seconds -= self._timed(cast(FirstEngine, self._engine).first)[0]
         return {"seconds": seconds}
+
+    def _timed(self, search: Callable[[Any], Any]) -> tuple[float, list[Any]]:
+        started = time.perf_counter()
+        outputs = [search(inputs) for inputs in self._inputs]
+        return time.perf_counter() - started, outputs
 
     def tokens(self) -> dict[str, Any]:
         """What the newest round found, source by source."""
@@ -61,14 +69,14 @@ class Session:
 
     def score(self) -> dict[str, Any]:
         """How likely a few tokens of one source are after another source; null where the engine can't say."""
-        if not isinstance(self._engine, ScoringEngine):
+        if not isinstance(self._engine, ScoringEngine) or isinstance(self._sources, np.ndarray):
             return {"log_probs": None}
         sources = self._sources[:SCORED]
         targets = [source[1 : 1 + SCORED] for source in reversed(sources)]
         return {"log_probs": self._engine.score(sources, targets)}
 
 
-def in_order(sources: Sources, size: int) -> list[Sequence[Sequence[int]]]:
+def in_order(sources: Sources, size: int) -> list[Sources]:
     """Batches of `size`; the last may be smaller."""
     return [sources[start : start + size] for start in range(0, len(sources), size)]
 
@@ -86,7 +94,9 @@ def load(request: Request) -> tuple[Session, dict[str, str]]:
     """Start an engine; -> it, and the versions of its packages."""
     module = importlib.import_module(request["engine"])
     engine: Engine = module.Engine(Path(request["folder"]), Search(**request["search"]), request["options"])
-    return Session(engine, request["sources"], request["batch"]), versions(module.PACKAGES)
+    sources = request["sources"] if isinstance(request["sources"], list) else np.load(request["sources"])
+    session = Session(engine, sources, request["batch"], request.get("after_first", False))
+    return session, versions(module.PACKAGES)
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:

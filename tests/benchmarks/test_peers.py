@@ -6,20 +6,22 @@ import copy
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import txport
 from benchmarks.peers import candidates, duel, report
 from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.duel import Place
-from benchmarks.peers.engines import Model, Search, before_end, txport_cpu
+from benchmarks.peers.engines import Model, Search, before_end, hf_folder, txport_cpu
 from benchmarks.peers.lines import LINES, LLAMA, AbsentError, Line, Task, facts_of, quick, search_of, sources_of
 from benchmarks.peers.process import ROOT, Worker, WorkerError
-from benchmarks.peers.worker import in_order
+from benchmarks.peers.worker import Session, in_order
 from txport.models.names import digest
 
 TINY = Task(checkpoint="preset:tiny", batch=2, sources=4)
@@ -305,7 +307,79 @@ def test_a_quick_run_is_a_toy_and_judges_nothing() -> None:
     for line in map(quick, LINES):
         assert line.required is None
         assert line.task.checkpoint != "preset:base"
-        assert digest(line.task.checkpoint)
+        if line.task.converted:
+            assert hf_folder.RECIPES[line.task.checkpoint.removeprefix("folder:").removesuffix("-toy")].small
+        else:
+            assert digest(line.task.checkpoint)
+
+
+def test_folders_are_measured_one_by_one_and_in_batches_of_8() -> None:
+    lines = [line for line in LINES if line.task.converted]
+    assert {line.task.checkpoint.removeprefix("folder:") for line in lines} == set(hf_folder.RECIPES)
+    for name in hf_folder.RECIPES:
+        assert {line.task.batch for line in lines if line.task.checkpoint == f"folder:{name}"} == {1, 8}
+    assert all("folder" in line.title and line.required == 1.5 for line in lines)
+
+
+def test_a_folder_is_written_once_and_a_record_names_no_path(
+    environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "FOLDERS", "fake_engine")
+    monkeypatch.setattr(
+        Place, "start", lambda place, each: Worker(Path(sys.executable), environment, place.work / "log")
+    )
+    line = replace(LINE, task=replace(TINY, checkpoint="folder:gpt2"))
+    located = place.located(line)
+    folder = Path(located.task.checkpoint)
+    assert (folder / "weights").read_text(encoding="utf-8") == "fp32"
+    assert place.located(line) == located
+    assert place.located(LINE) == LINE
+    named = duel.setting_of(Candidate(engine="x", model=Model(checkpoint=str(folder))))
+    assert named["model"]["checkpoint"] == folder.name
+
+
+def test_sides_that_convert_a_folder_must_find_the_same_in_fp32(
+    environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "ours", lambda line, cores: [fake(environment, "fp32", seconds=0)])
+    monkeypatch.setattr(candidates, "theirs", lambda line, cores: [fake(environment, "fp32", seconds=0)])
+    sources = sources_of(TINY, None)
+    assert duel.require_agreement(LINE, sources, place) == 16
+    other = replace(place, tried={})
+    monkeypatch.setattr(candidates, "theirs", lambda line, cores: [fake(environment, "fp32", seconds=0, tokens=7)])
+    assert duel.require_agreement(LINE, sources, place) == 16, "it is asked once"
+    with pytest.raises(WorkerError, match=r"in fp32, txport found .* expected the same tokens"):
+        duel.require_agreement(LINE, sources, other)
+
+
+def test_features_go_to_a_worker_by_a_file(environment: dict[str, str], place: Place) -> None:
+    features = np.random.default_rng(0).random((3, 2, 4), np.float32)
+    place.work.mkdir()
+    assert np.array_equal(np.load(place.sent(features)), features)
+    assert place.sent([[1, 2]]) == [[1, 2]]
+    assert [len(batch) for batch in in_order(features, 2)] == [2, 1]
+
+
+def test_tokens_after_the_first_are_timed_without_it() -> None:
+    class Slow:
+        def encode(self, sources: Any) -> Any:
+            return sources
+
+        def generate(self, inputs: Any) -> Any:
+            time.sleep(0.2)
+            return [[1, 2]] * len(inputs)
+
+        def first(self, inputs: Any) -> Any:
+            time.sleep(0.1)
+            return [[1]] * len(inputs)
+
+        def decode(self, outputs: Any) -> list[list[int]]:
+            return list(outputs)
+
+    session = Session(Slow(), [[5], [6]], 1, after_first=True)
+    assert session.round()["seconds"] == pytest.approx(0.2, abs=0.1)
+    assert session.tokens() == {"tokens": [[1, 2], [1, 2]]}
+    assert duel.amount(replace(LINE, task=replace(TINY, after_first=True)), [[5], [6]]) == 2 * 31
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

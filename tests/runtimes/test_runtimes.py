@@ -151,6 +151,21 @@ def test_top_of_huge_logits_and_of_ties() -> None:
     np.testing.assert_allclose(found.values, np.full((1, 3), -np.log(20)), rtol=1e-4)
 
 
+@pytest.mark.parametrize("size", [4 * 1024 - 1, 4 * 1024, 4 * 1024 + 1, 51865])
+@pytest.mark.parametrize("top", range(1, 10))
+def test_the_best_of_many_tokens_are_those_that_a_sort_finds(size: int, top: int) -> None:
+    rng = np.random.default_rng(size + top)
+    logits = rng.permuted(np.tile(np.arange(size, dtype=np.float32), (3, 1)), axis=1)  # no two alike
+    logits[0, -top:] = size + np.arange(top)  # those behind the last whole row of classes
+    logits[1, 5 : 5 + 1024 * top : 1024][: size // 1024] = 2 * size + np.arange(min(top, size // 1024))  # of one class
+    logits[2, rng.choice(size, size - 2, replace=False)] = -np.inf  # only two can be
+    found = scores(logits, top, normalise=False)
+    assert found.ids is not None
+    assert all(len(set(row)) == top for row in found.ids.tolist())
+    assert np.array_equal(found.values, -np.sort(-logits, axis=1)[:, :top])
+    assert np.array_equal(np.take_along_axis(logits, found.ids, axis=1), found.values)
+
+
 def test_run_graph_returns_every_output(bundle: Bundle) -> None:
     facts = bundle.manifest.facts
     ids = np.array([[5, 6, 2], [7, 2, 0]])

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from txport.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from txport.models.architectures.transformer import Transformer
+    from txport.models.facts import Facts
 
-Sources = Sequence[Sequence[int]]
+Ids = Sequence[Sequence[int]]
+Sources = Ids | NDArray[np.float32]  # of tokens, or of features (B, M, F)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +58,29 @@ class Engine(Protocol):
         ...
 
 
+class FirstEngine(Engine, Protocol):
+    """One that can also stop at the first token, so that the tokens after it can be timed."""
+
+    def first(self, inputs: Any) -> Any:
+        """As `generate`, the first token alone."""
+        ...
+
+
 @runtime_checkable
 class ScoringEngine(Engine, Protocol):
     """One that also says how likely given tokens are, which tells whether two engines hold the same model."""
 
-    def score(self, sources: Sources, targets: Sources) -> list[list[float]]:
+    def score(self, sources: Ids, targets: Ids) -> list[list[float]]:
         """The log-prob of each token of each target, after the source and the tokens before it."""
         ...
+
+
+def begins(facts: Facts) -> list[int]:
+    """What a target begins with after the start token: of speech in the checkpoint's language, without times."""
+    from txport.models.audio.targets import prompt
+
+    speech = facts.speech
+    return [] if speech is None else prompt(speech, speech.language, speech.task or "transcribe", times=False)
 
 
 def before_end(ids: Iterable[int], eos_id: int) -> list[int]:

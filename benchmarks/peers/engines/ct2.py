@@ -1,4 +1,4 @@
-"""CTranslate2: generation by its `Translator`, or its `Generator` where there is no encoder.
+"""CTranslate2: generation by its `Translator`, its `Generator` where there is no encoder, its `Whisper` for speech.
 
 Its vocabulary is strings; here a token is written as its id, and strings are made and read outside of the time.
 """
@@ -6,31 +6,63 @@ Its vocabulary is strings; here a token is written as its id, and strings are ma
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ctranslate2
+import numpy as np
 
-from benchmarks.peers.engines import Model, Search, Sources
+from benchmarks.peers.engines import Ids, Model, Search, Sources, begins
 
-PACKAGES = ("ctranslate2", "numpy")
+PACKAGES = ("ctranslate2", "transformers", "numpy")
 QUANTIZATION = {"fp32": None, "int8": "int8"}
+KINDS = {"causal": ctranslate2.Generator, "seq2seq": ctranslate2.Translator, "speech": ctranslate2.models.Whisper}
+LENGTHS = {"causal": ("max_length", "min_length"), "seq2seq": ("max_decoding_length", "min_decoding_length")}
 SIZES = "sizes.json"
 
 
 def prepare(model: Model, folder: Path) -> None:
-    """Convert a checkpoint; the weights are quantised in the file already."""
-    from benchmarks.peers.engines.ct2_weights import convert  # a process that generates holds no PyTorch
-    from txport.models.checkpoint import load_checkpoint
+    """Convert a checkpoint, quantised at once; a folder of transformers' by CTranslate2's own converter."""
+    import torch
+
+    from txport.models import architecture
+    from txport.models.checkpoint import config_of
+    from txport.models.names import find_folder, preset_config, preset_name
     from txport.system.documents import write_json
 
-    checkpoint = load_checkpoint(model.checkpoint)
-    spec = convert(checkpoint.in_memory().model)
+    preset = preset_name(model.checkpoint)
+    config = preset_config(preset) if preset else config_of(find_folder(model.checkpoint))
+    with torch.device("meta"):
+        facts = architecture.of(config).build(config).facts
+    (convert_folder if Path(model.checkpoint).is_dir() else fill)(model, folder)
+    start, begin = facts.writes.start, begins(facts)
+    write_json(
+        folder / SIZES,
+        {
+            "compute_type": {"fp32": "float32"}.get(model.precision, model.precision),
+            "kind": facts.task if facts.speech is None else "speech",
+            "begin": [] if start is None else [start, *begin],
+            "end": facts.writes.end,
+        },
+    )
+
+
+def convert_folder(model: Model, folder: Path) -> None:
+    """As `ct2-transformers-converter` does."""
+    converter = ctranslate2.converters.TransformersConverter(model.checkpoint)
+    converter.convert(str(folder), quantization=QUANTIZATION[model.precision], force=True)
+
+
+def fill(model: Model, folder: Path) -> None:
+    """The weights of a checkpoint of ours, in CTranslate2's format."""
+    from benchmarks.peers.engines.ct2_weights import convert  # a process that generates holds no PyTorch
+    from txport.models.checkpoint import load_checkpoint
+
+    spec = convert(load_checkpoint(model.checkpoint).in_memory().model)
     spec.validate()
     spec.optimize(quantization=QUANTIZATION[model.precision])
     spec.save(str(folder))
-    compute_type = {"fp32": "float32"}.get(model.precision, model.precision)
-    write_json(folder / SIZES, {"compute_type": compute_type, "task": checkpoint.facts.task})
 
 
 class Engine:
@@ -38,43 +70,69 @@ class Engine:
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         sizes = json.loads((folder / SIZES).read_text(encoding="utf-8"))
-        self._causal = sizes["task"] == "causal"
-        self._engine = (ctranslate2.Generator if self._causal else ctranslate2.Translator)(
+        self._kind, self._begin, self._end = sizes["kind"], sizes["begin"], sizes["end"]
+        self._engine = KINDS[self._kind](
             str(folder),
             compute_type=sizes["compute_type"],
             intra_threads=options["threads"],
             inter_threads=options["workers"],
         )
-        least = search.max_new_tokens if search.forced else 1
-        length = ("max_length", "min_length") if self._causal else ("max_decoding_length", "min_decoding_length")
-        self._options = {
-            "beam_size": search.beams,
-            **dict(zip(length, (search.max_new_tokens, least), strict=True)),
-            "max_batch_size": options["batch_size"],
-            "return_scores": False,
-        }
+        self._batch_size = options["batch_size"]
+        self._options = self._options_of(search)
+        self._first = self._options_of(replace(search, max_new_tokens=1))
 
-    def encode(self, sources: Sources) -> list[list[str]]:
-        """Ids as strings."""
-        return [[str(id_) for id_ in source] for source in sources]
+    def _options_of(self, search: Search) -> dict[str, Any]:
+        most = search.max_new_tokens
+        if self._kind == "speech":  # at most half of the length is generated, and no more than the prompt leaves of it
+            length = max(2 * most, most + len(self._begin) - 1)
+            suppressed = [self._end] if search.forced else []
+            return {
+                "beam_size": search.beams,
+                "max_length": length,
+                "suppress_tokens": suppressed,
+                "suppress_blank": False,
+            }
+        least = most if search.forced else 1
+        options = dict(zip(LENGTHS[self._kind], (most, least), strict=True))
+        options |= {"beam_size": search.beams, "max_batch_size": self._batch_size, "return_scores": False}
+        return options | ({"include_prompt_in_result": False} if self._kind == "causal" else {})
 
-    def generate(self, inputs: list[list[str]]) -> Any:
+    def encode(self, sources: Sources) -> Any:
+        """Ids as strings; features as they are."""
+        if isinstance(sources, np.ndarray):
+            return ctranslate2.StorageView.from_array(sources)
+        return self._words(sources)
+
+    def _words(self, rows: Ids) -> list[list[str]]:
+        return [[str(id_) for id_ in row] for row in rows]
+
+    def generate(self, inputs: Any) -> Any:
         """Search; a prompt goes through the model at once, as one batch of tokens."""
-        if self._causal:
-            return self._engine.generate_batch(inputs, include_prompt_in_result=False, **self._options)
-        return self._engine.translate_batch(inputs, **self._options)
+        return self._search(inputs, self._options)
+
+    def first(self, inputs: Any) -> Any:
+        """See `FirstEngine`."""
+        return self._search(inputs, self._first)
+
+    def _search(self, inputs: Any, options: dict[str, Any]) -> Any:
+        if self._kind == "speech":
+            return self._engine.generate(inputs, [self._begin] * inputs.shape[0], **options)
+        search = self._engine.generate_batch if self._kind == "causal" else self._engine.translate_batch
+        return search(inputs, **options)
 
     def decode(self, outputs: Any) -> list[list[int]]:
         """The best hypothesis of each source."""
-        found = [each.sequences[0] if self._causal else each.hypotheses[0] for each in outputs]
+        if self._kind == "speech":
+            return [list(each.sequences_ids[0]) for each in outputs]
+        found = [each.sequences[0] if self._kind == "causal" else each.hypotheses[0] for each in outputs]
         return [[int(token) for token in tokens] for tokens in found]
 
-    def score(self, sources: Sources, targets: Sources) -> list[list[float]]:
+    def score(self, sources: Ids, targets: Ids) -> list[list[float]]:
         """See `ScoringEngine`."""
-        if self._causal:
-            whole = self.encode([[*source, *target] for source, target in zip(sources, targets, strict=True)])
+        if self._kind == "causal":
+            whole = self._words([[*source, *target] for source, target in zip(sources, targets, strict=True)])
             scores = [each.log_probs for each in self._engine.score_batch(whole)]  # of all tokens but the first
         else:
-            scores = [each.log_probs for each in self._engine.score_batch(self.encode(sources), self.encode(targets))]
+            scores = [each.log_probs for each in self._engine.score_batch(self._words(sources), self._words(targets))]
             scores = [log_probs[: len(target)] for log_probs, target in zip(scores, targets, strict=True)]  # no end
         return [list(log_probs[-len(target) :]) for log_probs, target in zip(scores, targets, strict=True)]

@@ -10,7 +10,7 @@ import torch
 from optimum.onnxruntime import ORTModelForSeq2SeqLM
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-from benchmarks.peers.engines import Model, Search, Sources, before_end, transformer
+from benchmarks.peers.engines import Ids, Model, Search, before_end, transformer
 from txport.errors import UnsupportedError
 from txport.exporters.portable import token_config
 from txport.models.architectures.transformer import Transformer, hugging_face
@@ -133,7 +133,7 @@ class Engine:
             decoder_start_token_id=config.decoder_start_token_id,
         )
 
-    def encode(self, sources: Sources) -> dict[str, torch.Tensor]:
+    def encode(self, sources: Ids) -> dict[str, torch.Tensor]:
         """Padded ids and their mask."""
         lengths = torch.tensor([len(source) for source in sources])
         mask = padding_mask(lengths, int(lengths.max()))

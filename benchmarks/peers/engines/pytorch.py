@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers.engines import Model, Search, Sources, before_end
+from benchmarks.peers.engines import Ids, Model, Search, before_end
 from txport.errors import UnsupportedError
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.runtimes.pytorch import TorchRuntime
@@ -38,11 +38,11 @@ class Engine:
             beams=search.beams, max_new_tokens=length, min_new_tokens=length if search.forced else 0
         )
 
-    def encode(self, sources: Sources) -> Sources:
+    def encode(self, sources: Ids) -> Ids:
         """Ids are what it takes."""
         return sources
 
-    def generate(self, inputs: Sources) -> Any:
+    def generate(self, inputs: Ids) -> Any:
         """Search one batch."""
         return generate(self._runtime, inputs, self._facts, self._options)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import txport
-from benchmarks.peers.engines import Model, Search, Sources, before_end
+from benchmarks.peers.engines import Ids, Model, Search, Sources, before_end, begins
 from txport.search.scoring import score
 
 PACKAGES = ("txport", "onnxruntime", "onnxruntime-gpu", "numpy")
@@ -30,6 +30,7 @@ class Engine:
             "batch_size": options["batch_size"],
             "scores": search.beams > 1,
         }
+        self._begin = begins(self._model.facts)
 
     def encode(self, sources: Sources) -> Sources:
         """Ids are what it takes."""
@@ -37,12 +38,20 @@ class Engine:
 
     def generate(self, inputs: Sources) -> Any:
         """Search."""
-        return self._model.search(inputs, **self._options)
+        return self._model.search(inputs, **self._prefixes(inputs), **self._options)
+
+    def first(self, inputs: Sources) -> Any:
+        """See `FirstEngine`."""
+        options = {**self._options, "max_new_tokens": 1, "min_new_tokens": 1}
+        return self._model.search(inputs, **self._prefixes(inputs), **options)
+
+    def _prefixes(self, inputs: Sources) -> dict[str, Any]:
+        return {"prefixes": [self._begin] * len(inputs)} if self._begin else {}
 
     def decode(self, outputs: Any) -> list[list[int]]:
         """The best hypothesis of each source."""
-        return [before_end(found[0].tokens, self.end) for found in outputs]
+        return [before_end(found[0].tokens[len(self._begin) :], self.end) for found in outputs]
 
-    def score(self, sources: Sources, targets: Sources) -> list[list[float]]:
+    def score(self, sources: Ids, targets: Ids) -> list[list[float]]:
         """See `ScoringEngine`."""
         return [list(found.token_scores) for found in score(self._model.runtime, sources, targets, self._model.facts)]

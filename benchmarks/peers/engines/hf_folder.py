@@ -1,0 +1,156 @@
+"""Folders as transformers saves them, with seeded random weights: what the converters of both sides read.
+
+Not an engine: `prepare` alone. A folder has the sizes of a published model, and a tokenizer that writes each token as
+its id, since CTranslate2's converter takes its vocabulary from one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.engines import Model
+
+FOLDER, SMALL = "folder:", "-toy"  # before the name of a folder, and behind that of the same with small sizes
+NOISE = 0.1  # of biases and norms, so that one that a converter leaves out shows
+WORDS = {50257: "<|endoftext|>", 50258: "<|startoftranscript|>", 50362: "<|nospeech|>", 50363: "<|notimestamps|>"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A class of transformers', keys of its config, those that make it small, and of `generation_config.json`.
+
+    `words` are tokens that are not written as their ids, `unknown` the one that stands for all others.
+    """
+
+    architecture: str
+    config: dict[str, Any]
+    small: dict[str, Any]
+    generation: dict[str, Any] = field(default_factory=dict)
+    words: dict[int, str] = field(default_factory=dict)
+    unknown: int
+
+
+def encoder_decoder(d_model: int, layers: int, heads: int, feed_forward: int) -> dict[str, Any]:
+    """The sizes of both sides; random weights of a deviation that keeps activations as large as they are."""
+    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": feed_forward}
+    both = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    return {"d_model": d_model, "init_std": d_model**-0.5, **both}
+
+
+RECIPES = {
+    "marian-base": Recipe(
+        architecture="MarianMTModel",
+        config={
+            **encoder_decoder(512, 6, 8, 2048),
+            "vocab_size": 58101,
+            "max_position_embeddings": 512,
+            "activation_function": "swish",
+            "scale_embedding": True,
+            "pad_token_id": 58100,
+            "decoder_start_token_id": 58100,
+            "eos_token_id": 0,
+            "forced_eos_token_id": None,
+        },
+        small=encoder_decoder(64, 2, 4, 96),
+        generation={"bad_words_ids": [[58100]]},
+        words={58100: "<pad>"},  # which CTranslate2's converter takes away
+        unknown=1,
+    ),
+    "nllb-600m": Recipe(
+        architecture="M2M100ForConditionalGeneration",
+        config={
+            **encoder_decoder(1024, 12, 16, 4096),
+            "vocab_size": 256206,
+            "max_position_embeddings": 1024,
+            "activation_function": "relu",
+            "scale_embedding": True,
+            "bos_token_id": 0,
+            "pad_token_id": 1,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 2,
+        },
+        small=encoder_decoder(64, 2, 4, 96) | {"vocab_size": 512},
+        unknown=3,
+    ),
+    "t5-small": Recipe(
+        architecture="T5ForConditionalGeneration",
+        config={"vocab_size": 32128, "d_model": 512, "d_ff": 2048, "num_layers": 6, "decoder_start_token_id": 0},
+        small={"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4},
+        unknown=2,
+    ),
+    "gpt2": Recipe(
+        architecture="GPT2LMHeadModel",
+        config={"initializer_range": 768**-0.5},
+        small={"n_embd": 64, "n_layer": 2, "n_head": 4, "initializer_range": 0.125},
+        unknown=50256,
+    ),
+    "whisper-tiny": Recipe(
+        architecture="WhisperForConditionalGeneration",
+        config={
+            **encoder_decoder(384, 4, 6, 1536),
+            "bos_token_id": 50257,
+            "pad_token_id": 50257,
+            "eos_token_id": 50257,
+            "decoder_start_token_id": 50258,
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+        },
+        small=encoder_decoder(64, 2, 4, 96),
+        generation={
+            "is_multilingual": True,
+            "lang_to_id": {"<|en|>": 50259},
+            "task_to_id": {"translate": 50358, "transcribe": 50359},
+            "language": "<|en|>",
+            "task": "transcribe",
+            "no_timestamps_token_id": 50363,
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+        },
+        words=WORDS,
+        unknown=50257,
+    ),
+}
+
+
+def prepare(model: Model, folder: Path) -> None:
+    """Write a folder of transformers'."""
+    name = model.checkpoint.removeprefix(FOLDER)
+    recipe = RECIPES[name.removesuffix(SMALL)]
+    made = random_model(recipe, {**recipe.config, **(recipe.small if name.endswith(SMALL) else {})})
+    for key, value in recipe.generation.items():  # `update` takes none that only some models have
+        setattr(made.generation_config, key, value)
+    made.save_pretrained(folder)
+    tokenizer(recipe, made.config).save_pretrained(folder)
+
+
+def random_model(recipe: Recipe, config: dict[str, Any]) -> Any:
+    """The model, its weights drawn as transformers draws them; biases and norms are not trivial."""
+    import torch
+    import transformers
+
+    kind = getattr(transformers, recipe.architecture)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**config))
+    with torch.no_grad():
+        for values in (*model.parameters(), getattr(model, "final_logits_bias", torch.zeros(1))):
+            if values.dim() == 1 or values.shape[0] == 1:
+                values += NOISE * torch.randn_like(values)
+    return model
+
+
+def tokenizer(recipe: Recipe, config: Any) -> Any:
+    """Tokens are written as their ids, apart by spaces."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = [recipe.words.get(id_, str(id_)) for id_ in range(config.vocab_size)]
+    plain = Tokenizer(WordLevel({word: id_ for id_, word in enumerate(words)}, unk_token=words[recipe.unknown]))
+    plain.pre_tokenizer = WhitespaceSplit()
+    ends = {"unk_token": recipe.unknown, "bos_token": config.bos_token_id, "eos_token": config.eos_token_id}
+    ends |= {"pad_token": config.pad_token_id}
+    special = {name: words[id_] for name, id_ in ends.items() if id_ is not None}
+    return PreTrainedTokenizerFast(tokenizer_object=plain, **special)
