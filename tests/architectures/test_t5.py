@@ -20,6 +20,7 @@ from txport.errors import CheckpointError, ConfigError
 from txport.exporters.check import operators
 from txport.models.architectures.t5 import PRESETS, T5Config, hugging_face
 from txport.models.checkpoint import expected_tensors, load_checkpoint
+from txport.models.parts import Attention
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
 
@@ -85,6 +86,15 @@ def test_each_part_becomes_one_operator(tmp_path: Path) -> None:
 def test_a_table_of_distances_is_held_once_for_each_stack() -> None:
     names = [name for name in expected_tensors(seeded_model(TINY)) if "core.bias" in name]
     assert names == ["encoder.0.attention.core.bias.weight", "decoder.0.attention.core.bias.weight"]
+
+
+def test_random_weights_look_at_more_than_one_key() -> None:
+    """Scores are not scaled, so that queries begin as much smaller: their products with keys deviate by about 1."""
+    model = load_checkpoint("preset:t5-small").model
+    states = torch.randn(64, model.facts.width, generator=torch.Generator().manual_seed(0))
+    for attention in (each for each in model.modules() if isinstance(each, Attention)):
+        query, key = (part(states).unflatten(1, (-1, attention.head_size)) for part in (attention.query, attention.key))
+        assert 0.5 < torch.einsum("tnh,snh->nts", query, key).std() * attention.core.scale < 2
 
 
 def copy_of(variant: str, folder: Path) -> dict[str, torch.Tensor]:
