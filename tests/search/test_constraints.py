@@ -15,6 +15,7 @@ from tests.fakes import TableRuntime, Tokens, random_table
 from tests.search.test_generate import BOS, EOS, SEEDS, every_sequence, facts_of, search, sum_of
 from txport.errors import UnsupportedError
 from txport.runtimes.base import Floats, Ints
+from txport.search import constraints
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 
@@ -106,6 +107,16 @@ def test_few_candidates_say_what_all_scores_say(seed: int, prefixes: list[list[i
     for one, other in zip(few, every, strict=True):
         assert [each.tokens for each in one] == [each.tokens for each in other]
         assert [each.score for each in one] == pytest.approx([each.score for each in other], abs=1e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=SEEDS, prefixes=PREFIXES, options=OPTIONS)
+def test_many_bans_say_what_few_say(seed: int, prefixes: list[list[int]], options: dict[str, Any]) -> None:
+    assume(not senseless(prefixes, options))
+    few = find(seed, prefixes, options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constraints, "SPARE", 0)
+        assert find(seed, prefixes, options) == few
 
 
 @settings(deadline=None, max_examples=60)

@@ -1,7 +1,7 @@
 """Which tokens may come next: bans, forced tokens, and whatever else changes the scores before a token is chosen.
 
-Bans only take away, so that they need no more than a few candidates beyond those that are wanted; what changes
-scores in other ways needs all of them. Shape comments: R rows, T tokens so far, C candidates, V vocabulary.
+Bans only take away, so that they need no more than a few candidates beyond those that are wanted; many bans, and what
+changes scores in other ways, need all of them. Shape comments: R rows, T tokens so far, C candidates, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from txport.search.options import SearchOptions
 from txport.search.requests import SearchRequest, Step
 
 NOTHING = -1  # in place of a token
+SPARE = 16  # candidates beyond those that are wanted; to sort more takes longer than to look at all
 
 
 class Candidates(NamedTuple):
@@ -88,6 +89,11 @@ class Constraints:
             values = (log_probs if log else found.values).copy()
             changed = self._change(values, seen, banned, forced, self._are_given(token_ids.shape[1], sources))
             return _choose(changed, None if log else log_probs, forced, count, found.attention)
+        if banned.shape[1] > SPARE:
+            found = yield Step(token_ids[:, -1], None, normalise, aligns)
+            assert found is not None
+            values, ids = _best_allowed(found.values, banned, count, normalise=normalise)
+            return self._with_forced(values, ids, forced, found.attention)
         spare = 1 << (banned.shape[1] - 1).bit_length() if banned.shape[1] else 0  # few different counts to bind
         found = yield Step(token_ids[:, -1], count + spare, normalise, aligns)
         assert found is not None
@@ -95,9 +101,13 @@ class Constraints:
         values, ids = found.values, found.ids
         if banned.shape[1]:
             values, ids = _without(values, ids, banned, count)
+        return self._with_forced(values, ids, forced, found.attention)
+
+    @staticmethod
+    def _with_forced(values: Floats, ids: Ints, forced: Ints, attention: Floats | None) -> Candidates:
         if (rows := np.flatnonzero(forced != NOTHING)).size:
             values[rows], values[rows, 0], ids[rows, 0] = -np.inf, 0.0, forced[rows]
-        return Candidates(values, values, ids, found.attention)
+        return Candidates(values, values, ids, attention)
 
     def _seen(self, token_ids: Ints, sources: Ints) -> Ints:
         """All tokens so far, those of prompts too: (R, P - 1 + T); `NOTHING` before the first of a shorter prompt."""
@@ -115,8 +125,7 @@ class Constraints:
             ids = np.where(seen == NOTHING, seen[:, -1:], seen)
             old = values[rows, ids]
             values[rows, ids] = np.where(old < 0, old * penalty, old / penalty)
-        at, place = np.nonzero(banned != NOTHING)
-        values[at, banned[at, place]] = -np.inf
+        _forbid(values, banned)
         if (at := np.flatnonzero(forced != NOTHING)).size:
             values[at] = -np.inf
             values[at, forced[at]] = 0.0
@@ -200,6 +209,20 @@ def _choose(
     own = own if count is None else np.take_along_axis(own, ids, axis=1)
     log_probs = np.where((forced != NOTHING)[:, None], np.float32(0), own)
     return Candidates(changed, np.where(changed == -np.inf, np.float32(-np.inf), log_probs), ids, attention)
+
+
+def _forbid(values: Floats, banned: Ints) -> None:
+    at, place = np.nonzero(banned != NOTHING)
+    values[at, banned[at, place]] = -np.inf
+
+
+def _best_allowed(logits: Floats, banned: Ints, count: int, *, normalise: bool) -> tuple[Floats, Ints]:
+    """The best candidates (R, count) of all logits (R, V), as they are or as log-probs, that are not banned."""
+    allowed = logits.copy()
+    _forbid(allowed, banned)
+    best = scores(allowed, count, normalise=False)
+    assert best.ids is not None
+    return log_softmax(logits, best.values) if normalise else best.values, best.ids
 
 
 def _without(values: Floats, ids: Ints, banned: Ints, count: int) -> tuple[Floats, Ints]:
