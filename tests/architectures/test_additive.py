@@ -16,8 +16,8 @@ from txport.exporters.check import operators
 from txport.models import architecture
 from txport.models.architectures.additive import PRESETS
 from txport.models.architectures.transformer import TransformerConfig
-from txport.models.ops import additive as masking
 from txport.models.ops import padding_mask
+from txport.models.parts import additive as masking
 
 TINY = PRESETS["additive-tiny"]
 

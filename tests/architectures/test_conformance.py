@@ -1,6 +1,6 @@
 """What holds for every architecture in every target and precision: one more needs no word here to be held to it.
 
-Each is tried by its smallest preset, whose name is `tiny` or ends in `-tiny`.
+Each is tried by its smallest preset, whose name is `tiny` or ends in `-tiny`, and by what others vary of that one.
 """
 
 from __future__ import annotations
@@ -41,25 +41,28 @@ CLOSE = {"fp32": 1e-5, "fp16": 1e-2, "int8": 0.2, "int4": 0.2}
 APART = {"fp32": 1e-6, "fp16": 1e-2, "int8": 1e-6, "int4": 1e-6}
 
 
-def smallest(name: str) -> str:
-    """The preset that stands for an architecture."""
+def smallest(name: str) -> list[str]:
+    """The presets that stand for an architecture."""
     found = [each for each in architecture.find(name).presets if each == "tiny" or each.endswith("-tiny")]
     assert found, f"the architecture {name} has no preset called tiny or *-tiny"
-    return f"preset:{found[0]}"
+    return [found[0], *(each for each in found[1:] if re.fullmatch(rf"{name}-\w+-tiny", each))]
 
 
-@pytest.fixture(scope="module", params=architecture.names())
-def name(request: pytest.FixtureRequest) -> str:
+PRESETS = {preset: name for name in architecture.names() for preset in smallest(name)}
+
+
+@pytest.fixture(scope="module", params=PRESETS)
+def preset(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
 
 
 @pytest.fixture(scope="module", params=PLANS, ids=" ".join)
-def bundle(request: pytest.FixtureRequest, name: str, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(request: pytest.FixtureRequest, preset: str, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """An export with its proof: whatever differs from PyTorch beyond the tolerances raises."""
     target, precision = request.param
     folder = tmp_path_factory.mktemp("conformance") / "out"
-    return txport.export(smallest(name), folder, target=target, precision=precision)
+    return txport.export(f"preset:{preset}", folder, target=target, precision=precision)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +113,7 @@ def error(actual: Array, expected: Array) -> float:
     return float(off / size)
 
 
+@pytest.mark.parametrize("name", architecture.names())
 def test_it_is_registered_whole(name: str) -> None:
     """A config that comes back from its JSON, drawn ones that are of this architecture, and presets of it alone."""
     found: Architecture = architecture.find(name)
@@ -118,9 +122,10 @@ def test_it_is_registered_whole(name: str) -> None:
         assert found.config.from_dict(config.to_dict()) == config
         assert architecture.name_of(config) == name
     assert len({repr(config) for config in configs}) > len(found.presets)
-    assert found.hugging_face(found.presets[smallest(name).removeprefix("preset:")])["model_type"]
+    assert found.hugging_face(found.presets[smallest(name)[0]])["model_type"]
 
 
+@pytest.mark.parametrize("name", architecture.names())
 def test_a_page_tells_of_it(name: str) -> None:
     page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     presets = architecture.find(name).presets
@@ -135,9 +140,9 @@ def test_its_proof_has_passed(bundle: Bundle) -> None:
         assert any(stored.is_quantised for stored in bundle.manifest.weights.values())
 
 
-def test_cached_equals_uncached_in_pytorch(name: str) -> None:
+def test_cached_equals_uncached_in_pytorch(preset: str) -> None:
     """In float64, so that nothing but a fault sets them apart."""
-    model = Exact.of(load_checkpoint(smallest(name)).model).model
+    model = Exact.of(load_checkpoint(f"preset:{preset}").model).model
     if model.facts.task == "encode":
         return
     given, said = sources(model.facts), targets(model.facts)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -17,7 +18,12 @@ from txport.bundles.ports import PREFILL, STEP
 from txport.errors import ConfigError, UnsupportedError
 from txport.exporters.check import operators
 from txport.models.architectures.llama import ARCHITECTURE, PRESETS, Llama, LlamaConfig, draw, frequencies
-from txport.models.checkpoint import save_checkpoint
+from txport.models.checkpoint import load_checkpoint, save_checkpoint
+from txport.runtimes.base import ContinuousRuntime
+from txport.runtimes.pytorch import TorchRuntime
+from txport.search.continuous import Scheduler
+from txport.search.generate import generate
+from txport.search.options import SearchOptions
 from txport.search.scoring import logits
 
 SEEDS = range(100, 112)  # among which each variant is
@@ -53,7 +59,7 @@ def test_draws_are_of_every_variant() -> None:
         assert {getattr(each, name) for each in configs} == set(allowed), name
     for name in ("attention_bias", "output_bias", "feed_forward_bias", "head_norm", "result_norm", "tied"):
         assert {getattr(each, name) for each in configs} == {False, True}, name
-    for name in ("attention_cap", "logit_cap", "attention_scale", "rotary_local_layers"):
+    for name in ("attention_cap", "logit_cap", "attention_scale", "rotary_local_layers", "unturned_layers", "windows"):
         assert {bool(getattr(each, name)) for each in configs} == {False, True}, name
     assert any(each.heads > each.key_heads for each in configs)
     assert any(each.heads * each.head_size != each.d_model for each in configs)
@@ -121,6 +127,11 @@ def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> No
             r"rotary_local_layers must be numbers of layers from 0 to 1 in",
         ),
         ({"rotary_local_layers": (1, 0)}, "rotary_local_layers must be numbers of layers"),
+        ({"unturned_layers": (2,)}, "unturned_layers must be numbers of layers from 0 to 1 in order"),
+        ({"unturned_layers": (1,), "rotary_local_layers": (1,)}, "must have no layer in common, got 1 in both"),
+        ({"windows": (4,)}, r"windows must be none, or 2 numbers from 0 to \d+, one a layer, got \[4\]"),
+        ({"windows": (4, -1)}, "windows must be none, or 2 numbers from 0 to"),
+        ({"windows": (4, 1 << 21)}, "windows must be none, or 2 numbers from 0 to"),
         ({"attention_cap": -1.0}, "attention_cap must be at least 0"),
         ({"activation": "relu"}, "activation must be one of silu, gelu, gelu_tanh"),
     ],
@@ -135,6 +146,65 @@ def test_a_head_size_that_no_kernel_turns_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="a multiple of 16 for rotary positions, this model's is 8"):
         release.export(source, tmp_path / "bundle", target="cpu")
     release.export(source, tmp_path / "bundle")
+
+
+WINDOWED: dict[str, Any] = {**SMALL, "head_size": 16, "windows": (3, 0), "unturned_layers": (1,)}
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+def test_a_window_becomes_that_of_the_fused_operator(cap: float, tmp_path: Path) -> None:
+    config = LlamaConfig(**WINDOWED, key_heads=2, attention_cap=cap)
+    bundle = release.export(checkpoint(tmp_path / "checkpoint", config), tmp_path / "bundle", target="cpu")
+    for role in (STEP, PREFILL):
+        nodes = [each for each in onnx.load(bundle.file(role)).graph.node if each.op_type == "GroupQueryAttention"]
+        said = [{each.name: each.i for each in node.attribute} for node in nodes]
+        assert [each.get("local_window_size") for each in said] == [3, None]
+        assert [each.get("do_rotary") for each in said] == [1, None]
+        assert not {"MatMul", "Softmax", "Where", "Less"} & became(bundle, role).keys()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_window_hides_what_lies_further_back_and_nothing_else(size: int) -> None:
+    """Of one layer, the last logits change with the token that is the first in the window, not with the one before."""
+    config = LlamaConfig(**{**SMALL, "decoder_layers": 1}, windows=(size,))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Llama(config).double().eval()
+    ids, padding = torch.arange(3, 14), 4
+    rows = ids.repeat(3, 1)
+    rows[1, -size] += 1
+    rows[2, -size - 1] += 1
+    mask = torch.ones_like(rows).bool()
+    with torch.no_grad():
+        found = model.extend(rows, mask, torch.arange(11).expand(rows.shape), model.empty_state(3)).logits[:, -1]
+        filled = torch.cat([torch.zeros(3, padding).long(), rows], 1)
+        seen = torch.cat([torch.zeros(3, padding).bool(), mask], 1)
+        places = (seen.cumsum(1) - 1).clamp(min=0)
+        padded = model.extend(filled, seen, places, model.empty_state(3)).logits[:, -1]
+    torch.testing.assert_close(found, padded, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-12)
+    assert float((found[0] - found[1]).abs().max()) > 1e-6
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_searches_beyond_a_window_find_what_pytorch_finds(target: str, tmp_path: Path) -> None:
+    """Greedily and by beams, in a batch of unequal prompts, and in slots that are taken anew."""
+    config = LlamaConfig(**WINDOWED, key_heads=2)
+    source = checkpoint(tmp_path / "checkpoint", config)
+    exact = TorchRuntime(load_checkpoint(str(source)).model.double())
+    bundle = release.export(source, tmp_path / "bundle", target=target)
+    runtime, facts = runtimes.load("ort", bundle), bundle.manifest.facts
+    assert facts.windows == (3,)
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(3, 32, length).tolist() for length in (9, 1, 14, 2, 6)]
+    for how in ({}, {"beams": 3, "nbest": 2}):
+        options = SearchOptions(max_new_tokens=12, **how)
+        alone = [generate(exact, [prompt], facts, options)[0] for prompt in prompts]
+        ways = [generate(runtime, prompts, facts, options)]
+        if isinstance(runtime, ContinuousRuntime):
+            ways.append(Scheduler(runtime, [(each, []) for each in prompts], facts, options, 2).run())
+        for found in ways:
+            assert [[each.tokens for each in row] for row in found] == [[each.tokens for each in row] for row in alone]
 
 
 def test_interleaved_pairs_are_halves_in_another_order() -> None:

@@ -19,8 +19,8 @@ from txport.errors import ConfigError
 from txport.exporters.check import operators
 from txport.exporters.cpu.modules import CpuEncoder, CpuStep
 from txport.models.architectures.relative import PRESETS, RelativeConfig
-from txport.models.ops import PlainOps, additive, causal_mask
-from txport.models.parts import Attention
+from txport.models.ops import PlainOps, causal_mask
+from txport.models.parts import Attention, additive
 
 TINY = PRESETS["relative-tiny"]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from txport.exporters.cpu.ops import PLAIN, EncoderOps
-from txport.models.ops import PlainOps, additive, padding_mask
-from txport.models.parts import Attention, DotProduct, RMSNorm
+from txport.models.ops import PlainOps, padding_mask
+from txport.models.parts import Attention, DotProduct, RMSNorm, additive
 
 WIDTH, HEADS, SIZE = 32, 4, 8
 

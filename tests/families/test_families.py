@@ -307,6 +307,17 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
             {"layer_types": ["full_attention", "x"]},
             "layer_types must be 2 of sliding_attention and full_atten",
         ),
+        (
+            "mistral-window",
+            {"layer_types": ["full_attention"] * 2},
+            ".*: all layers of a mistral are sliding_attention",
+        ),
+        ("llama", {"layer_types": ["sliding_attention"] * 2}, ".*: all layers of a llama are full_attention"),
+        ("mistral-window", {"sliding_window": 0}, "sliding_window 0 can't be expressed: layers with sliding_attention"),
+        ("gemma2", {"sliding_window": None}, "sliding_window None can't be expressed: layers with sliding_attention"),
+        ("qwen2-window", {"use_sliding_window": False}, "sliding_window 5 can't be expressed: layers with sliding_att"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers must be 3 of 0 and 1, got \[1, 0\]"),
+        ("smollm3", {"no_rope_layers": [1, 0, 2]}, r"no_rope_layers must be 3 of 0 and 1, got \[1, 0, 2\]"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True can't be expressed"),
         ("gemma3", {"attn_logit_softcapping": 9.0}, "attn_logit_softcapping 9.0 can't be expressed; it must be None"),
         ("gemma3-images", {"text_config": [3]}, "it is not the config of a gemma3"),
@@ -366,11 +377,24 @@ def test_a_variant_that_nothing_expresses_is_refused(
             {"rotary_factor": 2.0},
         ),
         ("llama-yarn", {"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": True, "beta_fast": None}}, {}),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 9}, {"max_length": 9}),
-        ("qwen2", {"use_sliding_window": False, "sliding_window": 9}, {"max_length": 40}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 9}, {"max_length": 40}),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, "layer_types": None},
+            {"max_length": 40, "windows": [0, 9]},
+        ),
+        ("qwen2-window", {"sliding_window": 39}, {"windows": [0, 39]}),
+        ("phi3-window", {"sliding_window": 39}, {"windows": [39, 39]}),
+        ("llama", {"sliding_window": 9}, {"max_length": 9}),
+        ("smollm3-window", {"no_rope_layers": [1, 1]}, {"windows": [4, 0]}),
+        ("smollm3-window", {"layer_types": None}, {"windows": [4, 0], "unturned_layers": [0]}),
         ("mistral", {"max_position_embeddings": 10**6}, {"max_length": 10**6}),
         ("gemma", {"hidden_act": "silu"}, {"activation": "silu"}),
-        ("gemma2", {"sliding_window": 9}, {"max_length": 9, "attention_cap": 2.0, "logit_cap": 3.0}),
+        (
+            "gemma2",
+            {"sliding_window": 9},
+            {"max_length": 40, "windows": [9, 0], "attention_cap": 2.0, "logit_cap": 3.0},
+        ),
         ("gemma2-plain", {"final_logit_softcapping": None}, {"max_length": 40, "attention_cap": 0.0, "logit_cap": 0.0}),
         (
             "gemma3",
@@ -399,7 +423,31 @@ def test_values_mean_what_they_mean_in_transformers(
 def test_what_is_missing_is_as_in_the_class_of_transformers(tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_text(json.dumps({"model_type": "mistral"}))
     config = config_of(tmp_path).to_dict()
-    assert (config["key_heads"], config["max_length"], config["add_bos"]) == (8, 4096, True)
+    assert (config["key_heads"], config["max_length"], config["add_bos"]) == (8, 131072, True)
+    assert config["windows"] == [4096] * 32
+
+
+WITHOUT_WINDOWS = [
+    ("mistral", {}),
+    ("qwen2", {}),
+    ("qwen2", {"sliding_window": 9}),
+    ("qwen2-window", {"max_window_layers": 2, "layer_types": None}),
+    ("qwen2-window", {"sliding_window": 40}),
+    ("phi3-window", {"sliding_window": 262144}),
+    ("gemma2-plain", {}),
+    ("gemma3", {"sliding_window": 40}),
+    ("smollm3", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "values"), WITHOUT_WINDOWS)
+def test_a_window_that_no_sequence_is_longer_than_is_none(name: str, values: dict[str, Any], tmp_path: Path) -> None:
+    """So that nothing of such a model is computed otherwise for it."""
+    folder = Path(shutil.copytree(FOLDER / name, tmp_path / name))
+    change(folder, **values)
+    config = config_of(folder)
+    assert "windows" not in config.to_dict()
+    assert config.max_length == 40
 
 
 def test_special_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from transformers import GenerationConfig, GenerationMixin
 FOLDER = Path(__file__).parents[1] / "families"
 SAID = "said.npz"
 VOCABULARY, LONGEST, NEW, GIVEN = 24, 40, 8, 5
+WINDOW = 4  # tokens, of which prompts and what follows them have several times as many
 IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA: dict[str, Any] = {
     **IDS,
@@ -32,7 +33,7 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 1,
     "max_position_embeddings": LONGEST,
 }
-GEMMA2: dict[str, Any] = {**LLAMA, "head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": LONGEST}
+GEMMA2: dict[str, Any] = {**LLAMA, "head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
 VISION = {
     "hidden_size": 8,
     "intermediate_size": 8,
@@ -164,9 +165,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": None}),
     "mistral-window": (
         "MistralForCausalLM",
-        {**LLAMA, "max_position_embeddings": 2 * LONGEST, "sliding_window": LONGEST},
+        {**LLAMA, "sliding_window": WINDOW},
     ),
     "qwen2": ("Qwen2ForCausalLM", {**LLAMA, "eos_token_id": [2, 3]}),
+    "qwen2-window": (
+        "Qwen2ForCausalLM",
+        {**LLAMA, "use_sliding_window": True, "sliding_window": WINDOW + 1, "max_window_layers": 1},
+    ),
     "qwen3": (
         "Qwen3ForCausalLM",
         {**LLAMA, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e6},
@@ -181,7 +186,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
             "final_logit_softcapping": None,
             "attention_bias": True,
             "layer_types": ["full_attention"] * 2,
-            "sliding_window": 4,
         },
     ),
     "gemma3": (
@@ -194,6 +198,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     ),
     "gemma3-images": ("Gemma3ForConditionalGeneration", {"text_config": GEMMA2, "vision_config": VISION, **IDS}),
     "phi3": ("Phi3ForCausalLM", {**LLAMA, "sliding_window": None}),
+    "phi3-window": ("Phi3ForCausalLM", {**LLAMA, "sliding_window": WINDOW - 1}),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        {**LLAMA, "num_hidden_layers": 3, "no_rope_layer_interval": 2, "tie_word_embeddings": True},
+    ),
+    "smollm3-window": (
+        "SmolLM3ForCausalLM",
+        {**LLAMA, "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": WINDOW},
+    ),
     "phi3-longrope": (
         "Phi3ForCausalLM",
         {

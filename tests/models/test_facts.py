@@ -43,7 +43,14 @@ TASKS = {
     "speech": Facts(
         task="seq2seq", width=24, source=HEARD, target=TARGET, state=CACHES, attention=CrossAttention(1, 3), speech=SAID
     ),
-    "causal": Facts(task="causal", width=24, target=TARGET, state=key_values(2, "row", 3, 8), has_plain_logits=True),
+    "causal": Facts(
+        task="causal",
+        width=24,
+        target=TARGET,
+        state=key_values(2, "row", 3, 8),
+        has_plain_logits=True,
+        windows=(3, 1 << 20),
+    ),
     "encode": Facts(task="encode", width=24, source=SOURCE, outputs=OUTPUTS, labels=("A", "B")),
 }
 
@@ -76,6 +83,7 @@ def facts(draw: st.DrawFn) -> Facts:
         outputs=draw(outputs) if task == "encode" else (),
         labels=tuple(labels) if task == "encode" else (),
         has_plain_logits=draw(st.booleans()),
+        windows=tuple(draw(st.sets(st.integers(1, module.LONGEST), max_size=3))) if task == "causal" else (),
     )
 
 
@@ -136,7 +144,7 @@ def test_a_key_too_few_and_a_key_too_many_are_refused_by_name(task: str) -> None
     objects: list[Path] = [(), *(path for path in places(values) if isinstance(at(values, path), dict))]
     for path in objects:
         for key in at(values, path):
-            if (*path, key) == ("speech",):  # which most models have not
+            if (*path, key) in (("speech",), ("windows",)):  # which most models have not
                 continue
             short = copy.deepcopy(values)
             del at(short, path)[key]
@@ -187,6 +195,9 @@ def at(values: Any, path: Path) -> Any:
         ("encode", ("outputs", 0, "name"), 5, "an output must be a text, got 5"),
         ("encode", ("outputs", 0, "dims"), [1] * 5, "dims must be a list of at most 4, got"),
         ("encode", ("labels",), ["A", 1], "a label must be a text, got 1"),
+        ("causal", ("windows", 0), 0, "a window must be a whole number from 1 to 1048576, got 0"),
+        ("causal", ("windows",), 4, "windows must be a list of at most 16384, got 4"),
+        ("encode", ("windows",), [4], "a model of the task encode has no windows"),
         ("encode", ("has_plain_logits",), 1, "has_plain_logits must be true or false, got 1"),
     ],
 )

@@ -38,6 +38,7 @@ MOST_NUMBERS = 1 << 31  # of the state, for each token of a row
 MOST_TOKENS = 1 << 10  # that are special in one way
 MOST_OUTPUTS = 16
 MOST_LABELS = 1 << 16
+RARE: dict[str, Any] = {"speech": None, "windows": ()}  # facts of few models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,7 @@ class Facts:
     `width` is the size of a hidden state. `source` is what an encoder reads, `target` what a decoder writes; a causal
     model has only a target, which its prompts are the beginning of. `has_plain_logits` says that logits are one
     product with a matrix and nothing else. `speech` says what tokens mean for a model that writes down speech.
+    `windows` are the numbers of last tokens that those layers see which do not see all, each once.
     """
 
     task: Task
@@ -140,6 +142,7 @@ class Facts:
     labels: tuple[str, ...] = ()
     has_plain_logits: bool = False
     speech: Speech | None = None
+    windows: tuple[int, ...] = ()
 
     @property
     def reads(self) -> Tokens | Features:
@@ -182,16 +185,14 @@ class Facts:
         return tuple(each for each in self.state if each.owner == owner)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; speech only of a model that has some."""
+        """As JSON values; speech and windows only of a model that has some."""
         values: dict[str, Any] = _listed(dataclasses.asdict(self))
-        if self.speech is None:
-            del values["speech"]
-        return values
+        return {name: value for name, value in values.items() if value or name not in RARE}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Facts:
         """The facts of JSON values; `KeyError`, `TypeError` or `ValueError` for values that can't be facts."""
-        values = {"speech": None, **values} if isinstance(values, Mapping) else values
+        values = {**RARE, **values} if isinstance(values, Mapping) else values
         require_keys("facts", values, cls)
         source, target = values["source"], values["target"]
         attention = values["attention"]
@@ -206,6 +207,7 @@ class Facts:
             labels=tuple(text("a label", each) for each in several("labels", values["labels"], MOST_LABELS)),
             has_plain_logits=switch("has_plain_logits", values["has_plain_logits"]),
             speech=None if values["speech"] is None else speech(values["speech"], writes.size if writes else 0),
+            windows=_windows(values["windows"]),
         )
         for problem in _problems(facts):
             raise ValueError(problem)
@@ -235,6 +237,8 @@ def _problems(facts: Facts) -> Iterator[str]:
         yield f"target.longest of a causal model must be 2 or more, a prompt and a token, got {facts.target.longest}"
     if facts.task == "seq2seq" and facts.target is not None and (facts.target.start is None or not facts.target.ends):
         yield "a target needs a start token and an end token"
+    if facts.windows and facts.task != "causal":
+        yield f"a model of the task {facts.task} has no windows"
     if bool(facts.outputs) != (facts.task == "encode"):
         yield f"a model of the task {facts.task} has other outputs"
     if facts.task == "encode":
@@ -314,6 +318,10 @@ def _state_tensor(values: Any) -> StateTensor:
 def _cross_attention(values: Any) -> CrossAttention:
     require_keys("attention", values, CrossAttention)
     return CrossAttention(whole_number("layer", values["layer"], 0), whole_number("heads", values["heads"], 1))
+
+
+def _windows(values: Any) -> tuple[int, ...]:
+    return tuple(whole_number("a window", each, 1, LONGEST) for each in several("windows", values, MOST_STATE))
 
 
 def _output(values: Any) -> Output:

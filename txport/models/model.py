@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from txport.models.config import Config
 from txport.models.facts import Facts, StateTensor
-from txport.models.ops import Ops, PlainOps, State, additive, before_mask, causal_mask, padding_mask, source_mask
-from txport.models.parts import Attention, DotProduct, Embedding
+from txport.models.ops import Ops, PlainOps, State, before_mask, causal_mask, padding_mask, source_mask
+from txport.models.parts import Attention, DotProduct, Embedding, additive
 
 
 class Memory(NamedTuple):

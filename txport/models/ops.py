@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txport.models.facts import Role, StateTensor
-from txport.models.parts import Attention, Linear
+from txport.models.parts import Attention, Linear, Window, additive
 
 State = dict[StateTensor, Tensor]
 
@@ -64,6 +64,7 @@ class PlainOps:
         self.state: State = dict(state or {})
         self.source, self.source_mask = source, source_mask
         self.weights: dict[int, Tensor] = {}
+        self._masks: dict[Window, Tensor] = {}
         self._caches = {(each.layer, each.owner, each.role): each for each in self.state}
 
     def lay_out(self, x: Tensor) -> Tensor:
@@ -89,7 +90,8 @@ class PlainOps:
         else:
             query, key = part.queries(part.query(x), self.places), part.keys(part.key(x), self.places)
             key, value = self._kept(layer, key, part.split(part.value(x)))
-            mixed, _ = part.core(query, key, value, self.mask, self._distances(part, key))
+            distances = self._distances(key) if part.uses_distances else None
+            mixed, _ = part.core(query, key, value, self._mask_of(part, key), distances)
         return mixed.transpose(1, 2).flatten(2)
 
     def _kept(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,10 +118,17 @@ class PlainOps:
         mixed_heads: Tensor = mixed
         return mixed_heads
 
-    def _distances(self, part: Attention, key: Tensor) -> Tensor | None:
+    def _mask_of(self, part: Attention, key: Tensor) -> Tensor | None:
+        """What hides places from an attention over the row's own; that of a window is made once for all its layers."""
+        if part.window is None:
+            return self.mask
+        if part.window not in self._masks:
+            assert self.mask is not None, "a window looks back from where a mask ends"
+            self._masks[part.window] = part.window(self.mask, self._distances(key))
+        return self._masks[part.window]
+
+    def _distances(self, key: Tensor) -> Tensor:
         """How far each key lies behind each query: (T, S); the queries are the last of them."""
-        if not part.uses_distances:
-            return None
         size, new = key.shape[2], self.places.shape[-1]
         places = torch.arange(size, device=key.device)
         return places[None, :] - places[size - new :][:, None]
@@ -145,8 +154,3 @@ def before_mask(length: int, past: int, device: torch.device) -> Tensor:
 def source_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """What is added to scores over a source of which some places are real (B, S): (B, 1, 1, S); None if all are."""
     return None if mask is None else additive(mask, dtype)[:, None, None, :]
-
-
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where the mask is True, a large negative *finite* number elsewhere, to be added to scores."""
-    return (~mask).to(dtype) * (torch.finfo(dtype).min / 2)

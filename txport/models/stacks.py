@@ -157,8 +157,21 @@ def seq2seq_facts(
 
 
 def causal_facts(
-    *, width: int, target: Tokens, layers: int, key_heads: int, head_size: int, has_plain_logits: bool = True
+    *,
+    width: int,
+    target: Tokens,
+    layers: int,
+    key_heads: int,
+    head_size: int,
+    has_plain_logits: bool = True,
+    windows: tuple[int, ...] = (),
 ) -> Facts:
     """Of a decoder-only model whose layers all cache as many heads of keys and values."""
-    state = key_values(layers, "row", key_heads, head_size)
-    return Facts(task="causal", width=width, target=target, state=state, has_plain_logits=has_plain_logits)
+    return Facts(
+        task="causal",
+        width=width,
+        target=target,
+        state=key_values(layers, "row", key_heads, head_size),
+        has_plain_logits=has_plain_logits,
+        windows=windows,
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from tests.proof.bisect import anyparts
@@ -48,7 +49,7 @@ from txport.models import architecture
 from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import StateTensor
-from txport.models.parts import FeedForward, bucket_table
+from txport.models.parts import FeedForward, Window, bucket_table
 from txport.proof.bisect import culprit as module
 from txport.proof.bisect import kinds
 from txport.proof.bisect.calls import WATCHED, recording
@@ -279,6 +280,42 @@ def test_a_fault_of_a_part_is_named(fault: str, tmp_path: Path) -> None:
 def test_no_sound_part_is_accused(config: dict[str, Any], target: str, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(**config)
     assert bisect(made(checkpoint, tmp_path / "out", target), checkpoint) is None
+
+
+def window_of(layer: int, size: int | None) -> Plant:
+    return part(f"decoder.{layer}.attention", window=size and Window(size))
+
+
+WINDOWS: dict[str, tuple[str, Plant, str, str]] = {
+    "none, portable": (
+        "portable",
+        window_of(0, None),
+        "0",
+        "it sees all tokens before it, the model's layer the last 3",
+    ),
+    "none, cpu": ("cpu", window_of(0, None), "0", "it sees all tokens before it, the model's layer the last 3"),
+    "one more, portable": ("portable", window_of(0, 4), "0", "it sees the last 4 tokens, the model's layer the last 3"),
+    "one more, cpu": ("cpu", window_of(0, 4), "0", "it sees the last 4 tokens, the model's layer the last 3"),
+    "one less, portable": ("portable", window_of(2, 4), "2", "it sees the last 4 tokens, the model's layer the last 5"),
+    "one less, cpu": ("cpu", window_of(2, 4), "2", "it sees the last 4 tokens, the model's layer the last 5"),
+    "another layer's": ("cpu", window_of(1, 5), "1", "it sees the last 5 tokens, the model's layer all"),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_wrong_window_is_named(name: str, tmp_path: Path) -> None:
+    target, plant, layer, words = WINDOWS[name]
+    config = LlamaConfig(
+        vocab_size=20, d_model=16, heads=1, decoder_layers=3, feed_forward=8, max_length=24, windows=(3, 0, 5)
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        checkpoint = Checkpoint("windows", Llama(config).eval(), "0" * 64)
+    assert bisect(made(checkpoint, tmp_path / "sound", target), checkpoint) is None
+    culprit = bisect(made(faulty(checkpoint, plant), tmp_path / "out", target), checkpoint)
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == (f"decoder layer {layer}, self-attention", "window"), culprit.what
+    assert words in culprit.what
 
 
 def test_logits_without_their_cap_are_named(tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tests.tiny import tiny_facts
 from txport import bench
-from txport.models.architectures import gpt2
-from txport.proof.parity.cases import Draw, _long_prompts
+from txport.models.architectures import gpt2, llama
+from txport.models.facts import Facts
+from txport.proof.parity.cases import BEYOND, LONG, Case, Draw, _long_prompts, draw_cases, lightest, not_reached
+from txport.proof.verify.golden import DRAWN, LEAST, Size, _lengths
 
 PAD, START, END = 0, 1, 2
 
@@ -44,3 +49,44 @@ def test_prompts_up_to_the_last_place_are_compared(longest: int, lengths: list[l
     assert [[len(source) for source in case.sources] for case in cases] == lengths
     assert all(case.steps == (1,) and {len(each) for each in case.targets} == {1} for case in cases)
     assert _long_prompts(tiny_facts(), Draw(tiny_facts(), np.random.default_rng(0))) == []
+
+
+def windowed(*windows: int, longest: int) -> Facts:
+    sizes = {"vocab_size": 9, "d_model": 8, "heads": 2, "decoder_layers": len(windows)}
+    return llama.facts(llama.LlamaConfig(**sizes, max_length=longest, windows=windows))
+
+
+def cases_of(facts: Facts) -> dict[str, Case]:
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(facts=facts), samples=[])
+    return {case.name: case for case in draw_cases(bundle, 0)}
+
+
+@pytest.mark.parametrize(("window", "is_tried"), [(512, True), (2000, False)])
+def test_a_huge_model_is_tried_beyond_its_windows_where_that_can_be_waited_for(window: int, is_tried: bool) -> None:
+    cases = cases_of(windowed(4, window, longest=4096))
+    assert [len(source) for source in cases[BEYOND].sources] == [window + 9]
+    kept, left_out = lightest([*cases.values()])
+    assert (BEYOND in {case.name for case in kept}) == is_tried
+    assert (BEYOND in left_out[0]) != is_tried
+
+
+def test_without_windows_no_case_goes_beyond_them() -> None:
+    assert BEYOND not in cases_of(windowed(0, longest=64))
+    assert BEYOND not in cases_of(windowed(60, longest=64))
+
+
+@pytest.mark.parametrize("longest", [LONG, LONG + 1, 1 << 20])
+def test_no_case_is_longer_than_memory_allows(longest: int) -> None:
+    facts = windowed(4, longest=longest)
+    most = max(len(source) + sum(case.steps) for case in cases_of(facts).values() for source in case.sources)
+    assert most == LONG
+    assert bool(not_reached(facts)) == (longest > LONG)
+
+
+def test_goldens_go_beyond_windows_where_that_can_be_waited_for() -> None:
+    usual = Size(8)
+    assert _lengths(windowed(512, 0, longest=4096), usual) == (*DRAWN, 517)
+    assert _lengths(windowed(512, 0, longest=4096), LEAST) == LEAST.drawn
+    assert _lengths(windowed(2000, longest=8192), usual) == DRAWN
+    assert _lengths(windowed(4, longest=64), usual) == DRAWN  # which are longer already
+    assert _lengths(windowed(512, longest=600), usual) == DRAWN  # no prompt may be so long

@@ -16,8 +16,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from txport.exporters.forms import FORMS
 from txport.exporters.symbols import Form, Symbol, Tracer
-from txport.models.ops import additive, padding_mask
-from txport.models.parts import Attention, DotProduct, SoftCap
+from txport.models.ops import padding_mask
+from txport.models.parts import Attention, DotProduct, SoftCap, additive
 
 MICROSOFT = "com.microsoft"
 MASKED = -3e38  # MultiHeadAttention's own -10000 would let padding through where scores are large
@@ -83,8 +83,11 @@ def grouped_query_attention(
     value = written(value, part.split(new_value), places)
     slots = torch.arange(key.shape[2])
     mask = additive(slots <= places[:, None, :, None], query.dtype)  # (R, 1, T, M)
-    far = slots - places[:, :, None] if part.uses_distances else None
-    mixed: Tensor = part.core(part.turned(part.split(query), places), key, value, mask, far)[0]
+    far = slots - places[:, :, None]  # (R, T, M)
+    if part.window is not None:
+        mask = part.window(mask, far[:, None])
+    heads = part.turned(part.split(query), places)
+    mixed: Tensor = part.core(heads, key, value, mask, far if part.uses_distances else None)[0]
     return mixed.transpose(1, 2).flatten(2), key, value
 
 
@@ -154,6 +157,8 @@ def _grouped_query_attention(
         how |= {"do_rotary": 1, "rotary_interleaved": int(part.rotary.pairing == "interleaved")}
     if (cap := cap_of(part)) is not None:
         how["softcap"] = float(cap.limit)
+    if part.window is not None:
+        how["local_window_size"] = part.window.size  # of keys, the query's own counted
     if bias is not None:
         added = bias.value if last is past else _first(tracer, bias.value, total)
         inputs += [None] * (10 - len(inputs)) + [added]

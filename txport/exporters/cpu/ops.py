@@ -32,6 +32,7 @@ from txport.models.parts import Attention, Linear
 HEAD_SIZE_STEP, ROTARY_STEP = 8, 16  # GroupQueryAttention takes head sizes that are multiples of it; if it turns them
 PLAIN, PACKED = "plain attention", "packs of linear maps"
 NO_PROMPTS = "the cpu target has no form of this attention for prompts; export --target portable"
+NO_WINDOW = "the cpu target has no form of this attention with a window; export --target portable"
 
 
 def require_fusable(model: Model) -> None:
@@ -44,6 +45,8 @@ def require_fusable(model: Model) -> None:
             raise UnsupportedError(f"the cpu target needs {need}; export --target portable")
         if model.facts.task == "causal" and not part.core.has_operator:
             raise UnsupportedError(NO_PROMPTS)
+        if part.window is not None and not (part.core.has_operator and model.facts.task == "causal"):
+            raise UnsupportedError(NO_WINDOW)
     for owner in get_args(Owner):
         if len(shapes := sorted({str(list(each.dims)) for each in model.facts.owned(owner)})) > 1:
             found = f"those of a {owner} are {' and '.join(shapes)}"

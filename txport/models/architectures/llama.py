@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,12 +27,16 @@ from txport.models.parts import (
     RMSNorm,
     Rotary,
     SoftCap,
+    Window,
+    kept_by_yarn,
+    speeds,
 )
 from txport.models.stacks import DecoderOnly, causal_facts
 
 Floats = NDArray[np.float64]
 SCALED = ("linear", "llama3", "yarn")  # for which rotary_factor says how far positions are stretched
 WITH_ORIGINAL = ("dynamic", "llama3", "yarn", "longrope")
+RARE = ("unturned_layers", "windows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +50,10 @@ class LlamaConfig(Config):
     `attention_scale`; 0 stands for one over the root of `head_size`. `attention_cap` bends scores, and `logit_cap`
     logits, so that none exceeds it; 0 stands for no cap. `tied` says whether the projection is the embedding itself;
     `scale_embedding` multiplies what is looked up by the root of D. `rotary_*` are the positions: see `frequencies`;
-    those of `rotary_local_layers`, counted from 0, have the base `rotary_local_base` and no scaling. `pad_id` fills up
-    the prompts of a batch, which no token sees: it may be any token. `add_bos` says whether sequences begin with
-    `bos_id`.
+    those of `rotary_local_layers`, counted from 0, have the base `rotary_local_base` and no scaling, and
+    `unturned_layers` have no positions. `windows` says for each layer how many of the last tokens each token sees, its
+    own counted; 0 stands for all, as an empty list does for all layers. `pad_id` fills up the prompts of a batch, which
+    no token sees: it may be any token. `add_bos` says whether sequences begin with `bos_id`.
     """
 
     vocab_size: int = size()
@@ -83,6 +89,8 @@ class LlamaConfig(Config):
     rotary_divisors: tuple[float, ...] = ()
     rotary_local_layers: tuple[int, ...] = ()
     rotary_local_base: float = real(10000.0, above=1, below=1e12)
+    unturned_layers: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
     pad_id: int = 0
     bos_id: int = 1
     eos_ids: tuple[int, ...] = (2,)
@@ -95,6 +103,14 @@ class LlamaConfig(Config):
         if not self.head_size:
             object.__setattr__(self, "head_size", self.d_model // self.heads)
 
+    def to_dict(self) -> dict[str, Any]:
+        """See `Config.to_dict`; without the lists of layers that few models have, where they are empty."""
+        return {name: value for name, value in super().to_dict().items() if value or name not in RARE}
+
+    def __repr__(self) -> str:
+        """As of any config, of what `to_dict` has: a preset is known by it."""
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.to_dict())})"
+
     def problems(self) -> Iterator[str]:
         """See `Config.problems`."""
         if not self.head_size and self.d_model % self.heads:
@@ -104,6 +120,10 @@ class LlamaConfig(Config):
         if self.key_heads and self.heads % self.key_heads:
             yield f"key_heads must divide heads, got {self.key_heads} for {self.heads}"
         yield from _rotary_problems(self)
+        fitting = [each for each in self.windows if 0 <= each <= LONGEST]
+        if self.windows and not len(fitting) == len(self.windows) == self.decoder_layers:
+            need = f"none, or {self.decoder_layers} numbers from 0 to {LONGEST}, one a layer"
+            yield f"windows must be {need}, got {quoted(list(self.windows))}"
         tokens = {"pad_id": self.pad_id, "bos_id": self.bos_id if self.add_bos else 0}
         tokens |= {f"eos_ids[{at}]": each for at, each in enumerate(self.eos_ids)}
         if not self.eos_ids:
@@ -132,9 +152,13 @@ def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
     if len(config.rotary_divisors) != pairs or not all(0 < each < math.inf for each in config.rotary_divisors):
         count = len(config.rotary_divisors)
         yield f"rotary_divisors must be {pairs} positive numbers for rotary_scaling {kind!r}, got {count}"
-    local, count = config.rotary_local_layers, config.decoder_layers
-    if list(local) != sorted(set(local)) or not all(0 <= layer < count for layer in local):
-        yield f"rotary_local_layers must be numbers of layers from 0 to {count - 1} in order, got {quoted(list(local))}"
+    count = config.decoder_layers
+    for name in ("rotary_local_layers", "unturned_layers"):
+        some = getattr(config, name)
+        if list(some) != sorted(set(some)) or not all(0 <= layer < count for layer in some):
+            yield f"{name} must be numbers of layers from 0 to {count - 1} in order, got {quoted(list(some))}"
+    if both := sorted(set(config.rotary_local_layers) & set(config.unturned_layers)):
+        yield f"rotary_local_layers and unturned_layers must have no layer in common, got {both[0]} in both"
 
 
 def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
@@ -147,7 +171,7 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
     "longrope" (Ding et al. 2024) divides each by its own of `rotary_divisors`. What is turned is multiplied by
     `rotary_attention`, or, if that is 0, as yarn and longrope say.
     """
-    own = _unscaled(config, config.rotary_base)
+    own = speeds(config.rotary_base, config.head_size)
     kind, factor, original = config.rotary_scaling, config.rotary_factor, config.rotary_original_length
     attention = config.rotary_attention
     if kind == "linear":
@@ -157,31 +181,14 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
         kept = np.clip((turns - config.rotary_low) / (config.rotary_high - config.rotary_low), 0, 1)
         own = own * (kept + (1 - kept) / factor)
     elif kind == "yarn":
-        kept = 1 - _ramp(config)
+        fast, slow = config.rotary_fast, config.rotary_slow
+        kept = kept_by_yarn(config.head_size // 2, config.rotary_base, original, fast, slow)
         own = own * (kept + (1 - kept) / factor)
         attention = attention or 0.1 * math.log(factor) + 1
     elif kind == "longrope":
         own = own / np.array(config.rotary_divisors)
         attention = attention or math.sqrt(1 + math.log(max(factor, 1)) / math.log(original))
     return own, attention or 1.0
-
-
-def _unscaled(config: LlamaConfig, base: float) -> Floats:
-    """As in the paper of Su et al., whose base is 10000."""
-    turns: Floats = base ** (-np.arange(0, config.head_size, 2) / config.head_size)
-    return turns
-
-
-def _ramp(config: LlamaConfig) -> Floats:
-    """YaRN: which share of each frequency is divided, rising from the pair with fast turns to the one with slow."""
-    pairs = config.head_size // 2
-    first, last = (
-        pairs * math.log(config.rotary_original_length / (turns * 2 * math.pi)) / math.log(config.rotary_base)
-        for turns in (config.rotary_fast, config.rotary_slow)
-    )
-    low, high = max(math.floor(first), 0), min(math.ceil(last), config.head_size - 1)
-    ramp: Floats = np.clip((np.arange(pairs) - low) / ((high - low) or 0.001), 0, 1)
-    return ramp
 
 
 def facts(config: LlamaConfig) -> Facts:
@@ -200,6 +207,7 @@ def facts(config: LlamaConfig) -> Facts:
         key_heads=config.key_heads,
         head_size=config.head_size,
         has_plain_logits=not config.logit_cap,
+        windows=tuple(sorted({each for each in config.windows if each})),
     )
 
 
@@ -212,15 +220,17 @@ class Llama(DecoderOnly):
         pairing = cast(Pairing, config.rotary_pairing)
         turns, scale = frequencies(config)
         rotary = Rotary(turns, config.max_length, pairing, scale)
-        local = Rotary(_unscaled(config, config.rotary_local_base), config.max_length, pairing)
-        numbers, local_ones = range(config.decoder_layers), config.rotary_local_layers
-        rotaries = iter([local if number in local_ones else rotary for number in numbers])
+        local = Rotary(speeds(config.rotary_local_base, config.head_size), config.max_length, pairing)
+        others = dict.fromkeys(config.rotary_local_layers, local) | dict.fromkeys(config.unturned_layers)
+        windows = {size: Window(size) for size in config.windows if size}
+        sizes = config.windows or (0,) * config.decoder_layers
+        kinds = iter([(others.get(number, rotary), windows.get(size)) for number, size in enumerate(sizes)])
         factor = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         super().__init__(
             config,
             facts(config),
             embedding=Embedding(config.vocab_size, config.d_model, scale=factor),
-            layer=lambda: _layer(config, next(rotaries)),
+            layer=lambda: _layer(config, *next(kinds)),
             layers=config.decoder_layers,
             final_norm=RMSNorm(config.d_model, config.norm_epsilon),
             tied=config.tied,
@@ -232,7 +242,7 @@ def _cap(limit: float) -> SoftCap | None:
     return SoftCap(limit) if limit else None
 
 
-def _layer(config: LlamaConfig, rotary: Rotary) -> Layer:
+def _layer(config: LlamaConfig, rotary: Rotary | None, window: Window | None) -> Layer:
     norm, head_norm = (partial(RMSNorm, size, config.norm_epsilon) for size in (config.d_model, config.head_size))
     scale = config.attention_scale or config.head_size**-0.5
     attention = Attention(
@@ -244,6 +254,7 @@ def _layer(config: LlamaConfig, rotary: Rotary) -> Layer:
         rotary=rotary,
         query_norm=head_norm() if config.head_norm else None,
         key_norm=head_norm() if config.head_norm else None,
+        window=window,
     )
     bias, inner = config.feed_forward_bias, config.feed_forward
     feed_forward = GatedFeedForward(config.d_model, inner, config.activation, bias=bias)
@@ -252,8 +263,17 @@ def _layer(config: LlamaConfig, rotary: Rotary) -> Layer:
 
 
 def hugging_face(config: LlamaConfig) -> dict[str, Any]:
-    """As the model that Optimum and transformers.js know: a Qwen 3 or a Llama, with norms of results a Gemma 2 or 3."""
+    """As the model that Optimum and transformers.js know: a Qwen 3 or a Llama, with norms of results a Gemma 2 or 3.
+
+    A Llama with windows is a Mistral, or a Qwen 2 if some of its layers have none.
+    """
     kind, name = PUBLISHED[config.head_norm, config.result_norm]
+    windows: dict[str, Any] = {}
+    if any(config.windows):
+        kinds = ["sliding_attention" if each else "full_attention" for each in config.windows]
+        windows = {"sliding_window": max(config.windows), "use_sliding_window": True, "layer_types": kinds}
+        if kind == "llama":
+            kind, name = ("mistral", "Mistral") if all(config.windows) else ("qwen2", "Qwen2")
     return {
         "model_type": kind,
         "architectures": [f"{name}ForCausalLM"],
@@ -271,6 +291,7 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tied,
         "attention_bias": config.attention_bias,
         "mlp_bias": config.feed_forward_bias,
+        **windows,
     }
 
 
@@ -285,16 +306,7 @@ PUBLISHED = {  # by head_norm and result_norm
 def draw(rng: np.random.Generator) -> LlamaConfig:
     """A small config of any variant."""
     values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in LlamaConfig.choices().items()}
-    for name in (
-        "attention_bias",
-        "output_bias",
-        "feed_forward_bias",
-        "head_norm",
-        "result_norm",
-        "tied",
-        "scale_embedding",
-        "add_bos",
-    ):
+    for name in (each.name for each in dataclasses.fields(LlamaConfig) if each.type == "bool"):
         values[name] = bool(rng.integers(2))
     for name, some in {"attention_scale": (0.1, 0.5), "attention_cap": (2.0, 50.0), "logit_cap": (3.0, 30.0)}.items():
         values[name] = float(rng.choice([0.0, *some]))
@@ -317,16 +329,39 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
         decoder_layers=layers,
         feed_forward=int(rng.integers(8, 40)),
         max_length=longest,
-        rotary_local_layers=tuple(layer for layer in range(layers) if rng.integers(3) == 0),
         rotary_local_base=float(rng.choice([100.0, 1e4])),
+        **_draw_layers(rng, layers),
     )
 
 
-# `llama-tiny` is for tests and first tries; `llama-125m` has about as many parameters as the smallest GPT-2, in the
-# proportions of this family.
+def _draw_layers(rng: np.random.Generator, layers: int) -> dict[str, Any]:
+    """What some layers do otherwise: their positions, and windows so short that any sequence is longer."""
+    kinds = rng.choice(["local", "none", "scaled"], layers, p=[0.3, 0.2, 0.5])
+    windows: list[int] = rng.choice([0, 1, 2, 5], layers).tolist() if rng.integers(2) else []
+    return {
+        "rotary_local_layers": tuple(at for at, kind in enumerate(kinds) if kind == "local"),
+        "unturned_layers": tuple(at for at, kind in enumerate(kinds) if kind == "none"),
+        "windows": tuple(windows),
+    }
+
+
+# `llama-tiny` and `llama-windows-tiny` are for tests and first tries; `llama-125m` has about as many parameters as the
+# smallest GPT-2, in the proportions of this family.
 PRESETS = {
     "llama-tiny": LlamaConfig(
         vocab_size=64, d_model=64, heads=4, key_heads=2, decoder_layers=2, feed_forward=128, max_length=64
+    ),
+    "llama-windows-tiny": LlamaConfig(
+        vocab_size=64,
+        d_model=32,
+        heads=4,
+        key_heads=2,
+        head_size=16,
+        decoder_layers=3,
+        feed_forward=64,
+        max_length=64,
+        unturned_layers=(2,),
+        windows=(4, 3, 0),
     ),
     "llama-125m": LlamaConfig(
         vocab_size=32000,

@@ -1,7 +1,6 @@
 """Gemma 2 and 3, as transformers saves them: a Gemma with norms around both sublayers, and two kinds of layers.
 
-Some layers attend to a window of the last tokens, which is the same up to the length of that window; it is then the
-longest sequence. Of a Gemma 3 that reads images too, the model of texts is taken.
+Some layers attend to a window of the last tokens. Of a Gemma 3 that reads images too, the model of texts is taken.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from txport.errors import ConfigError, quoted
-from txport.models.config import MOST_LAYERS
 from txport.models.families import gemma, llama
+from txport.models.families.llama import GLOBAL, LOCAL
 from txport.models.family import Family, Published
 from txport.models.weights.rules import Drop, Rename, Rule, Shift
 
@@ -39,7 +38,6 @@ GEMMA3 = {
 }
 TEXT = "text_config"  # of a model that reads images too
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
 def config(values: Published) -> dict[str, Any]:
@@ -47,8 +45,9 @@ def config(values: Published) -> dict[str, Any]:
     if values.type == "gemma3":
         values = _of_texts(values)
     values.require("use_bidirectional_attention", False)
-    kinds = _kinds(values, 2 if values.type == "gemma2" else values.get("sliding_window_pattern", 6))
-    values = values.changed(use_sliding_window=LOCAL in kinds, hidden_act=values.get("hidden_activation"))
+    pattern = 2 if values.type == "gemma2" else values.get("sliding_window_pattern", 6)
+    kinds = llama.layer_kinds(values, lambda number: (number + 1) % pattern)
+    values = values.changed(layer_types=kinds, use_sliding_window=True, hidden_act=values.get("hidden_activation"))
     own = _local_positions if values.type == "gemma3_text" else _capped
     values, more = own(values, kinds)
     return gemma.config(values) | more | {
@@ -62,18 +61,6 @@ def _of_texts(values: Published) -> Published:
     """The config of the model of texts; special tokens stand beside it too."""
     tokens = {name: found for name in TOKENS if (found := values.get(name)) is not None}
     return Published({**values.get(TEXT, {}), **tokens, "model_type": "gemma3_text"}, GEMMA3, values.special)
-
-
-def _kinds(values: Published, pattern: int) -> Sequence[str]:
-    """What each layer attends to: as `layer_types` says, or all tokens in each layer that ends a pattern."""
-    count = values.get("num_hidden_layers")
-    if type(count) is int and count > MOST_LAYERS:
-        raise ConfigError(f"num_hidden_layers must be at most {MOST_LAYERS}, got {count}")
-    own = [LOCAL if (number + 1) % pattern else GLOBAL for number in range(count)]
-    found = values.get("layer_types", own)
-    if len(found) != count or set(found) - {LOCAL, GLOBAL}:
-        raise ConfigError(f"layer_types must be {count} of {LOCAL} and {GLOBAL}, got {quoted(found)}")
-    return list(found)
 
 
 def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, Any]]:

@@ -1,15 +1,12 @@
-"""Llama and its kin: Mistral, Qwen 2 and 3, Phi-3, as transformers saves them.
-
-A model that attends to a window of its last tokens alone is the same up to the length of that window, which is then
-the longest sequence.
-"""
+"""Llama and its kin: Mistral, Qwen 2 and 3, Phi-3, SmolLM3, as transformers saves them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from txport.errors import ConfigError, quoted
+from txport.models.config import MOST_LAYERS
 from txport.models.family import ACTIVATIONS, BARE, Family, Published
 from txport.models.weights.rules import Drop, Rename, Rule, Split
 
@@ -44,6 +41,7 @@ QWEN = {
     "eos_token_id": 151645,  # of the published ones; the class has none
     "use_sliding_window": False,
     "sliding_window": 4096,
+    "max_window_layers": 28,
 }
 PHI = {
     **LLAMA,
@@ -56,8 +54,32 @@ PHI = {
     "eos_token_id": 32000,
     "pad_token_id": 32000,
 }
-DEFAULTS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN, "qwen3": {**QWEN, "head_dim": 128}, "phi3": PHI}
+SMOL = {
+    **LLAMA,
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "pad_token_id": 128004,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "tie_word_embeddings": True,
+    "rope_theta": 2e6,
+    "no_rope_layer_interval": 4,
+    "use_sliding_window": False,
+}
+DEFAULTS = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN,
+    "qwen3": {**QWEN, "head_dim": 128},
+    "phi3": PHI,
+    "smollm3": SMOL,
+}
 CLASSES = rf"ForCausalLM|{BARE}"
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
 def config(values: Published) -> dict[str, Any]:
@@ -66,6 +88,8 @@ def config(values: Published) -> dict[str, Any]:
     biased = kind == "qwen2" or values.get("attention_bias", False)
     begin, ends = values.get("bos_token_id"), values.tokens("eos_token_id")
     scaling = positions(values)
+    longest = _longest(values, scaling)
+    unturned = _unturned(values) if kind == "smollm3" else ()
     return {
         "vocab_size": values.get("vocab_size"),
         "d_model": values.get("hidden_size"),
@@ -74,7 +98,7 @@ def config(values: Published) -> dict[str, Any]:
         "head_size": values.get("head_dim", 0),
         "decoder_layers": values.get("num_hidden_layers"),
         "feed_forward": values.get("intermediate_size"),
-        "max_length": _longest(values, scaling),
+        "max_length": longest,
         "activation": values.word("hidden_act", ACTIVATIONS),
         "norm_epsilon": values.get("rms_norm_eps"),
         "attention_bias": biased,
@@ -84,6 +108,8 @@ def config(values: Published) -> dict[str, Any]:
         "tied": values.get("tie_word_embeddings"),
         "rotary_base": float(scaling.get("rope_theta", values.get("rope_theta"))),
         **_stretched(values, scaling),
+        "unturned_layers": unturned,
+        "windows": _windows(values, unturned, longest),
         "pad_id": values.get("pad_token_id", next(iter(ends), 0)),
         "bos_id": next(iter(ends), 0) if begin is None else begin,
         "eos_ids": ends,
@@ -108,10 +134,52 @@ def positions(values: Published) -> Mapping[str, Any]:
     return {**found, "kind": kind}
 
 
+def layer_kinds(values: Published, is_local: Callable[[int], Any]) -> list[str]:
+    """What each layer attends to: as `layer_types` says, or a window where that is so for its number."""
+    count = values.get("num_hidden_layers")
+    if type(count) is int and count > MOST_LAYERS:
+        raise ConfigError(f"num_hidden_layers must be at most {MOST_LAYERS}, got {count}")
+    own = [LOCAL if is_local(number) else GLOBAL for number in range(count)]
+    found = values.get("layer_types", own)
+    if len(found) != count or set(found) - {LOCAL, GLOBAL}:
+        raise ConfigError(f"layer_types must be {count} of {LOCAL} and {GLOBAL}, got {quoted(found)}")
+    if values.type in ALIKE and list(found) != own:
+        raise ConfigError(f"layer_types {quoted(found)} can't be expressed: all layers of a {values.type} are {own[0]}")
+    return list(found)
+
+
+ALIKE = ("llama", "gemma", "mistral", "phi3")  # have one kind of layer, whatever layer_types says
+
+
+def _windows(values: Published, unturned: tuple[int, ...], longest: int) -> tuple[int, ...]:
+    """The window of each layer, 0 where it sees all; none where no sequence is longer than a window."""
+    kind, size = values.type, values.get("sliding_window")
+    is_used = size is not None and values.get("use_sliding_window", kind not in ("llama", "gemma"))
+    some = values.get("max_window_layers") if kind.startswith("qwen") else 0  # see all
+    is_local = unturned.__contains__ if kind == "smollm3" else lambda number: number >= some
+    kinds = layer_kinds(values, lambda number: is_used and is_local(number))
+    if LOCAL not in kinds:
+        return ()
+    if not is_used or type(size) is not int or size < 1:
+        need = f"layers with {LOCAL} need one that is used, of 1 token or more"
+        raise ConfigError(f"sliding_window {quoted(size)} can't be expressed: {need}")
+    return tuple(size if each == LOCAL else 0 for each in kinds) if size < longest else ()
+
+
+def _unturned(values: Published) -> tuple[int, ...]:
+    """The layers of a SmolLM3 that have no positions: each that ends an interval, or those with a 0 in a list."""
+    count, interval = values.get("num_hidden_layers"), values.get("no_rope_layer_interval")
+    layer_kinds(values, bool)  # as many as there may be
+    turned = values.get("no_rope_layers", [int((number + 1) % interval != 0) for number in range(count)])
+    if len(turned) != count or any(type(each) is not int or each not in (0, 1) for each in turned):
+        raise ConfigError(f"no_rope_layers must be {count} of 0 and 1, got {quoted(turned)}")
+    return tuple(number for number, is_turned in enumerate(turned) if not is_turned)
+
+
 def _longest(values: Published, scaling: Mapping[str, Any]) -> int:
-    """The longest sequence: no longer than a window of attention, nor than what positions are the same for."""
+    """The longest sequence: no longer than what positions are the same for."""
     bounds = [values.get("max_position_embeddings")]
-    if values.get("use_sliding_window", True):
+    if values.type in ("llama", "gemma"):  # whose classes have no windows, though their caches do
         bounds.append(values.get("sliding_window"))
     if scaling["kind"] == "longrope":
         bounds.append(_original(values, scaling))

@@ -5,7 +5,7 @@ Letters in shape comments: B batch, T new tokens, S tokens attended to, N heads,
 D model size. "..." are the dims of activations: (B, T), or all tokens of a batch in a row.
 """
 
-from txport.models.parts.attention import Additive, Attention, DotProduct
+from txport.models.parts.attention import Additive, Attention, DotProduct, Window, additive
 from txport.models.parts.embedding import Embedding
 from txport.models.parts.frames import Frames
 from txport.models.parts.layer import Layer, Residual
@@ -19,7 +19,9 @@ from txport.models.parts.positions import (
     Rotary,
     bucket_table,
     constant_table,
+    kept_by_yarn,
     sinusoids,
+    speeds,
     unflatten,
 )
 
@@ -45,8 +47,12 @@ __all__ = [
     "Rotary",
     "SoftCap",
     "UnbiasedNorm",
+    "Window",
+    "additive",
     "bucket_table",
     "constant_table",
+    "kept_by_yarn",
     "sinusoids",
+    "speeds",
     "unflatten",
 ]

@@ -74,6 +74,26 @@ class DotProduct(nn.Module):
         return (unflatten(x, 1, groups) @ y[:, :, None]).flatten(1, 2)
 
 
+class Window(nn.Module):
+    """Attention to so many of the last tokens alone, a query's own counted (Beltagy et al. 2020, "Longformer")."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, mask: Tensor, distances: Tensor) -> Tensor:
+        """What is added to scores (..., T, S), that of a mask and of the window.
+
+        `distances` (..., T, S) are how far each key lies behind each query, negative before it.
+        """
+        return mask + additive(distances > -self.size, mask.dtype)
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where the mask is True, a large negative *finite* number elsewhere, to be added to scores."""
+    return (~mask).to(dtype) * (torch.finfo(dtype).min / 2)
+
+
 def _beside_heads(vectors: Tensor) -> Tensor:
     """Vectors (T, S, H) for all rows, or (B, T, S, H), so that they fit beside heads (B, N, T, 1, H)."""
     return vectors[:, None] if vectors.dim() == 4 else vectors
@@ -102,8 +122,9 @@ class Additive(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention, its projections kept apart so that a cache can stand between them.
 
-    `over` says what it attends to: the row's own tokens, or the source. Queries and keys are turned by `rotary`, and
-    normalised before by a norm of each head's numbers where the model has one.
+    `over` says what it attends to: the row's own tokens, of which a `window` may hide the earlier ones, or the source.
+    Queries and keys are turned by `rotary`, and normalised before by a norm of each head's numbers where the model has
+    one.
     """
 
     def __init__(
@@ -118,9 +139,11 @@ class Attention(nn.Module):
         rotary: Rotary | None = None,
         query_norm: nn.Module | None = None,
         key_norm: nn.Module | None = None,
+        window: Window | None = None,
     ) -> None:
         super().__init__()
         self.over, self.head_size, self.core, self.rotary = over, head_size, core, rotary
+        self.window = window
         self.query_norm, self.key_norm = query_norm, key_norm
         side = "cross_" if over == "source" else ""
         outputs = {"query": core.heads, "key": core.key_heads, "value": core.key_heads}

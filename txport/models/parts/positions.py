@@ -86,6 +86,20 @@ class Rotary(nn.Module):
         return torch.cat([each.unsqueeze(-1) for each in turned], -1).flatten(-2)
 
 
+def speeds(base: float, size: int) -> NDArray[np.float64]:
+    """Radians a position of each pair of a head's numbers (size / 2,), as in the paper of Su et al.: base 10000."""
+    turns: NDArray[np.float64] = base ** (-np.arange(0, size, 2) / size)
+    return turns
+
+
+def kept_by_yarn(pairs: int, base: float, original: int, fast: float, slow: float) -> NDArray[np.float64]:
+    """Peng et al. 2023: which share of each speed stays, falling from the pair with fast turns to the one with slow."""
+    first, last = (pairs * math.log(original / (turns * 2 * math.pi)) / math.log(base) for turns in (fast, slow))
+    low, high = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
+    kept: NDArray[np.float64] = 1 - np.clip((np.arange(pairs) - low) / ((high - low) or 0.001), 0, 1)
+    return kept
+
+
 def waves(
     frequencies: NDArray[np.float64], longest: int, wave: Callable[[NDArray[Any]], NDArray[Any]], scale: float
 ) -> Tensor:

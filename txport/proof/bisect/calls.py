@@ -23,12 +23,13 @@ from txport.models.parts import (
     RelativeBias,
     RelativeVectors,
     Rotary,
+    Window,
 )
 
 Array = NDArray[Any]
 
 BLOCKS = (Embedding, Frames, Attention, FeedForward, GatedFeedForward)
-INNER = (DotProduct, Additive, Rotary, RelativeBias, RelativeVectors)
+INNER = (DotProduct, Additive, Window, Rotary, RelativeBias, RelativeVectors)
 WATCHED = (nn.Linear, nn.Conv1d, nn.Embedding, *NORM_TYPES, *BLOCKS, *INNER)
 
 

@@ -17,7 +17,14 @@ from txport.models.facts import StateTensor
 from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, Frames, GatedFeedForward, Residual
 from txport.proof.bisect.calls import PartCall
 from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND, Cause, Evidence, last_map
-from txport.proof.bisect.faults.attention import other_cache, other_cap, other_heads, other_mask, other_scale
+from txport.proof.bisect.faults.attention import (
+    other_cache,
+    other_cap,
+    other_heads,
+    other_mask,
+    other_scale,
+    other_window,
+)
 from txport.proof.bisect.faults.caches import other_cached_heads, swapped_ports
 from txport.proof.bisect.faults.common import (
     inner_weight,
@@ -109,6 +116,7 @@ KINDS: Mapping[type, Kind] = {
         (
             not_finite,
             other_mask,
+            other_window,
             other_cache,
             other_turn,
             other_distances,

@@ -23,6 +23,7 @@ from txport.models.parts import (
     RelativeVectors,
     Residual,
     Rotary,
+    Window,
 )
 
 SIDES = {"source_embedding": "encoder", "target_embedding": "decoder"}  # as every architecture calls them
@@ -92,6 +93,7 @@ WORDS: Mapping[type[nn.Module], Callable[[Place], str]] = {
     **dict.fromkeys(NORM_TYPES, _norm),
     DotProduct: _always(""),
     Additive: _always(""),
+    Window: _always("window of attention"),
     Rotary: _always("rotary positions"),
     RelativeBias: _always("bias of distances"),
     RelativeVectors: _plain,

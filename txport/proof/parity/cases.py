@@ -19,6 +19,9 @@ DROPPED = "most padding"  # a case that a large model is spared: padding is trie
 BRIEF = 512  # places of a batch: of a large model, and of PyTorch's own error, longer ones have no whole runs
 SHORTEST = ("one row", "padded rows")  # all cases of a huge model, and how often its graphs are called in each
 CALLS = 2
+LONG = 8192  # tokens of a prompt and what follows it: attention over more takes more memory than there is
+BEYOND = "beyond a window"  # a case that a huge model is tried by where it has no more places than this:
+WINDOWED = 2 * BRIEF
 MANY = 12  # rows: more than there are threads, and beyond what kernels for few rows take
 MANY_PLACES = 6000  # of features together
 
@@ -78,7 +81,7 @@ class Draw:
 
 def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
     """The cases that every bundle has to pass: shapes at the edges, padding, real input; and `more` random ones."""
-    facts = bundle.manifest.facts
+    facts = shortened(bundle.manifest.facts)
     draw, (longest, room) = Draw(facts, np.random.default_rng(seed)), sides(facts)
     middle, said = max(1, min(longest // 2, 11)), max(1, min(room // 2, 11))
     ragged, others = _ragged(middle), _ragged(said)
@@ -101,6 +104,7 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
         texts = [tokenizer.encode(text)[:longest] for text in bundle.samples]
         cases.append(Case("real", texts, fitting(room, 1, 4, 1)))
     cases += _long_prompts(facts, draw)
+    cases += _beyond_windows(facts, draw)
     cases += [draw_case(facts, seed, number) for number in range(1, more + 1)]
     if facts.target is None:
         return [replace(case, steps=(), targets=(), search_tokens=0) for case in cases]
@@ -110,6 +114,19 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
 def most_rows(facts: Facts) -> int:
     """How many sources are compared at once: of long ones that all have the same length, as many as fit in memory."""
     return max(1, min(MANY, MANY_PLACES // facts.reads.longest)) if isinstance(facts.reads, Features) else MANY
+
+
+def shortened(facts: Facts) -> Facts:
+    """As of a causal model whose sequences are no longer than those that it is tried by."""
+    if facts.task != "causal" or facts.writes.longest <= LONG:
+        return facts
+    return replace(facts, target=replace(facts.writes, longest=LONG))
+
+
+def not_reached(facts: Facts) -> list[str]:
+    """What no case reaches, in words."""
+    is_reached = shortened(facts) is facts
+    return [] if is_reached else [f"sequences of more than {LONG} tokens, of {facts.writes.longest}"]
 
 
 def sides(facts: Facts) -> tuple[int, int]:
@@ -129,6 +146,14 @@ def _long_prompts(facts: Facts, draw: Draw) -> list[Case]:
         Case("longest prompt", draw.sources(longest), (1,), draw.targets(1), search_tokens=1),
         Case(DROPPED, draw.sources(longest, 1), (1,), draw.targets(1, 1), search_tokens=1),
     ]
+
+
+def _beyond_windows(facts: Facts, draw: Draw) -> list[Case]:
+    """A prompt whose first tokens none of the last ones see in a layer with a window."""
+    size = max(facts.windows, default=0) + 9
+    if not facts.windows or size >= facts.reads.longest:
+        return []
+    return [Case(BEYOND, draw.sources(size), (1,), draw.targets(1), search_tokens=1)]
 
 
 def _ragged(middle: int) -> tuple[int, ...]:
@@ -181,14 +206,16 @@ def _lightened(case: Case) -> Case:
 
 def lightest(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     """The cases of a huge model, whose weights are read anew for each call of each graph, and what was left out."""
-    kept = [replace(case, steps=case.steps[:CALLS]) for case in cases if case.name in SHORTEST]
+    windowed = [case.name for case in cases if case.name == BEYOND and case.places <= WINDOWED]
+    tried = (*SHORTEST, *windowed)
+    kept = [replace(case, steps=case.steps[:CALLS]) for case in cases if case.name in tried]
     kept = [
         replace(case, search_tokens=min(case.search_tokens, FEWEST_TOKENS * (not at))) for at, case in enumerate(kept)
     ]
-    names = [case.name for case in cases if case.name not in SHORTEST]
+    names = [case.name for case in cases if case.name not in tried]
     return kept, [
         f"the cases {', '.join(names)}",
-        f"search beyond {FEWEST_TOKENS} tokens, and in the case {SHORTEST[1]}",
+        f"search beyond {FEWEST_TOKENS} tokens, and in the case {' and '.join(tried[1:])}",
         f"calls of graphs beyond {CALLS} after the first",
     ]
 

@@ -24,7 +24,7 @@ from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.proof.parity.calls import compare_graphs, no_crash
-from txport.proof.parity.cases import Case, draw_cases, lighten, lightest
+from txport.proof.parity.cases import Case, draw_cases, lighten, lightest, not_reached
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.quality import Texts, digest_of
@@ -78,9 +78,10 @@ def check(
     if checkpoint.outline.single:
         report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})"
     with fitting_threads(checkpoint):
-        drawn = draw_cases(bundle, seed, cases)
+        drawn, left_out = draw_cases(bundle, seed, cases), list[str]()
         if is_large(checkpoint):
-            drawn, report.about["left_out"] = (lightest if is_huge(checkpoint) else lighten)(drawn)
+            drawn, left_out = (lightest if is_huge(checkpoint) else lighten)(drawn)
+        report.about["left_out"] = [*left_out, *not_reached(bundle.manifest.facts)]
         exact = exact_of(bundle, checkpoint)
         reference = Reference(exact, bundle.manifest, remembers=True)
         truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})

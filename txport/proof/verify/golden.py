@@ -36,6 +36,7 @@ REAL = 4  # samples of the bundle that become sources
 DRAWN = (1, 5, 11, 30)  # lengths of the other sources
 LONGEST, SHORT = 24, 8  # tokens of a target; of a large model's
 LIKELIEST = 8
+WINDOW = 1024  # tokens of a window that a source is drawn for
 SUMS = 128
 GREEDY, BEAM = "greedy", "beam 4"
 SEARCHES: dict[str, dict[str, Any]] = {GREEDY: {"scores": False}, BEAM: {"beams": 4}}
@@ -129,7 +130,7 @@ def record(
     most, room = sides(facts)
     known = [tuple(source[:most]) for source in real][:REAL]
     longest = min(size.longest, room)
-    rng, lengths = np.random.default_rng(0), size.drawn[: most_rows(facts)]
+    rng, lengths = np.random.default_rng(0), _lengths(facts, size)
     if isinstance(facts.reads, Features):
         drawn = [(number,) for number in range(len(lengths))]
     else:
@@ -149,6 +150,14 @@ def record(
     tries = [each.tokens for _ in turns for each in find(noisy, facts, sources * together, BEAM, longest)]
     steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
     return Golden([*known, *drawn], targets, stored, found, steady, longest)
+
+
+def _lengths(facts: Facts, size: Size) -> tuple[int, ...]:
+    """Of the sources that are drawn: one goes beyond the windows of a model, as far as that can be waited for."""
+    beyond = max(facts.windows, default=0) + DRAWN[1]
+    is_needed = facts.windows and size is not LEAST and beyond > max(size.drawn)
+    more = (beyond,) if is_needed and beyond <= min(WINDOW + DRAWN[1], sides(facts)[0]) else ()
+    return (*size.drawn, *more)[: most_rows(facts)]
 
 
 def find(runtime: Runtime, facts: Facts, sources: Sources, search: str, longest: int) -> list[Found]:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.bundles.ports import ENCODER, MODEL
-from txport.models.ops import additive
-from txport.models.parts import Additive, Attention, DotProduct, SoftCap, unflatten
+from txport.models.parts import Additive, Attention, DotProduct, SoftCap, Window, additive, unflatten
 from txport.proof.bisect.calls import PartCall, altered
 from txport.proof.bisect.evidence import Cause, Evidence
 from txport.proof.bisect.faults.common import fitted
@@ -126,6 +125,27 @@ def _shifted(seen: Tensor, by: int) -> Tensor:
     places = torch.arange(seen.shape[-1])
     first = seen.int().argmax(-1, keepdim=True)
     return (places >= first) & (places < first + seen.sum(-1, keepdim=True) + by)
+
+
+def other_window(evidence: Evidence) -> Cause | None:
+    """An attention that sees more or fewer of the last tokens than its layer does, or all of them."""
+    assert evidence.block is not None
+    part, given = evidence.block.part, read_by(evidence)
+    own = part.window if isinstance(part, Attention) else None
+    calls = evidence.finding.observation.record.values()
+    windows = {each.part: each for some in calls for each in some if isinstance(each.part, Window)}
+    if not windows or getattr(part, "over", "row") == "source":
+        return None
+    mask, distances = next(iter(windows.values())).arguments  # before any window, the same for all
+    assert mask is not None
+    assert distances is not None
+    if own is not None and evidence.explains(attend(given.replace(mask=mask))):
+        return Cause("window", f"it sees all tokens before it, the model's layer the last {own.size}")
+    layer = "all" if own is None else f"the last {own.size}"
+    for size in sorted({each.size + by for each in windows for by in (0, 1, -1)} - {own.size if own else 0, 0}):
+        if evidence.explains(attend(given.replace(mask=Window(size)(mask, distances)))):
+            return Cause("window", f"it sees the last {size} tokens, the model's layer {layer}")
+    return None
 
 
 def other_cache(evidence: Evidence) -> Cause | None:
