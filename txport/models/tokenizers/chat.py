@@ -34,9 +34,14 @@ class ChatReader:
     inner: FileTokenizer
     chat: Chat
 
-    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """See `Tokenizer.encode`; special tokens are those of the template."""
         return self.inner.with_control(self.prompt(messages_of(text)), self._control[0], MARK, unknown)
+
+    @property
+    def unknown(self) -> int | None:
+        """See `Tokenizer.unknown`."""
+        return self.inner.unknown
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """What a model is to continue, with marks in what the messages say; `TextError` for what no template takes."""
