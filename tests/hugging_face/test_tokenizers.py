@@ -155,6 +155,15 @@ def gemma(folder: Path, full: bool) -> Any:
     return transformers.GemmaTokenizer(str(folder / "tokenizer.model"))
 
 
+def mpnet(folder: Path) -> Any:
+    bert(folder)
+    text = (folder / "vocab.txt").read_text(encoding="utf-8")
+    for theirs, own in {"[PAD]": "<pad>", "[CLS]": "<s>", "[SEP]": "</s>", "[MASK]": "<mask>"}.items():
+        text = text.replace(theirs, own)
+    (folder / "vocab.txt").write_text(text, encoding="utf-8")
+    return transformers.MPNetTokenizer(str(folder / "vocab.txt"))
+
+
 def bert(folder: Path, **how: Any) -> Any:
     from tokenizers import BertWordPieceTokenizer
 
@@ -239,6 +248,7 @@ KINDS: dict[str, tuple[str, Callable[[Path, bool], Any]]] = {  # name -> model_t
     "llama-new": ("llama", lambda folder, full: llama(folder, legacy=False)),
     "gemma": ("gemma", gemma),
     "bert": ("bert", lambda folder, full: bert(folder)),
+    "mpnet": ("mpnet", lambda folder, full: mpnet(folder)),
     "bert-cased": ("bert", lambda folder, full: bert(folder, do_lower_case=False)),
     "gpt2": ("gpt2", lambda folder, full: byte_level(folder, transformers.GPT2Tokenizer, ["<|endoftext|>"])),
     "opt": (
@@ -270,7 +280,7 @@ KINDS: dict[str, tuple[str, Callable[[Path, bool], Any]]] = {  # name -> model_t
 
 # Llama's slow tokenizer drops one space more than it put before a text, and reads spaces that begin a text otherwise
 # where it is not `legacy`; BERT's composes letters and marks, as the first one did not. `AutoTokenizer` takes these:
-FAST = ("llama", "llama-new", "bert", "bert-cased")
+FAST = ("llama", "llama-new", "bert", "bert-cased", "mpnet")
 
 
 def made(name: str, folder: Path, full: bool = False) -> Any:
@@ -347,7 +357,7 @@ def chats(theirs: Any) -> list[Any]:
 NOT_RECORDED = ("bart", "nllb-legacy")  # which differ little from others
 
 
-LITERAL = ("bert", "bert-cased", "gpt2", "gemma", "llama", "llama-new", "opt", "qwen2", "roberta")
+LITERAL = ("bert", "bert-cased", "gpt2", "gemma", "llama", "llama-new", "mpnet", "opt", "qwen2", "roberta")
 LITERALLY = 30  # lines
 
 
