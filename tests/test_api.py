@@ -351,7 +351,7 @@ def test_cache_entry_that_another_process_made_meanwhile_is_used(
 
 
 def test_unknown_way_with_unknown_characters_is_refused(bundle: Bundle) -> None:
-    with pytest.raises(UnsupportedError, match="unknown must be 'error' or 'skip', got 'ignore'"):
+    with pytest.raises(UnsupportedError, match="unknown must be one of auto, token, error, skip, got 'ignore'"):
         txport.load(bundle.path).generate("bad", unknown="ignore")
 
 

@@ -67,7 +67,7 @@ class Model(Encoder):
         chat: ChatReader | None = None,
     ) -> None:
         super().__init__(runtime, tokenizer, facts, workers, defaults)
-        self._chat = chat
+        self._chat, self._special = chat, False
         self._numbers = numbers_only(runtime)
 
     def between(self, source_language: str | None = None, target_language: str | None = None) -> Model:
@@ -97,6 +97,12 @@ class Model(Encoder):
         model.tokenizer = TokenizerPair(self._chat, self.tokenizer)
         return model
 
+    def writing_special_tokens(self) -> Model:
+        """The same model, whose outputs have special tokens too, as its vocabulary writes them (`</s>`)."""
+        model = copy.copy(self)
+        model._special = True
+        return model
+
     def chat(self, messages: str | Sequence[Mapping[str, Any]], **options: Any) -> Generated:
         """The model's answer to messages, each with a `role` and a `content`, or to what one user says.
 
@@ -117,7 +123,7 @@ class Model(Encoder):
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
         continuous: bool = False,
-        unknown: Unknown = "error",
+        unknown: Unknown = "auto",
         source_language: str | None = None,
         target_language: str | None = None,
         **options: Any,
@@ -129,8 +135,9 @@ class Model(Encoder):
         targets of a seq2seq model begin with, one for all or one a text (a list, or what has an end): tokens as the
         vocabulary writes them, apart by spaces. A batch has up to `batch_size` texts of similar length, and up to
         `batch_tokens` source tokens; if it is `continuous`, others take the places of those that are done, which cpu
-        bundles can. `unknown="skip"` leaves out characters that are not in the vocabulary; a text of which nothing is
-        left has an empty output and no hypotheses. Languages are those of `between`.
+        bundles can. What is not in the vocabulary becomes the tokenizer's unknown token; `unknown="error"` refuses it,
+        which a tokenizer without that token, or of letters, does unless told otherwise ("token"), and "skip" leaves it
+        out: a text of which nothing is left has an empty output and no hypotheses. Languages are those of `between`.
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """
@@ -190,7 +197,7 @@ class Model(Encoder):
             raise UnsupportedError("this model reads audio, not text: use transcribe")
 
     def stream(
-        self, text: str, *, prefix: str = "", unknown: Unknown = "error", **options: Any
+        self, text: str, *, prefix: str = "", unknown: Unknown = "auto", **options: Any
     ) -> Generator[str, None, None]:
         """One text, token by token: the output as far as it is certain, each time that it grows, and at last all of it.
 
@@ -245,16 +252,18 @@ class Model(Encoder):
         *,
         length_penalty: float = 1.0,
         batch_size: int = BATCH_SIZE,
-        unknown: Unknown = "error",
+        unknown: Unknown = "auto",
+        add_end: bool = True,
     ) -> Iterator[Hypothesis]:
         """How likely given targets are, one each: tokens as the vocabulary writes them, apart by spaces.
 
-        The end token is added to each, unless it continues the prompt of a causal model. Raises `TextError` for what
-        the model can't take or say.
+        With `add_end`, the end token is added to each, unless it continues the prompt of a causal model. Raises
+        `TextError` for what the model can't take or say.
         """
         require_length_penalty(length_penalty)
         how = functools.partial(score, length_penalty=length_penalty)
-        return map(self._hypothesis, self._each_target(texts, targets, batch_size, unknown, how))
+        add_end = switch("add_end", add_end)
+        return map(self._hypothesis, self._each_target(texts, targets, batch_size, unknown, how, add_end))
 
     def logits(
         self,
@@ -262,7 +271,7 @@ class Model(Encoder):
         targets: str | Iterable[str],
         *,
         batch_size: int = BATCH_SIZE,
-        unknown: Unknown = "error",
+        unknown: Unknown = "auto",
     ) -> Iterator[NDArray[np.float32]]:
         """What the model says before each token of given targets, as `score` takes them: (T, V) each."""
         return self._each_target(texts, targets, batch_size, unknown, logits)
@@ -274,6 +283,7 @@ class Model(Encoder):
         batch_size: int,
         unknown: Unknown,
         how: Callable[..., list[Item]],
+        add_end: bool = True,
     ) -> Iterator[Item]:
         require_ability(self.facts, "score")
         self._require_text()
@@ -284,7 +294,7 @@ class Model(Encoder):
             sources, wanted = zip(*batch, strict=True)
             return how(self._numbers, sources, wanted, self.facts)
 
-        end = [] if self.facts.task == "causal" else [self.facts.writes.end]
+        end = [self.facts.writes.end] if add_end and self.facts.task != "causal" else []
         encoded = (
             (self.encode(text, unknown), [*self._begin(target, "a target"), *end])
             for text, target in paired(many("texts", texts), many("targets", targets), "targets")
@@ -342,8 +352,8 @@ class Model(Encoder):
     def _text(self, source: Sequence[int], tokens: Sequence[int]) -> str:
         """The text of a target: of a causal model, what it adds to that of its prompt."""
         if self.facts.task == "causal":
-            return self.tokenizer.continuation(source, tokens)
-        return self.tokenizer.decode(tokens)
+            return self.tokenizer.continuation(source, tokens, self._special)
+        return self.tokenizer.decode(tokens, self._special)
 
     def _result(self, text: str, source: Sequence[int], found: list[Found]) -> Generated:
         hypotheses = [self._hypothesis(one, source) for one in found]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txport.errors import AudioError, TextError, UnsupportedError, quoted
 from txport.models.audio.facts import Features
+from txport.models.tokenizers.base import Unknown
 from txport.search.batching import MOST
 from txport.search.options import LONGEST_ID
 from txport.system.numbers import whole
@@ -77,8 +78,8 @@ def paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator
 
 def require_unknown(unknown: str) -> None:
     """Raise `UnsupportedError` for a word that does not say what to do with unknown characters."""
-    if not isinstance(unknown, str) or unknown not in ("error", "skip"):
-        raise UnsupportedError(f"unknown must be 'error' or 'skip', got {quoted(unknown)}")
+    if not isinstance(unknown, str) or unknown not in get_args(Unknown):
+        raise UnsupportedError(f"unknown must be one of {', '.join(get_args(Unknown))}, got {quoted(unknown)}")
 
 
 def sizes(batch_size: int, batch_tokens: int | None = None) -> tuple[int, int | None]:

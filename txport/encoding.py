@@ -75,7 +75,7 @@ class Encoder:
         self.runtime, self.tokenizer, self.facts, self.workers = runtime, tokenizer, facts, workers
         self.defaults = dict(defaults or {})
 
-    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """Token ids of a text, checked against the longest sequence of the model."""
         if not isinstance(text, str):
             raise TextError(f"a text must be a string, got {quoted(text)}")
@@ -89,7 +89,7 @@ class Encoder:
         try:
             return self.encode(text, unknown)
         except UnknownTextError:
-            if unknown == "error":
+            if unknown != "skip":
                 raise
             return []
 
@@ -99,14 +99,15 @@ class Encoder:
         *,
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
-        unknown: Unknown = "error",
+        unknown: Unknown = "auto",
     ) -> Iterator[Outputs]:
         """All outputs of the model for each text, by name, in order: (T, ...) for those of tokens.
 
         A batch has up to `batch_size` texts of similar length, and up to `batch_tokens` tokens, padding counted; no
-        result depends on what else is in the batch. `unknown="skip"` leaves out characters that are not in the
-        vocabulary; a text of which nothing is left has no outputs: {}. Raises `TextError` for text that the model can't
-        take.
+        result depends on what else is in the batch. What is not in the vocabulary becomes the tokenizer's unknown
+        token; `unknown="error"` refuses it, which a tokenizer without that token, or of letters, does unless told
+        otherwise ("token"), and "skip" leaves it out: a text of which nothing is left has no outputs, {}. Raises
+        `TextError` for text that the model can't take.
         """
         require_ability(self.facts, "infer")
         return self._each(texts, lambda _, outputs: outputs, batch_size, batch_tokens, unknown, nothing={})
@@ -146,7 +147,7 @@ class Encoder:
         normalize: bool | None = None,
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
-        unknown: Unknown = "error",
+        unknown: Unknown = "auto",
     ) -> Iterator[Floats]:
         """As `embed`, one after the other, over an iterable of any length; of no text, a vector of no numbers: (0,)."""
         require_ability(self.facts, "embed")
@@ -173,7 +174,7 @@ class Encoder:
         top: int | None = None,
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
-        unknown: Unknown = "error",
+        unknown: Unknown = "auto",
     ) -> Iterator[list[Label]]:
         """As `classify`, one after the other, over an iterable of any length."""
         require_ability(self.facts, "classify")
@@ -196,7 +197,7 @@ class Encoder:
         *,
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
-        unknown: Unknown = "error",
+        unknown: Unknown = "auto",
     ) -> Iterator[list[Tag]]:
         """As `tag`, one after the other, over an iterable of any length."""
         require_ability(self.facts, "tag")
@@ -223,7 +224,7 @@ class Encoder:
         top: int = 5,
         batch_size: int = BATCH_SIZE,
         batch_tokens: int | None = None,
-        unknown: Unknown = "error",
+        unknown: Unknown = "auto",
     ) -> Iterator[list[list[Fill]]]:
         """As `fill`, one after the other, over an iterable of any length."""
         require_ability(self.facts, "fill")

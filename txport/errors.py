@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LONGEST_QUOTE, LONGEST_REASON = 80, 300  # characters of what was found, and of another library's message
+LONGEST_QUOTE, LONGEST_REASON = 100, 300  # characters of what was found, and of another library's message
 
 
 def quoted(value: object) -> str:

@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 NEAR = 1e-4
 HEADS = ("hidden", "pooled", "tokens", "labels", "token_labels")
+SHARED = {"encoder_layers": 4, "distinct_layers": 2}  # layers that share weights
 KINDS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
 VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "a", "b", "c", "##d", "##e", "good", "bad", "##ly", ".")
 LABELS = ("no", "perhaps", "yes")
@@ -133,6 +134,55 @@ def test_a_wrong_weight_is_found_and_named(bundles: dict[str, Path], tmp_path: P
     assert culprit is not None
     assert "pooler" in culprit.where
     assert not verify(place).passed
+
+
+@pytest.mark.parametrize("kind", [("portable", "fp32"), ("cpu", "fp32"), ("cpu", "int8")], ids="-".join)
+@pytest.mark.parametrize("repeated", ["runs", "cycles"])
+def test_layers_that_share_weights_hold_them_once(repeated: str, kind: tuple[str, str], tmp_path: Path) -> None:
+    import onnx
+
+    size = {}
+    for name, changes in {"shared": {**SHARED, "repeated": repeated}, "two": {}, "four": {"encoder_layers": 4}}.items():
+        save_checkpoint(tmp_path / name, model_of(tiny("hidden", **changes)))
+        bundle = txport.export(tmp_path / name, tmp_path / f"{name}-out", target=kind[0], precision=kind[1])
+        graph = onnx.load(str(bundle.file("model")), load_external_data=False).graph
+        counted = [each for each in graph.initializer if len(each.dims) > 1]
+        size[name] = len(counted), sum(int(np.prod(each.dims)) for each in counted)
+    assert size["shared"] == size["two"] != size["four"]
+
+
+def test_a_wrong_weight_that_layers_share_is_found(tmp_path: Path) -> None:
+    from tests.tiny import edit_graph
+
+    def scale(model: Any) -> None:
+        import onnx
+
+        (tensor,) = (each for each in model.graph.initializer if each.name == "encoder.1.feed_forward.outer.weight")
+        values = onnx.numpy_helper.to_array(tensor)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values * np.float32(1.1), tensor.name))
+
+    save_checkpoint(tmp_path / "checkpoint", model_of(tiny("hidden", **SHARED)))
+    bundle = txport.export(tmp_path / "checkpoint", tmp_path / "out")
+    damaged = edit_graph(bundle.path, "model", scale)
+    assert not txport.api.parity(damaged, tmp_path / "checkpoint", {"ort": "cpu"}).passed
+    culprit = bisect(damaged, load_checkpoint(str(tmp_path / "checkpoint")))
+    assert culprit is not None
+    assert culprit.where == "encoder layer 1, feed-forward, second linear map"
+    assert culprit.also == (f"{culprit.where} (call 2)",)
+
+
+def test_distances_are_the_bias_of_the_fused_attention(tmp_path: Path) -> None:
+    import onnx
+
+    operators = {}
+    for name, changes in {"plain": {}, "biased": {"buckets": 8}}.items():
+        save_checkpoint(tmp_path / name, model_of(tiny("hidden", **changes)))
+        bundle = txport.export(tmp_path / name, tmp_path / f"{name}-out", target="cpu")
+        nodes = onnx.load(str(bundle.file("model")), load_external_data=False).graph.node
+        attention = [each for each in nodes if each.op_type == "MultiHeadAttention"]
+        operators[name] = [len(attention), *(len(each.input) > 5 and bool(each.input[5]) for each in attention)]
+        assert "Softmax" not in {each.op_type for each in nodes}
+    assert operators == {"plain": [2, False, False], "biased": [2, True, True]}
 
 
 def test_results_do_not_depend_on_the_batch(bundles: dict[str, Path], tmp_path: Path) -> None:
@@ -285,6 +335,24 @@ def test_the_command_gives_texts_without_a_known_character_an_empty_output(
     assert call(capsys, *skipping[:-2])[0] == 2
 
 
+@pytest.mark.parametrize("head", EMPTY)
+def test_unknown_words_are_the_unknown_token_and_are_counted(
+    head: str, bundles: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"{'[MASK]' if head == 'tokens' else 'a'} {rest}" for rest in ("zzz b", "b", "zy é zzz", "[UNK] zy")]
+    model = txport.load(bundles[head])
+    unknown = VOCABULARY.index("[UNK]")
+    assert [model.encode(text).count(unknown) for text in texts] == [1, 0, 3, 4]  # brackets are none of its letters
+    code, out, err = call(capsys, "run", bundles[head], *texts, "--json")
+    assert (code, len(out.splitlines())) == (0, 4)
+    assert err == "txport: 8 words are not in the vocabulary; the model reads the unknown token there\n"
+    assert call(capsys, "run", bundles[head], *texts, "--json", "--unknown", "token") == (code, out, err)
+    assert call(capsys, "run", bundles[head], texts[1], "--json")[2] == ""
+    code, out, err = call(capsys, "run", bundles[head], *texts, "--unknown", "error")
+    assert (code, out) == (2, "")
+    assert "has characters outside the vocabulary: 'zzz'; --unknown skip leaves them out" in err
+
+
 def test_an_array_of_vectors_has_one_for_each_text(
     bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -399,10 +467,16 @@ def assert_near(ours: Any, theirs: Any, where: str) -> None:
 def test_configs_that_make_no_model_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs labels"):
         tiny("labels", labels=())
-    with pytest.raises(ConfigError, match="labels are for the heads labels and token_labels"):
+    with pytest.raises(ConfigError, match="labels are for the heads labels, token_labels, replaced"):
         tiny("hidden", labels=("a",))
     with pytest.raises(ConfigError, match="heads must divide d_model"):
         tiny("hidden", heads=3)
+    with pytest.raises(ConfigError, match="encoder_layers must be a multiple of distinct_layers, got 3 of 2"):
+        tiny("hidden", distinct_layers=3)
+    with pytest.raises(ConfigError, match="farthest must be above half of the 8 buckets, got 4"):
+        tiny("hidden", buckets=8, farthest=4)
+    with pytest.raises(ConfigError, match="the head 'replaced' has one label, got 3"):
+        tiny("replaced")
     with pytest.raises(ConfigError, match="mask_id must lie in the source vocabulary"):
         tiny("tokens", mask_id=900)
 

@@ -1,4 +1,4 @@
-"""`--unknown skip` on a pipe of lines: one answer a line, also for a line of which nothing is known."""
+"""Words that the vocabulary lacks: as an unknown token, or left out, with one answer a line whatever is known of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import txport
+from tests.architectures.seeded import bundle_of
 from tests.cli.processes import run
+from tests.tokenizers.grown import grown
+from tests.tokenizers.test_agreement import tokenizers
 from txport.bundles.bundle import Bundle
+from txport.cli.commands import cli
 from txport.errors import TextError
+from txport.models.checkpoint import load_checkpoint
 
 TEXTS = ["bad", "€€€", "", "  ", "ch€ief"]
 PIPE = "\n".join(TEXTS) + "\n"
@@ -63,3 +69,40 @@ def test_the_api_says_that_there_is_no_hypothesis(bundle: Bundle, known: list[st
         model.encode("€", "skip")
     with pytest.raises(TextError, match="outside the vocabulary"):
         model.generate("€")
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that writes targets, with a tokenizer of SentencePiece's that has an unknown token."""
+    folder = tmp_path_factory.mktemp("foreign")
+    ids = {"eos_token_id": 2, "pad_token_id": 1, "bos_token_id": 0, "decoder_start_token_id": 2}
+    model = grown(folder / "model", "bart", "xlm-roberta", tokenizers("xlm-roberta")[0].size, **ids)
+    return bundle_of(load_checkpoint(str(model)), folder / "bundle").path
+
+
+def test_a_foreign_tokenizer_takes_its_unknown_token_and_commands_say_so(foreign: Path) -> None:
+    model = txport.load(foreign)
+    assert model.tokenizer.unknown is not None
+    assert model.encode("a ☃ b").count(model.tokenizer.unknown) == 1
+    note = "txport: 1 word is not in the vocabulary; the model reads the unknown token there\n"
+    (token,) = model.tokenizer.tokens([5])
+    commands = [
+        ["run", "--max-new-tokens", "3", str(foreign), "a ☃ b"],
+        ["run", "--max-new-tokens", "3", "--stream", str(foreign), "a ☃ b"],
+        ["score", str(foreign), "a ☃ b", token],
+    ]
+    for command in commands:
+        done = CliRunner().invoke(cli, command)
+        assert (done.exit_code, done.stderr) == (0, note)
+        assert CliRunner().invoke(cli, [each.replace("☃ ", "") for each in command]).stderr == ""
+        done = CliRunner().invoke(cli, [*command, "--unknown", "error"])
+        assert (done.exit_code != 0, done.stdout) == (True, "")
+        said = "has characters outside the vocabulary: '☃'; --unknown skip leaves them out"
+        assert said in str(done.exception)
+
+
+def test_a_tokenizer_of_letters_takes_its_unknown_token_only_where_it_is_asked_for(bundle: Bundle) -> None:
+    done = CliRunner().invoke(cli, ["run", str(bundle.path), "--unknown", "token", "ch€ief", "b€€d"])
+    assert done.exit_code == 0
+    assert "3 words are not in the vocabulary" in done.stderr
+    assert CliRunner().invoke(cli, ["run", str(bundle.path), "--unknown", "auto", "ch€ief"]).exit_code != 0

@@ -262,7 +262,7 @@ def change(folder: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "xyz"}, r"unknown model_type 'xyz'; there are bart, bert, .*, xlm-roberta"),
+        ({"model_type": "xyz"}, r"unknown model_type 'xyz'; there are albert, bart, .*, xlm-roberta"),
         ({"model_type": 3}, "unknown model_type 3"),
         ({"architectures": ["GPT2ForSequenceClassification"]}, "the class 'GPT2ForSequenceClassification' can't be"),
         ({"architectures": ["GPT2DoubleHeadsModel"]}, "the class 'GPT2DoubleHeadsModel' can't be expressed, of a gpt2"),
@@ -341,6 +341,12 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
         ("t5", {"decoder_start_token_id": 5}, "decoder_start_token_id 5 can't be expressed; it must be 0"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' can't be"),
         ("bert-labels", {"id2label": {"x": "no"}}, "it is not the config of a bert"),
+        ("mpnet", {"pad_token_id": 0}, "pad_token_id 0 can't be expressed; it must be 1"),
+        ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets 16 can't be expr"),
+        ("mpnet-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' can't be expressed; it must be 'gelu'"),
+        ("electra-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' can't be expressed; it must be 'gelu'"),
+        ("albert-inner", {"num_hidden_groups": 2}, "num_hidden_groups 2 and inner_group_num 2 can't be expressed"),
+        ("albert-groups", {"num_hidden_groups": 3}, "encoder_layers must be a multiple of distinct_layers, got 3 of 4"),
     ],
 )
 def test_a_variant_that_nothing_expresses_is_refused(
@@ -351,6 +357,37 @@ def test_a_variant_that_nothing_expresses_is_refused(
     (folder / GENERATION).unlink(missing_ok=True)
     with pytest.raises(ConfigError, match=rf"config\.json: {message}"):
         config_of(folder)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_special_token_beyond_the_vocabulary_is_told_by_its_name_in_the_folder(name: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / name, tmp_path / name))
+    (folder / GENERATION).unlink(missing_ok=True)
+    config = json.loads((folder / CONFIG).read_text())
+    inner = config.get("text_config", config)
+    size = inner["vocab_size"]
+    key = "sep_token_id" if config["model_type"] in ("bert", "distilbert", "electra") else "eos_token_id"
+    config[key] = inner[key] = size + 5
+    (folder / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(
+        ConfigError, match=rf"{key} must lie in the vocabulary of {size} \(vocab_size\), got {size + 5}$"
+    ):
+        config_of(folder)
+
+
+def test_a_default_beyond_the_vocabulary_is_told_as_such(copied: Path) -> None:
+    config = json.loads((copied / CONFIG).read_text())
+    (copied / CONFIG).write_text(json.dumps({name: each for name, each in config.items() if "eos" not in name}))
+    (copied / GENERATION).unlink()
+    with pytest.raises(ConfigError, match=r"eos_token_id must lie .* got 50256, which a gpt2 has where none is named"):
+        config_of(copied)
+
+
+@pytest.mark.parametrize("kind", ["deberta", "deberta-v2", "xlm-roberta-xl"])
+def test_types_that_nothing_expresses_are_refused_with_the_reason(kind: str, copied: Path) -> None:
+    change(copied, model_type=kind)
+    with pytest.raises(ConfigError, match=f"the model_type '{kind}' can't be expressed: its (scores|layers)"):
+        config_of(copied)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,9 @@ DISTIL: dict[str, Any] = {
     "num_labels": 3,
     **SPECIAL,
 }
+MPNET: dict[str, Any] = {**BERT, "pad_token_id": 1, "max_position_embeddings": LONGEST + 2}
+ELECTRA: dict[str, Any] = {**BERT, "embedding_size": 20}
+ALBERT: dict[str, Any] = {**BERT, "embedding_size": 20, "num_hidden_layers": 4, "bos_token_id": 3, "eos_token_id": 4}
 
 
 def scaled(kind: str, factor: float, **more: Any) -> dict[str, Any]:
@@ -266,10 +269,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # folder -> class, and its con
     "distilbert": ("DistilBertModel", DISTIL),
     "distilbert-tokens": ("DistilBertForMaskedLM", DISTIL),
     "distilbert-labels": ("DistilBertForSequenceClassification", DISTIL),
+    "mpnet": ("MPNetModel", MPNET),
+    "mpnet-tokens": ("MPNetForMaskedLM", MPNET),
+    "mpnet-labels": ("MPNetForSequenceClassification", MPNET),
+    "sentences-mpnet": ("MPNetModel", MPNET),
+    "electra": ("ElectraForPreTraining", {**ELECTRA, "hidden_act": "gelu_new"}),
+    "electra-tokens": ("ElectraForMaskedLM", ELECTRA),
+    "electra-labels": ("ElectraForSequenceClassification", ELECTRA),
+    "electra-wide": ("ElectraForTokenClassification", {**ELECTRA, "embedding_size": 32}),
+    "albert": ("AlbertModel", ALBERT),
+    "albert-groups": ("AlbertForSequenceClassification", {**ALBERT, "num_hidden_groups": 2}),
+    "albert-inner": ("AlbertForMaskedLM", {**ALBERT, "num_hidden_layers": 2, "inner_group_num": 2}),
 }
 SENTENCES: dict[str, dict[str, Any]] = {  # folder -> its files, as sentence-transformers writes them
     "sentences-mean": {"mode": "mean_tokens", "normalize": True, "longest": 12},
     "sentences-first": {"mode": "cls_token", "normalize": False, "longest": 4 * LONGEST},
+    "sentences-mpnet": {"mode": "mean_tokens", "normalize": True, "longest": LONGEST},
 }
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"max_new_tokens": NEW, "num_beams": 1},

@@ -165,6 +165,13 @@ def test_damaged_file(tmp_path: Path) -> None:
         FileTokenizer(file)
 
 
+def test_letters_that_are_unknown_are_refused_unless_their_token_is_asked_for(spelling: FileTokenizer) -> None:
+    with pytest.raises(TextError, match="outside the vocabulary"):
+        spelling.encode("a!")
+    ids = spelling.encode("a!b", "token")
+    assert [*spelling.encode("a", "skip")[:1], spelling.unknown, *spelling.encode("b")] == ids
+
+
 def test_unknown_id_of_each_kind_of_model() -> None:
     models = tokenizers.models
     assert unknown_id(tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 7}, unk_token="?")).to_str()) == 7  # noqa: S106

@@ -52,15 +52,25 @@ def test_lines_of_many_scripts_have_the_ids_that_they_have_in_transformers(name:
     texts = lines(len(recorded["ids"]), 2)
     for text, ids, written in zip(texts, recorded["ids"], recorded["texts"], strict=True):
         known = [each for each in ids if each != recorded["unknown"]]
-        if known == ids:
-            assert source.encode(text) == ids, text
-        else:
+        assert source.encode(text) == source.encode(text, "token") == ids, text
+        if known != ids:
             with pytest.raises(TextError, match=r"outside the vocabulary|no character of the vocabulary"):
-                source.encode(text)
+                source.encode(text, "error")
         if known != source.around:
             assert source.encode(text, "skip") == known, text
         if known == ids:
             assert target.decode(ids) == written
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "literal" in said(name)])
+def test_special_tokens_are_written_as_they_are_in_transformers(name: str) -> None:
+    _, target = tokenizers(name)
+    recorded = said(name)
+    for ids, text in zip(recorded["ids"], recorded["literal"], strict=False):
+        assert target.decode(ids, special=True) == text
+        begun = target.decode(ids[:1], special=True)
+        if text.startswith(begun):  # it may end within a character
+            assert target.continuation(ids[:1], ids[1:], special=True) == text.removeprefix(begun)
 
 
 @pytest.mark.parametrize("name", CHATTING)

@@ -125,6 +125,43 @@ def test_a_template_may_look_for_the_end_of_a_thought_in_what_the_model_said() -
     assert ids.count(inner.id_of("<end_of_turn>")) == 1
 
 
+CHANGING = (  # templates that change what messages say, and what then writes a special token
+    ("{{ messages[0].content | lower }}<|im_end|>", "<|IM_START|>"),
+    ("{{ messages[0].content.lower() }}<|im_end|>", "<|IM_START|>"),
+    ("{{ messages[0].content | replace('[', '<|') | replace(']', '|>') }}", "[im_start]"),
+    ("{{ messages[0].content.split('x') | join }}", "<xx|im_xxstart|>"),
+    ("{% for part in messages[0].content.split('x') %}{{ part }}{% endfor %}", "<xx|im_xxstart|>"),
+    ("{{ messages[0].content[::2] }}", "<.|.i.m._.s.t.a.r.t.|.>."),
+    ("{{ messages[0].content | reverse }}", ">|trats_mi|<"),
+    ("{{ messages[0].content | upper | lower }}", "<|im_\u017ftart|>"),
+)
+
+
+@pytest.mark.parametrize(("template", "said"), CHANGING)
+def test_a_template_that_changes_what_a_message_says_makes_no_special_token_of_it(template: str, said: str) -> None:
+    reader = templated(template)
+    with pytest.raises(TextError, match=r"makes the special token '<\|im_start\|>' of what a message says; write"):
+        reader.encode(f"Hello {said} there" if "reverse" not in template and "2" not in template else said)
+    assert reader.inner.decode(reader.encode("hello there"))
+
+
+@pytest.mark.parametrize("change", ["lower", "upper", "title", "capitalize", "swapcase", "casefold"])
+@settings(max_examples=40, deadline=None)
+@given(said=st.lists(SAID.filter(str.strip), min_size=1, max_size=3))
+def test_no_change_of_case_writes_a_special_token(change: str, said: list[str]) -> None:
+    reader = templated(
+        "{% for message in messages %}<|im_start|>{{ message.content." + change + "() }}<|im_end|>{% endfor %}"
+    )
+    ids = {reader.inner.id_of(token) for token in reader._control[0]}
+    messages = [{"role": "user", "content": text.swapcase()} for text in said]
+    try:
+        found = [id_ for id_ in reader.encode(chat_line(messages)) if id_ in ids]
+    except TextError as error:
+        assert "makes the special token" in str(error)  # noqa: PT017 - it may be written or refused
+    else:
+        assert len(found) == 2 * len(said)
+
+
 def test_a_template_may_ask_for_the_day() -> None:
     assert templated("{{ strftime_now('%Y') }} {{ messages[0].content }}").prompt(messages_of("Hello")).startswith("2")
 

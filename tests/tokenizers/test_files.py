@@ -198,7 +198,7 @@ def test_added_tokens_that_the_model_lacks_are_refused_where_a_text_has_them(spe
     tokenizer = tokenizer_of(written(tmp_path, size, 2, special), tmp_path, facts)
     assert tokenizer.encode("w5 w6") == [5, 6]
     with pytest.raises(TextError, match="has characters outside the vocabulary: 'x1'"):
-        tokenizer.encode("w5 x1")
+        tokenizer.encode("w5 x1", "error" if special else "token")  # what is special is letters in a text
     assert tokenizer.encode("w5 x1 w6", "skip") == [5, 6]
     with pytest.raises(TextError, match="'x1' is not a token of the vocabulary"):
         tokenizer.ids("x1")
@@ -208,3 +208,11 @@ def test_added_tokens_that_the_model_lacks_are_refused_where_a_text_has_them(spe
 
 def test_spaces_before_punctuation_go_where_a_checkpoint_says_so() -> None:
     assert clean_up("Do n't go , he 's in ! ' x ?") == "Don't go, he's in!'x?"
+
+
+@pytest.mark.parametrize("kind", ["ElectraTokenizer", None])
+def test_electra_has_the_tokenizer_of_bert(kind: str | None, tmp_path: Path) -> None:
+    folder = copied_of("bert", tmp_path)
+    (folder / "config.json").write_text('{"model_type": "electra"}', encoding="utf-8")
+    change(folder, tokenizer_class=kind)
+    assert companions_of(folder) == companions_of(TOKENIZERS / "bert")

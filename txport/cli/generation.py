@@ -114,7 +114,8 @@ def run(
         source = map(speech.require_text, source)
     if model.facts.ability:
         how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown")}
-        encoding.run(model, source, total, output, as_json, shown, how)
+        with texts.unknown_told(model):
+            encoding.run(model, source, total, output, as_json, shown, how)
         return
     with _in_flags():
         model = texts.told(model, options)
@@ -123,7 +124,8 @@ def run(
         with _in_flags():
             speech.run(model, source, total, output, as_json, heard, options)
         return
-    _write(model, source, total, output, options, as_json, as_stream)
+    with texts.unknown_told(model):
+        _write(model, source, total, output, options, as_json, as_stream)
 
 
 def _write(
@@ -221,6 +223,9 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @unknown_option
+@click.option(
+    "--ids", "as_ids", is_flag=True, help="TEXT and TARGET are token ids, special tokens included, no tokenizer's."
+)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line, with the log-probs of the tokens.")
 def score(
     bundle: str,
@@ -231,12 +236,13 @@ def score(
     threads: int | None,
     checkpoint: str | None,
     trust_code: bool,
+    as_ids: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """How likely TARGET is for TEXT: tokens as the vocabulary writes them, apart by spaces.
 
-    For a causal model, TARGET is what follows TEXT, and no end token is added.
+    The end token is added to it, but not to that of a causal model, which is what follows TEXT, and not with --ids.
 
     PAIR is TEXT TARGET; without one, lines of TEXT, a tab and TARGET come from files or standard input.
     """
@@ -246,14 +252,19 @@ def score(
         raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads}
     model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
+    if as_ids:
+        model.tokenizer = NumberTokenizer(model.facts, exact=True)
     given = [(pair[0], pair[1])] if pair else textio.split_pairs(textio.open_texts((), inputs)[0])
-    pairs, texts, targets = itertools.tee(given, 3)
+    pairs, sources, targets = itertools.tee(given, 3)
     with _in_flags():
-        scored = model.score((text for text, _ in texts), (target for _, target in targets), **options)
-    for (text, target), found in zip(pairs, scored, strict=True):
-        values = {"input": text, "target": target, "score": found.score, "token_scores": found.token_scores}
-        line = textio.to_json(values) if as_json else f"{found.score:.4f}\t{text}\t{target}"
-        textio.print_line(line, sys.stdout)
+        scored = model.score(
+            (text for text, _ in sources), (target for _, target in targets), add_end=not as_ids, **options
+        )
+    with texts.unknown_told(model):
+        for (text, target), found in zip(pairs, scored, strict=True):
+            values = {"input": text, "target": target, "score": found.score, "token_scores": found.token_scores}
+            line = textio.to_json(values) if as_json else f"{found.score:.4f}\t{text}\t{target}"
+            textio.print_line(line, sys.stdout)
 
 
 def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:

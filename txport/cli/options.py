@@ -45,9 +45,10 @@ def fit_threads(context: click.Context, option: click.Parameter, count: int | No
 
 def unknown_option(command: F) -> F:
     """Whether characters that the model does not know are an error."""
-    text = "What to do with characters outside the vocabulary."
-    choice = click.Choice(["error", "skip"])
-    return click.option("--unknown", type=choice, default="error", show_default=True, help=text)(command)
+    text = "Outside the vocabulary: the unknown token, an error, or nothing; auto: the token, or an error for letters."
+    return click.option(
+        "--unknown", type=click.Choice(["auto", "token", "error", "skip"]), default="auto", show_default=True, help=text
+    )(command)
 
 
 def is_given(name: str) -> bool:

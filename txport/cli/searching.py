@@ -122,6 +122,7 @@ ONLY_GENERATING = {
     "continuous": "--continuous",
     "as_stream": "--stream",
     **texts.FLAGS,
+    **texts.SPECIAL,
 }
 
 

@@ -24,6 +24,7 @@ NO_USE = {  # of options of text, for audio
     "nbest": "--nbest",
     "forced_bos_token": "--forced-bos-token",
     "as_stream": "--stream",
+    "special_tokens": "--special-tokens",
 }
 OF_TEXT = ("continuous", "batch_tokens", "unknown", "prefixes", "batch_size")
 

@@ -1,22 +1,29 @@
-"""How `txport run` reads its lines: languages that the model is told, and messages of a chat."""
+"""How commands read their lines: languages that the model is told, messages of a chat, words that it does not know."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from txport.cli.guard import echo
 from txport.cli.options import F, is_given
 from txport.errors import UnsupportedError
+from txport.models.tokenizers.base import Reader, TokenizerPair, Unknown
 
 FLAGS = {"source_language": "--source-language", "target_language": "--target-language", "as_chat": "--chat"}
+SPECIAL = {"special_tokens": "--special-tokens"}
 
 
 def text_options(command: F) -> F:
     """Languages, and chat."""
     chat = "Each line is what a user says, or a JSON list of messages; the checkpoint's template makes a prompt of it."
     source = "Language of the texts, as the tokenizer names it (eng_Latn).  [default: the tokenizer's]"
+    special = "Outputs have special tokens too, as the vocabulary writes them (</s>)."
     for option in (
+        click.option("--special-tokens", is_flag=True, help=special),
         click.option("--chat", "as_chat", is_flag=True, help=chat),
         click.option("--target-language", metavar="NAME", help="Language of the targets."),
         click.option("--source-language", metavar="NAME", help=source),
@@ -27,11 +34,41 @@ def text_options(command: F) -> F:
 
 def told(model: Any, options: dict[str, Any]) -> Any:
     """The model that reads lines as options say, which are taken away; `UnsupportedError` where it can't."""
-    given = [flag for name, flag in FLAGS.items() if is_given(name)]
+    given = [flag for name, flag in (FLAGS | SPECIAL).items() if is_given(name)]
     languages = {name: options.pop(name) for name in ("source_language", "target_language")}
-    as_chat = options.pop("as_chat")
+    as_chat, special = options.pop("as_chat"), options.pop("special_tokens")
     if given and is_given("as_ids"):
         raise UnsupportedError(f"--ids gives all tokens as numbers; it does not go with {', '.join(given)}")
     if any(each is not None for each in languages.values()):
         model = model.between(**languages)
-    return model.reading_chats() if as_chat else model
+    model = model.reading_chats() if as_chat else model
+    return model.writing_special_tokens() if special else model
+
+
+class Counted:
+    """A reader that counts the words for which it gives the unknown token."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader, self.words = reader, 0
+
+    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
+        """See `Tokenizer.encode`."""
+        ids = self.reader.encode(text, unknown)
+        self.words += 0 if self.unknown is None else ids.count(self.unknown)
+        return ids
+
+    @property
+    def unknown(self) -> int | None:
+        """See `Tokenizer.unknown`."""
+        return self.reader.unknown
+
+
+@contextlib.contextmanager
+def unknown_told(model: Any) -> Iterator[None]:
+    """Say on standard error, once the block is done, how many words of its texts became the unknown token, if any."""
+    counted = Counted(model.tokenizer)
+    model.tokenizer = TokenizerPair(counted, model.tokenizer)
+    yield
+    if counted.words:
+        what = "1 word is" if counted.words == 1 else f"{counted.words} words are"
+        echo(f"txport: {what} not in the vocabulary; the model reads the unknown token there", err=True)

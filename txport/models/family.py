@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,6 +18,21 @@ from txport.models import families
 from txport.models.weights.rules import Rule
 
 TYPE = "model_type"
+SPECIAL = (
+    "eos_token_id",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "cls_token_id",
+    "sep_token_id",
+    "mask_token_id",
+    "pad_token_id",
+)
+DEBERTA = "its scores compare contents with positions, which no operator of a target computes"
+REFUSED = {  # types that are asked for, and why nothing expresses them
+    "deberta": DEBERTA,
+    "deberta-v2": DEBERTA,
+    "xlm-roberta-xl": "its layers normalise before attention, and only XLM-R's, which normalise after it, are known",
+}
 BARE = r"(?<!Head)(?<!Heads)Model"  # the end of the name of a class without a head
 
 
@@ -116,11 +131,31 @@ class Family:
         if strange := [name for name in published.classes if not re.search(f"({self.classes})$", name)]:
             raise ConfigError(f"the class {quoted(strange[0])} can't be expressed, of a {kind}")
         try:
-            return self.config(published)
+            found = self.config(published)
+            _require_special(values, published, found)
+            return found
         except ConfigError:
             raise
         except (TypeError, LookupError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"it is not the config of a {kind}: {error!r}") from error
+
+
+def _require_special(values: Mapping[str, Any], published: Published, found: Mapping[str, Any]) -> None:
+    """`ConfigError` for a special token beyond the vocabulary that the model would have, by its name in the folder."""
+    size = next((size for name, size in found.items() if "vocab" in name), None)
+    ids = [each for name, id_ in found.items() if name.endswith(("_id", "_ids")) for each in _several(id_)]
+    strange = [id_ for id_ in ids if type(id_) is int and type(size) is int and not 0 <= id_ < size]
+    for name in SPECIAL if strange else ():
+        inner = published.beside("text_config").get(name)  # of a model that reads images too
+        for id_ in (*published.tokens(name), *_several(inner)):
+            if id_ in strange:
+                told = name in values or inner is not None
+                kind = "" if told else f", which a {published.type} has where none is named; name the model's own"
+                raise ConfigError(f"{name} must lie in the vocabulary of {size} (vocab_size), got {quoted(id_)}{kind}")
+
+
+def _several(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 @cache
@@ -136,6 +171,8 @@ def all_families() -> dict[str, Family]:
 def find(model_type: object) -> Family:
     """The family of a `model_type`; `ConfigError` if there is none."""
     known = all_families()
+    if isinstance(model_type, str) and model_type in REFUSED:
+        raise ConfigError(f"the {TYPE} {quoted(model_type)} can't be expressed: {REFUSED[model_type]}")
     if not isinstance(model_type, str) or model_type not in known:
         raise ConfigError(f"unknown {TYPE} {quoted(model_type)}; there are {', '.join(known)}")
     return known[model_type]

@@ -1,4 +1,4 @@
-"""The encoder of Devlin et al. 2019, "BERT", and its kin (RoBERTa, DistilBERT), with the head of a task."""
+"""The encoder of Devlin et al. 2019, "BERT", and its kin (RoBERTa, DistilBERT, MPNet, ELECTRA, ALBERT), with a head."""
 
 from __future__ import annotations
 
@@ -14,9 +14,19 @@ from txport.models.config import LONGEST, Config, choice, layers, real, require_
 from txport.models.facts import LENGTH, Facts, Output, Tokens
 from txport.models.model import Model
 from txport.models.ops import Ops
-from txport.models.parts import ACTIVATIONS, Attention, DotProduct, Embedding, FeedForward, Layer, Linear, Residual
+from txport.models.parts import (
+    ACTIVATIONS,
+    Attention,
+    DotProduct,
+    Embedding,
+    FeedForward,
+    Layer,
+    Linear,
+    RelativeBias,
+    Residual,
+)
 
-LABELLED = ("labels", "token_labels")
+LABELLED = ("labels", "token_labels", "replaced")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +35,17 @@ class BertConfig(Config):
 
     `head` is "hidden" (the last hidden states), "pooled" (these, and the first one through the pooler), "tokens"
     (logits over the vocabulary at each token, as masked language models give them), "labels" (logits over `labels` for
-    each text) or "token_labels" (the same for each token). The table of positions begins with `position_offset` rows
+    each text), "token_labels" (the same for each token) or "replaced" (the logit of one label for each token, as
+    ELECTRA's discriminator gives it). The table of positions begins with `position_offset` rows
     that no token has: RoBERTa's has `pad_id` + 1. Texts have up to `max_length` tokens, or `text_length`, if it is not
     0. `segment` says that a vector of the first segment is added to each token. `pooler` is what comes after the
     pooler's linear map. Texts begin with `cls_id` and end with `sep_id`.
+
+    Where `embedding_size` is not 0, what goes into the first layer is so wide, and a linear map makes `d_model` of it.
+    Of `encoder_layers`, `distinct_layers` have weights of their own, all of them where that is 0; the others repeat
+    them, `repeated` in "runs" of one layer, or in "cycles" of all. Where `buckets` is not 0, distances bias the scores
+    of all layers alike: half of the buckets for each side, of which half are of one distance, and the others shared up
+    to `farthest`.
     """
 
     vocab_size: int = size(30522)
@@ -36,13 +53,18 @@ class BertConfig(Config):
     heads: int = size(12)
     feed_forward: int = size(3072)
     encoder_layers: int = layers(12)
+    embedding_size: int = size(0, least=0)
+    distinct_layers: int = size(0, least=0)
+    repeated: str = choice("runs", "cycles")
+    buckets: int = size(0, least=0, most=1 << 12)
+    farthest: int = size(128)
     max_length: int = size(512, most=LONGEST)
     text_length: int = size(0, least=0)
     position_offset: int = size(0, least=0)
     segment: bool = True
     norm_epsilon: float = real(1e-12, above=0, below=1)
     activation: str = choice("gelu", "gelu_tanh", "relu", "silu")
-    head: str = choice("hidden", "pooled", "tokens", "labels", "token_labels")
+    head: str = choice("hidden", "pooled", "tokens", *LABELLED)
     labels: tuple[str, ...] = ()
     pooler: str = choice("tanh", "relu", "gelu")
     dropout: float = real(0.1, least=0, below=1)
@@ -55,16 +77,38 @@ class BertConfig(Config):
         """See `Config.problems`."""
         if self.d_model % self.heads:
             yield f"heads must divide d_model, got {self.heads} for {self.d_model}"
+        if self.distinct_layers and self.encoder_layers % self.distinct_layers:
+            both = f"{self.distinct_layers} of {self.encoder_layers}"
+            yield f"encoder_layers must be a multiple of distinct_layers, got {both}"
+        if self.buckets % 4:
+            yield f"buckets must be a multiple of 4, got {self.buckets}"
+        if self.buckets and self.farthest <= self.buckets // 2:
+            yield f"farthest must be above half of the {self.buckets} buckets, got {self.farthest}"
         if self.text_length > self.max_length:
             yield f"text_length must be at most max_length {self.max_length}, got {self.text_length}"
         if self.head in LABELLED and not self.labels:
             yield f"the head {self.head!r} needs labels, got none"
         if self.labels and self.head not in LABELLED:
-            yield f"labels are for the heads {' and '.join(LABELLED)}, got {len(self.labels)} for {self.head!r}"
+            yield f"labels are for the heads {', '.join(LABELLED)}, got {len(self.labels)} for {self.head!r}"
+        if self.head == "replaced" and len(self.labels) > 1:
+            yield f"the head 'replaced' has one label, got {len(self.labels)}"
         if len(set(self.labels)) != len(self.labels):
             yield "labels must differ from each other, got one twice"
         for name in ("pad_id", "cls_id", "sep_id", "mask_id"):
             yield from require_token(name, getattr(self, name), "source", self.vocab_size)
+
+    @property
+    def width(self) -> int:
+        """Of what goes into the first layer, or into the map before it."""
+        return self.embedding_size or self.d_model
+
+    @property
+    def order(self) -> list[int]:
+        """The distinct layers, as they follow each other."""
+        distinct = self.distinct_layers or self.encoder_layers
+        if self.repeated == "cycles":
+            return [number % distinct for number in range(self.encoder_layers)]
+        return [number * distinct // self.encoder_layers for number in range(self.encoder_layers)]
 
 
 def facts(config: BertConfig) -> Facts:
@@ -77,6 +121,7 @@ def facts(config: BertConfig) -> Facts:
         "tokens": (Output("logits", (LENGTH, config.vocab_size)),),
         "labels": (Output("logits", (labels,)),),
         "token_labels": (Output("logits", (LENGTH, labels)),),
+        "replaced": (Output("logits", (LENGTH, labels)),),
     }
     source = Tokens(
         size=config.vocab_size,
@@ -98,31 +143,41 @@ class Bert(Model):
         super().__init__(config, facts(config))
         self.source_embedding = Embedding(
             config.vocab_size,
-            config.d_model,
+            config.width,
             positions="learned",
             longest=config.max_length,
             offset=config.position_offset,
             segment=config.segment,
-            norm=self._norm(),
+            norm=self._norm(config.width),
             dropout=config.dropout,
         )
-        self.encoder = nn.ModuleList(self._layer() for _ in range(config.encoder_layers))
         width = config.d_model
+        if config.embedding_size:
+            self.widen = Linear(config.width, width, tag="embedding_in")
+        bias = None
+        if config.buckets:
+            bias = RelativeBias(config.heads, config.buckets, config.farthest, config.max_length, both_ways=True)
+        self.encoder = nn.ModuleList(self._layer(bias) for _ in range(1 + max(config.order)))
         if config.head in ("pooled", "labels"):
             self.pooler = Linear(width, width, tag="pooler")
         if config.head in LABELLED:
             self.classifier = Linear(width, len(config.labels), tag="classifier")
         if config.head == "tokens":
-            self.transform, self.transform_norm = Linear(width, width, tag="transform"), self._norm()
-            self.projection = Linear(width, config.vocab_size, tag="projection")
+            self.transform = Linear(width, config.width, tag="transform")
+            self.transform_norm = self._norm(config.width)
+            self.projection = Linear(config.width, config.vocab_size, tag="projection")
             self.projection.weight = self.source_embedding.tokens.weight
+        if config.head == "replaced":
+            self.transform = Linear(width, width, tag="transform")
         self.initialise()
 
     def encoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
         """See `Model.encoder_states`."""
         x = self.source_embedding(ids, ops)
-        for number, layer in enumerate(self.encoder):
-            x = layer(x, ops, number)
+        if self.config.embedding_size:
+            x = self.widen(x)
+        for number, place in enumerate(self.config.order):
+            x = self.encoder[place](x, ops, number)
         return cast(Tensor, x)
 
     def outputs(self, states: Tensor, ops: Ops) -> tuple[Tensor, ...]:
@@ -133,6 +188,7 @@ class Bert(Model):
             "tokens": lambda: (ops.whole(self.token_logits(states)),),
             "labels": lambda: (self.classifier(self.pooled(states, ops)),),
             "token_labels": lambda: (ops.whole(self.classifier(states)),),
+            "replaced": lambda: (ops.whole(self.classifier(self.transformed(states))),),
         }
         return heads[self.config.head]()
 
@@ -142,18 +198,24 @@ class Bert(Model):
 
     def token_logits(self, states: Tensor) -> Tensor:
         """(..., D) -> (..., V)."""
-        transformed = ACTIVATIONS[self.config.activation](self.transform(states))
-        return cast(Tensor, self.projection(self.transform_norm(transformed)))
+        return cast(Tensor, self.projection(self.transform_norm(self.transformed(states))))
 
-    def _layer(self) -> Layer:
+    def transformed(self, states: Tensor) -> Tensor:
+        """What the head of each token begins with: (..., D) -> (..., E)."""
+        return ACTIVATIONS[self.config.activation](self.transform(states))
+
+    def _layer(self, bias: RelativeBias | None) -> Layer:
         config = self.config
         head_size = config.d_model // config.heads
-        attention = Attention(config.d_model, DotProduct(config.heads, config.heads, head_size**-0.5), head_size)
+        core = DotProduct(config.heads, config.heads, head_size**-0.5, bias=bias)
+        attention = Attention(config.d_model, core, head_size)
         feed_forward = FeedForward(config.d_model, config.feed_forward, config.activation)
-        return Layer(attention, feed_forward, lambda: Residual(self._norm(), first=False, dropout=config.dropout))
+        return Layer(
+            attention, feed_forward, lambda: Residual(self._norm(config.d_model), first=False, dropout=config.dropout)
+        )
 
-    def _norm(self) -> nn.LayerNorm:
-        return nn.LayerNorm(self.config.d_model, eps=self.config.norm_epsilon)
+    def _norm(self, width: int) -> nn.LayerNorm:
+        return nn.LayerNorm(width, eps=self.config.norm_epsilon)
 
 
 NAMES = {  # of each head, in Hugging Face's library
@@ -162,6 +224,7 @@ NAMES = {  # of each head, in Hugging Face's library
     "tokens": "BertForMaskedLM",
     "labels": "BertForSequenceClassification",
     "token_labels": "BertForTokenClassification",
+    "replaced": "BertForTokenClassification",
 }
 
 
@@ -189,15 +252,22 @@ def draw(rng: np.random.Generator) -> BertConfig:
     """A small config of any variant."""
     values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in BertConfig.choices().items()}
     if values["head"] in LABELLED:
-        values["labels"] = tuple(f"label {number}" for number in range(int(rng.integers(1, 6))))
+        count = 1 if values["head"] == "replaced" else int(rng.integers(1, 6))
+        values["labels"] = tuple(f"label {number}" for number in range(count))
     heads = int(rng.choice([1, 2, 4]))
+    distinct = int(rng.integers(4))
+    buckets = int(rng.choice([0, 4, 8]))
     return BertConfig(
         **values,
         vocab_size=int(rng.integers(8, 60)),
         d_model=heads * int(rng.choice([8, 16])),
         heads=heads,
         feed_forward=int(rng.integers(8, 40)),
-        encoder_layers=int(rng.integers(1, 4)),
+        encoder_layers=distinct * int(rng.integers(1, 3)) or int(rng.integers(1, 4)),
+        embedding_size=int(rng.choice([0, 8, 12])),
+        distinct_layers=distinct,
+        buckets=buckets,
+        farthest=buckets // 2 + int(rng.integers(1, 20)),
         max_length=int(rng.integers(4, 40)),
         position_offset=int(rng.integers(3)),
         segment=bool(rng.integers(2)),

@@ -7,6 +7,7 @@ labels of texts or tokens.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from txport.errors import ConfigError
@@ -46,38 +47,61 @@ HEADS = {  # by the end of a class's name
     "ForTokenClassification": "token_labels",
     BARE: "hidden",
 }
-# What special tokens are written as, and their usual ids.
+# What special tokens are written as, and their usual ids; of vocabularies without any, a mask is the last token.
 WRITTEN = {"cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"), "mask": ("[MASK]", "<mask>")}
 USUAL = {"cls": 101, "sep": 102, "mask": 103}
+REPLACED = ("replaced",)  # the label of ELECTRA's discriminator
 
 
 def config(values: Published) -> dict[str, Any]:
     """The keys of `BertConfig`."""
-    kind = values.type
+    if values.type in ROBERTAS:
+        return kin(values, offset=values.get("pad_token_id") + 1, ends=("bos", "eos"), has_gelu=True)
+    if values.type == "distilbert":
+        return kin(values, names=DISTIL_NAMES, segment=False, pooler="relu", usual=USUAL)
+    return kin(values, usual=USUAL)
+
+
+def kin(
+    values: Published,
+    *,
+    names: Mapping[str, str] | None = None,
+    heads: Mapping[str, str] = HEADS,
+    offset: int = 0,
+    segment: bool = True,
+    pooler: str = "tanh",
+    ends: tuple[str, str] = ("cls", "sep"),
+    usual: Mapping[str, int] | None = None,
+    has_gelu: bool = False,
+) -> dict[str, Any]:
+    """The keys of `BertConfig` that all of BERT's kin have.
+
+    `names` are those of sizes. `ends` are the keys of the tokens that texts begin and end with, `usual` the ids of
+    special tokens that are said nowhere. With `has_gelu`, the head of masked language models has no other activation.
+    """
     values.require("position_embedding_type", "absolute")
     values.require("is_decoder", False)
-    head, is_roberta = head_of(values), kind in ROBERTAS
-    pad = values.get("pad_token_id")
-    offset = pad + 1 if is_roberta else 0
-    names = DISTIL_NAMES if kind == "distilbert" else NAMES
+    names = NAMES if names is None else names
+    head, pad = head_of(values, heads), values.get("pad_token_id")
     activation = values.word(names["activation"], ACTIVATIONS)
-    if is_roberta and head == "tokens":
-        values.require("hidden_act", "gelu")  # which its head always has
+    if has_gelu and head == "tokens":
+        values.require(names["activation"], "gelu")
+    labels = REPLACED if head == "replaced" else labels_of(values) if head.endswith("labels") else ()
     return {
         "vocab_size": values.get("vocab_size"),
         **{ours: values.get(theirs) for ours, theirs in names.items()},
         "max_length": values.get("max_position_embeddings") - offset,
         "position_offset": offset,
-        "segment": kind != "distilbert",
+        "segment": segment,
         "norm_epsilon": values.get("layer_norm_eps", 1e-12),
         "activation": activation,
         "head": head,
-        "labels": labels_of(values) if head.endswith("labels") else (),
-        "pooler": "relu" if kind == "distilbert" else "tanh",
+        "labels": labels,
+        "pooler": pooler,
         "pad_id": pad,
-        "cls_id": special(values, "cls", "bos" if is_roberta else "cls"),
-        "sep_id": special(values, "sep", "eos" if is_roberta else "sep"),
-        "mask_id": special(values, "mask", "mask", None if head == "tokens" else pad),
+        "cls_id": special(values, "cls", ends[0], usual),
+        "sep_id": special(values, "sep", ends[1], usual),
+        "mask_id": special(values, "mask", "mask", usual, None if head == "tokens" else pad),
     }
 
 
@@ -99,7 +123,9 @@ DISTIL_NAMES = {
 }
 
 
-def special(values: Published, name: str, key: str, fallback: int | None = None) -> int:
+def special(
+    values: Published, name: str, key: str, usual_ids: Mapping[str, int] | None, fallback: int | None = None
+) -> int:
     """A special token: of `config.json`, of the tokenizer, or, where there is none, the usual one of its kind.
 
     A token that nothing asks for may be the `fallback`, where it is known from nowhere.
@@ -110,17 +136,17 @@ def special(values: Published, name: str, key: str, fallback: int | None = None)
         return int(id_)
     if fallback is not None:
         return fallback
-    usual = USUAL[name] if values.type in ("bert", "distilbert") else values.get("vocab_size") - 1
+    usual = values.get("vocab_size") - 1 if usual_ids is None else usual_ids[name]
     if values.special is not None or usual >= values.get("vocab_size"):
         written = " or ".join(WRITTEN[name])
         raise ConfigError(f"{key}_token_id is missing, and {written} in tokenizer.json: say the id in config.json")
     return int(usual)
 
 
-def head_of(values: Published) -> str:
+def head_of(values: Published, heads: Mapping[str, str] = HEADS) -> str:
     """What the class that a checkpoint was saved from gives: hidden states, where none is named."""
     name = next(iter(values.classes), "Model")
-    return next(head for end, head in HEADS.items() if re.search(f"{end}$", name))
+    return next(head for end, head in heads.items() if re.search(f"{end}$", name))
 
 
 def labels_of(values: Published) -> tuple[str, ...]:
@@ -131,9 +157,12 @@ def labels_of(values: Published) -> tuple[str, ...]:
 
 
 LAYER = r"^(encoder\.\d+)\."
+BEFORE: tuple[Rule, ...] = (
+    Drop(r"(roberta|mpnet)\.pooler\."),  # its classes for labels and tokens have parts of their own in its place
+    Rename(r"^(bert|roberta|distilbert|mpnet|electra|albert)\.", ""),
+)
 WEIGHTS: tuple[Rule, ...] = (
-    Drop(r"roberta\.pooler\."),  # its classes for labels and tokens have parts of their own in its place
-    Rename(r"^(bert|roberta|distilbert)\.", ""),
+    *BEFORE,
     Drop(r"embeddings\.position_ids$"),
     Drop(r"cls\.seq_relationship\."),  # whether one sentence follows another: nothing here asks
     Rename(r"^(cls\.predictions\.decoder|lm_head\.decoder|vocab_projector)\.", "projection."),

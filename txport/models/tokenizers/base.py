@@ -6,24 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Unknown = Literal["error", "skip"]
+# What to do with what is not in the vocabulary: take the tokenizer's unknown token, refuse the text, leave it out, or,
+# "auto", what suits the tokenizer: its unknown token where it has one, unless it reads letter by letter.
+Unknown = Literal["auto", "token", "error", "skip"]
 
 
 class Tokenizer(Protocol):
     """Source text to token ids, and target tokens to text; an id that has no token raises `TokenError`."""
 
-    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
-        """Source ids, special tokens included; `TextError` on empty text or characters it does not know.
+    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
+        """Source ids, special tokens included; `TextError` on empty text or characters that it can't take.
 
-        `UnknownTextError` if there is nothing in it that it knows.
+        `UnknownTextError` if there is nothing in it that it can take.
         """
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Target text, special tokens left out."""
+    @property
+    def unknown(self) -> int | None:
+        """The id that stands for what is not in the vocabulary of sources; None where there is none."""
         ...
 
-    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """Target text, special tokens left out, or as the vocabulary writes them."""
+        ...
+
+    def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
         """What target ids add to the text of those before them; by themselves they may be written in another way."""
         ...
 
@@ -39,8 +46,13 @@ class Tokenizer(Protocol):
 class Reader(Protocol):
     """The part of a tokenizer that reads."""
 
-    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """See `Tokenizer.encode`."""
+        ...
+
+    @property
+    def unknown(self) -> int | None:
+        """See `Tokenizer.unknown`."""
         ...
 
 
@@ -51,17 +63,22 @@ class TokenizerPair:
     source: Reader
     target: Tokenizer
 
-    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """See `Tokenizer.encode`."""
         return self.source.encode(text, unknown)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """See `Tokenizer.decode`."""
-        return self.target.decode(ids)
+    @property
+    def unknown(self) -> int | None:
+        """See `Tokenizer.unknown`."""
+        return self.source.unknown
 
-    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """See `Tokenizer.decode`."""
+        return self.target.decode(ids, special)
+
+    def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.continuation`."""
-        return self.target.continuation(before, ids)
+        return self.target.continuation(before, ids, special)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""

@@ -17,14 +17,11 @@ from typing import Any
 from txport.errors import BundleError, TextError, brief, quoted
 from txport.models.tokenizers.base import Unknown, shorten
 from txport.models.tokenizers.file import FileTokenizer
+from txport.models.tokenizers.origin import KIND, MARK, OWN, Message, changes_texts, require_own_tokens
 from txport.models.tokenizers.usage import Chat
 from txport.system.packages import needed
 
-MARK = "\ufdd0"  # no character: none of a text that was made for others to read
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
-OWN = "assistant"  # the role of what the model said
-KIND = "type"  # of a part of a message, a word that templates look at
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,17 +31,30 @@ class ChatReader:
     inner: FileTokenizer
     chat: Chat
 
-    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """See `Tokenizer.encode`; special tokens are those of the template."""
         return self.inner.with_control(self.prompt(messages_of(text)), self._control[0], MARK, unknown)
 
+    @property
+    def unknown(self) -> int | None:
+        """See `Tokenizer.unknown`."""
+        return self.inner.unknown
+
     def prompt(self, messages: Sequence[Message]) -> str:
         """What a model is to continue, with marks in what the messages say; `TextError` for what no template takes."""
-        template, _ = self._template
+        prompt = self._render([self._marked(message) for message in messages])
+        if self._template[2]:
+            every, own = self._control
+            kept = [token for token in every if token not in own]
+            require_own_tokens(prompt, messages, self._render, every, kept)
+        return prompt
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        """The prompt as the template has it; `TextError` for messages that it does not take."""
+        template = self._template[0]
         import jinja2
 
-        marked = [self._marked(message) for message in messages]
-        variables = {**self.chat.variables, "messages": marked, "tools": None, "documents": None}
+        variables = {**self.chat.variables, "messages": messages, "tools": None, "documents": None}
         try:
             return str(template.render(**variables, add_generation_prompt=True))
         except jinja2.TemplateError as error:
@@ -53,8 +63,8 @@ class ChatReader:
             raise TextError(f"the chat template does not take these messages: {brief(repr(error))}") from error
 
     @cached_property
-    def _template(self) -> tuple[Any, set[str]]:
-        """The template, and the texts that it looks for in what messages say."""
+    def _template(self) -> tuple[Any, set[str], bool]:
+        """The template, the texts that it looks for in what messages say, and whether it may change what they say."""
         with needed("txport[chat]", "a chat"):
             import jinja2
         environment = _environment()
@@ -67,12 +77,13 @@ class ChatReader:
             }
             free = jinja2.meta.find_undeclared_variables(parsed)
             template = environment.from_string(self.chat.template)
+            changes = changes_texts(parsed)
             sought = {each.value for each in _sought(parsed) if isinstance(each, jinja2.nodes.Const)}
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, OverflowError, TypeError) as error:
             raise BundleError(f"the chat template can't be used: {brief(error)}") from error
         if strange := sorted((called & free) - environment.globals.keys()):
             raise BundleError(f"the chat template can't be used: it calls {quoted(strange[0])}, which is not there")
-        return template, {each for each in sought if isinstance(each, str)}
+        return template, {each for each in sought if isinstance(each, str)}, changes
 
     @cached_property
     def _control(self) -> tuple[list[str], list[str]]:

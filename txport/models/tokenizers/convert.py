@@ -46,8 +46,10 @@ CLASSES: dict[str, Make] = {  # of transformers, without "Fast"
     "CamembertTokenizer": pieces.camembert,
     "LlamaTokenizer": pieces.llama,
     "GemmaTokenizer": pieces.gemma,
-    "BertTokenizer": _spelled(vocabularies.wordpiece),
-    "DistilBertTokenizer": _spelled(vocabularies.wordpiece),
+    "BertTokenizer": _spelled(vocabularies.bert),
+    "DistilBertTokenizer": _spelled(vocabularies.bert),
+    "ElectraTokenizer": _spelled(vocabularies.bert),
+    "MPNetTokenizer": _spelled(vocabularies.mpnet),
     "GPT2Tokenizer": _spelled(vocabularies.gpt2),
     "RobertaTokenizer": _spelled(vocabularies.roberta),
     "BartTokenizer": _spelled(vocabularies.roberta),
@@ -66,6 +68,8 @@ OF_TYPES = {  # the class of a model_type, where tokenizer_config.json names non
     "camembert": "CamembertTokenizer",
     "bert": "BertTokenizer",
     "distilbert": "DistilBertTokenizer",
+    "electra": "ElectraTokenizer",
+    "mpnet": "MPNetTokenizer",
     "gpt2": "GPT2Tokenizer",
     "opt": "GPT2Tokenizer",
     "llama": "LlamaTokenizer",
@@ -84,7 +88,11 @@ SPOKEN = {  # classes whose tokens of languages stand in a tokenizer.json that a
     "MBartTokenizer": pieces.mbart_languages,
     "MBart50Tokenizer": pieces.mbart50_languages,
 }
-CLEANED = ("BertTokenizer", "DistilBertTokenizer")  # classes that take spaces from decoded text unless told otherwise
+CLEANED = (
+    "BertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+)  # classes that take spaces from decoded text unless told otherwise
 DEFAULTS = {  # special tokens by name, where a template uses one that the settings do not name
     "LlamaTokenizer": pieces.ENDS,
     "GemmaTokenizer": pieces.GEMMA,

@@ -56,11 +56,12 @@ class FileTokenizer:
             self._tokenizer.no_padding()
             parts = json.loads(self._tokenizer.to_str())
             self._unknown = _unknown_of(parts["model"])
+            self._spells = _spells(parts)
             self._reader = _letter_by_letter(self._tokenizer, parts)
         _require_bounded(path, parts)
         outside = self._tokenizer.token_to_id(OUTSIDE)
         self._limit = min(each for each in (limit, outside, self.size) if each is not None)
-        self._has_outside = outside is not None
+        self._outside = outside
         self._control: Any = None
 
     @property
@@ -68,15 +69,20 @@ class FileTokenizer:
         """The `tokenizer.json`, as the library writes it."""
         return str(self._tokenizer.to_str())
 
-    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
-        """See `Tokenizer.encode`; "skip" leaves unknown characters out."""
+    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
+        """See `Tokenizer.encode`."""
         return self._encode(text, unknown, special=True)
 
-    def bare(self, text: str, unknown: Unknown = "error") -> list[int]:
+    @property
+    def unknown(self) -> int | None:
+        """See `Tokenizer.unknown`."""
+        return self._unknown if self._unknown is not None and self._unknown < self._limit else None
+
+    def bare(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """As `encode`, without special tokens around it."""
         return self._encode(text, unknown, special=False)
 
-    def with_control(self, text: str, control: Collection[str], mark: str, unknown: Unknown = "error") -> list[int]:
+    def with_control(self, text: str, control: Collection[str], mark: str, unknown: Unknown = "auto") -> list[int]:
         """As `bare`, but `control` tokens are read as such, unless a `mark` breaks them, which is no text."""
         if self._control is None:
             with refusals(BundleError, f"{self._path} can't read the prompts of a chat"):
@@ -95,9 +101,10 @@ class FileTokenizer:
         self._require_length(text)
         with refusals(TextError, f"{self._path} can't split {shorten(text)}; fix it, or leave that text out"):
             encoding = (reader or self._reader).encode(text, add_special_tokens=special)
-        ids = [self._known_id(id_, token) for id_, token in zip(encoding.ids, encoding.tokens, strict=True)]
+        takes = unknown == "token" or (unknown == "auto" and not self._spells)
+        ids = [self._known_id(id_, token, takes) for id_, token in zip(encoding.ids, encoding.tokens, strict=True)]
         strange = [span for id_, span in zip(ids, encoding.offsets, strict=True) if id_ is None]
-        if strange and unknown == "error":
+        if strange and unknown != "skip":
             found = _listed(list(dict.fromkeys(text[start:end] for start, end in strange)))
             fix = "--unknown skip leaves them out"
             raise TextError(f"{shorten(text)} has characters outside the vocabulary: {found}; {fix}")
@@ -106,12 +113,18 @@ class FileTokenizer:
             raise UnknownTextError(f"{shorten(text)} has no character of the vocabulary")
         return known
 
-    def _known_id(self, id_: int, token: str) -> int | None:
-        """The same id, if it is one of the model's; of what is unknown to the pieces of a source, that of its text."""
+    def _known_id(self, id_: int, token: str, takes_unknown: bool) -> int | None:
+        """The same id, if it is one of the model's; of what is unknown to the pieces of a source, that of its text.
+
+        What has none may be the unknown token, but no token that was added to the vocabulary and not to the model.
+        """
         if id_ != self._unknown and id_ < self._limit:
             return id_
         foreign = self._tokenizer.token_to_id(FOREIGN + token) if id_ == self._unknown else None
-        return None if foreign is None or foreign >= self._limit else int(foreign)
+        if foreign is not None and foreign < self._limit:
+            return int(foreign)
+        is_piece = id_ == self._unknown or (self._outside is not None and id_ > self._outside)
+        return self.unknown if takes_unknown and is_piece else None
 
     def require_fit(self, what: str, size: int) -> None:
         """Raise `BundleError` where tokens that the model lacks may stand in any text: it belongs to another model.
@@ -124,7 +137,7 @@ class FileTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         plain = [id_ for id_ in self._tokenizer.get_vocab().values() if id_ >= size and id_ not in added]
         around = [id_ for id_ in self.around if id_ >= size]
-        if around or (plain and not self._has_outside):
+        if around or (plain and self._outside is None):
             sizes = f"{self.size} tokens, {what} {size}"
             raise BundleError(f"{self._path} has {sizes}: it belongs to another model")
 
@@ -154,18 +167,18 @@ class FileTokenizer:
         """One more than the largest id."""
         return 1 + max(self._tokenizer.get_vocab().values(), default=-1)
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.decode`."""
-        kept = [id_ for id_ in ids if id_ not in self._special]
+        kept = [id_ for id_ in ids if special or id_ not in self._special]
         self.tokens(kept)  # the library leaves out what it does not know
         with refusals(BundleError, f"{self._path} can't write tokens as text"):
-            text = str(self._tokenizer.decode(kept, skip_special_tokens=True))
+            text = str(self._tokenizer.decode(kept, skip_special_tokens=not special))
         return clean_up(text) if self._clean_up else text
 
-    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+    def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.continuation`."""
-        text, whole = self.decode(before), self.decode([*before, *ids])
-        return whole[len(text) :] if whole.startswith(text) else self.decode(ids)
+        text, whole = self.decode(before, special), self.decode([*before, *ids], special)
+        return whole[len(text) :] if whole.startswith(text) else self.decode(ids, special)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""
@@ -302,6 +315,12 @@ def unknown_id(tokenizer: str) -> int | None:
 def _unknown_of(model: dict[str, Any]) -> int | None:
     number = model.get("unk_id", model["vocab"].get(model["unk_token"]) if model.get("unk_token") else None)
     return None if number is None else int(number)
+
+
+def _spells(parts: dict[str, Any]) -> bool:
+    """Whether a tokenizer has a token for each letter, as those of `spelling` do: what it lacks is a slip in a text."""
+    splitter = parts["pre_tokenizer"]
+    return parts["model"]["type"] == "WordLevel" and splitter is not None and splitter["type"] == "Split"
 
 
 def _listed(texts: Sequence[str]) -> str:

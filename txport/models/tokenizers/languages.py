@@ -49,7 +49,7 @@ class LanguageReader:
             return None
         return self.inner.id_of(self.languages.tokens[self.target])
 
-    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """See `Tokenizer.encode`."""
         tokens = self.languages.tokens
         first = [] if self.target is None or self.languages.target != "source" else [tokens[self.target]]
@@ -63,6 +63,11 @@ class LanguageReader:
         )
         ids = [self.inner.id_of(token) for token in (*first, *before)]
         return [*ids, *self.inner.bare(text, unknown), *map(self.inner.id_of, after)]
+
+    @property
+    def unknown(self) -> int | None:
+        """See `Tokenizer.unknown`."""
+        return self.inner.unknown
 
     def _name(self, language: str) -> str:
         """The name of a language, which may be given as the token that it has."""

@@ -19,7 +19,7 @@ class NumberTokenizer:
         self._facts, self._exact = facts, exact
         self._why = "text is read as" if exact else "this model has no tokenizer, so text is"
 
-    def encode(self, text: str, unknown: Unknown = "error") -> list[int]:
+    def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """See `Tokenizer.encode`; the start and end tokens that the model expects are added."""
         if not text.strip():
             raise UnknownTextError(f"the text is empty; {self._why} token ids such as '5 17 3'")
@@ -29,21 +29,26 @@ class NumberTokenizer:
                 ids.append(int(word))
             else:
                 wrong.append(word)
-        if wrong and unknown == "error":
+        if wrong and unknown != "skip":
             ids_wanted = f"token ids, numbers from 0 to {size - 1}"
             raise TextError(f"{self._why} {ids_wanted}; got {shorten(' '.join(wrong))}")
         if not ids:
             raise UnknownTextError(f"{shorten(text)} has no number from 0 to {size - 1}")
         return ids if self._exact else self._facts.vocabulary.with_special(ids)
 
-    def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """See `Tokenizer.continuation`."""
-        return self.decode(ids)
+    @property
+    def unknown(self) -> None:
+        """See `Tokenizer.unknown`: there is none."""
+        return None
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
+        """See `Tokenizer.continuation`."""
+        return self.decode(ids, special)
+
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.decode`."""
-        special = () if self._exact else self._facts.writes.special
-        return " ".join(self.tokens([id_ for id_ in ids if id_ not in special]))
+        left_out = () if self._exact or special else self._facts.writes.special
+        return " ".join(self.tokens([id_ for id_ in ids if id_ not in left_out]))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer.tokens`."""

@@ -32,6 +32,7 @@ ROBERTA = {
     "cls_token": "<s>",
     "mask_token": "<mask>",
 }
+MPNET = {**ROBERTA, "unk_token": "[UNK]"}
 QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -58,21 +59,33 @@ def _lines(path: Path) -> list[str]:
         raise CheckpointError(str(error)) from error
 
 
-def wordpiece(settings: Settings) -> tuple[str, Vocabulary]:
-    """BERT's: words, and pieces of them, which begin with `##`."""
+def bert(settings: Settings) -> tuple[str, Vocabulary]:
+    """BERT's, which DistilBERT and ELECTRA have too."""
+    return _wordpiece(settings, BERT)
+
+
+def mpnet(settings: Settings) -> tuple[str, Vocabulary]:
+    """MPNet's: BERT's pieces, RoBERTa's special tokens."""
+    return _wordpiece(settings, MPNET, Added(settings.token("mask_token", "<mask>") or "", lstrip=True))
+
+
+def _wordpiece(settings: Settings, defaults: dict[str, str], *special: Added) -> tuple[str, Vocabulary]:
+    """Words, and pieces of them, which begin with `##`."""
     path = settings.folder / "vocab.txt"
     tokens = [line.rstrip("\r") for line in _lines(path)]
     while tokens and not tokens[-1]:
         tokens.pop()
     if len(set(tokens)) < len(tokens):
         raise CheckpointError(f"{path} has one token twice")
-    missing = {name: settings.token(name, BERT[name]) for name in ("unk_token", "cls_token", "sep_token")}
+    missing = {name: settings.token(name, defaults[name]) for name in ("unk_token", "cls_token", "sep_token")}
     if lacking := [token for token in missing.values() if token not in tokens]:
-        raise CheckpointError(f"{path} has no {lacking[0]}, which is a special token of BertTokenizer")
+        raise CheckpointError(
+            f"{path} has no {lacking[0]}, which is a special token of {settings.kind or 'BertTokenizer'}"
+        )
     for name, only in (("do_basic_tokenize", True), ("never_split", None)):
         if settings.get(name, only) != only:
             raise settings.wrong(f"{name} {quoted(settings.get(name))} can't be expressed in a tokenizer.json")
-    words = vocabulary(settings, {id_: (token, 0.0) for id_, token in enumerate(tokens)}, BERT)
+    words = vocabulary(settings, {id_: (token, 0.0) for id_, token in enumerate(tokens)}, defaults, special)
     strips = settings.get("strip_accents")
     if strips is not None:
         strips = settings.flag("strip_accents", False)

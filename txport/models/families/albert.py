@@ -1,0 +1,63 @@
+"""ALBERT, whose layers share their weights, and whose embeddings are narrower than they, as transformers saves it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txport.errors import ConfigError
+from txport.models.families import bert
+from txport.models.family import Family, Published
+from txport.models.weights.rules import Drop, Rename
+
+DEFAULTS = {
+    **bert.BERT,
+    "vocab_size": 30000,
+    "embedding_size": 128,
+    "hidden_size": 4096,
+    "num_hidden_groups": 1,
+    "num_attention_heads": 64,
+    "intermediate_size": 16384,
+    "inner_group_num": 1,
+    "hidden_act": "gelu_new",
+    "hidden_dropout_prob": 0.0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+USUAL = {"cls": 2, "sep": 3, "mask": 4}
+
+
+def config(values: Published) -> dict[str, Any]:
+    """The keys of `BertConfig`: layers of one group in turn, or one layer of each group several times in a row."""
+    groups, inner = values.get("num_hidden_groups"), values.get("inner_group_num")
+    if groups > 1 and inner > 1:
+        raise ConfigError(f"num_hidden_groups {groups} and inner_group_num {inner} can't be expressed; one must be 1")
+    found = bert.kin(values, ends=("bos", "eos"), usual=USUAL)
+    return found | {
+        "encoder_layers": found["encoder_layers"] * inner,
+        "distinct_layers": groups * inner,
+        "repeated": "cycles" if inner > 1 else "runs",
+        "embedding_size": values.get("embedding_size"),
+    }
+
+
+LAYER = r"^(encoder\.\d+)\."
+WEIGHTS = (
+    *bert.BEFORE,
+    Drop(r"sop_classifier\."),  # whether two sentences were exchanged: nothing here asks
+    Rename(r"^encoder\.embedding_hidden_mapping_in\.", "widen."),
+    Rename(r"^encoder\.albert_layer_groups\.0\.albert_layers\.(\d+)\.", r"encoder.\1."),
+    Rename(r"^encoder\.albert_layer_groups\.(\d+)\.albert_layers\.0\.", r"encoder.\1."),
+    Rename(LAYER + r"attention\.dense\.", r"\1.attention.output."),
+    Rename(LAYER + r"attention\.LayerNorm\.", r"\1.attention_residual.norm."),
+    Rename(LAYER + r"ffn\.", r"\1.feed_forward.inner."),
+    Rename(LAYER + r"ffn_output\.", r"\1.feed_forward.outer."),
+    Rename(LAYER + r"full_layer_layer_norm\.", r"\1.feed_forward_residual.norm."),
+    Rename(r"^predictions\.decoder\.", "projection."),
+    Rename(r"^predictions\.dense\.", "transform."),
+    Rename(r"^predictions\.LayerNorm\.", "transform_norm."),
+    Rename(r"^predictions\.bias$", "projection.bias"),
+    *bert.WEIGHTS,
+)
+FAMILY = Family(
+    defaults={"albert": DEFAULTS}, architecture="bert", classes="|".join(bert.HEADS), config=config, weights=WEIGHTS
+)

@@ -1,0 +1,39 @@
+"""ELECTRA, discriminators and generators, whose embeddings may be narrower than layers, as transformers saves it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txport.models.families import bert
+from txport.models.family import Family, Published
+from txport.models.weights.rules import Rename
+
+DEFAULTS = {
+    **bert.BERT,
+    "embedding_size": 128,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
+HEADS = {**bert.HEADS, "ForPreTraining": "replaced"}
+
+
+def config(values: Published) -> dict[str, Any]:
+    """The keys of `BertConfig`; embeddings as wide as the layers have no map between."""
+    found = bert.kin(values, heads=HEADS, pooler="gelu", usual=bert.USUAL, has_gelu=True)
+    narrow = values.get("embedding_size")
+    return found | {"embedding_size": 0 if narrow == found["d_model"] else narrow}
+
+
+WEIGHTS = (
+    *bert.BEFORE,
+    Rename(r"^embeddings_project\.", "widen."),
+    Rename(r"^(discriminator|generator)_predictions\.dense\.", "transform."),
+    Rename(r"^discriminator_predictions\.dense_prediction\.", "classifier."),
+    Rename(r"^generator_predictions\.LayerNorm\.", "transform_norm."),
+    Rename(r"^generator_lm_head\.", "projection."),
+    *bert.WEIGHTS,
+)
+FAMILY = Family(
+    defaults={"electra": DEFAULTS}, architecture="bert", classes="|".join(HEADS), config=config, weights=WEIGHTS
+)
