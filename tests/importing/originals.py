@@ -142,6 +142,69 @@ def whole() -> nn.Module:
     return seeded(Gpt(Whole, nn.Linear))
 
 
+class Activated(nn.Linear):
+    """With its activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(super().forward(x))
+
+
+class Added(nn.LayerNorm):
+    """Of a sum that it makes itself."""
+
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:
+        return super().forward(x + more)
+
+
+class Divided(nn.Module):
+    """A block whose work is divided otherwise among its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln1, self.attn, self.ln2 = nn.LayerNorm(SIZE), Separate(nn.Linear), Added(SIZE)
+        self.up, self.down = Activated(SIZE, INNER), nn.Linear(INNER, SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.attn(self.ln1(x))
+        found: Tensor = x + mixed + self.down(self.up(self.ln2(x, mixed)))
+        return found
+
+
+class Single(Gpt):
+    def forward(self, ids: Tensor) -> Tensor:
+        assert self.tok.weight.dtype == torch.float32
+        return super().forward(ids)
+
+
+def divided() -> nn.Module:
+    torch.manual_seed(12)
+    module = Gpt(Separate, nn.Linear)
+    module.blocks = nn.ModuleList(Divided() for _ in range(LAYERS))
+    return seeded(module)
+
+
+def single() -> nn.Module:
+    torch.manual_seed(13)
+    return seeded(Single(lambda linear: Fused(linear, by_head=True), nn.Linear))
+
+
+def tied() -> nn.Module:
+    """Its file has one matrix under two names."""
+    torch.manual_seed(14)
+    module = seeded(Gpt(Separate, nn.Linear))
+    module.head.weight = module.tok.weight
+    return module
+
+
+class Unsteady(Gpt):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + torch.randn(())
+
+
+def unsteady() -> nn.Module:
+    return Unsteady(Separate, nn.Linear)
+
+
 # ----------------------------------------------------------------------------------------- rotary, gated, RMS norms
 
 

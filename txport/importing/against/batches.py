@@ -42,9 +42,10 @@ class Batch:
         return self.mask.reshape(*self.mask.shape, *[1] * (like.dim() - 2)).expand(like.shape)
 
     def to(self, dtype: torch.dtype) -> Batch:
-        """With features in another type."""
+        """A copy, with features in another type."""
         source = self.source.to(dtype) if self.source.is_floating_point() else self.source
-        return Batch(source, self.mask, self.lengths, self.target)
+        target = None if self.target is None else self.target.clone()
+        return Batch(source.clone(), self.mask.clone(), self.lengths, target)
 
 
 def draw_batches(facts: Facts, *, padded: bool) -> Iterator[Batch]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,15 +44,14 @@ class Original:
         """What it computes in."""
         return next((each.dtype for each in self.module.parameters() if each.is_floating_point()), torch.float32)
 
-    def exact(self, given: Batch) -> Original:
-        """The same in float64, if it can run in it; else in float32. `CheckpointError` where it can't run at all."""
-        wide = replace(self, module=copy.deepcopy(self.module).double())
+    def widen(self, given: Batch) -> None:
+        """Let it compute in float64, if it can; else in float32. `CheckpointError` where it can't run at all."""
+        self.module.double()
         try:
-            wide.give(given)
-        except CheckpointError:
             self.give(given)
-            return self
-        return wide
+        except CheckpointError:
+            self.module.float()
+            self.give(given)
 
     @torch.inference_mode()
     def give(self, given: Batch) -> Any:

@@ -71,13 +71,16 @@ class Origins:
         )
         self._owners: dict[str, list[tuple[str, str]]] = {}
         state = original.module.state_dict(keep_vars=True)
-        by_tensor = {id(state[name]): of for name, of in original.names.items()}
+        files: dict[int, list[str]] = {}
+        for name, of in original.names.items():
+            files.setdefault(id(state[name]), []).append(of)
         self._tensors: dict[str, Tensor] = {}
         for module_name, module in original.module.named_modules():
             for own, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None and id(tensor) in by_tensor:
-                    self._owners.setdefault(by_tensor[id(tensor)], []).append((module_name, own))
-                    self._tensors[by_tensor[id(tensor)]] = tensor.detach()
+                for file in () if tensor is None else files.get(id(tensor), ()):
+                    self._owners.setdefault(file, []).append((module_name, own))
+                    self._tensors[file] = tensor.detach()
+        self._same = {file: frozenset(several) for several in files.values() for file in several}  # tied ones
         self._modules = dict(original.module.named_modules())
 
     @property
@@ -124,8 +127,8 @@ class Origins:
 
     def unread(self, module: str) -> list[str]:
         """Tensors of a module of the original of which the import is not made."""
-        used = set(self.used)
-        return [file for file, owners in self._owners.items() if file not in used and module in [n for n, _ in owners]]
+        used = {same for file in self.used for same in self._same.get(file, {file})}
+        return [file for file in self.own_files(module) if file not in used]
 
     def own_files(self, module: str) -> list[str]:
         """The tensors that a module of the original has itself."""

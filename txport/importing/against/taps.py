@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from txport.errors import CheckpointError
 from txport.importing.against.batches import Batch, outputs_of
 from txport.importing.against.original import Original
 from txport.importing.against.pairing import Origins, Pair, blocks_of, pairs_of
@@ -229,8 +228,9 @@ def benign(free: Run, *, one_side: bool) -> set[Key]:
     for tap in free.taps:
         if not tap.within(SURELY):
             side, scope = _side(tap, one_side), _scope(tap)
-            after = (each for each in agree if each.order > tap.order and _side(each, one_side) == side)
-            found |= {tap.key} if any(_scope(each) is not scope for each in after) else set()
+            after = [each for each in agree if each.order > tap.order and _side(each, one_side) == side]
+            mends = any(_scope(each) is not scope or each.key[:2] == tap.key[:2] for each in after)
+            found |= {tap.key} if mends else set()
     return found
 
 
@@ -254,10 +254,3 @@ def _of_source(tap: Tap) -> bool:
     call = tap.pair.call
     block = None if call.parent is None else call.parent.part
     return isinstance(block, Attention) and block.over == "source" and call.part in (block.key, block.value)
-
-
-def require_paired(free: Run, original: Original) -> None:
-    """Raise `CheckpointError` where outputs part and nothing inside can be compared."""
-    if not free.taps:
-        what = "no module of it is called that has a tensor of the checkpoint to itself"
-        raise CheckpointError(f"{original.name} gives other outputs, and where they part can't be told: {what}")

@@ -16,7 +16,7 @@ from txport.importing.against.causes import cause_of
 from txport.importing.against.faults import ORDER, misplaced
 from txport.importing.against.original import Original, load_module, require_used
 from txport.importing.against.pairing import Origins
-from txport.importing.against.taps import CLOSELY, END, IN, SURELY, Key, Run, benign, run_freely, run_on_theirs
+from txport.importing.against.taps import CLOSELY, END, IN, SURELY, Key, Run, Tap, benign, run_freely, run_on_theirs
 from txport.models.checkpoint import build_empty, load_checkpoint
 from txport.models.facts import LOGITS
 from txport.models.model import Model
@@ -174,10 +174,11 @@ def _used(made: Plan) -> list[str]:
 def compare(model: Model, made: Plan, original: Original) -> Verdict:
     """Both over all batches; where outputs differ, the first place at which the two part."""
     batches = list(draw_batches(model.facts, padded=original.masks))
-    original = original.exact(batches[0])
+    original.widen(batches[0])
     model = _like(model, original)
     origins = Origins(model, made, original)
     runs = [run_freely(model, original, origins, given) for given in batches]
+    _require_steady(original, runs[0])
     ends = [tap for run in runs for tap in run.ends]
     differs = not all(tap.within(SURELY) for tap in ends)
     parting = None
@@ -185,6 +186,15 @@ def compare(model: Model, made: Plan, original: Original) -> Verdict:
         parting = _parting(model, original, origins, runs, certain=differs)
     outputs = tuple(_agreement(name, runs) for name in runs[0].ours if name in runs[0].theirs)
     return Verdict(original.name, str(original.dtype).removeprefix("torch."), outputs, parting)
+
+
+def _require_steady(original: Original, run: Run) -> None:
+    """Raise `CheckpointError` for an original that gives something else each time."""
+    again = original.outputs(run.given, run.ours)
+    pairs = [Tap((name, 0, END), 0.0, again[name], each, ()) for name, each in run.theirs.items()]
+    if not all(pair.within(CLOSELY) for pair in pairs):
+        fix = "look for dropout that does not ask self.training, or something that it keeps on itself"
+        raise CheckpointError(f"{original.name} gives other values each time for the same input: {fix}")
 
 
 def _like(model: Model, original: Original) -> Model:
