@@ -13,8 +13,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from txport import cli
-from txport.errors import CheckpointError
-from txport.importing.against.verdict import hold_against
+from txport.errors import CheckpointError, ConfigError
+from txport.importing.against.hold import hold_against
+from txport.models.checkpoint import load_checkpoint
 from txport.models.names import CONFIG, RULES, WEIGHTS
 
 FAMILIES = Path(__file__).parents[1] / "families"
@@ -129,6 +130,41 @@ def test_a_fault_is_named_where_it_is(name: str, tmp_path: Path) -> None:
     told = "\n".join(found.lines())
     assert found.parting is not None, told
     assert (found.parting.where, found.parting.kind, words in found.parting.what) == (where, kind, True), told
+
+
+def foreign(name: str, folder: Path, *own: str) -> Path:
+    """A checkpoint with other names for the tensors of a family, by rules of its own."""
+    folder.mkdir()
+    found = load_checkpoint(str(FAMILIES / name))
+    save_file({f"net.{key}": each.clone() for key, each in found.tensors}, folder / WEIGHTS)
+    text = rules("", {name: each for name, each in found.config.to_dict().items() if each is not None}, *own)
+    (folder / RULES).write_text(text.replace('base = "hugging-face:"', f'architecture = "{name}"'), encoding="utf-8")
+    return folder
+
+
+PLAIN = "rename = { pattern = '^net\\.', to = '' }"
+
+
+def test_an_import_may_be_held_against_a_folder_of_other_names(tmp_path: Path) -> None:
+    folder = foreign("llama", tmp_path / "right", PLAIN)
+    assert hold_against(str(folder), str(FAMILIES / "llama")).passed
+    folder = foreign("llama", tmp_path / "wrong", PLAIN, "transpose = 'attention.query.weight'")
+    found = hold_against(str(folder), str(FAMILIES / "llama"))
+    assert found.parting is not None
+    assert (found.parting.part, found.parting.kind) == ("decoder.0.attention.query", "transposed")
+    assert found.parting.theirs == ("model.layers.0.self_attn.q_proj",)
+
+
+def test_other_models_and_other_numbers_are_refused(tmp_path: Path) -> None:
+    folder = foreign("llama", tmp_path / "own", PLAIN)
+    with pytest.raises(ConfigError, match=r"is another model than the import of .* only one of them has"):
+        hold_against(str(folder), str(FAMILIES / "qwen3"))
+    other = shutil.copytree(FAMILIES / "llama", tmp_path / "other")
+    weights = load_file(other / WEIGHTS)
+    weights["model.norm.weight"] += 1
+    save_file(weights, other / WEIGHTS, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"have other numbers for model\.norm\.weight$"):
+        hold_against(str(FAMILIES / "llama"), str(other))
 
 
 def test_what_transformers_can_not_load_is_one_line(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from tests.importing import originals
 from tests.importing.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WORDS
 from txport import cli
 from txport.errors import CheckpointError
-from txport.importing.against.verdict import Verdict, hold_against
+from txport.importing.against.hold import hold_against
+from txport.importing.against.verdict import Verdict
 from txport.models.names import RULES, WEIGHTS
 
 FILE = Path(originals.__file__)
@@ -569,6 +570,7 @@ def test_an_import_that_parts_is_not_written(run: Any, tmp_path: Path) -> None:
         (["--against", "{file}:separate"], 2, "is code, which runs only if you trust it: give --trust-code"),
         (["--trust-code"], 2, "--trust-code is for --against model.py:NAME; an import runs no code"),
         (["--against", "model.py"], 2, "--against must be a file and the class or function in it"),
+        (["--against", "{file}/.."], 2, "--against must be a file and the class or function in it"),
         (["--against", "transformers", "--trust-code"], 2, "--trust-code is for an original that is a file of code"),
         (["--against", "transformers", "--draft-map", "x"], 2, "--against is for an import, and --draft-map loads"),
         (["--against", "transformers"], 2, "has no config.json, by which transformers would know what it is"),

@@ -32,8 +32,8 @@ FURTHER = 40  # problems to show
 @click.option(
     "--against",
     metavar="ORIGINAL",
-    help="Run the original beside the import, and name the first layer at which they part: model.py:NAME, a class or a "
-    "function that gives the module, or transformers; docs/own-checkpoint.md.",
+    help="Run the original beside the import, and name the first layer at which they part: model.py:NAME, "
+    "transformers, or a folder that transformers runs; docs/own-checkpoint.md.",
 )
 @click.option("--trust-code", is_flag=True, help="Run the code of an ORIGINAL that is given as model.py:NAME.")
 @click.option("--force", is_flag=True, help="Replace the checkpoint in OUT.")
@@ -72,7 +72,7 @@ def import_(
     if trust_code and against is None:
         raise UnsupportedError("--trust-code is for --against model.py:NAME; an import runs no code")
     with needed("txport[export]", "an import"):
-        from txport.importing.against.verdict import hold_against, require_original
+        from txport.importing.against.hold import hold_against, require_original
         from txport.importing.fit import fit, import_checkpoint, require_apart
     if against is not None:
         require_original(against, trust_code=trust_code)

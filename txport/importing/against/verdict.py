@@ -6,30 +6,23 @@ import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from txport.errors import CheckpointError, UnsupportedError
+from txport.errors import CheckpointError
 from txport.importing.against.batches import draw_batches
 from txport.importing.against.beside import Beside
 from txport.importing.against.causes import cause_of
 from txport.importing.against.faults import ORDER, misplaced
-from txport.importing.against.original import Original, load_module, require_used
+from txport.importing.against.original import Original
 from txport.importing.against.pairing import Origins
 from txport.importing.against.taps import CLOSELY, END, IN, SURELY, Key, Run, Tap, benign, run_freely, run_on_theirs
-from txport.models.checkpoint import build_empty, load_checkpoint
 from txport.models.facts import LOGITS
 from txport.models.model import Model
-from txport.models.names import CONFIG, code_name, find_folder
-from txport.models.sources.source import Source, read_source
-from txport.models.weights.plan import Plan, plan
-from txport.models.weights.values import Weights
+from txport.models.weights.plan import Plan
 from txport.proof.bisect.faults.evidence import Cause
 from txport.proof.bisect.words import describe
 from txport.proof.parity.measures import finite
 
-TRANSFORMERS = "transformers"
-COPIES = 6  # in fp32 that both models take: each as it is, and in float64
 TOLD = 5  # further places
 BEFORE = "all that was computed before agrees, this is off"
 HOW = {IN: BEFORE, END: BEFORE}
@@ -123,52 +116,6 @@ class Verdict:
         yield from (each.describe() for each in self.outputs)
         if self.parting is not None:
             yield from (f"{word + ':':9} {text}" for word, text in self.parting.lines())
-
-
-def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdict:
-    """Run the import of the checkpoint `name` and its original, layer by layer.
-
-    `against` is `model.py:NAME`, behind `trust_code`, or "transformers". Raises `CheckpointError` or `ConfigError` for
-    either that can't be loaded, or an original with other tensors.
-    """
-    require_original(against, trust_code=trust_code)
-    folder = find_folder(name)
-    source = read_source(folder)
-    model = load_checkpoint(name).in_memory(COPIES).model
-    weights = source.weights()
-    made = plan(source.rules, weights.shapes, build_empty(source.config))
-    original = _load(against, folder, source, weights, model)
-    require_used(original, [] if against == TRANSFORMERS else _used(made), source.place)
-    return compare(model, made, original)
-
-
-def require_original(against: str, *, trust_code: bool) -> None:
-    """Raise `UnsupportedError` for what names no original, or code that is not trusted, or trust in what is no code."""
-    is_code = code_name(against) is not None
-    if not is_code and against != TRANSFORMERS:
-        raise UnsupportedError(
-            f"--against must be a file and the class or function in it that gives the module, model.py:NAME, or "
-            f"{TRANSFORMERS}, got {against!r}"
-        )
-    if is_code and not trust_code:
-        raise UnsupportedError(f"{against} is code, which runs only if you trust it: give --trust-code")
-    if trust_code and not is_code:
-        raise UnsupportedError(f"--trust-code is for an original that is a file of code; {against} is none")
-
-
-def _load(against: str, folder: Path, source: Source, weights: Weights, model: Model) -> Original:
-    if against == TRANSFORMERS:
-        from txport.importing.against.hugging_face import load_transformers
-
-        if not (folder / CONFIG).is_file():
-            raise CheckpointError(f"{folder} has no {CONFIG}, by which transformers would know what it is")
-        return load_transformers(folder, weights, model.facts)
-    return load_module(against, weights, model.facts, source.place)
-
-
-def _used(made: Plan) -> list[str]:
-    every = (name for pieces in made.made.values() for piece in pieces for name in piece.value.names())
-    return list(dict.fromkeys(every))
 
 
 def compare(model: Model, made: Plan, original: Original) -> Verdict:
