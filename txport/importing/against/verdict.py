@@ -18,6 +18,7 @@ from txport.importing.against.pairing import Origins
 from txport.importing.against.taps import CLOSELY, END, IN, SURELY, Key, Run, Tap, benign, run_freely, run_on_theirs
 from txport.models.facts import LOGITS
 from txport.models.model import Model
+from txport.models.parts import NORM_TYPES, FeedForward, GatedFeedForward
 from txport.models.weights.plan import Plan
 from txport.proof.bisect.faults.evidence import Cause
 from txport.proof.bisect.words import describe
@@ -175,12 +176,13 @@ def _parting(
             if tap.key not in kept and tap.key in parted and not tap.within(CLOSELY):
                 found.setdefault(tap.key, Beside(tap, isolated, model, origins))
     ordered = sorted(found.values(), key=lambda each: each.tap.order)
-    causes = [(each, cause_of(each) if at < TOLD else None) for at, each in enumerate(ordered)]
-    sure = [(each, cause) for each, cause in causes if not each.tap.within(SURELY) or not _is_rounding(cause)]
-    if sure:
-        (first, cause), *others = sure
-        also = dict.fromkeys(_where(each) for each, _ in others)
-        return _described(first, cause, tuple(each for each in also if each != _where(first)))
+    causes = ((each, cause_of(each) if _may_err(each) else None) for each in ordered)
+    sure = ((each, cause) for each, cause in causes if cause is not None or not each.tap.within(SURELY))
+    first = next(sure, None)
+    if first is not None:
+        own = _where(first[0])
+        also = dict.fromkeys(_where(each) for each, _ in sure)
+        return _described(*first, tuple(each for each in also if each != own))
     if not certain:
         return None
     if not ends:
@@ -188,9 +190,11 @@ def _parting(
     return _described(ends[0], cause_of(ends[0]), ())
 
 
-def _is_rounding(cause: Cause | None) -> bool:
-    """Whether a small difference is nothing else: a factor that the original has in fp32 explains nothing."""
-    return cause is None or cause.kind in ("scale", "sum")
+def _may_err(evidence: Beside) -> bool:
+    """Whether a difference may be an error: a small one only where an epsilon or an activation makes one."""
+    kind = evidence.kind
+    is_subtle = isinstance(kind, type) and issubclass(kind, (*NORM_TYPES, FeedForward, GatedFeedForward))
+    return is_subtle or not evidence.tap.within(SURELY)
 
 
 def _where(evidence: Beside) -> str:
