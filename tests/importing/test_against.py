@@ -270,6 +270,14 @@ FAULTS: dict[str, Fault] = {
         "heads",
         "rows of queries and keys stand in the order of the files",
     ),
+    "columns that are permuted": (
+        "halves",
+        LLAMA,
+        [SHIFT, PAIRS.replace("[qk]", "o").replace("1] }", "1], axis = -1 }"), *NAMES],
+        ATTENTION,
+        "heads",
+        "columns of its output map stand in the order of the files",
+    ),
     "base": (
         "halves",
         {**LLAMA, "rotary_base": 5e5},

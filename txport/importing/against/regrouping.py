@@ -12,7 +12,7 @@ from torch import Tensor
 
 from txport.importing.against.beside import Beside
 from txport.importing.against.pairing import Rows, rows_at
-from txport.importing.against.taps import OUT
+from txport.importing.against.taps import IN, OUT
 from txport.models.parts import Attention, unflatten
 from txport.proof.bisect.calls import PartCall
 from txport.proof.bisect.faults.attention import attend, attended
@@ -35,7 +35,18 @@ def other_roles(evidence: Beside) -> Cause | None:
     for what, changed in (*_exchanged(own), *_cut(evidence, part, own), *_unpermuted(evidence, own)):
         if evidence.explains(mixed_with(block, **changed)):
             return Cause("heads", what)
-    return None
+    return _other_columns(evidence)
+
+
+def _other_columns(evidence: Beside) -> Cause | None:
+    """The map behind an attention, whose columns were permuted."""
+    pair = evidence.tap.pair
+    columns = pair.rows[0].inputs if pair is not None and len(pair.rows) == 1 else None
+    if evidence.tap.key[2] != IN or columns is None or not evidence.matches(evidence.expected[..., columns.numpy()]):
+        return None
+    return Cause(
+        "heads", "columns of its output map stand in the order of the files: a rule permutes them, and must not"
+    )
 
 
 @torch.inference_mode()
