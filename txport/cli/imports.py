@@ -13,6 +13,7 @@ from txport.errors import UnsupportedError
 from txport.system.packages import needed
 
 if TYPE_CHECKING:
+    from txport.importing.against.verdict import Verdict
     from txport.importing.fit import Fit
 
 FURTHER = 40  # problems to show
@@ -28,6 +29,13 @@ FURTHER = 40  # problems to show
 )
 @click.option("--at", default="", metavar="KEYS", help="Where in a pickle --draft-map finds the weights.")
 @click.option("--architecture", help="The one that --draft-map is for.  [default: the one that fits best]")
+@click.option(
+    "--against",
+    metavar="ORIGINAL",
+    help="Run the original beside the import, and name the first layer at which they part: model.py:NAME, "
+    "transformers, or a folder that transformers runs; docs/own-checkpoint.md.",
+)
+@click.option("--trust-code", is_flag=True, help="Run the code of an ORIGINAL that is given as model.py:NAME.")
 @click.option("--force", is_flag=True, help="Replace the checkpoint in OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole table as JSON.")
 def import_(
@@ -36,6 +44,8 @@ def import_(
     draft_map: Path | None,
     at: str,
     architecture: str | None,
+    against: str | None,
+    trust_code: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -43,34 +53,53 @@ def import_(
 
     SOURCE is a folder that transformers wrote, one of ours, or one of your own with a txport.toml. Everything that is
     missing, left over or misshapen is shown at once, and is an error (exit 2). OUT gets config.json, model.safetensors
-    and the tokenizers.
+    and the tokenizers. With --against, exit 1 if the import does not compute what the original does, and OUT is not
+    written.
     """
     if architecture is not None and draft_map is None:
         raise UnsupportedError("--architecture is for --draft-map; txport.toml and config.json name their own")
     if at and draft_map is None:
         raise UnsupportedError("--at is for --draft-map; txport.toml says at = itself")
     if draft_map is not None:
+        if against is not None:
+            raise UnsupportedError("--against is for an import, and --draft-map loads nothing; give one of them")
         if out is not None or as_json or force:
             raise UnsupportedError(
                 "--draft-map writes a draft and no checkpoint; give it without OUT, --force and --json"
             )
         _draft(source, draft_map, architecture, at)
         return
+    if trust_code and against is None:
+        raise UnsupportedError("--trust-code is for --against model.py:NAME; an import runs no code")
     with needed("txport[export]", "an import"):
+        from txport.importing.against.hold import hold_against, require_original
         from txport.importing.fit import fit, import_checkpoint, require_apart
+    if against is not None:
+        require_original(against, trust_code=trust_code)
     if out is not None:
         require_apart(source, out, force=force)
     found = fit(source)
-    if as_json:
-        textio.print_json(found.to_dict(), indent=2)
-    else:
-        show(found)
-    if not found.passed:
-        raise SystemExit(2)
+    verdict = hold_against(source, against, trust_code=trust_code) if found.passed and against is not None else None
+    _tell(found, verdict, as_json=as_json)
     if out is not None:
         import_checkpoint(source, out)
         if not as_json:
             echo(f"{out}  {found.architecture}, {len(found.wanted)} tensors")
+
+
+def _tell(found: Fit, verdict: Verdict | None, *, as_json: bool) -> None:
+    """All that was found; the process ends here unless it fits, and computes what the original does."""
+    if as_json:
+        more = {} if verdict is None else {"against": verdict.to_dict()}
+        textio.print_json({**found.to_dict(), **more}, indent=2)
+    else:
+        show(found)
+        if verdict is not None:
+            show_against(verdict)
+    if not found.passed:
+        raise SystemExit(2)
+    if verdict is not None and not verdict.passed:
+        raise SystemExit(1)
 
 
 def _draft(source: str, file: Path, architecture: str | None, at: str) -> None:
@@ -101,3 +130,11 @@ def show(found: Fit) -> None:
     if (rest := len(found.problems) - FURTHER) > 0:
         echo(f"problem: {rest} more, which --json names")
     echo(f"verdict: {'fits' if found.passed else f'does NOT fit, {len(found.problems)} problems'}")
+
+
+def show_against(verdict: Verdict) -> None:
+    """How far outputs agree; where they do not, the first place at which import and original part, and why."""
+    echo()
+    for line in verdict.lines():
+        echo(line)
+    echo(f"verdict: {'computes' if verdict.passed else 'does NOT compute'} what {verdict.original} does")

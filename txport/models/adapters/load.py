@@ -54,19 +54,19 @@ def load_code(name: str) -> Checkpoint:
     found = code_name(name)
     assert found is not None
     path, variable = found
-    with _running(f"{path} does not run"):
-        adapter = getattr(_imported(path), variable, None)
+    with running(f"{path} does not run"):
+        adapter = getattr(imported(path), variable, None)
     if not isinstance(adapter, Adapter):
         what = "is not there" if adapter is None else f"is a {type(adapter).__name__}"
         raise CheckpointError(f"{variable} of {path} must be an adapter of txport.adapters, and {what}")
     if adapter.load is None:
         raise CheckpointError(f"{variable} of {path} needs load, a function that gives the module with its weights")
-    with _running(f"load of {path} fails"):
+    with running(f"load of {path} fails"):
         module = adapter.load()
     return adapt(module, adapter, f"{path.name}:{variable}")
 
 
-def _imported(path: Path) -> ModuleType:
+def imported(path: Path) -> ModuleType:
     """A file as a module of its own, which finds those beside it."""
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}")
@@ -87,7 +87,7 @@ def _imported(path: Path) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _running(what: str) -> Iterator[None]:
+def running(what: str) -> Iterator[None]:
     """Whatever the user's code raises, or that it ends the process, as `CheckpointError` with its line."""
     try:
         yield

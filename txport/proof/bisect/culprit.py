@@ -22,8 +22,9 @@ from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
 from txport.models.model import Model
-from txport.proof.bisect.evidence import Evidence, WrongWeight
+from txport.proof.bisect.evidence import TapEvidence
 from txport.proof.bisect.faults.common import describe_weight
+from txport.proof.bisect.faults.evidence import WrongWeight
 from txport.proof.bisect.kinds import cause_of, place_of
 from txport.proof.bisect.matrices import badly_quantised, describe_rounding, linear_inputs, roundings
 from txport.proof.bisect.nodes import guilty_node
@@ -182,7 +183,7 @@ def wrong_weights(bundle: Bundle, model: Model) -> dict[str, WrongWeight]:
 
 
 def _explain(findings: list[Finding], model: Model, wrong: Mapping[str, WrongWeight]) -> Culprit:
-    first, *others = (Evidence(finding, model, wrong) for finding in findings)
+    first, *others = (TapEvidence(finding, model, wrong) for finding in findings)
     cause = cause_of(first)
     also = tuple(dict.fromkeys(place_of(each) for each in others))
     return Culprit(

@@ -1,4 +1,4 @@
-"""What is known of a place that errs, in figures, and the words for the place."""
+"""What is known of a place of a graph that errs, in figures."""
 
 from __future__ import annotations
 
@@ -14,37 +14,21 @@ from torch import nn
 from txport.bundles.ports import Port
 from txport.models.facts import StateTensor
 from txport.models.model import Model
-from txport.models.parts import Attention, Embedding, FeedForward, Frames, GatedFeedForward, Residual
-from txport.proof.bisect.calls import PartCall
+from txport.models.parts import Embedding, Frames, Residual
+from txport.proof.bisect.calls import PartCall, Record
+from txport.proof.bisect.faults.evidence import Evidence, WrongWeight, last_map
 from txport.proof.bisect.isolation import Span, span_before
 from txport.proof.bisect.probe import Finding
 from txport.proof.bisect.taps import IN, OUT, PORT, Tap
+from txport.proof.bisect.words import describe
 
 Array = NDArray[Any]
 
 PORT_KIND, INPUT_KIND = Port, Tap  # of outputs that hold no state, and of what goes into a part
-EXPLAINED = 0.02  # of the error may be left when a fault model is right
 
 
 @dataclass(frozen=True)
-class Cause:
-    """What went wrong, in a word and in a sentence."""
-
-    kind: str
-    what: str
-
-
-@dataclass(frozen=True)
-class WrongWeight:
-    """A weight as a graph and as the checkpoint has it, under the name that the graph gives it."""
-
-    name: str
-    held: Array
-    expected: Array
-
-
-@dataclass(frozen=True)
-class Evidence:
+class TapEvidence(Evidence):
     """What is known of one tap that errs."""
 
     finding: Finding
@@ -62,9 +46,39 @@ class Evidence:
         return self.finding.observation.truths[self.finding.tap].astype(np.float64)
 
     @property
-    def module(self) -> str:
-        """The first module at the tap, by name."""
-        return self.finding.tap.modules[0]
+    def allowed(self) -> float:
+        """See `Evidence`."""
+        return self.finding.worst.allowed
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules at the tap, by name."""
+        return self.finding.tap.modules
+
+    @property
+    def role(self) -> str:
+        """The graph's."""
+        return self.finding.probe.role
+
+    @property
+    def record(self) -> Record:
+        """See `Evidence`."""
+        return self.finding.observation.record
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """Inputs and outputs of the graph, by port."""
+        call = self.finding.observation.call
+        return {**call.inputs, **call.expected}
+
+    @property
+    def summands(self) -> dict[str, Array]:
+        """What the span reads, in words."""
+        return {self._words(tap): value for tap, value in self.reads.items()}
+
+    def _words(self, tap: Tap) -> str:
+        where = describe(self.model, tap.modules)
+        return f"what goes into {where}" if tap.side == IN else f"what {where} gives"
 
     @cached_property
     def span(self) -> Span:
@@ -86,7 +100,7 @@ class Evidence:
     def call(self) -> PartCall | None:
         """The call of the part at the tap; None at an output of the graph."""
         tap, record = self.finding.tap, self.finding.observation.record
-        return None if tap.side == PORT else record[self.module][tap.nth]
+        return None if tap.side == PORT else record[self.modules[0]][tap.nth]
 
     @cached_property
     def block(self) -> PartCall | None:
@@ -136,26 +150,3 @@ class Evidence:
         if self.frames is not None:
             return Frames
         return Residual if len(self.reads) > 1 else INPUT_KIND
-
-    def explains(self, hypothesis: Array) -> bool:
-        """Whether what a fault model gives is what was seen."""
-        if hypothesis.size != self.seen.size:
-            return False
-        error = np.abs(self.expected - self.seen).max(initial=0.0)
-        return bool(self.left(hypothesis) <= max(EXPLAINED * error, min(self.finding.worst.allowed, error / 4)))
-
-    def left(self, hypothesis: Array) -> float:
-        """The largest difference between what a fault model gives and what was seen."""
-        return float(np.abs(hypothesis.reshape(self.seen.shape) - self.seen).max(initial=0.0))
-
-    def best(self, hypotheses: Mapping[str, Array]) -> str | None:
-        """The hypothesis that explains what was seen, in words; of several that are much alike, the nearest."""
-        found = [what for what, hypothesis in hypotheses.items() if self.explains(hypothesis)]
-        return min(found, key=lambda what: self.left(hypotheses[what]), default=None)
-
-
-def last_map(part: nn.Module) -> nn.Module | None:
-    """The linear map that an attention or a feed-forward ends with."""
-    if isinstance(part, Attention):
-        return part.output
-    return part.outer if isinstance(part, FeedForward | GatedFeedForward) else None

@@ -16,7 +16,7 @@ from txport.errors import ParityError
 from txport.models.facts import StateTensor
 from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, Frames, GatedFeedForward, Residual
 from txport.proof.bisect.calls import PartCall
-from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND, Cause, Evidence, last_map
+from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND, TapEvidence
 from txport.proof.bisect.faults.attention import (
     other_cache,
     other_cap,
@@ -36,6 +36,7 @@ from txport.proof.bisect.faults.common import (
     wrong_weight,
 )
 from txport.proof.bisect.faults.embeddings import moved, wrong_positions, wrong_summand
+from txport.proof.bisect.faults.evidence import Cause, last_map
 from txport.proof.bisect.faults.feed_forward import exchanged, other_activation
 from txport.proof.bisect.faults.frames import no_channel_bias, other_bend, other_frames, other_places, wrong_table
 from txport.proof.bisect.faults.norms import epsilon, other_affine, other_norm
@@ -43,48 +44,48 @@ from txport.proof.bisect.faults.positions import other_cached_turn, other_distan
 from txport.proof.bisect.taps import OUT
 from txport.proof.bisect.words import RESIDUAL, describe, describe_state
 
-FaultModel = Callable[[Evidence], Cause | None]
+FaultModel = Callable[[TapEvidence], Cause | None]
 
 
 @dataclass(frozen=True)
 class Kind:
     """The words for a place of this kind, and its fault models in the order in which they are tried."""
 
-    words: Callable[[Evidence], str]
+    words: Callable[[TapEvidence], str]
     faults: tuple[FaultModel, ...]
 
 
-def _itself(evidence: Evidence) -> str:
+def _itself(evidence: TapEvidence) -> str:
     return describe(evidence.model, evidence.finding.tap.modules)
 
 
-def _block(evidence: Evidence) -> str:
+def _block(evidence: TapEvidence) -> str:
     assert evidence.block is not None
     return describe(evidence.model, [evidence.block.name])
 
 
-def _activation(evidence: Evidence) -> str:
+def _activation(evidence: TapEvidence) -> str:
     return f"{_block(evidence)}, activation"
 
 
-def _embedding(evidence: Evidence) -> str:
+def _embedding(evidence: TapEvidence) -> str:
     assert evidence.embedding is not None
     return describe(evidence.model, [evidence.embedding.name])
 
 
-def _frames(evidence: Evidence) -> str:
+def _frames(evidence: TapEvidence) -> str:
     assert evidence.frames is not None
     return describe(evidence.model, [evidence.frames.name])
 
 
-def _sum(evidence: Evidence) -> str:
+def _sum(evidence: TapEvidence) -> str:
     """After the last sublayer that is added."""
     calls = [evidence.call_at(tap) for tap in evidence.reads if tap.side == OUT]
     ends = [found for call in calls if call is not None and (found := _sublayer(evidence, call))]
     return f"{describe(evidence.model, [ends[-1]])}, residual sum" if ends else _itself(evidence)
 
 
-def _sublayer(evidence: Evidence, call: PartCall) -> str | None:
+def _sublayer(evidence: TapEvidence, call: PartCall) -> str | None:
     """The name of the sublayer that a call of a part ends: of its last linear map, or of the norm of its result."""
     if call.parent is not None:
         return call.parent.name if call.part is last_map(call.parent.part) else None
@@ -93,11 +94,11 @@ def _sublayer(evidence: Evidence, call: PartCall) -> str | None:
     return name.removesuffix(RESIDUAL) if is_around and own == "result_norm" else None
 
 
-def _input(evidence: Evidence) -> str:
+def _input(evidence: TapEvidence) -> str:
     return f"what goes into {_itself(evidence)}"
 
 
-def _cache(evidence: Evidence) -> str:
+def _cache(evidence: TapEvidence) -> str:
     assert evidence.finding.tap.state is not None
     return describe_state(evidence.finding.tap.state)
 
@@ -136,7 +137,7 @@ KINDS: Mapping[type, Kind] = {
 }
 
 
-def kind_of(evidence: Evidence) -> Kind:
+def kind_of(evidence: TapEvidence) -> Kind:
     """The kind of a place; `ParityError` where there is none."""
     for each in evidence.kind.__mro__:
         if each in KINDS:
@@ -145,13 +146,13 @@ def kind_of(evidence: Evidence) -> Kind:
     raise ParityError(f"no part covers {name}, a {evidence.kind.__name__}: give this kind of part words and faults")
 
 
-def place_of(evidence: Evidence) -> str:
+def place_of(evidence: TapEvidence) -> str:
     """Where a tap errs, in words."""
     again = f" (call {evidence.finding.tap.nth + 1})" if evidence.finding.tap.nth else ""
     return kind_of(evidence).words(evidence) + again
 
 
-def cause_of(evidence: Evidence) -> Cause:
+def cause_of(evidence: TapEvidence) -> Cause:
     """The first fault model that explains what was seen."""
     if evidence.seen.shape != evidence.expected.shape:
         return Cause("shape", f"its shape is {evidence.seen.shape}, expected {evidence.expected.shape}")

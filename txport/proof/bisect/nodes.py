@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from txport.models.parts import Attention, Embedding, FeedForward, GatedFeedForward
-from txport.proof.bisect.evidence import Evidence
+from txport.proof.bisect.evidence import TapEvidence
 from txport.proof.bisect.faults import feed_forward
 from txport.proof.bisect.faults.attention import inner_values, read_by
 from txport.proof.bisect.faults.embeddings import position_rows
@@ -29,7 +29,7 @@ MASKED = -1e3  # no score lies so low
 MASK_VALUES = (0.0, 1.0, MASKED)
 
 
-def guilty_node(evidence: Evidence) -> str:
+def guilty_node(evidence: TapEvidence) -> str:
     """Name, operator and plain attributes of the first node that errs, or of the last one of the part."""
     if not evidence.span.nodes:
         return ""
@@ -44,7 +44,7 @@ def guilty_node(evidence: Evidence) -> str:
     return _describe(evidence.span.nodes[-1])
 
 
-def _run(evidence: Evidence) -> dict[str, Array]:
+def _run(evidence: TapEvidence) -> dict[str, Array]:
     """What each node of the part gives for PyTorch's values; numbers only, and only what depends on an input."""
     finding = evidence.finding
     model = finding.probe.load()
@@ -56,7 +56,7 @@ def _run(evidence: Evidence) -> dict[str, Array]:
     return {name: shown[name] for name in names if name in varying and shown[name].dtype.kind == "f"}
 
 
-def _varying(evidence: Evidence) -> set[str]:
+def _varying(evidence: TapEvidence) -> set[str]:
     """Values that depend on what the part reads; the others are weights in another layout."""
     found = {*evidence.span.reads, *evidence.span.inputs}
     for node in evidence.span.nodes:
@@ -75,7 +75,7 @@ def _is_known(value: Array, known: list[Array], allowed: float) -> bool:
     return any(each.size == value.size and np.abs(each - value).max() <= allowed for each in known)
 
 
-def _known(evidence: Evidence) -> Iterator[Array]:
+def _known(evidence: TapEvidence) -> Iterator[Array]:
     """Every value that PyTorch has in this part."""
     yield evidence.expected
     yield from evidence.reads.values()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from txport.bundles.ports import ENCODER, MODEL
 from txport.models.parts import Additive, Attention, DotProduct, SoftCap, Window, additive, unflatten
 from txport.proof.bisect.calls import PartCall, altered
-from txport.proof.bisect.evidence import Cause, Evidence
 from txport.proof.bisect.faults.common import fitted
+from txport.proof.bisect.faults.evidence import Cause, Evidence
 
 Array = NDArray[Any]
 
@@ -115,7 +115,7 @@ def other_mask(evidence: Evidence) -> Cause | None:
 def _beyond(evidence: Evidence, seen: Tensor) -> str:
     """What a mask hides."""
     assert evidence.block is not None
-    if getattr(evidence.block.part, "over", "row") == "source" or evidence.finding.probe.role in (ENCODER, MODEL):
+    if getattr(evidence.block.part, "over", "row") == "source" or evidence.role in (ENCODER, MODEL):
         return "padding of the source is"
     return "tokens to come are" if seen.dim() == 2 or seen.shape[-2] > 1 else "unused cache is"
 
@@ -150,11 +150,10 @@ def other_window(evidence: Evidence) -> Cause | None:
 
 def other_cache(evidence: Evidence) -> Cause | None:
     """An attention over keys or values of others."""
-    given, observation = read_by(evidence), evidence.finding.observation
+    given = read_by(evidence)
     if evidence.explains(attend(given.replace(key=given.value, value=given.key))):
         return Cause("cache", "keys and values are swapped")
-    arrays = {**observation.call.inputs, **observation.call.expected}
-    for name, array in arrays.items():
+    for name, array in evidence.arrays.items():
         if array.shape == given.key.shape:
             for part in ("key", "value"):
                 other = torch.from_numpy(array).to(given.key.dtype)

@@ -10,15 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from txport.models.parts import unflatten
-from txport.proof.bisect.evidence import Cause, Evidence
+from txport.proof.bisect.evidence import TapEvidence
 from txport.proof.bisect.faults.attention import INTERLEAVED, interleaved, replaced
+from txport.proof.bisect.faults.evidence import Cause
 
 Array = NDArray[Any]
 
 
-def swapped_ports(evidence: Evidence) -> Cause | None:
+def swapped_ports(evidence: TapEvidence) -> Cause | None:
     """A cache that holds, or goes on from, what belongs to another."""
-    own = evidence.module
+    own = evidence.modules[0]
     call = evidence.finding.observation.call
     for name, array in call.expected.items():
         if name != own and array.shape == evidence.seen.shape and evidence.explains(array):
@@ -61,12 +62,12 @@ def _new_places(right: Array, before: Array) -> Array:
     return new
 
 
-def other_cached_heads(evidence: Evidence) -> Cause | None:
+def other_cached_heads(evidence: TapEvidence) -> Cause | None:
     """Keys or values whose numbers are dealt out to heads otherwise before they are cached."""
     expected, state = torch.from_numpy(evidence.expected), evidence.finding.tap.state
     assert state is not None
     heads = expected.shape[1]
-    calls = (each for calls in evidence.finding.observation.record.values() for each in calls)
+    calls = (each for calls in evidence.record.values() for each in calls)
     for call in (each for each in calls if getattr(each.part, "tag", "").endswith(state.role)):
         tokens = call.result if call.result.dim() == 3 else call.result.unsqueeze(1)
         if tokens.shape[2] % heads:

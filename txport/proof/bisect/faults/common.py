@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.models.parts import ACTIVATIONS, SoftCap
-from txport.proof.bisect.evidence import EXPLAINED, Cause, Evidence, WrongWeight
-from txport.proof.bisect.taps import IN, Tap
-from txport.proof.bisect.words import describe
+from txport.proof.bisect.faults.evidence import EXPLAINED, Cause, Evidence, WrongWeight
 
 Array = NDArray[Any]
 
@@ -43,7 +41,7 @@ def fitted(evidence: Evidence, run: Callable[[float], Array], least: float, most
 
 def wrong_weight(evidence: Evidence) -> Cause | None:
     """The weight that it reads is not the checkpoint's."""
-    parts = (evidence.model.get_submodule(module) for module in evidence.finding.tap.modules)
+    parts = (evidence.model.get_submodule(module) for module in evidence.modules)
     return _wrong_among(evidence, (each for part in parts for each in part.parameters(recurse=False)))
 
 
@@ -107,12 +105,7 @@ def _factor(seen: Array, expected: Array) -> float | None:
 
 def summands(evidence: Evidence) -> Cause | None:
     """A sum of what it reads, one part of it missing or scaled."""
-    return wrong_sum(evidence, {_words(evidence, tap): value for tap, value in evidence.reads.items()})
-
-
-def _words(evidence: Evidence, tap: Tap) -> str:
-    where = describe(evidence.model, tap.modules)
-    return f"what goes into {where}" if tap.side == IN else f"what {where} gives"
+    return wrong_sum(evidence, evidence.summands)
 
 
 def wrong_sum(evidence: Evidence, parts: Mapping[str, Array]) -> Cause | None:
@@ -132,7 +125,7 @@ def wrong_sum(evidence: Evidence, parts: Mapping[str, Array]) -> Cause | None:
 
 def no_bias(evidence: Evidence) -> Cause | None:
     """A linear map whose bias was lost."""
-    biases = [evidence.model.get_submodule(module).bias for module in evidence.finding.tap.modules]
+    biases = [evidence.model.get_submodule(module).bias for module in evidence.modules]
     if any(bias is None for bias in biases):
         return None
     bias = np.concatenate([each.detach().numpy() for each in biases if isinstance(each, torch.Tensor)])
@@ -141,7 +134,7 @@ def no_bias(evidence: Evidence) -> Cause | None:
 
 def other_output(evidence: Evidence) -> Cause | None:
     """What one part gives, activated or capped otherwise than in the model."""
-    reads = [value for value in evidence.reads.values() if value.size == evidence.expected.size]
+    reads = [value for value in evidence.summands.values() if value.size == evidence.expected.size]
     kinds: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATIONS, "no activation": nn.Identity()}
     caps = {part.limit: part for part in evidence.model.modules() if isinstance(part, SoftCap)}
     kinds |= {f"a cap of {limit:g}": part for limit, part in caps.items()}
@@ -149,7 +142,7 @@ def other_output(evidence: Evidence) -> Cause | None:
         found = {name: activate(torch.from_numpy(value).double()).numpy() for name, activate in kinds.items()}
         near = {name: np.abs(each.ravel() - evidence.expected.ravel()).max(initial=0.0) for name, each in found.items()}
         own = min(near, key=near.__getitem__)
-        if near[own] > evidence.finding.worst.allowed:
+        if near[own] > evidence.allowed:
             continue
         other = evidence.best({name: each for name, each in found.items() if name != own})
         if other is not None:

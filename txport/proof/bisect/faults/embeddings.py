@@ -11,8 +11,8 @@ from torch import Tensor
 
 from txport.bundles.ports import STEP
 from txport.models.parts import Embedding
-from txport.proof.bisect.evidence import Cause, Evidence
 from txport.proof.bisect.faults.common import describe_weight, wrong_sum
+from txport.proof.bisect.faults.evidence import Cause, Evidence
 
 Array = NDArray[Any]
 
@@ -29,7 +29,7 @@ def moved(evidence: Evidence) -> Cause | None:
     for shift in SHIFTS:
         if evidence.explains(tokens + table[(own + shift) % len(table)]):
             return Cause("position", f"positions are off by {shift:+d}")
-    anew = (0 * own if evidence.finding.probe.role == STEP else own - own.min()) + _part(evidence).offset
+    anew = (0 * own if evidence.role == STEP else own - own.min()) + _part(evidence).offset
     if evidence.explains(tokens + table[anew % len(table)]):
         return Cause("position", "positions start at 0 again in each call")
     return Cause("position", "no position is added") if evidence.explains(tokens) else None

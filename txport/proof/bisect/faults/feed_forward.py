@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from txport.models.parts import ACTIVATIONS, FeedForward, GatedFeedForward, Linear
 from txport.proof.bisect.calls import altered
-from txport.proof.bisect.evidence import Cause, Evidence
+from txport.proof.bisect.faults.evidence import Cause, Evidence
 
 Array = NDArray[Any]
 Part = FeedForward | GatedFeedForward

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from txport.models.parts import ACTIVATIONS, Frames
 from txport.proof.bisect.calls import PartCall, altered
-from txport.proof.bisect.evidence import Cause, Evidence
 from txport.proof.bisect.faults.common import describe_weight
+from txport.proof.bisect.faults.evidence import Cause, Evidence
 
 Array = NDArray[Any]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from txport.models.parts import RMSNorm, UnbiasedNorm
 from txport.proof.bisect.calls import altered
-from txport.proof.bisect.evidence import Cause, Evidence
 from txport.proof.bisect.faults.common import fitted
+from txport.proof.bisect.faults.evidence import Cause, Evidence
 
 Normalise = Callable[[Tensor, float], Tensor]
 OWN = {nn.LayerNorm: "LayerNorm", RMSNorm: "RMSNorm", UnbiasedNorm: "UnbiasedNorm"}

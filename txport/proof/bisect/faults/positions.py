@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from txport.models.parts import Attention, DotProduct, RelativeBias, RelativeVectors, Rotary, bucket_table
 from txport.proof.bisect.calls import PartCall, altered
-from txport.proof.bisect.evidence import Cause, Evidence
 from txport.proof.bisect.faults.attention import Attended, attend, attended, read_by, replaced
+from txport.proof.bisect.faults.evidence import Cause, Evidence
 
 Array = NDArray[Any]
 Turn = Callable[[Tensor, Tensor], Tensor]
@@ -79,8 +79,7 @@ def other_turn(evidence: Evidence) -> Cause | None:
 def other_cached_turn(evidence: Evidence) -> Cause | None:
     """Keys that are turned otherwise before they are cached."""
     expected = torch.from_numpy(evidence.expected)
-    record = evidence.finding.observation.record
-    for call in (each for calls in record.values() for each in calls if isinstance(each.part, Attention)):
+    for call in (each for calls in evidence.record.values() for each in calls if isinstance(each.part, Attention)):
         found = _turned_in(call)
         if found is None or replaced(expected, (key := found[1][1]).result, key.result) is None:
             continue

@@ -1,0 +1,332 @@
+"""Modules as users write them, each of which one of our architectures can be: what an import is held against.
+
+Each function without arguments makes one; tests save its weights with rules that are right, or with a fault in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+WORDS, SIZE, HEADS, LAYERS, INNER, LONGEST = 40, 16, 4, 2, 24, 24
+
+
+def heads_of(x: Tensor, heads: int = HEADS) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=causal).transpose(1, 2).flatten(2)
+
+
+class Across(nn.Module):
+    """A linear map whose weight is (in, out)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / inputs**0.5)
+        self.bias = nn.Parameter(0.1 * torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class Separate(nn.Module):
+    def __init__(self, linear: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (linear(SIZE, SIZE) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.o(attend(*(heads_of(each(x)) for each in (self.q, self.k, self.v)), causal=True))
+        return found
+
+
+class Fused(nn.Module):
+    """Queries, keys and values in one map: one after the other, or of each head its own."""
+
+    def __init__(self, linear: Callable[[int, int], nn.Module], *, by_head: bool = False) -> None:
+        super().__init__()
+        self.qkv, self.o, self.by_head = linear(SIZE, 3 * SIZE), linear(SIZE, SIZE), by_head
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.qkv(x)
+        if self.by_head:
+            query, key, value = mixed.unflatten(-1, (HEADS, 3, -1)).transpose(1, 2).unbind(3)
+        else:
+            query, key, value = (heads_of(each) for each in mixed.chunk(3, -1))
+        found: Tensor = self.o(attend(query, key, value, causal=True))
+        return found
+
+
+class Whole(nn.Module):
+    """PyTorch's own, which calls no module for its maps."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.mix = nn.MultiheadAttention(SIZE, HEADS, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+        found: Tensor = self.mix(x, x, x, attn_mask=mask, need_weights=False)[0]
+        return found
+
+
+class Block(nn.Module):
+    def __init__(self, attention: nn.Module, linear: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.ln1, self.attn, self.ln2 = nn.LayerNorm(SIZE), attention, nn.LayerNorm(SIZE)
+        self.up, self.down = linear(SIZE, INNER), linear(INNER, SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln1(x))
+        found: Tensor = x + self.down(F.gelu(self.up(self.ln2(x))))
+        return found
+
+
+class Gpt(nn.Module):
+    def __init__(self, attention: Callable[[Any], nn.Module], linear: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(WORDS, SIZE), nn.Embedding(LONGEST, SIZE)
+        self.blocks = nn.ModuleList(Block(attention(linear), linear) for _ in range(LAYERS))
+        self.ln, self.head = nn.LayerNorm(SIZE), nn.Linear(SIZE, WORDS, bias=False)
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tok(ids) + self.pos(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        found: Tensor = self.head(self.ln(x))
+        return found
+
+
+def seeded(module: nn.Module) -> nn.Module:
+    """With biases and norms that count."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    return module
+
+
+def separate() -> nn.Module:
+    torch.manual_seed(1)
+    return seeded(Gpt(Separate, nn.Linear))
+
+
+def fused() -> nn.Module:
+    torch.manual_seed(2)
+    return seeded(Gpt(Fused, nn.Linear))
+
+
+def across() -> nn.Module:
+    torch.manual_seed(3)
+    return seeded(Gpt(Fused, Across))
+
+
+def separate_across() -> nn.Module:
+    torch.manual_seed(4)
+    return seeded(Gpt(Separate, Across))
+
+
+def by_head() -> nn.Module:
+    torch.manual_seed(5)
+    return seeded(Gpt(lambda linear: Fused(linear, by_head=True), nn.Linear))
+
+
+def whole() -> nn.Module:
+    torch.manual_seed(6)
+    return seeded(Gpt(Whole, nn.Linear))
+
+
+class Activated(nn.Linear):
+    """With its activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(super().forward(x))
+
+
+class Added(nn.LayerNorm):
+    """Of a sum that it makes itself."""
+
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:
+        return super().forward(x + more)
+
+
+class Divided(nn.Module):
+    """A block whose work is divided otherwise among its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln1, self.attn, self.ln2 = nn.LayerNorm(SIZE), Separate(nn.Linear), Added(SIZE)
+        self.up, self.down = Activated(SIZE, INNER), nn.Linear(INNER, SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.attn(self.ln1(x))
+        found: Tensor = x + mixed + self.down(self.up(self.ln2(x, mixed)))
+        return found
+
+
+class Single(Gpt):
+    def forward(self, ids: Tensor) -> Tensor:
+        assert self.tok.weight.dtype == torch.float32
+        return super().forward(ids)
+
+
+def divided() -> nn.Module:
+    torch.manual_seed(12)
+    module = Gpt(Separate, nn.Linear)
+    module.blocks = nn.ModuleList(Divided() for _ in range(LAYERS))
+    return seeded(module)
+
+
+def single() -> nn.Module:
+    torch.manual_seed(13)
+    return seeded(Single(lambda linear: Fused(linear, by_head=True), nn.Linear))
+
+
+def tied() -> nn.Module:
+    """Its file has one matrix under two names."""
+    torch.manual_seed(14)
+    module = seeded(Gpt(Separate, nn.Linear))
+    module.head.weight = module.tok.weight
+    return module
+
+
+class Unsteady(Gpt):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + torch.randn(())
+
+
+def unsteady() -> nn.Module:
+    return Unsteady(Separate, nn.Linear)
+
+
+# ----------------------------------------------------------------------------------------- rotary, gated, RMS norms
+
+
+class Rms(nn.Module):
+    """Multiplies by 1 + weight, as Gemma's."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(0.2 * torch.randn(SIZE)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * (1 + self.weight)
+
+
+def turned(x: Tensor, base: float, *, halves: bool) -> Tensor:
+    """Heads (B, N, T, H) turned by their places."""
+    size = x.shape[-1]
+    angles = torch.arange(x.shape[2])[:, None] * base ** (-torch.arange(0, size, 2) / size)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    pairs = x.chunk(2, -1) if halves else x.unflatten(-1, (-1, 2)).unbind(-1)
+    both = (pairs[0] * cos - pairs[1] * sin, pairs[1] * cos + pairs[0] * sin)
+    return torch.cat(both, -1) if halves else torch.stack(both, -1).flatten(-2)
+
+
+class Rotated(nn.Module):
+    def __init__(self, *, halves: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(SIZE, SIZE, bias=False) for _ in range(4))
+        self.halves = halves
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key = (turned(heads_of(each(x)), 10000.0, halves=self.halves) for each in (self.q, self.k))
+        found: Tensor = self.o(attend(query, key, heads_of(self.v(x)), causal=True))
+        return found
+
+
+class Gated(nn.Module):
+    def __init__(self, *, halves: bool) -> None:
+        super().__init__()
+        self.ln1, self.attn, self.ln2 = Rms(1e-6), Rotated(halves=halves), Rms(1e-6)
+        self.gate, self.up = (nn.Linear(SIZE, INNER, bias=False) for _ in range(2))
+        self.down = nn.Linear(INNER, SIZE, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln1(x))
+        y = self.ln2(x)
+        found: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return found
+
+
+class Rotary(nn.Module):
+    """Tied, and tokens are scaled by the root of their size."""
+
+    def __init__(self, *, halves: bool) -> None:
+        super().__init__()
+        self.tok = nn.Embedding(WORDS, SIZE)
+        self.blocks = nn.ModuleList(Gated(halves=halves) for _ in range(LAYERS))
+        self.ln = Rms(1e-6)
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        x = self.tok(ids) * math.sqrt(SIZE)
+        for block in self.blocks:
+            x = block(x)
+        return {"loss": torch.zeros(()), "logits": F.linear(self.ln(x), self.tok.weight)}
+
+
+def halves() -> nn.Module:
+    torch.manual_seed(7)
+    return Rotary(halves=True)
+
+
+def interleaved() -> nn.Module:
+    torch.manual_seed(8)
+    return Rotary(halves=False)
+
+
+# ------------------------------------------------------------------------------------------------ a translation model
+
+
+def sinusoids(length: int) -> Tensor:
+    angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(0, SIZE, 2) / SIZE)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
+
+
+class Translator(nn.Module):
+    """Of PyTorch's own layers, whose attentions call no module for their maps."""
+
+    def __init__(self, *, first: bool, offset: int = 0) -> None:
+        super().__init__()
+        sizes: Any = {"batch_first": True, "norm_first": first, "activation": "relu", "dropout": 0.1}
+        encoder = nn.TransformerEncoderLayer(SIZE, HEADS, INNER, **sizes)
+        decoder = nn.TransformerDecoderLayer(SIZE, HEADS, INNER, **sizes)
+        last = [nn.LayerNorm(SIZE) if first else None for _ in range(2)]
+        self.words, self.offset = nn.Embedding(WORDS, SIZE), offset
+        self.encoder = nn.TransformerEncoder(encoder, LAYERS, last[0], enable_nested_tensor=False)
+        self.decoder = nn.TransformerDecoder(decoder, LAYERS, last[1])
+        self.generator = nn.Linear(SIZE, WORDS)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        table = sinusoids(LONGEST + self.offset).to(self.words.weight.dtype)
+        found: Tensor = self.words(ids) * SIZE**0.5 + table[self.offset : self.offset + ids.shape[1]]
+        return found
+
+    def forward(self, source: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        hidden = None if mask is None else ~mask
+        memory = self.encoder(self.embed(source), src_key_padding_mask=hidden)
+        seen = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=memory.dtype)
+        x = self.decoder(self.embed(target), memory, tgt_mask=seen, memory_key_padding_mask=hidden)
+        found: Tensor = self.generator(x)
+        return found
+
+
+def translator() -> nn.Module:
+    torch.manual_seed(9)
+    return seeded(Translator(first=True))
+
+
+def translator_post() -> nn.Module:
+    torch.manual_seed(10)
+    return seeded(Translator(first=False))
+
+
+def translator_shifted() -> nn.Module:
+    torch.manual_seed(11)
+    return seeded(Translator(first=True, offset=1))

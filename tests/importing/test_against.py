@@ -1,0 +1,597 @@
+"""`txport import --against`: an import beside its original, and the first layer at which they part."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from tests.importing import originals
+from tests.importing.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WORDS
+from txport import cli
+from txport.errors import CheckpointError
+from txport.importing.against.hold import hold_against
+from txport.importing.against.verdict import Verdict
+from txport.models.names import RULES, WEIGHTS
+
+FILE = Path(originals.__file__)
+MASKED = FILE.with_name("masked.py")
+Values = dict[str, Any]
+Rules = list[str]
+
+GPT: Values = {
+    "architecture": "gpt2",
+    "vocab_size": WORDS,
+    "d_model": SIZE,
+    "heads": HEADS,
+    "decoder_layers": LAYERS,
+    "feed_forward": INNER,
+    "max_length": LONGEST,
+    "activation": "gelu",
+    "tied": False,
+    "pad_id": 0,
+    "eos_id": 1,
+}
+LLAMA: Values = {
+    **{key: value for key, value in GPT.items() if key not in ("eos_id", "activation")},
+    "architecture": "llama",
+    "norm_epsilon": 1e-6,
+    "tied": True,
+    "scale_embedding": True,
+}
+SEQ2SEQ: Values = {
+    "architecture": "transformer",
+    "source_vocab_size": WORDS,
+    "target_vocab_size": WORDS,
+    "d_model": SIZE,
+    "heads": HEADS,
+    "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "feed_forward": INNER,
+    "max_length": LONGEST,
+    "norm": "pre",
+    "tied": "none",
+    "output_bias": True,
+}
+
+
+def rename(pattern: str, to: str) -> str:
+    return f"rename = {{ pattern = '{pattern}', to = '{to}' }}"
+
+
+def split(pattern: str, *to: str, more: str = "") -> str:
+    return f"split = {{ pattern = '{pattern}', to = {json.dumps(list(to))}{more} }}"
+
+
+ROLES = [".attention.query.", ".attention.key.", ".attention.value."]
+NAMES = [
+    "drop = 'steps'",
+    rename(r"^blocks\.", "decoder."),
+    rename(r"^tok\.", "target_embedding.tokens."),
+    rename(r"^pos\.weight", "target_embedding.positions"),
+    rename(r"^ln\.", "decoder_norm."),
+    rename(r"^head\.", "projection."),
+    rename(r"\.ln1\.", ".attention_residual.norm."),
+    rename(r"\.ln2\.", ".feed_forward_residual.norm."),
+    rename(r"\.up\.", ".feed_forward.inner."),
+    rename(r"\.gate\.", ".feed_forward.gate."),
+    rename(r"\.down\.", ".feed_forward.outer."),
+    rename(r"\.attn\.q\.", ROLES[0]),
+    rename(r"\.attn\.k\.", ROLES[1]),
+    rename(r"\.attn\.v\.", ROLES[2]),
+    rename(r"\.attn\.o\.", ".attention.output."),
+]
+FUSED = split(r"\.attn\.qkv\.", *ROLES)
+TURNED = "transpose = '(attn|up|down)\\.?.*weight$'"
+IN_PROJ = [split(r"\.attn\.mix\.in_proj_", *ROLES), rename(r"\.attn\.mix\.out_proj\.", ".attention.output.")]
+SHIFT = "shift = { pattern = 'ln\\d?\\.weight$', by = 1.0 }"
+PAIRS = "permute = { pattern = 'attn\\.[qk]\\.', view = [4, -1, 2], order = [0, 2, 1] }"
+OWN_NAMES = [
+    rename("^words.weight", "source_embedding.tokens.weight"),
+    "tie = { name = 'target_embedding.tokens.weight', of = 'source_embedding.tokens.weight' }",
+]
+RIGHT: dict[str, tuple[Values, Rules]] = {
+    "separate": (GPT, NAMES),
+    "fused": (GPT, [FUSED, *NAMES]),
+    "across": (GPT, [TURNED, FUSED, *NAMES]),
+    "separate_across": (GPT, [TURNED, *NAMES]),
+    "by_head": (GPT, [split(r"\.attn\.qkv\.", *ROLES, more=f", groups = {HEADS}"), *NAMES]),
+    "whole": (GPT, [*IN_PROJ, *NAMES]),
+    "divided": (GPT, NAMES),
+    "single": (GPT, [split(r"\.attn\.qkv\.", *ROLES, more=f", groups = {HEADS}"), *NAMES]),
+    "tied": ({**GPT, "tied": True}, NAMES),
+    "halves": (LLAMA, [SHIFT, *NAMES]),
+    "interleaved": (LLAMA, [SHIFT, PAIRS, *NAMES]),
+    "translator": (SEQ2SEQ, OWN_NAMES),
+    "translator_post": ({**SEQ2SEQ, "norm": "post"}, OWN_NAMES),
+}
+
+
+def save(folder: Path, name: str, config: Values, rules: Rules, prefix: str = "") -> Path:
+    """The weights of an original, and what they are said to be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    module = getattr(originals, name)()
+    save_file({prefix + key: each.clone().contiguous() for key, each in module.state_dict().items()}, folder / WEIGHTS)
+    values = dict(config)
+    lines = [f"architecture = {json.dumps(values.pop('architecture'))}", "[config]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    text = "\n".join([*lines, *(f"[[rule]]\n{each}" for each in rules)])
+    (folder / RULES).write_text(text, encoding="utf-8")
+    return folder
+
+
+def fitting(name: str, rules: Rules) -> Rules:
+    """Without renames that do nothing for an original: they are errors."""
+    state = getattr(originals, name)().state_dict()
+    patterns = {each: re.search(r"(?:pattern|drop|transpose) = '([^']*)'", each) for each in rules}
+    return [
+        each
+        for each in rules
+        if each not in NAMES or (found := patterns[each]) is None or any(re.search(found[1], key) for key in state)
+    ]
+
+
+def against(tmp_path: Path, name: str, config: Values, rules: Rules, file: Path = FILE) -> Verdict:
+    folder = save(tmp_path / name, name, config, fitting(name, rules))
+    return hold_against(str(folder), f"{file}:{name}", trust_code=True)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_import_computes_what_its_original_does(name: str, tmp_path: Path) -> None:
+    found = against(tmp_path, name, *RIGHT[name])
+    assert found.passed, list(found.lines())
+    (logits,) = found.outputs
+    assert logits.error < (1e-5 if name == "single" else 1e-7) * logits.largest  # some tables are in fp32
+    assert (logits.alike, found.dtype) == (logits.places, "float32" if name == "single" else "float64")
+
+
+@pytest.mark.parametrize("name", ["translator", "translator_post"])
+def test_an_original_that_is_told_what_is_padding_is_given_some(name: str, tmp_path: Path) -> None:
+    found = against(tmp_path, name, *RIGHT[name], file=MASKED)
+    assert found.passed, list(found.lines())
+    plain = against(tmp_path, name, *RIGHT[name])
+    assert found.outputs[0].places > plain.outputs[0].places
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.net."])
+def test_a_checkpoint_may_have_a_prefix_that_the_original_has_not(prefix: str, tmp_path: Path) -> None:
+    rules = [rename(rf"^{re.escape(prefix)}", ""), *NAMES]
+    folder = save(tmp_path / "prefixed", "separate", GPT, fitting("separate", rules), prefix)
+    (folder / RULES).write_text((folder / RULES).read_text().replace("drop = 'steps'", "drop = '.*steps'"))
+    assert hold_against(str(folder), f"{FILE}:separate", trust_code=True).passed
+
+
+def without(rules: Rules, *left_out: str) -> Rules:
+    return [each for each in rules if each not in left_out]
+
+
+def exchanged(*pairs: tuple[str, str]) -> Rules:
+    """The names of roles, some of which took each other's place."""
+    table = dict(pairs) | {other: one for one, other in pairs}
+    return [re.sub(r"(?<=attn\\\.)\w", lambda found: table.get(found[0], found[0]), each) for each in NAMES]
+
+
+GATES = [
+    rename(r"\.gate\.", ".feed_forward.inner."),
+    rename(r"\.up\.", ".feed_forward.gate."),
+]
+SWAPPED = [*GATES, *(each for each in NAMES if "gate" not in each and "up" not in each)]
+ATTENTION, NORM_OF = "decoder layer 0, self-attention", "decoder layer 0, norm of self-attention"
+EMBEDDED = "encoder, embedding"
+Fault = tuple[str, Values, Rules, str, str, str]  # an original, config, rules -> where, kind, words
+FAULTS: dict[str, Fault] = {
+    "a square matrix": (
+        "separate_across",
+        GPT,
+        ["transpose = '(attn.[kvo]|up|down)\\.?.*weight$'", *NAMES],
+        f"{ATTENTION}, query",
+        "transposed",
+        "its weight is transposed",
+    ),
+    "a share of a matrix": (
+        "across",
+        GPT,
+        [
+            split(r"\.attn\.qkv\.", *ROLES, more=", axis = -1"),
+            "transpose = '(attention\\.(query|value)|attn\\.o|up|down)\\.?.*weight$'",
+            *NAMES,
+        ],
+        f"{ATTENTION}, key",
+        "transposed",
+        "its weight is transposed",
+    ),
+    "a matrix within PyTorch's attention": (
+        "whole",
+        GPT,
+        [*IN_PROJ, "transpose = 'attention\\.value\\.weight$'", *NAMES],
+        ATTENTION,
+        "transposed",
+        "the weight of its value is transposed",
+    ),
+    "queries and keys": (
+        "separate",
+        GPT,
+        exchanged(("q", "k")),
+        ATTENTION,
+        "heads",
+        "queries and keys are exchanged",
+    ),
+    "keys and values of one tensor": (
+        "fused",
+        GPT,
+        [split(r"\.attn\.qkv\.", ROLES[0], ROLES[2], ROLES[1]), *NAMES],
+        ATTENTION,
+        "heads",
+        "keys and values are exchanged",
+    ),
+    "cut without heads": (
+        "by_head",
+        GPT,
+        [FUSED, *NAMES],
+        ATTENTION,
+        "heads",
+        "of each of 4 heads its queries, keys, values: split it with groups = 4",
+    ),
+    "cut by heads": (
+        "fused",
+        GPT,
+        [split(r"\.attn\.qkv\.", *ROLES, more=", groups = 4"), *NAMES],
+        ATTENTION,
+        "heads",
+        "holds queries, keys, values, one after the other",
+    ),
+    "cut wrongly within PyTorch's attention": (
+        "whole",
+        GPT,
+        [split(r"\.attn\.mix\.in_proj_", ROLES[1], ROLES[0], ROLES[2]), *IN_PROJ[1:], *NAMES],
+        ATTENTION,
+        "heads",
+        "queries and keys are exchanged",
+    ),
+    "pairs of neighbours": (
+        "interleaved",
+        LLAMA,
+        [SHIFT, *NAMES],
+        ATTENTION,
+        "position",
+        "queries and keys are turned in pairs that are interleaved, in place of halves",
+    ),
+    "rows that are permuted": (
+        "halves",
+        LLAMA,
+        [SHIFT, PAIRS, *NAMES],
+        ATTENTION,
+        "heads",
+        "rows of queries and keys stand in the order of the files",
+    ),
+    "columns that are permuted": (
+        "halves",
+        LLAMA,
+        [SHIFT, PAIRS.replace("[qk]", "o").replace("1] }", "1], axis = -1 }"), *NAMES],
+        ATTENTION,
+        "heads",
+        "columns of its output map stand in the order of the files",
+    ),
+    "base": (
+        "halves",
+        {**LLAMA, "rotary_base": 5e5},
+        [SHIFT, *NAMES],
+        ATTENTION,
+        "position",
+        "turned by angles of the base 10000, the import's is 5e+05",
+    ),
+    "epsilon": (
+        "separate",
+        {**GPT, "norm_epsilon": 1e-6},
+        NAMES,
+        NORM_OF,
+        "epsilon",
+        "in the original, epsilon is 1e-05, the import's is 1e-06",
+    ),
+    "weights that count from one": (
+        "halves",
+        LLAMA,
+        NAMES,
+        NORM_OF,
+        "weight",
+        "in the original, 1 is added to its weight",
+    ),
+    "activation": (
+        "separate",
+        {**GPT, "activation": "gelu_tanh"},
+        NAMES,
+        "decoder layer 0, feed-forward",
+        "activation",
+        "in the original, gelu in place of gelu_tanh",
+    ),
+    "gate": (
+        "halves",
+        LLAMA,
+        [SHIFT, *SWAPPED],
+        "decoder layer 0, feed-forward",
+        "gate",
+        "the gate and the map beside it are exchanged",
+    ),
+    "scale of tokens": (
+        "halves",
+        {**LLAMA, "scale_embedding": False},
+        [SHIFT, *NAMES],
+        "decoder, embedding",
+        "scale",
+        "the embedding of a token is scaled by 4 of what it should be",
+    ),
+    "scale of scores": (
+        "halves",
+        {**LLAMA, "attention_scale": 1.0},
+        [SHIFT, *NAMES],
+        ATTENTION,
+        "scale",
+        "scores are scaled by 0.5 of what they should be",
+    ),
+    "order of sinusoids": (
+        "translator",
+        {**SEQ2SEQ, "sinusoids": "halves"},
+        OWN_NAMES,
+        EMBEDDED,
+        "position",
+        "sinusoids are those of the layout 'interleaved'",
+    ),
+    "offset": (
+        "translator_shifted",
+        SEQ2SEQ,
+        OWN_NAMES,
+        EMBEDDED,
+        "position",
+        "positions are off by +1",
+    ),
+    "norms before sublayers": (
+        "translator_post",
+        {**SEQ2SEQ, "final_norm": False},
+        OWN_NAMES,
+        "encoder layer 0, norm of self-attention",
+        "order",
+        "the norm of each sublayer stands after the residual, the import has it before it",
+    ),
+    "norms after sublayers": (
+        "translator",
+        {**SEQ2SEQ, "norm": "post", "final_norm": True},
+        OWN_NAMES,
+        "encoder layer 0, norm of self-attention",
+        "order",
+        "the norm of each sublayer stands before it, the import has it after the residual",
+    ),
+    "a projection that is dropped": (
+        "separate",
+        {**GPT, "tied": True},
+        ["drop = 'head'", *without(NAMES, rename(r"^head\.", "projection."))],
+        "the output logits",
+        "tensor",
+        "it comes of head of the original, with head.weight of the files",
+    ),
+    "a bias that is dropped": (
+        "translator",
+        {**SEQ2SEQ, "output_bias": False},
+        [*OWN_NAMES, "drop = 'generator.bias'"],
+        "projection to the vocabulary",
+        "bias",
+        "generator.bias of the files is added to it",
+    ),
+    "biases that are made zero": (
+        "separate",
+        GPT,
+        ["drop = 'blocks.1.down.bias'", *NAMES, "constant = { pattern = '.*bias', value = 0.0 }"],
+        "decoder layer 1, feed-forward, second linear map",
+        "bias",
+        "blocks.1.down.bias of the files is added to it",
+    ),
+    "keys of one layer, where work is divided otherwise": (
+        "divided",
+        GPT,
+        [
+            rename(r"^blocks\.1\.attn\.k\.", "decoder.1.attention.query."),
+            rename(r"^blocks\.1\.attn\.q\.", "decoder.1.attention.key."),
+            *NAMES,
+        ],
+        "decoder layer 1, self-attention",
+        "heads",
+        "queries and keys are exchanged",
+    ),
+    "activation, where work is divided otherwise": (
+        "divided",
+        {**GPT, "activation": "relu"},
+        NAMES,
+        "decoder layer 0, feed-forward",
+        "activation",
+        "in the original, gelu in place of relu",
+    ),
+    "cut without heads, in float32": (
+        "single",
+        GPT,
+        [FUSED, *NAMES],
+        ATTENTION,
+        "heads",
+        "of each of 4 heads its queries, keys, values",
+    ),
+    "log-softmax": (
+        "translator",
+        {**SEQ2SEQ, "output": "log_probs"},
+        OWN_NAMES,
+        "the output logits",
+        "output",
+        "the original gives logits, the import their log-softmax",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_an_import_is_named_where_it_is(fault: str, tmp_path: Path) -> None:
+    name, config, rules, where, kind, words = FAULTS[fault]
+    found = against(tmp_path, name, config, rules)
+    assert found.parting is not None
+    told = "\n".join(found.lines())
+    assert found.parting.where.startswith(where) or found.parting.where.endswith(where), told
+    assert (found.parting.kind, words in found.parting.what) == (kind, True), told
+    if kind != "order":
+        assert found.parting.left is not None
+        assert found.parting.left < 0.02 * found.parting.error
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save(tmp_path / "own", "separate", GPT, fitting("separate", NAMES))
+
+
+CODE = """
+import torch
+from torch import nn
+from tests.importing.originals import Gpt, Separate, separate, unsteady
+
+class NoTensor(Gpt):
+    def forward(self, ids):
+        return "nothing"
+
+class Short(Gpt):
+    def forward(self, ids):
+        return super().forward(ids)[:, -1]
+
+class Raises(Gpt):
+    def forward(self, ids):
+        return self.there_is_no_such_thing
+
+class Broken(Gpt):
+    def forward(self, ids):
+        return super().forward(ids) / 0 * 0
+
+def of(kind):
+    return lambda: kind(Separate, nn.Linear)
+
+no_tensor, short, raises, broken = map(of, (NoTensor, Short, Raises, Broken))
+
+def other():
+    module = separate()
+    module.head = nn.Linear(3, 4)
+    del module.pos
+    module.more = nn.Linear(2, 2)
+    return module
+
+def fewer():
+    module = separate()
+    del module.head
+    return module
+
+def fails():
+    raise RuntimeError("no such file")
+
+def ends():
+    raise SystemExit(0)
+
+number = 3
+text = lambda: "text"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere", "nowhere of {file} must be a class or a function that gives a torch.nn.Module, and is not there"),
+        ("number", "number of {file} must be a class or a function that gives a torch.nn.Module, got a int"),
+        ("text", "text of {file} must give a torch.nn.Module, and gives a str"),
+        ("Gpt", "Gpt of {file} needs arguments (missing a required argument: 'attention'); name a function in the"),
+        ("fails", "fails of {file} fails: RuntimeError: no such file (model.py, line "),
+        ("ends", "ends of {file} fails: SystemExit: 0 (model.py, line "),
+        ("raises", "model.py:raises fails in torch.float32: AttributeError: 'Raises' object has no attribute"),
+        ("no_tensor", "model.py:no_tensor gives no tensor but a str; the import gives logits"),
+        ("short", "model.py:short gives a tensor of shape (3, 40), the import gives logits of (3, 5, 40)"),
+        ("unsteady", "model.py:unsteady gives other values each time for the same input: look for dropout"),
+        ("broken", "model.py:broken gives logits with NaN or infinity"),
+        ("other", "head.weight is (4, 3), there (40, 16); head.bias (4,) is missing; more.bias (2,) is missing; and 1"),
+        ("fewer", "model.py:fewer has no tensor for head.weight of {folder}/model.safetensors, which the import needs"),
+    ],
+)
+def test_what_is_no_original_is_one_line(name: str, message: str, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(CODE, encoding="utf-8")
+    with pytest.raises(CheckpointError) as told:
+        hold_against(str(folder), f"{file}:{name}", trust_code=True)
+    assert message.format(file=file, folder=folder) in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_code_that_does_not_run_is_one_line(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    with pytest.raises(CheckpointError, match=r"there is no file .*model\.py"):
+        hold_against(str(folder), f"{file}:separate", trust_code=True)
+    file.write_text("import torch\n1 / 0\n", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"model\.py does not run: ZeroDivisionError: .* \(model\.py, line 2\)"):
+        hold_against(str(folder), f"{file}:separate", trust_code=True)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, str, str]]:
+    """Run `txport import`: -> its exit code, and what it wrote to stdout and stderr."""
+
+    def call(*arguments: object) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["txport"])
+        code: Any = 0
+        try:
+            cli.main(["import", *map(str, arguments)])
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_the_command_says_whether_they_are_equal(run: Any, folder: Path, tmp_path: Path) -> None:
+    original = f"{FILE}:separate"
+    code, out, err = run(folder, tmp_path / "out", "--against", original, "--trust-code")
+    assert (code, err) == (0, "")
+    assert "verdict: computes what originals.py:separate does" in out.splitlines()
+    assert (tmp_path / "out" / WEIGHTS).is_file()
+    code, out, _ = run(folder, "--against", original, "--trust-code", "--json")
+    told = json.loads(out)
+    assert (code, told["fits"], told["against"]["equal"], told["against"]["parting"]) == (0, True, True, None)
+
+
+def test_an_import_that_parts_is_not_written(run: Any, tmp_path: Path) -> None:
+    folder = save(tmp_path / "own", "separate", {**GPT, "activation": "relu"}, fitting("separate", NAMES))
+    original = f"{FILE}:separate"
+    code, out, err = run(folder, tmp_path / "out", "--against", original, "--trust-code")
+    assert (code, err, (tmp_path / "out").exists()) == (1, "", False)
+    assert out.splitlines()[-1] == "verdict: does NOT compute what originals.py:separate does"
+    assert "cause:    in the original, gelu in place of relu; with that changed, the two agree within 0" in out
+    code, out, _ = run(folder, "--against", original, "--trust-code", "--json")
+    parting = json.loads(out)["against"]["parting"]
+    assert (code, parting["kind"], parting["part"]) == (1, "activation", "decoder.0.feed_forward.outer")
+    assert parting["theirs"] == ["blocks.0.down"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--against", "{file}:separate"], 2, "is code, which runs only if you trust it: give --trust-code"),
+        (["--trust-code"], 2, "--trust-code is for --against model.py:NAME; an import runs no code"),
+        (["--against", "model.py"], 2, "--against must be a file and the class or function in it"),
+        (["--against", "{file}/.."], 2, "--against must be a file and the class or function in it"),
+        (["--against", "transformers", "--trust-code"], 2, "--trust-code is for an original that is a file of code"),
+        (["--against", "transformers", "--draft-map", "x"], 2, "--against is for an import, and --draft-map loads"),
+        (["--against", "transformers"], 2, "has no config.json, by which transformers would know what it is"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str], code: int, message: str, run: Any, folder: Path) -> None:
+    found, out, err = run(folder, *(each.format(file=FILE) for each in arguments))
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert message in err
+
+
+def test_transformers_that_is_not_installed_is_named(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    code, out, err = run(FILE.parent.parent / "families" / "gpt2", "--against", "transformers")
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert "--against transformers needs transformers, which is not installed: pip install 'txport[hf]'" in err

@@ -1,0 +1,91 @@
+"""Short seeded inputs, and what the imported model gives for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txport.models.audio.facts import Features
+from txport.models.facts import LOGITS, Facts
+from txport.models.model import Model
+from txport.models.ops import padding_mask
+from txport.proof.parity.cases import Draw
+from txport.runtimes.inputs import Source, batch
+
+ROWS = 3
+LENGTHS = ((5, 7), (11, 4), (2, 6))  # of sources and targets; none is the number of rows, nor alike in one batch
+RAGGED, BESIDE = (9, 4, 7), 5
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sources (B, S), or features (B, M, F), with a mask (B, S) that is False on padding; targets (B, T) of seq2seq."""
+
+    source: Tensor
+    mask: Tensor
+    lengths: Tensor
+    target: Tensor | None
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether rows differ in length."""
+        return not bool(self.mask.all())
+
+    def real(self, like: Tensor) -> Tensor | None:
+        """Which values of a tensor (B, S, ...) are of real tokens; None where all are."""
+        if not self.is_padded or like.shape[:2] != self.mask.shape:
+            return None
+        return self.mask.reshape(*self.mask.shape, *[1] * (like.dim() - 2)).expand(like.shape)
+
+    def to(self, dtype: torch.dtype) -> Batch:
+        """A copy, with features in another type."""
+        source = self.source.to(dtype) if self.source.is_floating_point() else self.source
+        target = None if self.target is None else self.target.clone()
+        return Batch(source.clone(), self.mask.clone(), self.lengths, target)
+
+
+def draw_batches(facts: Facts, *, padded: bool) -> Iterator[Batch]:
+    """Rows of one length each, of several lengths; with `padded`, one more of rows that differ in length."""
+    draw = Draw(facts, np.random.default_rng(0))
+    for source, target in LENGTHS:
+        yield _batch(facts, draw, [source] * ROWS, target)
+    if padded and facts.masks_source:
+        yield _batch(facts, draw, list(RAGGED), BESIDE)
+
+
+def _batch(facts: Facts, draw: Draw, lengths: list[int], target: int) -> Batch:
+    longest = facts.reads.longest if isinstance(facts.reads, Features) else max(facts.reads.longest, 1)
+    sources: list[Source] = draw.sources(*(min(each, longest) for each in lengths))
+    given, sizes = map(torch.from_numpy, batch(sources, facts))
+    is_heard = isinstance(facts.reads, Features)
+    mask = torch.ones(len(given), 1).bool() if is_heard else padding_mask(sizes, given.shape[1])
+    return Batch(given, mask, sizes, _targets(facts, draw, len(given), target))
+
+
+def _targets(facts: Facts, draw: Draw, rows: int, length: int) -> Tensor | None:
+    """What a decoder is given: the start token, then others at random."""
+    if facts.task != "seq2seq":
+        return None
+    start = facts.writes.start
+    assert start is not None
+    drawn = draw.targets(*[max(1, min(length, facts.writes.longest) - 1)] * rows)
+    return torch.tensor([[start, *each][: facts.writes.longest] for each in drawn])
+
+
+@torch.inference_mode()
+def outputs_of(model: Model, given: Batch) -> dict[str, Tensor]:
+    """What the imported model gives, by name: logits, or the outputs of an encoder."""
+    facts = model.facts
+    if facts.task == "seq2seq":
+        assert given.target is not None
+        memory = model.encode(given.source, given.lengths)
+        return {LOGITS: model.decode(given.target, memory, model.empty_state(len(given.target))).logits}
+    if facts.task == "encode":
+        names = [each.name for each in facts.outputs]
+        return dict(zip(names, model.infer(given.source, given.mask), strict=True))
+    places = torch.arange(given.source.shape[1])[None].expand(given.source.shape)
+    return {LOGITS: model.extend(given.source, given.mask, places, model.empty_state(len(places))).logits}

@@ -1,0 +1,197 @@
+"""Faults of an import: how its tensors were read from the files, and what the original has that it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txport.importing.against.beside import Beside
+from txport.importing.against.taps import BLOCK, IN, OUT
+from txport.importing.against.watching import aligned
+from txport.models.parts import Attention, Embedding, Layer, Residual, sinusoids
+from txport.proof.bisect.calls import PartCall
+from txport.proof.bisect.faults.embeddings import position_rows
+from txport.proof.bisect.faults.evidence import Cause, last_map
+
+Array = NDArray[Any]
+
+NEAR = 1e-6  # of the largest value: two values of the original that are one
+ORDER = "order"  # the kind of a norm that stands elsewhere
+LAYOUTS = ("interleaved", "halves", "fairseq")
+OFFSETS = (0, 1, 2, -1, -2)
+
+
+def transposed(evidence: Beside) -> Cause | None:
+    """A square matrix that lies across."""
+    call = evidence.call
+    assert call is not None
+    part, x = call.part, call.arguments[0]
+    assert isinstance(part, nn.Linear)
+    if part.weight.shape[0] != part.weight.shape[1] or x is None:
+        return None
+    ways = {"": part.bias, ", without its bias": None}
+    for how, bias in ways.items():
+        if evidence.explains(_linear(x, part.weight.t(), bias)):
+            return Cause("transposed", f"its weight is transposed: it lies as (in, out) in the files{how}")
+    return None
+
+
+@torch.inference_mode()
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Array:
+    found: Array = F.linear(x, weight, bias).numpy()
+    return found
+
+
+def lost_bias(evidence: Beside) -> Cause | None:
+    """A bias that the original adds, and that the import is not made of."""
+    pair = evidence.tap.pair
+    if pair is None or not pair.bias or len(pair.rows) != 1:
+        return None
+    outputs, bias = pair.rows[0].outputs, evidence.origins.tensor(pair.bias)
+    if not evidence.explains(evidence.expected + bias[outputs].double().numpy()):
+        return None
+    return Cause("bias", f"{pair.bias} of the files is added to it, and nothing of the import is made of that")
+
+
+def unread(evidence: Beside) -> Cause | None:
+    """What a module of the original gives whose tensors the import is not made of."""
+    used = set(evidence.origins.used)
+    for name, calls in evidence.run.watched.items():
+        files = evidence.origins.unread(name)
+        if not files or evidence.origins.files_under(name) & used:
+            continue
+        for result in (each.result for each in calls if each.result is not None):
+            whole = aligned(result, evidence.tap.theirs)
+            what = f"{', '.join(files)} of the files, of which nothing of the import is made"
+            if whole is not None and evidence.matches(whole.double().numpy()):
+                return Cause("tensor", f"it comes of {name} of the original, with {what}")
+            if whole is not None and evidence.matches(evidence.expected + whole.double().numpy()):
+                return Cause("tensor", f"{name} of the original is added, with {what}")
+            if result.numel() < evidence.expected.size and result.shape[-1] == evidence.expected.shape[-1]:
+                try:
+                    more = np.broadcast_to(result.double().numpy(), evidence.expected.shape)
+                except ValueError:
+                    continue
+                if evidence.matches(evidence.expected + more):
+                    return Cause("tensor", f"{name} of the original is added, with {what}")
+    return None
+
+
+def other_order(evidence: Beside) -> Cause | None:
+    """A norm that stands before its sublayer in one, and after its residual in the other."""
+    found = misplaced(evidence)
+    if found is None:
+        return None
+    own, other = ("before it", "after the residual")[:: 1 if found[1].first else -1]
+    return Cause(ORDER, f"the norm of each sublayer stands {other}, the import has it {own}")
+
+
+def misplaced(evidence: Beside) -> tuple[str, Residual] | None:
+    """The first residual of a layer whose norm the original has elsewhere, by name."""
+    name = evidence.tap.key[0]
+    parts = name.split(".")
+    found = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    layer = next((each for each in found if isinstance(evidence.model.get_submodule(each), Layer)), None)
+    if layer is None:
+        return None
+    for attribute, around in evidence.model.get_submodule(layer).named_children():
+        if isinstance(around, Residual):
+            place = _placed(evidence, f"{layer}.{attribute}", around)
+            if place is not None and place != around.first:
+                return f"{layer}.{attribute}", around
+    return None
+
+
+def _placed(evidence: Beside, name: str, around: Residual) -> bool | None:
+    """Whether the original's norm around a sublayer comes before it; None where that can't be told."""
+    sublayer = name.removesuffix("_residual")
+    last = last_map(evidence.model.get_submodule(sublayer))
+    part = evidence.model.get_submodule(sublayer)
+    own = {tap.key: tap.theirs for tap in evidence.run.taps}
+    firsts = [own.get((f"{sublayer}{each}", 0, IN)) for each in (".query", ".gate", ".inner", "")]
+    ends = [own.get((f"{sublayer}.{each}", 0, OUT)) for each, child in part.named_children() if child is last]
+    ends.append(own.get((sublayer, 0, BLOCK)))
+    read, gave = own.get((f"{name}.norm", 0, IN)), own.get((f"{name}.norm", 0, OUT))
+    first, end = (next((each for each in several if each is not None), None) for several in (firsts, ends))
+    if read is None or gave is None or first is None:
+        return None
+    if _near(gave, first):
+        return True
+    return False if end is not None and _near(read, first + end) else None
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool((one - other).abs().max() <= NEAR * max(float(other.abs().max()), 1e-30))
+
+
+def other_waves(evidence: Beside) -> Cause | None:
+    """Sinusoids in another order, or at other places."""
+    assert evidence.embedding is not None
+    part = evidence.embedding.part
+    assert isinstance(part, Embedding)
+    if part.positions is None or isinstance(part.positions, nn.Parameter):
+        return None
+    own, _, tokens = list(position_rows(evidence)) or (None, None, None)
+    if own is None or tokens is None:
+        return None
+    table = part.positions.double().numpy()
+    places = np.square(own[:, None] - table[None]).sum(-1).argmin(-1)
+    for layout in LAYOUTS:
+        if layout == "fairseq" and table.shape[1] < 4:
+            continue
+        waves = sinusoids(len(table) + max(OFFSETS), table.shape[1], layout).double().numpy()
+        for offset in OFFSETS:
+            if (places + offset >= 0).all() and evidence.explains(tokens + waves[places + offset]):
+                where = f", at positions that are off by {offset:+d}" if offset else ""
+                return Cause("position", f"its sinusoids are those of the layout {layout!r}{where}")
+    return None
+
+
+def other_softmax(evidence: Beside) -> Cause | None:
+    """Probabilities, or their logarithms, in place of logits, or the other way round."""
+    ours = torch.from_numpy(evidence.expected)
+    found = {"log-softmax": torch.log_softmax(ours, -1).numpy(), "softmax": torch.softmax(ours, -1).numpy()}
+    what = evidence.best(found)
+    if what is not None:
+        return Cause("output", f"the original gives the {what} of what the import gives")
+    theirs = torch.log_softmax(torch.from_numpy(evidence.seen), -1).numpy()
+    gap = float(np.abs(theirs - evidence.expected).max(initial=0.0))
+    if gap <= evidence.allowed:
+        evidence.closest.append(gap)
+        return Cause("output", "the original gives logits, the import their log-softmax")
+    return None
+
+
+def inner_transposed(evidence: Beside) -> Cause | None:
+    """A square matrix within an attention that the original computes as one, which lies across."""
+    from txport.importing.against.regrouping import mixed_with
+
+    block = evidence.block
+    assert block is not None
+    part = block.part
+    assert isinstance(part, Attention)
+    for role, values in _across(block, part):
+        if evidence.explains(mixed_with(block, **{role: values})):
+            return Cause("transposed", f"the weight of its {role} is transposed: it lies as (in, out) in the files")
+    weight = part.output.weight
+    if weight.shape[0] == weight.shape[1]:
+        mixed = torch.from_numpy(mixed_with(block))
+        if evidence.matches(_linear(mixed, weight.t(), part.output.bias)):
+            return Cause("transposed", "the weight of its output is transposed: it lies as (in, out) in the files")
+    return None
+
+
+@torch.inference_mode()
+def _across(block: PartCall, part: Attention) -> Iterator[tuple[str, Tensor]]:
+    """Queries, keys and values that a matrix that lies across gives."""
+    for role in ("query", "key", "value"):
+        linear = getattr(part, role)
+        x = block.inner_calls(linear)[0].arguments[0]
+        if linear.weight.shape[0] == linear.weight.shape[1] and x is not None:
+            yield role, F.linear(x, linear.weight.t(), linear.bias)

@@ -1,0 +1,99 @@
+"""What `--against` names, loaded beside the import of a checkpoint, and held against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from txport.errors import CheckpointError, ConfigError, UnsupportedError, quoted
+from txport.importing.against.original import Original, load_module, require_used
+from txport.importing.against.verdict import Verdict, compare
+from txport.models.checkpoint import build_empty, load_checkpoint
+from txport.models.facts import Facts
+from txport.models.names import CONFIG, code_name, find_folder
+from txport.models.sources.source import Source, read_source
+from txport.models.weights.plan import Plan, plan
+from txport.models.weights.values import Weights
+
+TRANSFORMERS = "transformers"
+COPIES = 6  # in fp32 that both models take: each as it is, and in float64
+NAMED = 3  # tensors in an error
+
+
+def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdict:
+    """Run the import of the checkpoint `name` and its original, layer by layer.
+
+    `against` is `model.py:NAME`, behind `trust_code`, "transformers", which then runs the same folder, or a folder that
+    transformers runs. Raises `CheckpointError` or `ConfigError` for either that can't be loaded, or an original with
+    other tensors.
+    """
+    require_original(against, trust_code=trust_code)
+    folder = find_folder(name)
+    source = read_source(folder)
+    model = load_checkpoint(name).in_memory(COPIES).model
+    weights = source.weights()
+    made = _planned(source, weights)
+    if code_name(against) is not None:
+        original = load_module(against, weights, model.facts, source.place)
+        require_used(original, _used(made), source.place)
+    elif against == TRANSFORMERS:
+        original = _by_transformers(folder, weights, model.facts)
+    else:
+        theirs = find_folder(against)
+        weights, made = _of_other(theirs, source.place, weights, made)
+        original = _by_transformers(theirs, weights, model.facts)
+    return compare(model, made, original)
+
+
+def require_original(against: str, *, trust_code: bool) -> None:
+    """Raise `UnsupportedError` for what names no original, or code that is not trusted, or trust in what is no code."""
+    is_code = code_name(against) is not None
+    if not is_code and against != TRANSFORMERS and not Path(against).is_dir():
+        ways = "a file and the class or function in it that gives the module, model.py:NAME"
+        raise UnsupportedError(
+            f"--against must be {ways}, or {TRANSFORMERS}, or a folder that transformers runs, got {quoted(against)}"
+        )
+    if is_code and not trust_code:
+        raise UnsupportedError(f"{against} is code, which runs only if you trust it: give --trust-code")
+    if trust_code and not is_code:
+        raise UnsupportedError(f"--trust-code is for an original that is a file of code; {against} is none")
+
+
+def _planned(source: Source, weights: Weights) -> Plan:
+    return plan(source.rules, weights.shapes, build_empty(source.config))
+
+
+def _used(made: Plan) -> list[str]:
+    every = (name for pieces in made.made.values() for piece in pieces for name in piece.value.names())
+    return list(dict.fromkeys(every))
+
+
+def _by_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
+    from txport.importing.against.hugging_face import load_transformers
+
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{folder} has no {CONFIG}, by which transformers would know what it is")
+    return load_transformers(folder, weights, facts)
+
+
+def _of_other(folder: Path, place: Path, weights: Weights, made: Plan) -> tuple[Weights, Plan]:
+    """The tensors of another folder, and how the import would be made of them: as it is, or by that folder's family.
+
+    Raises `CheckpointError` where both have a tensor of one name with other numbers, or their models are not alike.
+    """
+    source = read_source(folder)
+    theirs = source.weights()
+    used = _used(made)
+    if all(weights.shapes[name] == theirs.shapes.get(name) for name in used):
+        other = [name for name in used if not torch.equal(weights[name].float(), theirs[name].float())]
+        if other:
+            more = f" and {len(other) - NAMED} more" if len(other) > NAMED else ""
+            raise CheckpointError(f"{folder} and {place} have other numbers for {', '.join(other[:NAMED])}{more}")
+        return theirs, made
+    found = _planned(source, theirs)
+    if found.expected != made.expected:
+        strange = sorted(found.expected.items() ^ made.expected.items())
+        told = ", ".join(dict.fromkeys(f"{name} {shape}" for name, shape in strange[:NAMED]))
+        raise ConfigError(f"{folder} is another model than the import of {place}: only one of them has {told}")
+    return theirs, found

@@ -1,0 +1,110 @@
+"""The original as transformers runs it, which is optional: by the class that the folder's config names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from txport.errors import CheckpointError, brief
+from txport.importing.against.batches import Batch
+from txport.importing.against.original import NAMED, Original, Run
+from txport.models.audio.facts import Features
+from txport.models.config import read_config
+from txport.models.facts import Facts
+from txport.models.names import CONFIG
+from txport.models.weights.values import Weights
+from txport.system.machine import is_out_of_memory
+from txport.system.packages import needed
+
+WHOLE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")  # ends of classes that give logits
+GENERIC = {"seq2seq": "AutoModelForSeq2SeqLM", "causal": "AutoModelForCausalLM", "encode": "AutoModel"}
+HEARD = "AutoModelForSpeechSeq2Seq"
+OLDER = {"gamma": "weight", "beta": "bias"}  # names in old files -> names of now
+
+
+def load_transformers(folder: Path, weights: Weights, facts: Facts) -> Original:
+    """The model of a folder that transformers wrote; code that lies in the folder is never run."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with needed("txport[hf]", "--against transformers"):
+        import transformers
+    kind = _class(transformers, folder, facts)
+    how = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
+    try:
+        module, told = kind.from_pretrained(str(folder), attn_implementation="eager", **how)
+    except MemoryError:
+        raise
+    except Exception as error:  # it has many
+        if is_out_of_memory(error):
+            raise
+        what = f"transformers can't load {folder} as a {kind.__name__}: {type(error).__name__}: {brief(error)}"
+        raise CheckpointError(what) from error
+    if told.get("missing_keys"):
+        names = ", ".join(sorted(told["missing_keys"])[:NAMED])
+        raise CheckpointError(f"{folder} lacks {names}, which transformers' {type(module).__name__} has")
+    module = module.cpu().float().eval()
+    name = f"transformers' {type(module).__name__}"
+    return Original(name, module, _run(facts), _names(module, weights, name, folder), masks=facts.task != "causal")
+
+
+def _class(transformers: Any, folder: Path, facts: Facts) -> Any:
+    """The class that a config names, if it gives what the import gives; else the one for the task."""
+    values = read_config(folder / CONFIG)
+    named = values.get("architectures")
+    first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    if first and first.isidentifier() and (facts.task == "encode" or first.endswith(WHOLE)):
+        with contextlib.suppress(AttributeError):
+            found = getattr(transformers, first)
+            if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+                return found
+    return getattr(transformers, HEARD if isinstance(facts.source, Features) else GENERIC[facts.task])
+
+
+def _names(module: nn.Module, weights: Weights, what: str, place: Path) -> dict[str, str]:
+    """Names of tensors -> those in the files, which may lack the name of the base model or have older ones."""
+    base = getattr(module, "base_model_prefix", "") + "."
+    found: dict[str, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        to = next((each for each in _ways(name, base) if each in weights.shapes), None)
+        if to is None or tuple(tensor.shape) != weights.shapes[to]:
+            continue
+        if not torch.equal(tensor.detach(), weights[to].to(tensor.dtype)):
+            raise CheckpointError(f"{what} has other numbers for {name} than {to} of {place}")
+        found[name] = to
+    return found
+
+
+def _ways(name: str, base: str) -> Iterator[str]:
+    """How a file may call a tensor."""
+    older = [name]
+    for old, new in OLDER.items():
+        if name.endswith(f".{new}"):
+            older.append(name.removesuffix(new) + old)
+    for each in older:
+        yield each
+        yield each.removeprefix(base)
+        yield base + each
+
+
+def _run(facts: Facts) -> Run:
+    """As transformers' models are called."""
+
+    def run(module: nn.Module, given: Batch) -> Any:
+        inputs: dict[str, Any] = {"return_dict": True}
+        if isinstance(facts.source, Features):
+            inputs["input_features"] = given.source
+        else:
+            inputs |= {"input_ids": given.source, "attention_mask": given.mask.long()}
+        if facts.task == "seq2seq":
+            inputs["decoder_input_ids"] = given.target
+        if facts.task != "encode":
+            inputs["use_cache"] = False
+        found: Mapping[str, Any] = module(**inputs)
+        return found
+
+    return run

@@ -1,0 +1,207 @@
+"""The original: a module of the user's own with the weights of the checkpoint, ready to run beside the import."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from txport.errors import CheckpointError, brief, quoted
+from txport.importing.against.batches import Batch
+from txport.importing.against.watching import tensors_in
+from txport.models.adapters.adapted import computing, line_of
+from txport.models.adapters.load import imported, running
+from txport.models.facts import LOGITS, Facts, Task
+from txport.models.names import code_name
+from txport.models.weights.values import Weights
+from txport.system.machine import is_out_of_memory
+
+RUN = "run"  # the function of a file that says how its module is called
+NAMED = 3  # tensors of each kind in an error
+
+Run = Callable[[nn.Module, Batch], Any]
+
+
+@dataclass(frozen=True)
+class Original:
+    """A module in evaluation, and how it is run; `names` are those of its tensors -> those in the checkpoint's files.
+
+    `masks` says whether it can be told what is padding.
+    """
+
+    name: str
+    module: nn.Module
+    run: Run
+    names: Mapping[str, str]
+    masks: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return next((each.dtype for each in self.module.parameters() if each.is_floating_point()), torch.float32)
+
+    def widen(self, given: Batch) -> None:
+        """Let it compute in float64, if it can; else in float32. `CheckpointError` where it can't run at all."""
+        self.module.double()
+        try:
+            self.give(given)
+        except CheckpointError:
+            self.module.float()
+            self.give(given)
+
+    @torch.inference_mode()
+    def give(self, given: Batch) -> Any:
+        """Whatever it gives for a batch; `CheckpointError`, with the line, where it fails."""
+        try:
+            with computing(self.dtype):
+                return self.run(self.module, given.to(self.dtype))
+        except (CheckpointError, MemoryError):
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            what = f"{self.name} fails in {self.dtype}: {type(error).__name__}: {brief(error)}"
+            raise CheckpointError(f"{what}{line_of(error)}") from error
+
+    def outputs(self, given: Batch, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of its outputs that the import gives too, by name; `CheckpointError` for one of another shape."""
+        found = self.give(given)
+        several = list(tensors_in(found))
+        if not several:
+            raise CheckpointError(f"{self.name} gives no tensor but a {type(found).__name__}; the import gives logits")
+        outputs: dict[str, Tensor] = {}
+        for name, like in expected.items():
+            if isinstance(found, Mapping) and isinstance(found.get(name), Tensor):
+                chosen: Tensor | None = found[name]
+            else:
+                chosen = next((each for each in several if each.shape == like.shape), None)
+            if chosen is not None and chosen.shape == like.shape:
+                outputs[name] = chosen.to(like.dtype)
+            elif len(expected) == 1 or name == LOGITS:
+                shapes = " and ".join(str(tuple(each.shape)) for each in several[:NAMED])
+                raise CheckpointError(
+                    f"{self.name} gives a tensor of shape {shapes}, the import gives {name} of {tuple(like.shape)}"
+                )
+        if not outputs:
+            raise CheckpointError(f"{self.name} gives none of the import's outputs: {', '.join(expected)}")
+        for name, each in outputs.items():
+            if not torch.isfinite(each).all():
+                raise CheckpointError(f"{self.name} gives {name} with NaN or infinity")
+        return outputs
+
+
+def load_module(name: str, weights: Weights, facts: Facts, place: object) -> Original:
+    """What `model.py:NAME` means: the file runs, and NAME is a class or a function that makes the module.
+
+    It gets the tensors of the checkpoint at `place` by its own names for them.
+    """
+    found = code_name(name)
+    assert found is not None
+    path, variable = found
+    with running(f"{path} does not run"):
+        file = imported(path)
+        made, run = getattr(file, variable, None), getattr(file, RUN, None)
+    module = _made(made, f"{variable} of {path}")
+    if run is not None and not callable(run):
+        raise CheckpointError(f"{RUN} of {path} must be a function, got {quoted(run)}")
+    module = module.cpu().float().eval()
+    names = fill(module, weights, f"{variable} of {path}", place)
+    how = PLAIN[facts.task] if run is None else _told(run, facts.task)
+    return Original(f"{path.name}:{variable}", module, how, names, masks=run is not None and facts.task != "causal")
+
+
+def _made(made: Any, what: str) -> nn.Module:
+    """The module that a class or a function without arguments makes; or that one itself."""
+    if made is None:
+        raise CheckpointError(f"{what} must be a class or a function that gives a torch.nn.Module, and is not there")
+    if not isinstance(made, nn.Module):
+        if not callable(made):
+            raise CheckpointError(f"{what} must be a class or a function that gives a torch.nn.Module, got a "
+                                  f"{type(made).__name__}")  # fmt: skip
+        try:
+            inspect.signature(made).bind()
+        except TypeError as error:
+            fix = "name a function in the same file that needs none and gives the module"
+            raise CheckpointError(f"{what} needs arguments ({brief(error)}); {fix}") from error
+        except ValueError:  # without a signature
+            pass
+        with running(f"{what} fails"):
+            made = made()
+    if not isinstance(made, nn.Module):
+        raise CheckpointError(f"{what} must give a torch.nn.Module, and gives a {type(made).__name__}")
+    if any(each.is_meta for each in (*made.parameters(), *made.buffers())):
+        raise CheckpointError(f"{what} gives a module on the meta device; make it on the CPU")
+    return made
+
+
+@torch.no_grad()
+def fill(module: nn.Module, weights: Weights, what: str, place: object) -> dict[str, str]:
+    """Give a module the tensors of a checkpoint by its own names; -> these -> the names in the files.
+
+    A prefix that all names of one of the two have is left out. Buffers may be missing, and tensors that are tied to
+    one that is there.
+    """
+    state = module.state_dict(keep_vars=True)
+    names = _prefixed(list(state), list(weights.shapes))
+    there = {id(state[name]) for name in names}
+    parameters = {name for name, each in state.items() if isinstance(each, nn.Parameter)}
+    missing = [name for name in parameters if name not in names and id(state[name]) not in there]
+    wrong = [name for name, of in names.items() if tuple(state[name].shape) != weights.shapes[of]]
+    if missing or wrong:
+        shapes = (f"{each} is {tuple(state[each].shape)}, there {weights.shapes[names[each]]}" for each in wrong)
+        told = [*shapes, *(f"{each} {tuple(state[each].shape)} is missing" for each in sorted(missing))]
+        more = f"; and {len(told) - NAMED} more" if len(told) > NAMED else ""
+        raise CheckpointError(f"{what} has other tensors than {place}: {'; '.join(told[:NAMED])}{more}")
+    for name, of in names.items():
+        state[name].copy_(weights[of])
+    return names
+
+
+def _prefixed(own: Sequence[str], given: Sequence[str]) -> dict[str, str]:
+    """Names of a module -> names of files, by the prefix of either that lets most of them meet."""
+    known = set(given)
+    prefixes = {"", *(_starts(given)), *(f"-{each}" for each in _starts(own))}
+    ways = ({name: to for name in own if (to := _renamed(name, each)) in known} for each in sorted(prefixes))
+    return max(ways, key=len)
+
+
+def _starts(names: Sequence[str]) -> set[str]:
+    """What names begin with, up to each dot."""
+    parts = (name.split(".") for name in names)
+    return {".".join(each[:count]) + "." for each in parts for count in range(1, min(len(each), 4))}
+
+
+def _renamed(name: str, prefix: str) -> str:
+    """A name with a prefix, or without one."""
+    return name.removeprefix(prefix[1:]) if prefix.startswith("-") else prefix + name
+
+
+# ------------------------------------------------------------------------------------------ how modules are called
+PLAIN: dict[Task, Run] = {
+    "seq2seq": lambda module, given: module(given.source, given.target),
+    "causal": lambda module, given: module(given.source),
+    "encode": lambda module, given: module(given.source),
+}
+
+
+def _told(run: Callable[..., Any], task: Task) -> Run:
+    """By the function of the user's file."""
+    if task == "seq2seq":
+        return lambda module, given: run(module, given.source, given.mask, given.target)
+    if task == "encode":
+        return lambda module, given: run(module, given.source, given.mask)
+    return lambda module, given: run(module, given.source)
+
+
+def require_used(original: Original, used: Sequence[str], place: object) -> None:
+    """Raise `CheckpointError` for tensors that the import is made of, and that the original does not have."""
+    taken = set(original.names.values())
+    left = [name for name in used if name not in taken]
+    if left:
+        more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
+        told = ", ".join(quoted(name)[1:-1] for name in left[:NAMED])
+        raise CheckpointError(f"{original.name} has no tensor for {told}{more} of {place}, which the import needs")

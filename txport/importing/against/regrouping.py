@@ -1,0 +1,150 @@
+"""Queries, keys and values that were read from the files in another order than they stand there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, permutations
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from txport.importing.against.beside import Beside
+from txport.importing.against.pairing import Rows, rows_at
+from txport.importing.against.taps import IN, OUT
+from txport.models.parts import Attention, unflatten
+from txport.proof.bisect.calls import PartCall
+from txport.proof.bisect.faults.attention import attend, attended
+from txport.proof.bisect.faults.evidence import Cause
+
+Array = NDArray[Any]
+Projected = dict[str, Tensor]  # queries, keys, values: (B, T, N x H)
+
+ROLES = ("query", "key", "value")
+PLURAL = {"query": "queries", "key": "keys", "value": "values"}
+
+
+def other_roles(evidence: Beside) -> Cause | None:
+    """Queries, keys or values that changed places, or were cut out of one tensor otherwise, or permuted."""
+    block = evidence.block
+    assert block is not None
+    part = block.part
+    assert isinstance(part, Attention)
+    own = {role: block.inner_calls(getattr(part, role))[0].result for role in ROLES}
+    for what, changed in (*_exchanged(own), *_cut(evidence, part, own), *_unpermuted(evidence, own)):
+        if evidence.explains(mixed_with(block, **changed)):
+            return Cause("heads", what)
+    return _other_columns(evidence)
+
+
+def _other_columns(evidence: Beside) -> Cause | None:
+    """The map behind an attention, whose columns were permuted."""
+    pair = evidence.tap.pair
+    columns = pair.rows[0].inputs if pair is not None and len(pair.rows) == 1 else None
+    if evidence.tap.key[2] != IN or columns is None or not evidence.matches(evidence.expected[..., columns.numpy()]):
+        return None
+    return Cause(
+        "heads", "columns of its output map stand in the order of the files: a rule permutes them, and must not"
+    )
+
+
+@torch.inference_mode()
+def mixed_with(block: PartCall, **changed: Tensor) -> Array:
+    """What an attention mixes with other queries, keys or values -> (B * T, N x H)."""
+    part: Any = block.part
+    given = attended(block)
+    turned = block.inner_calls(part.rotary) if part.rotary is not None else []
+    places = turned[0].arguments[1] if turned else None
+    makes = {"query": part.queries, "key": part.keys}
+    heads = {
+        role: makes[role](values, places) if role in makes else part.split(values) for role, values in changed.items()
+    }
+    return attend(given.replace(**heads))
+
+
+def _exchanged(own: Projected) -> Iterator[tuple[str, Projected]]:
+    """Each other order of those that have one shape."""
+    for order in permutations(ROLES):
+        changed = {role: own[of] for role, of in zip(ROLES, order, strict=True) if role != of}
+        if not changed or any(own[role].shape != each.shape for role, each in changed.items()):
+            continue
+        moved = [PLURAL[role] for role in changed]
+        if len(moved) == 2:
+            yield f"{' and '.join(moved)} are exchanged", changed
+        else:
+            told = ", ".join(f"{PLURAL[of]} as {PLURAL[role]}" for role, of in zip(ROLES, order, strict=True))
+            yield f"queries, keys and values are exchanged: the import reads {told}", changed
+
+
+def _rows(evidence: Beside, role: str) -> Rows | None:
+    """Where the rows of a projection stand in the original's tensor."""
+    assert evidence.block is not None
+    name = f"{evidence.block.name}.{role}"
+    pair = next((tap.pair for tap in evidence.run.taps if tap.key == (name, 0, OUT)), None)
+    if pair is not None and len(pair.rows) == 1:
+        return pair.rows[0]
+    numbers = evidence.origins.numbers(f"{name}.weight")
+    if numbers is None:
+        return None
+    file, begin = evidence.origins.file_at(int(numbers[0, 0]))
+    width, last = evidence.origins.plan.given[file][-1], evidence.origins.file_at(int(numbers[-1, -1]))
+    if last[0] != file:
+        return None
+    return rows_at(file, (numbers - begin) // width, (numbers - begin) % width, across=False)
+
+
+def _cut(evidence: Beside, part: Attention, own: Projected) -> Iterator[tuple[str, Projected]]:
+    """What one tensor that holds several gives when it is cut otherwise."""
+    rows = {role: found for role in ROLES if (found := _rows(evidence, role)) is not None}
+    for file in dict.fromkeys(each.file for each in rows.values()):
+        roles = [role for role in ROLES if role in rows and rows[role].file == file]
+        whole = _whole({role: rows[role] for role in roles}, own)
+        if len(roles) < 2 or whole is None:
+            continue
+        sizes = {role: own[role].shape[-1] for role in roles}
+        for groups in dict.fromkeys((1, part.core.key_heads, part.core.heads)):
+            if any(size % groups for size in sizes.values()):
+                continue
+            for order in permutations(roles):
+                cut = dict(zip(order, _shares(whole, [sizes[role] for role in order], groups), strict=True))
+                listed = ", ".join(PLURAL[role] for role in order)
+                how = f"of each of {groups} heads its {listed}: split it with groups = {groups}"
+                yield f"{file} holds {how if groups > 1 else f'{listed}, one after the other'}", cut
+        if len(set(sizes.values())) == 1:
+            for order in permutations(roles):
+                beside = unflatten(whole, -1, (-1, len(order))).unbind(-1)
+                what = f"{file} holds {', '.join(PLURAL[role] for role in order)} in turn, number by number"
+                yield what, dict(zip(order, beside, strict=True))
+
+
+def _whole(rows: Mapping[str, Rows], own: Projected) -> Tensor | None:
+    """All that a tensor gives (B, T, ...), put together of its shares; None where they are not all of it."""
+    places = torch.cat([each.outputs for each in rows.values()])
+    if not torch.equal(places.sort().values, torch.arange(len(places))):
+        return None
+    shapes = {tuple(own[role].shape[:-1]) for role in rows}
+    if len(shapes) > 1:
+        return None
+    return torch.cat([own[role] for role in rows], -1)[..., places.argsort()]
+
+
+def _shares(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
+    """Several of one tensor, of each of its groups a share."""
+    grouped = unflatten(whole, -1, (groups, -1))
+    cuts = list(accumulate(size // groups for size in sizes))[:-1]
+    return [each.flatten(-2) for each in torch.tensor_split(grouped, cuts, -1)]
+
+
+def _unpermuted(evidence: Beside, own: Projected) -> Iterator[tuple[str, Projected]]:
+    """Projections whose rows stand as they do in the files."""
+    orders = {}
+    for role in ROLES:
+        rows = _rows(evidence, role)
+        if rows is not None and not torch.equal(rows.outputs, rows.outputs.sort().values):
+            orders[role] = rows.outputs.argsort()
+    for some in ([role for role in ROLES if role in orders], *([role] for role in orders)):
+        if some:
+            changed = {role: own[role][..., orders[role]] for role in some}
+            who = " and ".join(PLURAL[role] for role in some)
+            yield f"rows of {who} stand in the order of the files: a rule permutes them, and must not", changed

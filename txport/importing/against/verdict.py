@@ -1,0 +1,224 @@
+"""Whether an import computes what its original computes; if not, the first place at which they part, and why."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from txport.errors import CheckpointError
+from txport.importing.against.batches import draw_batches
+from txport.importing.against.beside import Beside
+from txport.importing.against.causes import cause_of
+from txport.importing.against.faults import ORDER, misplaced
+from txport.importing.against.original import Original
+from txport.importing.against.pairing import Origins
+from txport.importing.against.taps import CLOSELY, END, IN, SURELY, Key, Run, Tap, benign, run_freely, run_on_theirs
+from txport.models.facts import LOGITS
+from txport.models.model import Model
+from txport.models.parts import NORM_TYPES, FeedForward, GatedFeedForward
+from txport.models.weights.plan import Plan
+from txport.proof.bisect.faults.evidence import Cause
+from txport.proof.bisect.words import describe
+from txport.proof.parity.measures import finite
+
+TOLD = 5  # further places
+BEFORE = "all that was computed before agrees, this is off"
+HOW = {IN: BEFORE, END: BEFORE}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One output: how far the two are apart at most, the largest value, and how many places were compared.
+
+    `alike` are those of logits over the vocabulary whose likeliest token is the same.
+    """
+
+    output: str
+    error: float
+    largest: float
+    places: int
+    alike: int | None
+    passed: bool
+
+    def describe(self) -> str:
+        """In one line."""
+        off = f"{'agree within' if self.passed else 'differ by up to'} {self.error:.2g}"
+        tokens = ""
+        if self.alike is not None:
+            every = self.alike == self.places
+            tokens = ", with the same likeliest token" + ("" if every else f" at {self.alike}")
+        return f"{self.output} {off}, the largest value is {self.largest:.3g}, at {self.places} places{tokens}"
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first place at which they part: the import's part and the original's modules, the figures, and the cause.
+
+    `left` is how near the import comes when the cause is mended.
+    """
+
+    where: str
+    part: str
+    side: str
+    theirs: tuple[str, ...]
+    error: float
+    allowed: float
+    kind: str
+    what: str
+    left: float | None
+    also: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """What to show: a word and the rest of the line."""
+        names = f", {' and '.join(self.theirs)} of the original" if self.theirs else ""
+        place = {IN: "what goes into ", END: ""}.get(self.side, "what comes of ")
+        yield "parts at", f"{self.where} ({place}{self.part}{names})"
+        how = HOW.get(self.side, "inputs agree, outputs part")
+        yield "figures", f"{how} by {self.error:.3g}, allowed {self.allowed:.2g}"
+        mended = f"; with that changed, the two agree within {self.left:.2g}" if self.left is not None else ""
+        yield "cause", self.what + mended
+        if self.also:
+            more = f"; and {len(self.also) - TOLD} more" if len(self.also) > TOLD else ""
+            yield "also", "; ".join(self.also[:TOLD]) + more
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An import beside its original."""
+
+    original: str
+    dtype: str
+    outputs: tuple[Agreement, ...]
+    parting: Parting | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether they compute the same."""
+        return self.parting is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        parting = None if self.parting is None else finite(dataclasses.asdict(self.parting))
+        outputs = [finite(dataclasses.asdict(each)) for each in self.outputs]
+        return {
+            "original": self.original,
+            "dtype": self.dtype,
+            "equal": self.passed,
+            "outputs": outputs,
+            "parting": parting,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """What to show."""
+        yield f"against {self.original}, in {self.dtype}"
+        yield from (each.describe() for each in self.outputs)
+        if self.parting is not None:
+            yield from (f"{word + ':':9} {text}" for word, text in self.parting.lines())
+
+
+def compare(model: Model, made: Plan, original: Original) -> Verdict:
+    """Both over all batches; where outputs differ, the first place at which the two part."""
+    batches = list(draw_batches(model.facts, padded=original.masks))
+    original.widen(batches[0])
+    model = _like(model, original)
+    origins = Origins(model, made, original)
+    runs = [run_freely(model, original, origins, given) for given in batches]
+    _require_steady(original, runs[0])
+    ends = [tap for run in runs for tap in run.ends]
+    differs = not all(tap.within(SURELY) for tap in ends)
+    parting = None
+    if not all(tap.within(CLOSELY) for tap in ends):
+        parting = _parting(model, original, origins, runs, certain=differs)
+    outputs = tuple(_agreement(name, runs) for name in runs[0].ours if name in runs[0].theirs)
+    return Verdict(original.name, str(original.dtype).removeprefix("torch."), outputs, parting)
+
+
+def _require_steady(original: Original, run: Run) -> None:
+    """Raise `CheckpointError` for an original that gives something else each time."""
+    again = original.outputs(run.given, run.ours)
+    pairs = [Tap((name, 0, END), 0.0, again[name], each, ()) for name, each in run.theirs.items()]
+    if not all(pair.within(CLOSELY) for pair in pairs):
+        fix = "look for dropout that does not ask self.training, or something that it keeps on itself"
+        raise CheckpointError(f"{original.name} gives other values each time for the same input: {fix}")
+
+
+def _like(model: Model, original: Original) -> Model:
+    """The import in the type of the original; none of its tensors is another's."""
+    return copy.deepcopy(model).to(original.dtype).eval()
+
+
+def _agreement(output: str, runs: Sequence[Run]) -> Agreement:
+    taps = [tap for run in runs for tap in run.ends if tap.key[0] == output]
+    alike, places = None, sum(tap.ours[..., 0].numel() for tap in taps)
+    if output == LOGITS:
+        alike = sum(int((tap.ours.argmax(-1) == tap.theirs.argmax(-1)).sum()) for tap in taps)
+    passed = all(tap.within(SURELY) for tap in taps)
+    largest = max(tap.largest for tap in taps)
+    return Agreement(output, max(tap.error for tap in taps), largest, places, alike, passed)
+
+
+def _parting(
+    model: Model, original: Original, origins: Origins, runs: Sequence[Run], *, certain: bool
+) -> Parting | None:
+    """The first place at which they part; None for rounding alone, unless outputs differ for `certain`."""
+    one_side = model.facts.task == "encode"
+    found: dict[Key, Beside] = {}
+    ends: list[Beside] = []
+    for free in runs:
+        kept = benign(free, one_side=one_side)
+        parted = {tap.key for tap in free.taps if not tap.within(CLOSELY)}
+        isolated = run_on_theirs(model, original, free, kept)
+        ends += [Beside(tap, isolated, model, origins) for tap in isolated.ends if not tap.within(SURELY)]
+        for tap in isolated.taps:
+            if tap.key not in kept and tap.key in parted and not tap.within(CLOSELY):
+                found.setdefault(tap.key, Beside(tap, isolated, model, origins))
+    ordered = sorted(found.values(), key=lambda each: each.tap.order)
+    causes = ((each, cause_of(each) if _may_err(each) else None) for each in ordered)
+    sure = ((each, cause) for each, cause in causes if cause is not None or not each.tap.within(SURELY))
+    first = next(sure, None)
+    if first is not None:
+        own = _where(first[0])
+        also = dict.fromkeys(_where(each) for each, _ in sure)
+        return _described(*first, tuple(each for each in also if each != own))
+    if not certain:
+        return None
+    if not ends:
+        raise CheckpointError(f"{original.name} gives other outputs, and no place can be told at which they part")
+    return _described(ends[0], cause_of(ends[0]), ())
+
+
+def _may_err(evidence: Beside) -> bool:
+    """Whether a difference may be an error: a small one only where an epsilon or an activation makes one."""
+    kind = evidence.kind
+    is_subtle = isinstance(kind, type) and issubclass(kind, (*NORM_TYPES, FeedForward, GatedFeedForward))
+    return is_subtle or not evidence.tap.within(SURELY)
+
+
+def _where(evidence: Beside) -> str:
+    tap = evidence.tap
+    if evidence.call is None:
+        return f"the output {tap.key[0]}"
+    own = evidence.block or evidence.embedding or evidence.frames or evidence.call
+    place = describe(evidence.model, [own.name])
+    return f"before {place}" if own is evidence.call and tap.key[2] == IN else place
+
+
+def _described(evidence: Beside, cause: Cause | None, also: tuple[str, ...]) -> Parting:
+    tap = evidence.tap
+    left = min(evidence.closest, default=None) if cause is not None else None
+    moved = misplaced(evidence) if cause is not None and cause.kind == ORDER else None
+    return Parting(
+        where=describe(evidence.model, [f"{moved[0]}.norm"]) if moved is not None else _where(evidence),
+        part=tap.key[0],
+        side=tap.key[2],
+        theirs=tap.names,
+        error=tap.error,
+        allowed=(SURELY if not tap.within(SURELY) else CLOSELY)[tap.ours.dtype] * tap.largest,
+        kind="unknown" if cause is None else cause.kind,
+        what="no cause that is known gives what the original gives" if cause is None else cause.what,
+        left=left,
+        also=also,
+    )
