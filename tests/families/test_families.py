@@ -307,6 +307,7 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
             {"layer_types": ["full_attention", "x"]},
             "layer_types must be 2 of sliding_attention and full_atten",
         ),
+        ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping 0.0 can't be expressed; it must be null"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True can't be expressed"),
         ("gemma3", {"attn_logit_softcapping": 9.0}, "attn_logit_softcapping 9.0 can't be expressed; it must be None"),
         ("gemma3-images", {"text_config": [3]}, "it is not the config of a gemma3"),

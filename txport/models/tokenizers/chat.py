@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -43,10 +42,13 @@ class ChatReader:
         template, _ = self._template
         import jinja2
 
-        marked = [self._marked(message) for message in messages]
-        variables = {**self.chat.variables, "messages": marked, "tools": None, "documents": None}
+        template.environment.begin()
         try:
+            marked = [self._marked(message) for message in messages]
+            variables = {**self.chat.variables, "messages": marked, "tools": None, "documents": None}
             return str(template.render(**variables, add_generation_prompt=True))
+        except TextError:
+            raise
         except jinja2.TemplateError as error:
             raise TextError(f"the chat template does not take these messages: {brief(error)}") from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -57,7 +59,10 @@ class ChatReader:
         """The template, and the texts that it looks for in what messages say."""
         with needed("txport[chat]", "a chat"):
             import jinja2
-        environment = _environment()
+            from jinja2 import meta
+
+            from txport.models.tokenizers.templates import Bounded
+        environment = Bounded()
         try:
             parsed = environment.parse(self.chat.template)
             called = {
@@ -65,7 +70,7 @@ class ChatReader:
                 for node in parsed.find_all(jinja2.nodes.Call)
                 if isinstance(node.node, jinja2.nodes.Name)
             }
-            free = jinja2.meta.find_undeclared_variables(parsed)
+            free = meta.find_undeclared_variables(parsed)
             template = environment.from_string(self.chat.template)
             sought = {each.value for each in _sought(parsed) if isinstance(each, jinja2.nodes.Const)}
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, OverflowError, TypeError) as error:
@@ -168,33 +173,3 @@ def _sought(template: Any) -> Iterator[Any]:
 def _continues(text: str, token: str) -> bool:
     """Whether a text begins as a token goes on behind its first characters."""
     return any(text.startswith(token[cut:]) or token[cut:].startswith(text) for cut in range(1, len(token)))
-
-
-def _environment() -> Any:
-    """Where templates run: they reach what they are given and nothing else."""
-    from jinja2 import TemplateError, ext, meta, nodes, sandbox
-
-    assert meta is not None
-
-    class Generation(ext.Extension):
-        """Marks what the model said, for training; here it is what stands in it."""
-
-        tags = {"generation"}  # noqa: RUF012 - as jinja2 has it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, **how: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, **how)
-
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda how: datetime.now().astimezone().strftime(how)
-    return environment

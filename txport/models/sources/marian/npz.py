@@ -17,6 +17,7 @@ from txport.errors import CheckpointError, brief, quoted
 from txport.system import memory
 
 ENDING = ".npy"
+MOST_PACKED = 100  # times that arrays may be larger than the file; weights can hardly be packed
 BROKEN = (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
@@ -34,7 +35,10 @@ def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDAr
     try:
         with zipfile.ZipFile(path) as archive:
             entries = [each for each in archive.infolist() if _is_wanted(each, wanted)]
-            memory.require(sum(each.file_size for each in entries), f"reading {path}")
+            size, packed = sum(each.file_size for each in entries), path.stat().st_size
+            if size > MOST_PACKED * packed:
+                raise ValueError(f"its {packed} bytes unfold to {size}, the most is {MOST_PACKED} times as many")
+            memory.require(size, f"reading {path}")
             found = dict(_arrays(archive, entries))
     except BROKEN as error:
         raise CheckpointError(f"{path} is not a whole .npz file: {brief(error)}") from error
