@@ -17,6 +17,7 @@ MOST_MEMORY = 1_000_000_000  # bytes that a process may hold on any hostile inpu
 SKIPPED = re.compile(r"txport: \d+ of \d+ texts have no character of the vocabulary; their output is empty\n")
 WARNED = re.compile(r"[^\n]* is a pickle, of which only tensors are read; `txport import` writes safetensors of it\n")
 VERDICT = re.compile(r"^verdict: does NOT fit|^  \"fits\": false", re.MULTILINE)
+LISTING = ("does not fit its config", "the nearest architecture is")  # of messages that list tensors
 LONGEST_MESSAGE, LONGEST_LIST = 1_000, 20_000  # of all tensors that do not fit, one would miss any that is left out
 # All but the tab and the end of a line; those that reorder text; and lone surrogates.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -133,7 +134,7 @@ def _faults(lines: list[str]) -> Iterator[str]:
     said = lines[0].removeprefix("txport: ")
     if said == lines[0]:
         yield f"does not begin with txport: {lines[0][:200]!r}"
-    longest = LONGEST_LIST if "does not fit its config" in said else LONGEST_MESSAGE
+    longest = LONGEST_LIST if any(words in said for words in LISTING) else LONGEST_MESSAGE
     if len(said) > longest:
         yield f"{len(said)} characters, expected at most {longest}: {said[:150]!r}"
     if not TELLING.search(said) or REPR.fullmatch(said):
