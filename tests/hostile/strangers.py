@@ -40,18 +40,19 @@ def _altered(file: Path, rng: random.Random) -> None:
 
 
 def _imported(folder: Path, place: Place, rng: random.Random) -> list[Command]:
-    """Its table, or the model as one of ours; now and then it is exported."""
-    made, drawn = place.out / "made", rng.random()
-    if drawn < 0.03:
-        return [command("export", folder, made, codes=(GOOD, FAILED, BAD))]
+    """Its table, or the model as one of ours."""
+    drawn = rng.random()
     if drawn < 0.6:
-        return [command("import", folder, made, codes=EITHER)]
+        return [command("import", folder, place.out / "made", codes=EITHER)]
     return [command("import", folder, *(("--json",) if drawn < 0.8 else ()), codes=EITHER)]
 
 
 def _family(place: Place, rng: random.Random) -> list[Command]:
+    """Now and then it is exported: its sequences are short."""
     folder = place.base(rng.choice(bases.FAMILIES))
     _altered(rng.choice([folder / name for name in (*SAID, *MORE) if (folder / name).is_file()]), rng)
+    if rng.random() < 0.03:
+        return [command("export", folder, place.out / "made", codes=(GOOD, FAILED, BAD))]
     return _imported(folder, place, rng)
 
 
