@@ -318,6 +318,7 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
         ("qwen2-window", {"use_sliding_window": False}, "sliding_window 5 can't be expressed: layers with sliding_att"),
         ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers must be 3 of 0 and 1, got \[1, 0\]"),
         ("smollm3", {"no_rope_layers": [1, 0, 2]}, r"no_rope_layers must be 3 of 0 and 1, got \[1, 0, 2\]"),
+        ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping 0.0 can't be expressed; it must be null"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True can't be expressed"),
         ("gemma3", {"attn_logit_softcapping": 9.0}, "attn_logit_softcapping 9.0 can't be expressed; it must be None"),
         ("gemma3-images", {"text_config": [3]}, "it is not the config of a gemma3"),

@@ -42,7 +42,7 @@ class Plan:
 
 @click.command(help=__doc__)
 @click.option("--seed", type=int, default=1, show_default=True, help="Draws the mutations.")
-@click.option("--mutations", type=click.IntRange(0), default=20_000, show_default=True, help="How many to draw.")
+@click.option("--mutations", type=click.IntRange(0), default=18_000, show_default=True, help="How many to draw.")
 @click.option("--every", type=click.IntRange(1), default=1, show_default=True, help="Take every so manieth case.")
 @click.option("--kills", type=click.IntRange(0), default=200, show_default=True, help="Kills of the writers.")
 @click.option("--only", multiple=True, help="Names of cases, or what they begin with.  [repeatable]")

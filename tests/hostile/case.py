@@ -54,6 +54,10 @@ class Place:
         """A copy of the sound checkpoint."""
         return Path(shutil.copytree(self.sound.checkpoint, self.inputs / name))
 
+    def base(self, base: str, name: str = "model") -> Path:
+        """A copy of a folder of `bases`."""
+        return Path(shutil.copytree(self.sound.base(base), self.inputs / name))
+
 
 @dataclass(frozen=True)
 class Case:

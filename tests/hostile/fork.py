@@ -17,12 +17,20 @@ LARGEST_FILE = 2 << 30
 
 def import_all() -> None:
     """Import what commands import, so that a child has it at once; nothing of it may run here."""
+    import importlib
+    import pkgutil
+
+    import jinja2.meta  # noqa: F401
     import onnx  # noqa: F401
+    import soundfile  # noqa: F401
     import tokenizers  # noqa: F401
     import torch  # noqa: F401
 
     import txport.bench
     import txport.cli.tables
+    import txport.importing.draft
+    import txport.importing.fit
+    import txport.models.tokenizers.templates
     import txport.proof.bisect.culprit
     import txport.proof.matrix
     import txport.proof.parity.check
@@ -31,7 +39,13 @@ def import_all() -> None:
     import txport.proof.verify.check
     import txport.runtimes.ort
     import txport.runtimes.pytorch
-    import txport.runtimes.reference  # noqa: F401
+    import txport.runtimes.reference
+
+    for name in ("architectures", "families", "sources", "tokenizers", "audio"):
+        package = importlib.import_module(f"txport.models.{name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    txport.models.tokenizers.templates.LONGEST = 1.0  # seconds of a template that has no end
 
 
 def fork(work: Callable[[], None]) -> int:

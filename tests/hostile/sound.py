@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tests.hostile import bases
 from tests.hostile.fork import in_child
 
 KINDS = {"portable": ("portable", "fp32"), "cpu": ("cpu", "fp32"), "int8": ("cpu", "int8")}
@@ -35,14 +36,19 @@ class Sound:
         return self.folder / "bench.json"
 
     def bundle(self, kind: str) -> Path:
-        """A bundle by one of `KINDS`."""
-        return self.folder / kind
+        """A bundle by one of `KINDS`, or of `bases.BUNDLES`."""
+        return self.base(kind) if kind in bases.BUNDLES else self.folder / kind
+
+    def base(self, name: str) -> Path:
+        """A folder that `bases` made."""
+        return self.folder / "bases" / name
 
 
 def make_sound(folder: Path) -> Sound:
     """Export and measure in child processes: this one must start no thread, since it forks."""
     sound = Sound(folder)
     in_child(lambda: _export(sound))
+    in_child(lambda: bases.make_bases(sound.folder / "bases", sound.checkpoint))
     return replace(sound, report=in_child(lambda: _report(sound)))
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from txport.errors import CheckpointError, OutputError
+from txport.errors import CheckpointError, ConfigError, OutputError
+from txport.importing.draft import write_draft
 from txport.importing.fit import import_checkpoint, require_apart
 from txport.models.checkpoint import load_checkpoint, random_checkpoint, save_checkpoint
-from txport.models.names import files_of
+from txport.models.names import RULES, WEIGHTS, files_of
 from txport.models.sources.pickles import read_pickle
 from txport.models.tokenizers.sentencepiece import read_pieces
 from txport.models.weights.plan import plan
@@ -30,6 +32,25 @@ def test_rules_that_make_too_much_are_refused(rules: list[Rule]) -> None:
     model = random_checkpoint("gpt2-tiny").model
     with pytest.raises(CheckpointError, match=r"the rules make|would be unstacked"):
         plan([*rules, Settle()], {"x": (10**6, 0)}, model)
+
+
+def test_a_draft_takes_any_name_and_any_place(tmp_path: Path) -> None:
+    """Numbers that are no layers', and a link that leads to itself."""
+    names = (f"net.{number}.weight" for number in ("00", "9" * 5_000, "\u0663"))
+    save_file({name: torch.ones(2, 2) for name in names}, tmp_path / WEIGHTS)
+    with pytest.raises(ConfigError, match="may be of several architectures"):
+        write_draft(tmp_path, tmp_path / RULES)
+    (tmp_path / RULES).symlink_to(RULES)
+    with pytest.raises(OutputError, match="links"):
+        write_draft(tmp_path, tmp_path / RULES)
+
+
+def test_a_pickled_tensor_that_sees_a_number_many_times_is_refused_where_it_is_used(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1, 4).expand(1 << 40, 4), "b": torch.ones(3)}, tmp_path / "m.pt")
+    found = read_pickle(tmp_path / "m.pt")
+    assert found["b"].tolist() == [1, 1, 1]
+    with pytest.raises(CheckpointError, match="'a', which repeats few numbers many times"):
+        found["a"]
 
 
 def test_a_tensor_is_not_joined_with_itself() -> None:

@@ -106,6 +106,13 @@ def test_a_file_of_days_is_refused_unread(tmp_path: Path, monkeypatch: pytest.Mo
         read_audio(tmp_path / "a.wav", READS)
 
 
+@pytest.mark.parametrize("rate", [1, 999, 1_000_001])
+def test_a_rate_by_which_little_is_much_is_refused(rate: int, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", noise("short"), rate)
+    with pytest.raises(AudioError, match=f"has {rate} samples a second, expected 1000 to 1000000"):
+        read_audio(tmp_path / "a.wav", READS)
+
+
 def test_run_writes_down_files(bundle: Path, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", noise("short"), RATE, subtype="FLOAT")
     soundfile.write(tmp_path / "b.wav", noise("long"), RATE, subtype="FLOAT")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.tokenizers.test_agreement import CHATTING, chat_reader, tokenizers
 from txport.cli.commands import cli
 from txport.errors import BundleError, TextError, UnavailableError, UnsupportedError
 from txport.models.checkpoint import load_checkpoint
+from txport.models.tokenizers import templates
 from txport.models.tokenizers.chat import ChatReader, chat_line, messages_of
 
 READERS = {name: chat_reader(name) for name in CHATTING}
@@ -79,6 +81,12 @@ def test_a_line_is_what_a_user_says_or_messages() -> None:
     ):
         with pytest.raises(TextError, match='a message must be an object with a "role"'):
             reader.encode(line)
+    deep = "[" * 900 + "]" * 900
+    with pytest.raises(
+        TextError,
+        match=r"too many to be read|messages: RecursionError|is not a JSON list",
+    ):
+        reader.encode(f'[{{"role": "user", "content": {deep}}}]')
     with pytest.raises(TextError, match=r"U\+FDD0"):
         reader.encode("a \ufdd0 b")
     for messages in ("", [], [3], {"role": "user"}, [{"role": "user", "content": {1, 2}}]):
@@ -110,6 +118,53 @@ def test_a_template_that_can_not_be_used_is_refused(template: str, message: str)
     with pytest.raises((BundleError, TextError), match=message) as caught:
         templated(template).encode("Hello")
     assert "\n" not in str(caught.value)
+
+
+GROWING = "{% set n = namespace(a='a') %}{% for b in range(60) %}? {% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 9999999999 }}",
+        "{{ [0] * 9999999999 }}",
+        "{{ messages * 9999999999 }}",
+        "{{ 9 ** 99999999 }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '%9999999999d' | format(1) }}",
+        "{{ '{:>9999999999}'.format('a') }}",
+        "{{ 'a'.ljust(9999999999) }}",
+        "{{ 'a' | center(9999999999) }}",
+        "{{ 'a' | indent(9999999999, first=true) }}",
+        "{{ ('a' * 999999) | replace('a', 'a' * 999999) }}",
+        "{{ ('a' * 999999).replace('a', 'a' * 999999) }}",
+        "{{ range(99999) | join('a' * 999999) }}",
+        "{{ ('a' * 999999).join(range(99999) | map('string') | list) }}",
+        "{{ messages | tojson(indent=9999999999) }}",
+        GROWING.replace("?", "{% set n.a = n.a + n.a %}"),
+        GROWING.replace("?", "{% set n.a = n.a ~ n.a %}"),
+        GROWING.replace("?", "{% set n.a = [n.a, n.a] | join %}"),
+        GROWING.replace("?", "{% set a %}{{ n.a }}{{ n.a }}{% endset %}{% set n.a = a %}"),
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n else 1 }}{% endmacro %}{{ f(60) }}",
+    ],
+)
+def test_a_template_takes_bounded_time_and_memory(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "LONGEST", 0.5)
+    tracemalloc.start()
+    with pytest.raises((BundleError, TextError), match=r"it (takes|makes)|unsafe|No filter"):
+        templated(template).prompt(messages_of("Hello"))
+    assert tracemalloc.get_traced_memory()[1] < 3e8
+    tracemalloc.stop()
+
+
+def test_what_templates_do_with_texts_is_as_in_jinja2() -> None:
+    template = """{%- for each in ['a', 'b'] -%}{{ loop.index ~ each ~ loop.last }}{{ loop.length }}{%- endfor -%}
+    {{ [1, 2] | join('-') }}{{ messages | join(',', attribute='role') }}{{ 'a.a' | replace('.', '!') }}
+    {{- '%s=%d' % ('x', 3) }}{{ '{} {}'.format(1, 2) }}{{ 'aa'.replace('a', 'b', 1) }}{{ none ~ 1.5 }}{{ nothing }}
+    {{- {'a': '<'} | tojson }}"""
+    found = templated(template).prompt([{"role": "user", "content": "x"}])
+    assert found == '1aFalse22bTrue21-2usera!ax=31 2baNone1.5{"a": "<"}'
 
 
 def test_a_template_may_look_for_the_end_of_a_thought_in_what_the_model_said() -> None:

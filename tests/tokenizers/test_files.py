@@ -105,6 +105,9 @@ SOUND = piece("<unk>", 2) + piece("<s>", 3) + piece("</s>", 3) + piece("\u2581a"
         (SOUND + piece("c", 5), "has pieces that are not to be used"),
         (SOUND + piece("c", 4) + field(3, field(4, 0)), "a piece 'c' of its user"),
         (SOUND + field(3, field(2, b"\xff\0\0\0")), "a map of characters that can't be read"),
+        (SOUND + piece("c", 9), "is of the kind 9"),
+        (SOUND + piece("c", score=float("nan")), "a piece has the score nan"),
+        (SOUND + piece("c" * 513), "a piece has 513 characters, the most is 512"),
         (SOUND[:-3], "ends within a field"),
         (b"\x0b", "begins no field"),
         (b"IQ== 0\nIg== 1\n", "is not a model of SentencePiece"),
@@ -115,6 +118,13 @@ def test_models_that_are_refused(content: bytes, message: str, tmp_path: Path) -
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     with pytest.raises(CheckpointError, match=message):
         companions_of(tmp_path)
+
+
+def test_merges_without_end_are_refused(tmp_path: Path) -> None:
+    folder = copied_of("gpt2", tmp_path)
+    (folder / "merges.txt").write_text("a b\n" * ((1 << 20) + 1), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="has 1048577 lines, the most is 1048576"):
+        companions_of(folder)
 
 
 def test_a_file_without_settings_has_those_of_its_class(tmp_path: Path) -> None:

@@ -312,3 +312,10 @@ def test_versions_that_had_no_final_norms_are_refused_with_one(tmp_path: Path) -
     del weights["decoder.layer_norm.weight"]
     with pytest.raises((ConfigError, CheckpointError), match="a norm at the end of one stack alone"):
         load_checkpoint(str(save(folder, PLAIN | BEFORE, weights)))
+
+
+def test_a_matrix_that_sees_one_row_many_times_is_refused(tmp_path: Path) -> None:
+    weights = weights_of(PLAIN)
+    weights["encoder.embed_tokens.weight"] = weights["encoder.embed_tokens.weight"][:1].clone().expand(1 << 24, -1)
+    message = check_refused(save(tmp_path / "fairseq", PLAIN, weights))
+    assert "'encoder.embed_tokens.weight', which repeats few numbers many times" in message

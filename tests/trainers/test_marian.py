@@ -165,6 +165,21 @@ def test_an_array_larger_than_its_file_is_refused(tmp_path: Path) -> None:
     assert "'more.npy' has 0 bytes, expected 3999" in check_refused(folder)
 
 
+@pytest.mark.parametrize("header", [b"{'descr': '<f4', 'shape': (", b'{\'descr\': """', b"1L L", b"\t \\"])
+def test_a_header_that_is_no_python_is_refused(header: bytes, tmp_path: Path) -> None:
+    folder = save(tmp_path / "marian", PLAIN, weights_of(PLAIN))
+    with zipfile.ZipFile(folder / "model.npz", "a") as archive:
+        archive.writestr("more.npy", b"\x93NUMPY\x01\x00v\x00" + header.ljust(117) + b"\n")
+    assert "is not a whole .npz file" in check_refused(folder)
+
+
+def test_an_archive_that_unfolds_without_end_is_refused_unread(tmp_path: Path) -> None:
+    folder = save(tmp_path / "marian", PLAIN, weights_of(PLAIN))
+    with zipfile.ZipFile(folder / "model.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("more.npy", bytes(20_000_000))
+    assert "the most is 100 times as many" in check_refused(folder)
+
+
 def varint(number: int) -> bytes:
     return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
 

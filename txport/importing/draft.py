@@ -27,6 +27,7 @@ from txport.models.weights.rules import Rename, Rule, Split, Transpose, Unstack
 from txport.models.weights.values import Weights
 from txport.system.documents import DocumentError, read_json
 from txport.system.files import staged_file
+from txport.system.places import resolve
 from txport.system.terminal import one_line
 
 DIFFERING = 20  # names that differ, in an error
@@ -105,7 +106,7 @@ def write_draft(source: Path, file: Path, name: str | None = None, at: str = "")
     """Write a draft for the weights of a folder or a file; -> what to tell of it."""
     weights = open_weights(source, at)
     folder = source.parent if source.is_file() else source
-    if file.resolve().parent != folder.resolve():
+    if resolve(file).parent != resolve(folder):
         raise OutputError(f"{file} must lie beside the weights, since it names them: give {folder / RULES}")
     if file.exists():
         raise OutputError(f"{file} exists; a draft replaces no file")

@@ -140,6 +140,8 @@ def _is_unknown(folder: Path) -> bool:
 
 
 def _fit(folder: Path, source: Source, weights: Weights, made: Plan) -> Fit:
+    several = {"spare": made.spare, "dropped": made.dropped, "left over": made.unexpected}
+    fates = {name: fate for fate, names in several.items() for name in names}
     uses: dict[str, list[tuple[str, Piece]]] = {name: [] for name in weights.shapes}
     for name, pieces in made.made.items():
         for piece in pieces:
@@ -149,15 +151,13 @@ def _fit(folder: Path, source: Source, weights: Weights, made: Plan) -> Fit:
         path=folder,
         architecture=architecture.name_of(source.config),
         config=source.config.to_dict(),
-        given=tuple(_given(name, made, uses[name], source) for name in weights.shapes),
+        given=tuple(_given(name, made, uses[name], source, fates.get(name, "used")) for name in weights.shapes),
         wanted=tuple(_wanted(name, made) for name in made.expected),
         problems=tuple(check_tensors(made, weights, source)),
     )
 
 
-def _given(name: str, made: Plan, uses: list[tuple[str, Piece]], source: Source) -> Given:
-    fates = {"left over": made.unexpected, "dropped": made.dropped, "spare": made.spare}
-    fate = next((fate for fate, names in fates.items() if name in names), "used")
+def _given(name: str, made: Plan, uses: list[tuple[str, Piece]], source: Source, fate: str) -> Given:
     numbers = dict.fromkeys(at for _, piece in uses for at in piece.rules)
     rules = tuple(source.lines.get(at, _words(source.rules[at])) for at in numbers)
     return Given(name, made.given[name], fate, tuple(dict.fromkeys(to for to, _ in uses)), rules)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from txport.models.weights.values import Shape
 
 LEAST = 3  # tensors of a layer
+NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d{0,3})(?!\d)")  # of a layer
 ALIKE = 0.7  # of the tensors of layers are in all of them
 Stack = tuple[str, tuple[int, ...]]  # what stands before the number of a layer, and the numbers
 
@@ -83,7 +84,7 @@ def templates(shapes: Mapping[str, Shape]) -> list[Template]:
     plain: list[str] = []
     for name, shape in shapes.items():
         if stack := _stack_of(name, stacks):
-            number = int(re.match(r"\d+", name[len(stack[0]) :])[0])  # type: ignore[index]  # stacks have numbers
+            number = int(NUMBER.match(name, len(stack[0]))[0])  # type: ignore[index]  # stacks have numbers
             rest = name[len(stack[0]) + len(str(number)) :]
             found.setdefault((f"{stack[0]}{{}}{rest}", shape), []).append(number)
         else:
@@ -98,7 +99,7 @@ def _stacks(shapes: Mapping[str, Shape]) -> list[Stack]:
     """What stands before the numbers of layers: numbers from 0 or 1 on, with like tensors behind each."""
     behind: dict[str, dict[int, set[tuple[str, Shape]]]] = defaultdict(lambda: defaultdict(set))
     for name, shape in shapes.items():
-        for number in re.finditer(r"(?<!\d)(0|[1-9]\d{0,3})(?!\d)", name):
+        for number in NUMBER.finditer(name):
             behind[name[: number.start()]][int(number[0])].add((name[number.end() :], shape))
     found = []
     for prefix, layers in behind.items():
@@ -112,7 +113,7 @@ def _stacks(shapes: Mapping[str, Shape]) -> list[Stack]:
 
 def _stack_of(name: str, stacks: Sequence[Stack]) -> Stack | None:
     """The stack that a tensor is of: of several, the one with most layers, the first of these."""
-    around = [each for each in stacks if name.startswith(each[0]) and re.match(r"\d", name[len(each[0]) :])]
+    around = [each for each in stacks if name.startswith(each[0]) and NUMBER.match(name, len(each[0]))]
     return max(around, key=lambda each: (len(each[1]), -len(each[0])), default=None)
 
 
@@ -140,7 +141,7 @@ def role_of(name: str) -> Role:
     before, is_layered, behind = name.partition("{}")
     above = _words(before, has_parts=False)
     own = _words(behind) if is_layered else above
-    numbers = [int(each) for each in re.findall(r"(?<=[a-z_./])\d+", behind or name)]
+    numbers = [int(each) for each in re.findall(r"(?<=[a-z_./])\d{1,9}", behind or name)]
     side = next((each for each in ("decoder", "encoder") if each in above), "")
     last = [each for each in ("bias", "weight") if each in _words(re.split(r"[./_]", name)[-1])]
     kind, number = (last or ["weight"])[0], (numbers or [0])[-1]

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from tests.hostile.case import Case
 from tests.hostile.corpus import (
+    audio,
+    chats,
     checkpoints,
+    folders,
     goldens,
     graphs,
     manifests,
     outputs,
     paths,
+    pickled,
     reports,
+    rules,
     texts,
     tokenizers,
+    trainers,
+    vocabularies,
 )
 
-PARTS = (manifests, paths, graphs, goldens, checkpoints, tokenizers, texts, reports, outputs)
+BUNDLES = (manifests, paths, graphs, goldens, tokenizers, texts, reports, outputs)
+STRANGERS = (checkpoints, folders, rules, vocabularies, trainers, pickled, audio, chats)
+PARTS = (*BUNDLES, *STRANGERS)
 
 
 def cases() -> dict[str, Case]:

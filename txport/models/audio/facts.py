@@ -87,6 +87,8 @@ class Speech:
             yield f"there are {len(self.languages)} languages, and tokens of {len(self.language_ids)}"
         if len(set(self.languages)) != len(self.languages):
             yield "languages have one name twice"
+        if len(set(self.language_ids)) != len(self.language_ids):
+            yield "two languages have one token"
         if self.language is not None and self.language not in self.languages:
             yield f"language must be one of the languages, got {quoted(self.language)}"
         if self.task is not None and (self.task not in TASKS or getattr(self, self.task) is None):

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from txport.errors import AudioError, TxportError, brief, quoted
 from txport.models.audio.facts import Features
 from txport.system.packages import needed
+from txport.system.terminal import native_stderr_held
 
 Floats = NDArray[np.float32]
 
 INSTALL = "txport[audio]"
 LONGEST = 24 * 3600  # seconds of one file; compressed silence may be longer than memory
 MOST_SAMPLES = 1 << 31  # of a file, all channels counted
+SLOWEST, FASTEST = 1_000, 1_000_000  # samples a second; of fewer, a small file would be days of a model's samples
 LOUDEST = 100.0  # loud floats may lie somewhat beyond -1 to 1; whole numbers taken for floats lie far beyond
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".w64", ".opus")
 
@@ -40,7 +42,7 @@ def read_audio(path: Path, features: Features) -> Floats:
     if not path.is_file():
         raise AudioError(f"there is no file {path}; this model reads audio files, such as talk.wav")
     try:
-        with soundfile.SoundFile(path) as file:
+        with native_stderr_held(), soundfile.SoundFile(path) as file:
             rate, frames, channels = int(file.samplerate), int(file.frames), int(file.channels)
             _require_size(path, rate, frames, channels)
             samples = file.read(dtype="float32", always_2d=True)
@@ -48,10 +50,14 @@ def read_audio(path: Path, features: Features) -> Floats:
         raise
     except (OSError, RuntimeError, ValueError, TypeError) as error:  # of libsndfile: RuntimeError
         raise AudioError(f"{path} can't be read as audio: {brief(error)}") from error
-    return resampled(checked(samples.mean(axis=1, dtype=np.float32), str(path)), rate, features)
+    with np.errstate(invalid="ignore", over="ignore"):  # what is infinite is refused
+        mean = samples.mean(axis=1, dtype=np.float32)
+    return resampled(checked(mean, str(path)), rate, features)
 
 
 def _require_size(path: Path, rate: int, frames: int, channels: int) -> None:
+    if not SLOWEST <= rate <= FASTEST:
+        raise AudioError(f"{path} has {rate} samples a second, expected {SLOWEST} to {FASTEST}")
     if frames > LONGEST * rate or frames * channels > MOST_SAMPLES:
         hours = f"{frames / max(rate, 1) / 3600:.0f} hours"
         raise AudioError(f"{path} has {hours} of audio, the most that is read is {LONGEST // 3600}; split it")

@@ -53,8 +53,16 @@ def config(values: Published) -> dict[str, Any]:
     return gemma.config(values) | more | {
         "result_norm": True,
         "attention_scale": float(values.get("query_pre_attn_scalar") ** -0.5),
-        "logit_cap": float(values.get("final_logit_softcapping", 0.0)),
+        "logit_cap": _cap(values, "final_logit_softcapping"),
     }  # fmt: skip
+
+
+def _cap(values: Published, name: str) -> float:
+    """A cap, 0 for none; one of 0 is refused, by which transformers divides."""
+    found = values.get(name)
+    if found is not None and not found:
+        raise ConfigError(f"{name} {quoted(found)} can't be expressed; it must be null or above 0")
+    return 0.0 if found is None else float(found)
 
 
 def _of_texts(values: Published) -> Published:
@@ -65,7 +73,7 @@ def _of_texts(values: Published) -> Published:
 
 def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, Any]]:
     """Gemma 2: its scores have a cap, as its logits."""
-    return values, {"attention_cap": float(values.get("attn_logit_softcapping", 0.0))}
+    return values, {"attention_cap": _cap(values, "attn_logit_softcapping")}
 
 
 def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published, dict[str, Any]]:

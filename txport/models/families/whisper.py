@@ -79,6 +79,9 @@ def _audio(values: Published) -> dict[str, Any]:
     if audio["feature_size"] not in (None, bins):
         both = f"feature_size {quoted(audio['feature_size'])} and num_mel_bins {quoted(bins)}"
         raise ConfigError(f"preprocessor_config's {both} must be the same")
+    for name, found in audio.items():
+        if found is not None and type(found) is not int:
+            raise ConfigError(f"preprocessor_config's {name} must be a whole number, got {quoted(found)}")
     frames = audio["chunk_length"] * audio["sampling_rate"] // audio["hop_length"]
     if told and frames != FRAMES_A_PLACE * places:
         need = f"max_source_positions {quoted(places)} need {FRAMES_A_PLACE * places}"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from txport.errors import CheckpointError, ConfigError, quoted
-from txport.models.sources.pickles import read_values
+from txport.models.sources.pickles import is_repeated, read_values
 from txport.models.weights.values import Weights
 
 SUFFIX = ".pt"
@@ -63,6 +63,8 @@ def tensors_of(values: Any, path: Path) -> dict[str, Tensor]:
             raise CheckpointError(f"{path} holds {quoted(name)}, which is no tensor by name")
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise CheckpointError(f"{path} holds {quoted(name)}, which is sparse or quantised")
+        if is_repeated(tensor):
+            raise CheckpointError(f"{path} holds {quoted(name)}, which repeats few numbers many times")
     return dict(values)
 
 

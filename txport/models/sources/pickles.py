@@ -41,7 +41,18 @@ def read_pickle(path: Path, at: str = "") -> Weights:
         "%s is a pickle, of which only tensors are read; `txport import` writes safetensors of it",
         one_line(str(path)),
     )
-    return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
+
+    def read(name: str) -> Tensor:
+        if is_repeated(tensors[name]):
+            raise CheckpointError(f"{path} holds {quoted(name)}, which repeats few numbers many times; {SAVE}")
+        return tensors[name]
+
+    return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, read)
+
+
+def is_repeated(tensor: Tensor) -> bool:
+    """Whether a tensor has more numbers than its file holds of it: strides may see each of them many times."""
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def read_values(path: Path) -> Any:

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -42,7 +41,11 @@ class ChatReader:
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """What a model is to continue, with marks in what the messages say; `TextError` for what no template takes."""
-        prompt = self._render([self._marked(message) for message in messages])
+        try:
+            marked = [self._marked(message) for message in messages]
+        except RecursionError as error:
+            raise TextError("the messages hold lists or objects in one another, too many to be read") from error
+        prompt = self._render(marked)
         if self._template[2]:
             every, own = self._control
             kept = [token for token in every if token not in own]
@@ -54,8 +57,9 @@ class ChatReader:
         template = self._template[0]
         import jinja2
 
-        variables = {**self.chat.variables, "messages": messages, "tools": None, "documents": None}
+        template.environment.begin()
         try:
+            variables = {**self.chat.variables, "messages": messages, "tools": None, "documents": None}
             return str(template.render(**variables, add_generation_prompt=True))
         except jinja2.TemplateError as error:
             raise TextError(f"the chat template does not take these messages: {brief(error)}") from error
@@ -67,7 +71,10 @@ class ChatReader:
         """The template, the texts that it looks for in what messages say, and whether it may change what they say."""
         with needed("txport[chat]", "a chat"):
             import jinja2
-        environment = _environment()
+            from jinja2 import meta
+
+            from txport.models.tokenizers.templates import Bounded
+        environment = Bounded()
         try:
             parsed = environment.parse(self.chat.template)
             called = {
@@ -75,7 +82,7 @@ class ChatReader:
                 for node in parsed.find_all(jinja2.nodes.Call)
                 if isinstance(node.node, jinja2.nodes.Name)
             }
-            free = jinja2.meta.find_undeclared_variables(parsed)
+            free = meta.find_undeclared_variables(parsed)
             template = environment.from_string(self.chat.template)
             changes = changes_texts(parsed)
             sought = {each.value for each in _sought(parsed) if isinstance(each, jinja2.nodes.Const)}
@@ -179,33 +186,3 @@ def _sought(template: Any) -> Iterator[Any]:
 def _continues(text: str, token: str) -> bool:
     """Whether a text begins as a token goes on behind its first characters."""
     return any(text.startswith(token[cut:]) or token[cut:].startswith(text) for cut in range(1, len(token)))
-
-
-def _environment() -> Any:
-    """Where templates run: they reach what they are given and nothing else."""
-    from jinja2 import TemplateError, ext, meta, nodes, sandbox
-
-    assert meta is not None
-
-    class Generation(ext.Extension):
-        """Marks what the model said, for training; here it is what stands in it."""
-
-        tags = {"generation"}  # noqa: RUF012 - as jinja2 has it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, **how: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, **how)
-
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda how: datetime.now().astimezone().strftime(how)
-    return environment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from txport.errors import CheckpointError
 from txport.system.documents import DocumentError, require_size
 
 LARGEST = 64 << 20  # bytes
+MOST_PIECES, LONGEST_PIECE = 1 << 20, 1 << 9  # pieces; characters of one
 SPACE = "\u2581"  # what a space is written as
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of pieces
 KINDS = {1: "Unigram", 2: "BPE"}
@@ -72,7 +74,9 @@ def _pieces(path: Path, content: bytes) -> Pieces:
         if field == 1:
             entry = dict(_fields(value))
             score = struct.unpack("<f", entry.get(2, bytes(4)))[0]
-            entries.append(Piece(_bytes(entry[1]).decode("utf-8"), score, entry.get(3, NORMAL)))
+            entries.append(_piece(_bytes(entry[1]).decode("utf-8"), score, entry.get(3, NORMAL)))
+            if len(entries) > MOST_PIECES:
+                raise ValueError(f"it has more than {MOST_PIECES} pieces")
         elif field in (2, 3, 5):
             (trainer if field == 2 else normalizer if field == 3 else denormalizer).update(_fields(value))
     kinds = [entry.kind for entry in entries]
@@ -99,6 +103,14 @@ def _pieces(path: Path, content: bytes) -> Pieces:
         trims=bool(normalizer.get(4, 1)),
         byte_fallback=bool(trainer.get(35, 0)),
     )
+
+
+def _piece(text: str, score: float, kind: int) -> Piece:
+    if not math.isfinite(score) or not NORMAL <= kind <= BYTE:
+        raise ValueError(f"a piece has the score {score} and is of the kind {kind}")
+    if len(text) > LONGEST_PIECE:
+        raise ValueError(f"a piece has {len(text)} characters, the most is {LONGEST_PIECE}")
+    return Piece(text, score, kind)
 
 
 def _bytes(value: Any) -> bytes:

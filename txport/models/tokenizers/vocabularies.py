@@ -11,8 +11,8 @@ from txport.models.tokenizers.sentencepiece import replace
 from txport.models.tokenizers.settings import Added, Settings
 from txport.system.documents import DocumentError, read_json, read_text
 
-LARGEST = 64 << 20  # bytes
-MOST_TOKENS = 1 << 22
+LARGEST = 24 << 20  # bytes
+LARGEST_ID, MOST_LINES = 1 << 22, 1 << 20
 LONGEST_WORD = 100  # characters, of which WordPiece makes more than one unknown token
 BERT = {
     "unk_token": "[UNK]",
@@ -45,7 +45,7 @@ def read_ids(path: Path) -> dict[str, int]:
     except DocumentError as error:
         raise CheckpointError(str(error)) from error
     for token, id_ in found.items():
-        if type(id_) is not int or not 0 <= id_ < MOST_TOKENS:
+        if type(id_) is not int or not 0 <= id_ < LARGEST_ID:
             raise CheckpointError(f"{path} gives {quoted(token)} the id {quoted(id_)}, which is none")
     if not found or len(set(found.values())) < len(found):
         raise CheckpointError(f"{path} {'gives one id to two tokens' if found else 'is empty'}")
@@ -54,9 +54,12 @@ def read_ids(path: Path) -> dict[str, int]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return read_text(path, LARGEST).split("\n")
+        text = read_text(path, LARGEST)
     except DocumentError as error:
         raise CheckpointError(str(error)) from error
+    if (count := text.count("\n")) > MOST_LINES:
+        raise CheckpointError(f"{path} has {count} lines, the most is {MOST_LINES}")
+    return text.split("\n")
 
 
 def bert(settings: Settings) -> tuple[str, Vocabulary]:

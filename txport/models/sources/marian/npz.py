@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Container, Iterator
@@ -17,7 +19,11 @@ from txport.errors import CheckpointError, brief, quoted
 from txport.system import memory
 
 ENDING = ".npy"
-BROKEN = (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+MOST_PACKED = 100  # times that arrays may be larger than the file; weights can hardly be packed
+BROKEN = (
+    *(OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error),
+    *(SyntaxError, tokenize.TokenError),  # of a header of .npy, which is Python
+)
 
 
 def names_in(path: Path) -> list[str]:
@@ -34,7 +40,10 @@ def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDAr
     try:
         with zipfile.ZipFile(path) as archive:
             entries = [each for each in archive.infolist() if _is_wanted(each, wanted)]
-            memory.require(sum(each.file_size for each in entries), f"reading {path}")
+            size, packed = sum(each.file_size for each in entries), path.stat().st_size
+            if size > MOST_PACKED * packed:
+                raise ValueError(f"its {packed} bytes unfold to {size}, the most is {MOST_PACKED} times as many")
+            memory.require(size, f"reading {path}")
             found = dict(_arrays(archive, entries))
     except BROKEN as error:
         raise CheckpointError(f"{path} is not a whole .npz file: {brief(error)}") from error
@@ -59,7 +68,9 @@ def _array(stream: IO[bytes], entry: zipfile.ZipInfo) -> NDArray[Any]:
     read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if read_header is None:
         raise ValueError(f"{quoted(entry.filename)} is of version {version} of .npy")
-    shape, is_fortran, dtype = read_header(stream)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of headers as Python 2 wrote them
+        shape, is_fortran, dtype = read_header(stream)
     if dtype.hasobject:
         raise ValueError(f"{quoted(entry.filename)} holds Python objects, which may be code")
     told, given = math.prod(shape) * dtype.itemsize, entry.file_size - stream.tell()

@@ -15,7 +15,7 @@ DECODER = "*decoder.yml"  # which names the vocabularies
 NAMED = ("*vocab*.yml", "*vocab*.yaml", "*vocab*.json", "*vocab*.spm", "*.spm")  # the first kind that there is
 END = 0  # where no vocabulary says another: all that Marian makes begin with the end token
 WRITTEN = ("</s>", "eos")  # as Marian and Nematus write it
-LARGEST = 64 << 20  # bytes
+LARGEST = 24 << 20  # bytes
 
 
 def end_token(folder: Path) -> int:

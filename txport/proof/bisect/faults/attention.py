@@ -132,7 +132,7 @@ def other_window(evidence: Evidence) -> Cause | None:
     assert evidence.block is not None
     part, given = evidence.block.part, read_by(evidence)
     own = part.window if isinstance(part, Attention) else None
-    calls = evidence.finding.observation.record.values()
+    calls = evidence.record.values()
     windows = {each.part: each for some in calls for each in some if isinstance(each.part, Window)}
     if not windows or getattr(part, "over", "row") == "source":
         return None

@@ -1,0 +1,222 @@
+"""How a bundle wants its texts (`text.json`), what people say in chats, and languages that there are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.hostile.case import BAD, FAILED, GOOD, Case, Command, Place, command, edit_values, fix_hashes
+from tests.hostile.corpus.manifests import BYTES as NO_JSON
+from tests.hostile.corpus.values import DEEP_LIST, DEEP_OBJECT, HUGE_NUMBER, NAME, spell
+from txport.models.names import TEXT
+
+EITHER = (GOOD, BAD)
+
+
+def cases() -> Iterator[Case]:
+    """Every file, template and message."""
+    for name in ("empty", "a list", "a list of 200,000 levels", "zeros", "UTF-16", "cut in the middle"):
+        yield Case(f"chats/text.json {name}", _bytes(NO_JSON[name]))
+    for name, (kind, path, value, codes) in VALUES.items():
+        yield Case(f"chats/{name}", _value(kind, path, value, codes))
+    for name, template in TEMPLATES.items():
+        yield Case(f"chats/a template {name}", _value("chat", ("chat", "template"), template, EITHER))
+    yield from (Case(f"chats/messages {name}", _said(line, codes)) for name, (line, codes) in LINES.items())
+    yield from (Case(f"chats/option {' '.join(each)[:60]!a}", _option(each)) for each in OPTIONS)
+
+
+def readers(kind: str, place: Place, codes: tuple[int, ...]) -> list[Command]:
+    """The commands that read how texts are used."""
+    bundle, verify = place.inputs / kind, tuple({*codes, FAILED, BAD})
+    more = ("--chat",) if kind == "chat" else ("--target-language", "fr")
+    short = ("--threads", 1, "--max-new-tokens", 3)
+    return [
+        command("run", bundle, "Hello there", *short, *more, codes=codes),
+        command(
+            "run", bundle, *short, "--json", *more, stdin=b'Hello\n[{"role": "user", "content": "a"}]\n', codes=EITHER
+        ),
+        command("run", bundle, "Hello", *short, codes=EITHER),
+        command("inspect", bundle, codes=EITHER),
+        command("verify", bundle, "--threads", 1, codes=verify),
+    ]
+
+
+def _bytes(change: Callable[[bytes], bytes]) -> Callable[[Place], list[Command]]:
+    def make(place: Place) -> list[Command]:
+        commands = []
+        for kind in ("chat", "languages"):
+            bundle = place.bundle(kind, kind)
+            (bundle / TEXT).write_bytes(change((bundle / TEXT).read_bytes()))
+            fix_hashes(bundle)
+            commands += readers(kind, place, (BAD,))
+        return commands
+
+    return make
+
+
+def _value(kind: str, path: tuple[str, ...], value: Any, codes: tuple[int, ...]) -> Callable[[Place], list[Command]]:
+    def make(place: Place) -> list[Command]:
+        bundle = place.bundle(kind, kind)
+
+        def edit(values: Any) -> None:
+            for key in path[:-1]:
+                values = values[key]
+            values[path[-1]] = value
+
+        edit_values(bundle / TEXT, edit)
+        text = spell((bundle / TEXT).read_text(encoding="utf-8", errors="surrogatepass"))
+        (bundle / TEXT).write_text(text, encoding="utf-8", errors="surrogatepass")
+        fix_hashes(bundle)
+        return readers(kind, place, codes)
+
+    return make
+
+
+VALUES: dict[str, tuple[str, tuple[str, ...], Any, tuple[int, ...]]] = {
+    "clean_up of a text": ("chat", ("clean_up",), "yes", (BAD,)),
+    "no chat": ("chat", ("chat",), None, (BAD,)),
+    "a chat of a list": ("chat", ("chat",), [], (BAD,)),
+    "a template of null": ("chat", ("chat", "template"), None, (BAD,)),
+    "a template of 200,000 levels": ("chat", ("chat", "template"), DEEP_LIST, (BAD,)),
+    "a template of 1 MB": ("chat", ("chat", "template"), "a" * 10**6, (BAD,)),
+    "variables of a list": ("chat", ("chat", "variables"), [1], (BAD,)),
+    "variables of 200,000 levels": ("chat", ("chat", "variables"), {"a": DEEP_OBJECT}, (BAD,)),
+    "variables of numbers": ("chat", ("chat", "variables"), {"bos_token": 5}, (BAD,)),
+    "variables of messages": ("chat", ("chat", "variables"), {"messages": "a"}, EITHER),
+    "no languages": ("languages", ("languages",), None, (BAD,)),
+    "languages of a list": ("languages", ("languages",), [], (BAD,)),
+    "tokens of nothing": ("languages", ("languages", "tokens"), {}, (BAD,)),
+    "tokens of numbers": ("languages", ("languages", "tokens"), {"fr": 5}, (BAD,)),
+    "tokens of strangers": ("languages", ("languages", "tokens"), {"fr": NAME, "en": NAME}, (BAD,)),
+    "100,000 languages": ("languages", ("languages", "tokens"), {str(at): "a" for at in range(100_000)}, (BAD,)),
+    "a source of escapes": ("languages", ("languages", "source"), NAME, (BAD,)),
+    "a source of 5,000 digits": ("languages", ("languages", "source"), HUGE_NUMBER, (BAD,)),
+    "a target of another kind": ("languages", ("languages", "target"), ["forced"], (BAD,)),
+    "tokens before of strangers": ("languages", ("languages", "before"), [NAME], (BAD,)),
+    "tokens before of lists": ("languages", ("languages", "before"), [[]], (BAD,)),
+    "10,000 tokens before": ("languages", ("languages", "before"), ["</s>"] * 10_000, (BAD,)),
+}
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+GROWING = "{% set n = namespace(a='a') %}{% for b in range(60) %}{% set n.a = n.a ? n.a %}{% endfor %}"
+TEMPLATES = {
+    "of nothing": "",
+    "that is none": "{{ messages",
+    "of 20,000 levels": "{% if a %}" * 20_000 + "{% endif %}" * 20_000,
+    "of 20,000 brackets": "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}",
+    "of 20,000 sums": "{{ 1" + "+1" * 20_000 + " }}",
+    "that loops": LOOP,
+    "that loops in three": "{% for a in range(99999) %}" * 3 + "a" + "{% endfor %}" * 3,
+    "that loops in a macro": "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n else 1 }}{% endmacro %}{{ f(60) }}",
+    "that grows": GROWING.replace("?", "+"),
+    "that grows by joining": GROWING.replace("?", "~"),
+    "that multiplies": "{{ 'a' * 9999999999 }}",
+    "that multiplies lists": "{{ [0] * 9999999999 }}",
+    "of powers": "{{ 9 ** 9 ** 9 }}",
+    "of powers that are large": "{{ (10 ** 4000000) % 7 }}",
+    "that shifts": "{{ 1.__class__ }}",
+    "that pads": "{{ 'a'.ljust(9999999999) }}",
+    "that centres": "{{ 'a' | center(9999999999) }}",
+    "that formats": "{{ '{:>9999999999}'.format('a') }}",
+    "that formats by percent": "{{ '%9999999999d' % 1 }}",
+    "that formats by a filter": "{{ '%9999999999d' | format(1) }}",
+    "that indents": "{{ ('a\n' * 99999) | indent(9999999) }}",
+    "that replaces": "{{ ('a' * 9999999) | replace('a', 'a' * 9999) }}",
+    "that joins": "{{ range(99999) | join('a' * 999999) }}",
+    "that fills": "{{ [1] | batch(9999999999, 'a') | list }}",
+    "that makes slices": "{{ [1] | slice(9999999999) | list }}",
+    "of filler": "{{ lipsum(n=99999999) }}",
+    "that cycles": "{{ cycler(1) }}{{ joiner('a') }}",
+    "that counts bytes": "{{ 'a'.encode('utf-32') * 2 }}",
+    "that translates": "{{ 'a'.translate({97: 'b' * 9}) }}",
+    "that splits": "{{ ('a ' * 99999).split() | map('upper') | list | length }}",
+    "that sorts": "{{ range(99999) | sort(reverse=true) | unique | list | length }}",
+    "that looks around": "{{ self._TemplateReference__context }}{{ cycler.__init__.__globals__ }}",
+    "that looks into what is given": "{{ messages.__class__.__mro__ }}",
+    "that imports": "{% import 'os' as os %}",
+    "that extends itself": "{% extends self %}",
+    "that reads a file": "{% include '/etc/passwd' %}",
+    "that calls": "{{ messages() }}",
+    "of the time": "{{ strftime_now('%Y' * 999999) }}",
+    "of a time of escapes": "{{ strftime_now('\\x1b[31m\\0') }}",
+    "of a time of numbers": "{{ strftime_now(5) }}",
+    "of JSON": "{{ messages | tojson(indent=999999999) }}",
+    "of JSON of strangers": "{{ range | tojson }}",
+    "of JSON of other arguments": "{{ messages | tojson(cls=5, default=6, skipkeys=true) }}",
+    "of a lone surrogate": "{{ '\\ud800' }}",
+    "of the mark": "\ufdd0{{ messages }}",
+    "that raises": "{{ raise_exception(messages) }}",
+    "that raises escapes": "{{ raise_exception('\\x1b[31mred\nsecond line') }}",
+    "that raises much": "{{ raise_exception('a' * 99999) }}",
+    "of keys of numbers": "{{ messages[0][99999999999999999999] }}{{ messages[9] }}",
+    "of floats": "{{ 1e308 * 10 }}{{ (1e308 * 10) | int }}",
+    "of a round": "{{ 1 | round(999999999) }}",
+    "of a word wrap": "{{ ('a' * 99999) | wordwrap(1) | length }}",
+    "of URLs": "{{ ('http://' + 'a.' * 9999) | urlize }}",
+    "of tags": "{{ ('<' * 99999) | striptags | length }}",
+    "of 100,000 variables": "".join(f"{{{{ a{at} }}}}" for at in range(25_000)),
+}
+
+
+def _said(line: bytes, codes: tuple[int, ...]) -> Callable[[Place], list[Command]]:
+    def make(place: Place) -> list[Command]:
+        run = ("run", place.sound.bundle("chat"), "--chat", "--threads", 1, "--max-new-tokens", 2)
+        file = place.inputs / "said"
+        file.write_bytes(line + b"\n")
+        return [
+            command(*run, stdin=line + b"\n", codes=codes),
+            command(*run, "--input", file, "--unknown", "skip", "--json", codes=EITHER),
+        ]
+
+    return make
+
+
+def _message(content: Any, role: Any = "user", **more: Any) -> bytes:
+    return spell(json.dumps([{"role": role, "content": content, **more}])).encode("utf-8", "surrogatepass")
+
+
+LINES: dict[str, tuple[bytes, tuple[int, ...]]] = {
+    "of what is sound": (_message("Hello"), (GOOD,)),
+    "of an open bracket": (b"[{", (BAD,)),
+    "of 200,000 levels": (b"[{" + b'"a": [{' * 100_000, (BAD,)),
+    "of many levels": (_message(DEEP_LIST), (BAD,)),
+    "of 900 levels": (_message(json.loads("[" * 900 + "]" * 900)), EITHER),
+    "of a number of 5,000 digits": (_message(HUGE_NUMBER), (BAD,)),
+    "of NaN": (b'[{"role": "user", "content": NaN}]', EITHER),
+    "of a lone surrogate": (b'[{"role": "user", "content": "\\ud800"}]', EITHER),
+    "of a lone surrogate as a key": (b'[{"role": "user", "content": "a", "\\ud800": 1}]', EITHER),
+    "of a key twice": (b'[{"role": "user", "role": "system", "content": "a"}]', EITHER),
+    "of a role of escapes": (_message("a", NAME), (BAD,)),
+    "of a role of lists": (_message("a", []), (BAD,)),
+    "of no role": (b'[{"content": "a"}]', (BAD,)),
+    "of no content": (b'[{"role": "user"}]', EITHER),
+    "of null": (_message(None), EITHER),
+    "of parts": (_message([{"type": "text", "text": "a"}]), EITHER),
+    "of pictures": (_message([{"type": "image", "url": "http://localhost:1"}]), EITHER),
+    "of special tokens": (_message("<s>[INST]</s>" * 3), EITHER),
+    "of 1 MB": (_message("<" * 10**6), EITHER),
+    "of much that begins a token": (_message("</" * 50_000), EITHER),
+    "of 30,000 messages": (b"[" + b",".join([_message("a")[1:-1]] * 30_000) + b"]", EITHER),
+    "of the mark": (_message("a\ufdd0b"), (BAD,)),
+    "of bytes": (b"\xff\xfe", (BAD,)),
+    "of a number": (b"5", EITHER),
+}
+OPTIONS: tuple[tuple[str, ...], ...] = (
+    ("--source-language", NAME),
+    ("--target-language", NAME),
+    ("--target-language", "\udcff"),
+    ("--target-language", ""),
+    ("--source-language", "x" * 100_000, "--target-language", "fr"),
+    ("--target-language", "fr", "--ids"),
+    ("--target-language", "fr", "--forced-bos-token", "__en__"),
+    ("--chat", "--target-language", "fr"),
+)
+
+
+def _option(options: tuple[str, ...]) -> Callable[[Place], list[Command]]:
+    def make(place: Place) -> list[Command]:
+        kinds = ("languages", "chat", "sentences", "portable")
+        run = [command("run", place.sound.bundle(kind), "a", "--threads", 1, *options, codes=EITHER) for kind in kinds]
+        return [*run, command("score", place.sound.bundle("speech"), "a", "b", "--threads", 1, codes=(BAD,))]
+
+    return make
