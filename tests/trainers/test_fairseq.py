@@ -124,8 +124,10 @@ def save(folder: Path, options: Any, weights: dict[str, Tensor], **more: Any) ->
     args = Namespace(**options) if isinstance(options, dict) else options
     values = {"args": args, "model": weights, "optimizer_history": [{"num_updates": 3}], "extra_state": {"epoch": 1}}
     torch.save({**values, **more}, folder / "checkpoint_best.pt")
-    for language in ("de", "en"):
-        (folder / f"dict.{language}.txt").write_text("".join(f"{word} 1\n" for word in WORDS))
+    for language, side in (("de", "encoder"), ("en", "decoder")):
+        table = weights.get(f"{side}.embed_tokens.weight")
+        words = WORDS if table is None or table.dim() != 2 else WORDS[: len(table) - 4]
+        (folder / f"dict.{language}.txt").write_text("".join(f"{word} 1\n" for word in words))
     return folder
 
 

@@ -15,10 +15,10 @@ from txport.models.names import CONFIG
 from txport.models.sources.ctranslate2.binary import is_binary, read_binary
 from txport.models.sources.ctranslate2.layers import Parts, Stack
 from txport.models.sources.ctranslate2.tensors import LAYERS, ZEROS, Known, opened
-from txport.models.sources.options import UNBOUNDED, read_strings, reading
+from txport.models.sources.ctranslate2.vocabulary import read_vocabulary, texts
+from txport.models.sources.options import UNBOUNDED, reading
 from txport.models.sources.source import Format, Source
 from txport.models.weights.rules import Rename, Shift
-from txport.system.documents import read_text
 
 MODEL = "model.bin"
 REVISIONS = {
@@ -60,7 +60,9 @@ def read(folder: Path) -> Source:
         found = architecture.find(known.architecture)
         config = found.config.from_dict(known.values)
     rules = (*LAYERS, *known.rules)
-    return Source(config=config, rules=rules, weights=partial(opened, binary, known), place=path)
+    alike = known.values.get("source_vocab_size") == known.values.get("target_vocab_size")
+    text = partial(texts, folder, said.all(), known.rows, binary.specification, alike=alike)
+    return Source(config=config, rules=rules, weights=partial(opened, binary, known), place=path, texts=text)
 
 
 def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
@@ -77,7 +79,7 @@ def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
     _require_alike("position encodings", bool(encoder.positions), bool(decoder.positions))
     tied = _tied(parts)
     from_zeros = bool(parts.attribute("decoder/start_from_zero_embedding", 0))
-    source, target = _vocabulary(folder, "source"), _vocabulary(folder, "target")
+    source, target = read_vocabulary(folder, "source"), read_vocabulary(folder, "target")
     end = _token(target, said.get("eos_token"), "eos_token")
     if said.get("add_source_eos", False):
         _require_alike("eos_token in sources and targets", source.get(said.get("eos_token")), end)
@@ -118,7 +120,7 @@ def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
     grown = [embeddings[side] for side, count in more.items() if count]
     grown += [f"decoder/projection/{each}" for each in ("weight", "bias")] * from_zeros
     cut = {f"{side}/position_encodings/encodings": longest for side in more if encoder.positions}
-    return Known("transformer", values, (ZEROS,), tuple(grown), cut)
+    return Known("transformer", values, (encoder.vocabulary, decoder.vocabulary), (ZEROS,), tuple(grown), cut)
 
 
 def _tied(parts: Parts) -> str:
@@ -131,7 +133,7 @@ def _tied(parts: Parts) -> str:
 
 def _causal(parts: Parts, said: Published, folder: Path) -> Known:
     """A decoder alone: of `llama` with RMSNorm and rotary positions, else of `gpt2`."""
-    stack, rows = parts.stack("decoder"), _vocabulary(folder, "")
+    stack, rows = parts.stack("decoder"), read_vocabulary(folder, "")
     parts.require("decoder/start_from_zero_embedding", 0)
     for name, wrong in {"norm 'post'": stack.norm != "pre", "no final norm": not stack.final_norm}.items():
         if wrong:
@@ -160,7 +162,7 @@ def _causal(parts: Parts, said: Published, folder: Path) -> Known:
         raise ConfigError("a decoder alone with LayerNorm and without a table of positions can't be expressed")
     own = {"max_length": longest, "norm_epsilon": said.get("layer_norm_epsilon", 1e-5), "eos_id": end}
     cut = {"decoder/position_encodings/encodings": longest}
-    return Known("gpt2", common | own, (ZEROS,), cut=cut)
+    return Known("gpt2", common | own, (stack.vocabulary,) * 2, (ZEROS,), cut=cut)
 
 
 def _llama(parts: Parts, said: Published, stack: Stack, common: dict[str, Any]) -> Known:
@@ -196,12 +198,12 @@ def _llama(parts: Parts, said: Published, stack: Stack, common: dict[str, Any]) 
     }
     gated = (Rename(r"\.feed_forward\.inner\.", ".feed_forward.gate."), Rename(r"\.noact\.", ".feed_forward.inner."))
     rules = (*gated, Shift(r"norm\.weight$", 1.0)) if residual else gated
-    return Known("llama", common | values, rules)
+    return Known("llama", common | values, (stack.vocabulary,) * 2, rules)
 
 
 def _encode(parts: Parts, said: Published, folder: Path) -> Known:
     """An encoder alone, of `bert`."""
-    stack, rows = parts.stack("encoder"), _vocabulary(folder, "")
+    stack, rows = parts.stack("encoder"), read_vocabulary(folder, "")
     _refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
     _refuse(stack, is_scaled="scaled embeddings", final_norm="a final norm")
     _require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
@@ -233,7 +235,7 @@ def _encode(parts: Parts, said: Published, folder: Path) -> Known:
         "pad_id": pad,
         "mask_id": next((rows[each] for each in ("[MASK]", "<mask>") if each in rows), pad),
     }
-    return Known("bert", values | special, (ZEROS,))
+    return Known("bert", values | special, (stack.vocabulary,) * 2, (ZEROS,))
 
 
 SPECIFICATIONS: dict[str, Callable[[Parts, Published, Path], Known]] = {
@@ -252,16 +254,6 @@ def _refuse(stack: Stack, **words: str) -> None:
     for name, word in words.items():
         if getattr(stack, name):
             raise ConfigError(f"{word} can't be expressed here")
-
-
-def _vocabulary(folder: Path, side: str) -> dict[str, int]:
-    """The tokens of a side by their numbers: of its own file, or of the one that both share."""
-    names = [f"{side}_vocabulary", "shared_vocabulary"] if side else ["vocabulary"]
-    for path in (folder / f"{name}{ending}" for name in names for ending in (".json", ".txt")):
-        if path.is_file():
-            tokens = read_strings(path) if path.suffix == ".json" else read_text(path).split("\n")
-            return {token: number for number, token in reversed(list(enumerate(tokens)))}
-    raise ConfigError(f"there is no {names[-1]}.json beside it")
 
 
 def _token(rows: Mapping[str, int], token: Any, name: str) -> int:

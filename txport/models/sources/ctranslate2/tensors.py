@@ -17,10 +17,15 @@ from txport.models.weights.values import Shape, Weights
 
 @dataclass(frozen=True)
 class Known:
-    """A model as our config has it. `grown` are the weights that have a row more, for a start from zeros."""
+    """A model as our config has it.
+
+    `rows` are those of the vocabularies of sources and of targets, `grown` the weights that have a row more, for a
+    start from zeros.
+    """
 
     architecture: str
     values: dict[str, Any]
+    rows: tuple[int, int]
     rules: tuple[Rule, ...] = ()
     grown: tuple[str, ...] = ()
     cut: Mapping[str, int] = field(default_factory=dict)  # weights of which only so many rows are used
