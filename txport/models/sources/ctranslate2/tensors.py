@@ -29,6 +29,7 @@ class Known:
     rules: tuple[Rule, ...] = ()
     grown: tuple[str, ...] = ()
     cut: Mapping[str, int] = field(default_factory=dict)  # weights of which only so many rows are used
+    led: Mapping[str, int] = field(default_factory=dict)  # those that begin with so many more rows, which nothing uses
 
 
 def opened(binary: Binary, known: Known) -> Weights:
@@ -42,12 +43,17 @@ def opened(binary: Binary, known: Known) -> Weights:
     for name in known.grown:
         if shapes.get(name):
             shapes[name] = (shapes[name][0] + 1, *shapes[name][1:])
+    for name, rows in known.led.items():
+        if shapes.get(name):
+            shapes[name] = (shapes[name][0] + rows, *shapes[name][1:])
     for name, rows in known.cut.items():
         if name in shapes:
             shapes[name] = (min(rows, shapes[name][0]), *shapes[name][1:])
 
     def tensor(name: str) -> Tensor:
         found = binary.read(name) if name in binary.names else torch.zeros(made)
+        if name in known.led:
+            return torch.cat([found.new_zeros(known.led[name], *found.shape[1:]), found])
         if name in known.cut:
             return found[: known.cut[name]]
         if name not in known.grown:
@@ -58,6 +64,10 @@ def opened(binary: Binary, known: Known) -> Weights:
     return Weights(shapes, tensor)
 
 
+GATED: tuple[Rule, ...] = (
+    Rename(r"\.feed_forward\.inner\.", ".feed_forward.gate."),
+    Rename(r"\.noact\.", ".feed_forward.inner."),
+)
 ZEROS = Constant(r".*\.((cross_)?attention\.\w+|feed_forward\.\w+)\.bias")  # of linear maps that have none
 LAYERS: tuple[Rule, ...] = (
     Rename(r"^(encoder|decoder)/layer_(\d+)/", r"\1.\2."),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from txport.errors import ConfigError
+from txport.errors import ConfigError, quoted
 from txport.models.sources.options import read_strings
 from txport.models.tokenizers.trainers.texts import Files, texts_of
 from txport.models.tokenizers.trainers.words import Side, Words, numbered
@@ -60,3 +60,18 @@ def texts(folder: Path, said: Mapping[str, Any], rows: tuple[int, int], specific
             has_classes=True,
         )
     )
+
+
+def token_of(rows: Mapping[str, int], token: Any, name: str) -> int:
+    """The number of a token; `ConfigError` where the vocabulary has none."""
+    if not isinstance(token, str) or token not in rows:
+        raise ConfigError(f"{name} {quoted(token)} must be a token of the vocabulary")
+    return rows[token]
+
+
+def any_of(rows: Mapping[str, int], what: str, *tokens: Any) -> int:
+    """The number of the first of these that the vocabulary has."""
+    found = [rows[token] for token in tokens if isinstance(token, str) and token in rows]
+    if not found:
+        raise ConfigError(f"{what} must be one of {quoted([*tokens])}, of which the vocabulary has none")
+    return found[0]
