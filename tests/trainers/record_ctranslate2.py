@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.trainers import marian
 from tests.trainers.plain import tensor2tensor
-from tests.trainers.record_ctranslate2_inputs import PROMPTS, SOURCES
+from tests.trainers.record_ctranslate2_inputs import FEATURES, HEARD, PROMPTS, SOURCES, features
 
 OUT = Path(__file__).parent / "ctranslate2_models"
 SIZE = 28
@@ -217,6 +217,35 @@ def relu_variant() -> Any:
     return spec
 
 
+SPOKEN = ["endoftext", "startoftranscript", "en", "de", "translate", "transcribe"]
+SPOKEN += ["startoflm", "startofprev", "nospeech", "notimestamps"]
+
+
+def whisper(place: Path) -> None:
+    """A Whisper whose vocabulary tells what its tokens say of speech."""
+    words = [*(f"w{number}" for number in range(20)), *(f"<|{each}|>" for each in SPOKEN)]
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer = T.PreTrainedTokenizerFast(tokenizer_object=made, eos_token=words[20], unk_token=words[0])
+    sizes = {name: value for name, value in SEQ2SEQ.items() if name.split("_")[0] in ("d", "encoder", "decoder")}
+    ids = {"decoder_start_token_id": 21, "pad_token_id": 20, "bos_token_id": 20, "eos_token_id": 20}
+    more = {"num_mel_bins": FEATURES[0], "max_source_positions": FEATURES[1] // 2, "max_target_positions": 16}
+    config = T.WhisperConfig(**{**sizes, **ids, **more}, vocab_size=40)
+    model = seeded(lambda: T.WhisperForConditionalGeneration(config))
+    model.generation_config.update(suppress_tokens=[3, 4], begin_suppress_tokens=[5, 20])
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    TransformersConverter(str(place)).convert(str(OUT / "whisper"), force=True)
+    heard = ctranslate2.models.Whisper(str(OUT / "whisper"), compute_type="float32")
+    found = {}
+    how = {"beam_size": 1, "max_length": 12, "suppress_tokens": [], "suppress_blank": False}
+    for number, prompt in enumerate(HEARD):
+        given = ctranslate2.StorageView.from_array(features(number))
+        result = heard.generate(given, [prompt], return_logits_vocab=True, **how)[0]
+        found[f"tokens.{number}"] = np.array(result.sequences_ids[0])
+        found[f"logits.{number}"] = np.array([np.array(each) for each in result.logits[0]]).reshape(-1, 40)
+    np.savez(OUT / "whisper" / "said.npz", **found)
+
+
 def main(names: list[str]) -> None:
     """Record all, or only those of transformers' models that are named."""
     if not names:
@@ -231,6 +260,8 @@ def main(names: list[str]) -> None:
                 out = OUT / (f"{name}-{kind}" if kind else name)
                 converter.convert(str(out), quantization=kind, force=True)
                 record(out)
+        if "whisper" in (names or ["whisper"]):
+            whisper(Path(place) / "whisper")
         if names:
             return
         options = marian.PLAIN | marian.ALL | {"transformer-postprocess-emb": "nd"}

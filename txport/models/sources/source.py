@@ -72,7 +72,7 @@ class Format:
 
 
 # modules of this package; the first that recognises a folder reads it
-FORMATS = ("toml", "ctranslate2.folder", "marian.folder", "fairseq", "opennmt", "native", "hugging_face")
+FORMATS = ("toml", "ctranslate2.folder", "marian.folder", "fairseq", "opennmt", "eole", "native", "hugging_face")
 
 
 def read_source(folder: Path) -> Source:

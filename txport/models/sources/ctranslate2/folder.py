@@ -1,4 +1,4 @@
-"""Folders that CTranslate2's converters wrote, of its three kinds of Transformers."""
+"""Folders that CTranslate2's converters wrote, of its kinds of Transformers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from txport.models.sources.ctranslate2.opt import is_opt, opt
 from txport.models.sources.ctranslate2.t5 import is_t5, t5
 from txport.models.sources.ctranslate2.tensors import GATED, LAYERS, ZEROS, Known, opened
 from txport.models.sources.ctranslate2.vocabulary import any_of, read_vocabulary, texts, token_of
+from txport.models.sources.ctranslate2.whisper import whisper
 from txport.models.sources.options import UNBOUNDED, reading
 from txport.models.sources.source import Format, Source
 from txport.models.weights.rules import Shift
@@ -27,6 +28,7 @@ REVISIONS = {
     "TransformerSpec": range(5, 8),
     "TransformerDecoderSpec": range(2, 9),
     "TransformerEncoderSpec": range(1, 2),
+    "WhisperSpec": range(3, 4),
 }
 SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 ALIKE = ("width", "heads", "head_size", "inner", "activation", "norm", "final_norm", "embedding_norm", "is_scaled")
@@ -64,7 +66,8 @@ def read(folder: Path) -> Source:
     rules = (*LAYERS, *known.rules)
     alike = known.values.get("source_vocab_size") == known.values.get("target_vocab_size")
     text = partial(texts, folder, said.all(), known.rows, binary.specification, alike=alike)
-    return Source(config=config, rules=rules, weights=partial(opened, binary, known), place=path, texts=text)
+    weights = partial(opened, binary, known)
+    return Source(config=config, rules=rules, weights=weights, place=path, texts=text, generation=known.generation)
 
 
 def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
@@ -249,6 +252,7 @@ SPECIFICATIONS: dict[str, Callable[[Parts, Published, Path], Known]] = {
     "TransformerSpec": _seq2seq,
     "TransformerDecoderSpec": _causal,
     "TransformerEncoderSpec": _encode,
+    "WhisperSpec": whisper,
 }
 
 

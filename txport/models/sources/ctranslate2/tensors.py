@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from txport.models.facts import Facts
 from txport.models.sources.ctranslate2.binary import Binary
 from txport.models.sources.options import NEVER
+from txport.models.sources.source import no_defaults
 from txport.models.weights.rules import Constant, Rename, Rule, Split, Take
 from txport.models.weights.values import Shape, Weights
 
@@ -30,6 +32,7 @@ class Known:
     grown: tuple[str, ...] = ()
     cut: Mapping[str, int] = field(default_factory=dict)  # weights of which only so many rows are used
     led: Mapping[str, int] = field(default_factory=dict)  # those that begin with so many more rows, which nothing uses
+    generation: Callable[[Facts], Mapping[str, Any]] = no_defaults
 
 
 def opened(binary: Binary, known: Known) -> Weights:
