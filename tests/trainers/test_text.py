@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -201,6 +202,25 @@ def test_fairseq_has_the_ids_of_its_dictionaries(in_cfg: bool, tmp_path: Path) -
     recorded, _ = renumbered("xlm-roberta", [*xlm_roberta(), "<mask>"], source, drops=1)
     check_lines(tokenizer, recorded, lines(150, 2), source["<unk>"])
     check_written(tokenizer, *renumbered("xlm-roberta", [*xlm_roberta(), "<mask>"], target, drops=1), target["<unk>"])
+
+
+@pytest.mark.parametrize(("style", "names"), [("__{}__", ["de", "en"]), ("[{}]", ["de_DE", "en_XX"])])
+def test_a_multilingual_fairseq_adds_tokens_of_languages(style: str, names: list[str], tmp_path: Path) -> None:
+    own, tongues = shuffled(xlm_roberta()[4:]), [style.format(name) for name in names]
+    options = {name: each for name, each in test_fairseq.PLAIN.items() if not name.endswith("_lang")}
+    options |= {"task": test_fairseq.MULTI, "langs": names, "encoder_langtok": "src", "decoder_langtok": True}
+    options["lang_tok_style"] = "multilingual" if style == "__{}__" else "mbart"
+    folder = fairseq_folder(tmp_path / "m", ([*own, *tongues], [*own, *tongues]), args=Namespace(**options))
+    for name in ("dict.de.txt", "dict.en.txt"):
+        (folder / name).write_text("".join(f"{each} 1\n" for each in own), encoding="utf-8")
+    shutil.copyfile(PIECES, folder / "sentencepiece.bpe.model")
+    ids = numbered([*SPECIAL, *own, *tongues])
+    recorded, _ = renumbered("xlm-roberta", [*xlm_roberta(), "<mask>"], ids | {"<mask>": 3}, drops=1)
+    tokenizer: Any = tokenizer_for(load_checkpoint(str(folder)))
+    check_lines(tokenizer, [[ids[tongues[1]], *row] for row in recorded], lines(150, 2), 3)
+    changed = tokenizer.source.between(names[0], names[1])
+    assert changed.encode("The weather")[0] == ids[tongues[0]]
+    assert changed.forced == ids[tongues[1]]
 
 
 def test_fairseq_has_the_numbers_of_gpt2_for_tokens(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from txport.errors import ConfigError, quoted
 from txport.models import architecture
 from txport.models.family import Published
 from txport.models.names import CONFIG
-from txport.models.sources.dictionaries import DICTIONARIES, texts
+from txport.models.sources.dictionaries import DICTIONARIES, MULTILINGUAL, OF_TASK, language_tokens, texts
 from txport.models.sources.namespaces import (
     SUFFIX,
     only_pickle,
@@ -41,7 +41,7 @@ ACTIVATIONS = {
 }
 ARCHITECTURES = re.compile(r"transformer(?!_(lm|encoder|from_pretrained|monotonic))(_\w+)?")
 REQUIRED: dict[str, tuple[Any, ...]] = {
-    "task": ("translation", "translation_from_pretrained_bart", "translation_lev"),
+    "task": ("translation", "translation_from_pretrained_bart", "translation_lev", MULTILINGUAL),
     "no_token_positional_embeddings": (False,),
     "adaptive_input": (False,),
     "no_cross_attention": (False,),
@@ -95,13 +95,15 @@ def _options(values: Any) -> dict[str, Any]:
 
 
 def _languages(task: Any) -> dict[str, Any]:
-    """Those of sources and targets, which later versions keep with the task."""
+    """What is said of them, which later versions keep with the task."""
     values = {} if task is None or isinstance(task, str) else options_of(task)
-    return {name: values.get(name) for name in ("source_lang", "target_lang")}
+    return {name: values.get(name) for name in OF_TASK}
 
 
 def config(options: Published, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The keys of `TransformerConfig`."""
+    if options.get("task") == MULTILINGUAL:
+        language_tokens(options.all())
     arch = options.get("arch", "transformer")
     if not isinstance(arch, str) or not ARCHITECTURES.fullmatch(arch):
         raise ConfigError(f"arch {quoted(arch)} can't be expressed; it must be a transformer's")

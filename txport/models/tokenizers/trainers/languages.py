@@ -9,6 +9,7 @@ from txport.models.tokenizers.usage import Languages
 
 FORCED = (  # how tokens of languages are written, and the one that sources are in unless told otherwise
     (re.compile(r"__([a-z]{2,3})__"), "en"),  # of M2M-100
+    (re.compile(r"__([a-z]{3}_[A-Z][a-z]{3})__"), "eng_Latn"),  # of NLLB, by fairseq
     (re.compile(r"([a-z]{3}_[A-Z][a-z]{3})"), "eng_Latn"),  # of NLLB
     (re.compile(r"\[?([a-z]{2}_[A-Z]{2})\]?"), "en_XX"),  # of mBART-50
 )
