@@ -220,6 +220,7 @@ def test_a_damaged_model_is_refused(seed: int, tmp_path: Path) -> None:
         ({"arch": "fconv"}, "arch 'fconv' can't be expressed; it must be a transformer's"),
         ({"arch": "transformer_lm_gpt"}, "arch 'transformer_lm_gpt' can't be expressed"),
         ({"task": "translation_lm"}, "task 'translation_lm' can't be expressed"),
+        ({"task": "translation_from_pretrained_bart"}, "task 'translation_from_pretrained_bart' can't be expressed"),
         ({"task": MULTI}, "encoder_langtok None of a multilingual task can't be expressed; it must be 'src'"),
         ({"task": MULTI, "encoder_langtok": "src", "decoder_langtok": True}, "langs None and lang_tok_style"),
         ({"activation_fn": "tanh"}, "activation_fn 'tanh' can't be expressed; there are gelu, "),

@@ -41,7 +41,7 @@ ACTIVATIONS = {
 }
 ARCHITECTURES = re.compile(r"transformer(?!_(lm|encoder|from_pretrained|monotonic))(_\w+)?")
 REQUIRED: dict[str, tuple[Any, ...]] = {
-    "task": ("translation", "translation_from_pretrained_bart", "translation_lev", MULTILINGUAL),
+    "task": ("translation", "translation_lev", MULTILINGUAL),
     "no_token_positional_embeddings": (False,),
     "adaptive_input": (False,),
     "no_cross_attention": (False,),
