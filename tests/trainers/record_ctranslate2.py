@@ -1,12 +1,13 @@
 """Writes `ctranslate2_models`: small seeded models as CTranslate2's own converters write them, and what it finds.
 
-Run where ctranslate2 and transformers are: `python -m tests.trainers.record_ctranslate2`.
+Run where ctranslate2 and transformers are: `python -m tests.trainers.record_ctranslate2 [NAME ...]`.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.trainers import marian
 from tests.trainers.plain import tensor2tensor
-from tests.trainers.record_ctranslate2_inputs import PROMPTS, SOURCES
+from tests.trainers.record_ctranslate2_inputs import FEATURES, HEARD, PROMPTS, SOURCES, features
 
 OUT = Path(__file__).parent / "ctranslate2_models"
 SIZE = 28
@@ -52,6 +53,18 @@ LLAMA = {
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
 }
+T5 = {
+    **COMMON,
+    "d_model": 16,
+    "d_kv": 12,
+    "d_ff": 24,
+    "num_heads": 2,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "decoder_start_token_id": 1,
+}
 QUERIES = {**LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2}
 BERT = {**LLAMA, "num_hidden_layers": 1}
 
@@ -69,6 +82,16 @@ HF: dict[str, Callable[[], Any]] = {
     ),
     "gpt2": lambda: T.GPT2LMHeadModel(T.GPT2Config(**COMMON, n_embd=16, n_layer=2, n_head=2, n_positions=32)),
     "opt": lambda: T.OPTForCausalLM(T.OPTConfig(**{**LLAMA, "vocab_size": 32}, ffn_dim=24, word_embed_proj_dim=16)),
+    "opt-350m": lambda: T.OPTForCausalLM(
+        T.OPTConfig(**{**LLAMA, "vocab_size": 32}, ffn_dim=24, word_embed_proj_dim=8, do_layer_norm_before=False)
+    ),
+    "opt-narrow": lambda: T.OPTForCausalLM(
+        T.OPTConfig(**{**LLAMA, "vocab_size": 32}, ffn_dim=24, word_embed_proj_dim=8)
+    ),
+    "t5": lambda: T.T5ForConditionalGeneration(T.T5Config(**T5, feed_forward_proj="relu")),
+    "t5-gated": lambda: T.MT5ForConditionalGeneration(
+        T.MT5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    ),
     "llama": lambda: T.LlamaForCausalLM(T.LlamaConfig(**LLAMA)),
     "llama-linear": lambda: T.LlamaForCausalLM(
         T.LlamaConfig(**QUERIES, rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=5000.0)
@@ -194,10 +217,41 @@ def relu_variant() -> Any:
     return spec
 
 
-def main() -> None:
-    shutil.rmtree(OUT, ignore_errors=True)
+SPOKEN = ["endoftext", "startoftranscript", "en", "de", "translate", "transcribe"]
+SPOKEN += ["startoflm", "startofprev", "nospeech", "notimestamps"]
+
+
+def whisper(place: Path) -> None:
+    """A Whisper whose vocabulary tells what its tokens say of speech."""
+    words = [*(f"w{number}" for number in range(20)), *(f"<|{each}|>" for each in SPOKEN)]
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer = T.PreTrainedTokenizerFast(tokenizer_object=made, eos_token=words[20], unk_token=words[0])
+    sizes = {name: value for name, value in SEQ2SEQ.items() if name.split("_")[0] in ("d", "encoder", "decoder")}
+    ids = {"decoder_start_token_id": 21, "pad_token_id": 20, "bos_token_id": 20, "eos_token_id": 20}
+    more = {"num_mel_bins": FEATURES[0], "max_source_positions": FEATURES[1] // 2, "max_target_positions": 16}
+    config = T.WhisperConfig(**{**sizes, **ids, **more}, vocab_size=40)
+    model = seeded(lambda: T.WhisperForConditionalGeneration(config))
+    model.generation_config.update(suppress_tokens=[3, 4], begin_suppress_tokens=[5, 20])
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    TransformersConverter(str(place)).convert(str(OUT / "whisper"), force=True)
+    heard = ctranslate2.models.Whisper(str(OUT / "whisper"), compute_type="float32")
+    found = {}
+    how = {"beam_size": 1, "max_length": 12, "suppress_tokens": [], "suppress_blank": False}
+    for number, prompt in enumerate(HEARD):
+        given = ctranslate2.StorageView.from_array(features(number))
+        result = heard.generate(given, [prompt], return_logits_vocab=True, **how)[0]
+        found[f"tokens.{number}"] = np.array(result.sequences_ids[0])
+        found[f"logits.{number}"] = np.array([np.array(each) for each in result.logits[0]]).reshape(-1, 40)
+    np.savez(OUT / "whisper" / "said.npz", **found)
+
+
+def main(names: list[str]) -> None:
+    """Record all, or only those of transformers' models that are named."""
+    if not names:
+        shutil.rmtree(OUT, ignore_errors=True)
     with tempfile.TemporaryDirectory() as place:
-        for name, make in HF.items():
+        for name, make in ((name, make) for name, make in HF.items() if name in (names or HF)):
             folder = Path(place) / name
             seeded(make).save_pretrained(folder)
             tokenizer_into(folder)
@@ -206,6 +260,10 @@ def main() -> None:
                 out = OUT / (f"{name}-{kind}" if kind else name)
                 converter.convert(str(out), quantization=kind, force=True)
                 record(out)
+        if "whisper" in (names or ["whisper"]):
+            whisper(Path(place) / "whisper")
+        if names:
+            return
         options = marian.PLAIN | marian.ALL | {"transformer-postprocess-emb": "nd"}
         options["dim-vocabs"] = [SIZE, SIZE]
         positions = {"Wpos": tensor2tensor(40, 16).float().numpy()}  # those that CT2's converter makes are not Marian's
@@ -224,4 +282,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

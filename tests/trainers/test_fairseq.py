@@ -19,6 +19,7 @@ from tests.trainers.plain import Named, check_logits, check_refused, damage, rou
 from txport.errors import CheckpointError, ConfigError
 from txport.models.checkpoint import config_of, load_checkpoint
 
+MULTI = "translation_multi_simple_epoch"
 WORDS = [f"w{number}" for number in range(22)]  # behind the four that each dictionary begins with
 PLAIN: dict[str, Any] = {
     "arch": "transformer_iwslt_de_en",
@@ -124,8 +125,10 @@ def save(folder: Path, options: Any, weights: dict[str, Tensor], **more: Any) ->
     args = Namespace(**options) if isinstance(options, dict) else options
     values = {"args": args, "model": weights, "optimizer_history": [{"num_updates": 3}], "extra_state": {"epoch": 1}}
     torch.save({**values, **more}, folder / "checkpoint_best.pt")
-    for language in ("de", "en"):
-        (folder / f"dict.{language}.txt").write_text("".join(f"{word} 1\n" for word in WORDS))
+    for language, side in (("de", "encoder"), ("en", "decoder")):
+        table = weights.get(f"{side}.embed_tokens.weight")
+        words = WORDS if table is None or table.dim() != 2 else WORDS[: len(table) - 4]
+        (folder / f"dict.{language}.txt").write_text("".join(f"{word} 1\n" for word in words))
     return folder
 
 
@@ -216,7 +219,10 @@ def test_a_damaged_model_is_refused(seed: int, tmp_path: Path) -> None:
     [
         ({"arch": "fconv"}, "arch 'fconv' can't be expressed; it must be a transformer's"),
         ({"arch": "transformer_lm_gpt"}, "arch 'transformer_lm_gpt' can't be expressed"),
-        ({"task": "translation_multi_simple_epoch"}, "task 'translation_multi_simple_epoch' can't be expressed"),
+        ({"task": "translation_lm"}, "task 'translation_lm' can't be expressed"),
+        ({"task": "translation_from_pretrained_bart"}, "task 'translation_from_pretrained_bart' can't be expressed"),
+        ({"task": MULTI}, "encoder_langtok None of a multilingual task can't be expressed; it must be 'src'"),
+        ({"task": MULTI, "encoder_langtok": "src", "decoder_langtok": True}, "langs None and lang_tok_style"),
         ({"activation_fn": "tanh"}, "activation_fn 'tanh' can't be expressed; there are gelu, "),
         ({"decoder_embed_dim": 32}, "decoder_embed_dim 32 can't be expressed; it must be 16"),
         ({"decoder_ffn_embed_dim": 32}, "decoder_ffn_embed_dim 32 can't be expressed"),

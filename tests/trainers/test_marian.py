@@ -185,8 +185,13 @@ def varint(number: int) -> bytes:
 
 
 def sentencepiece(*pieces: str) -> bytes:
-    messages = [b"\x0a" + varint(len(each.encode())) + each.encode() + b"\x15\0\0\x80\x3f\x18\x03" for each in pieces]
+    kinds = [b"\x18\x02" if each == "<unk>" else b"\x18\x03" for each in pieces]
+    texts = [varint(len(each.encode())) + each.encode() for each in pieces]
+    messages = [b"\x0a" + text + b"\x15\0\0\x80\x3f" + kind for text, kind in zip(texts, kinds, strict=True)]
     return b"".join(b"\x0a" + varint(len(each)) + each for each in messages)
+
+
+SPLITTER = sentencepiece("<unk>", "<s>", "</s>")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ def sentencepiece(*pieces: str) -> bytes:
         ({"vocab.spm": sentencepiece("<unk>", "<s>", "</s>", "x" * 200)}, 2),
         ({"vocab.spm": sentencepiece("</s>", "<unk>")}, 0),
         # what splits texts before they come to the model is none of its vocabularies
-        ({"opus.vocab.yml": b"</s>: 0\n", "source.spm": sentencepiece("<unk>", "<s>", "</s>")}, 0),
+        ({"opus.vocab.yml": b"</s>: 0\n<unk>: 1\n", **dict.fromkeys(("source.spm", "target.spm"), SPLITTER)}, 0),
         ({"decoder.yml": b"vocabs: [run/a.txt, b.txt]", "a.txt": b"x\n</s>\n", "c.spm": b"?"}, 1),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,12 @@ class OpenNMT(Named):
 
     def logits(self, source: Tensor, target: Tensor) -> Tensor:
         return self.linear("generator")(self.stack(target, "decoder", self.stack(source, "encoder", None)))
+
+
+def test_a_folder_of_eole_is_told_where_to_go(tmp_path: Path) -> None:
+    values = {"model": {"architecture": "transformer", "encoder": {"layers": 6}}, "transforms": ["sentencepiece"]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert "config.json is of Eole, whose models can't be read; convert it with CTranslate2" in check_refused(tmp_path)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

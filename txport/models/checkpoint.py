@@ -78,6 +78,7 @@ class Checkpoint:
     folder: Path | None = None  # None for a preset
     generation: Mapping[str, Any] = field(default_factory=dict)  # how it searches unless told otherwise
     read: Read | None = None
+    texts: Mapping[str, Path | str] | None = None  # None for those that lie in the folder
 
     @cached_property
     def model(self) -> Model:
@@ -129,6 +130,8 @@ class Checkpoint:
     @property
     def companions(self) -> dict[str, Path | str]:
         """What a bundle takes over, by file name: tokenizers, and samples of real input; see `companions_of`."""
+        if self.texts is not None:
+            return dict(self.texts)
         return {} if self.folder is None else companions_of(self.folder)
 
 
@@ -146,17 +149,20 @@ def load_checkpoint(name: str) -> Checkpoint:
     _require_memory(model, folder / CONFIG)
     weights = source.weights()
     made = plan(source.rules, weights.shapes, model)
-    check_text(folder, model.facts)
+    texts = companions_of(folder) if source.texts is None else source.texts()
+    check_text(folder, model.facts, texts)
+    made_of = partial(Checkpoint, label(name), sha256=digest(name), folder=folder, texts=texts)
+    generation = source.generation(model.facts)
     if is_large(model):
         model = outline(build, source.config)
         _take_in(made, weights, source, lambda name, tensor: None)
         read = partial(made.tensor, weights=weights)
-        return Checkpoint(label(name), model, digest(name), folder, source.generation(model.facts), read)
+        return made_of(model, generation=generation, read=read)
     with Unfilled():
         model = build(source.config)
     parameters = expected_tensors(model)
     _take_in(made, weights, source, lambda name, tensor: parameters[name].copy_(tensor))
-    return Checkpoint(label(name), model.eval(), digest(name), folder, source.generation(model.facts))
+    return made_of(model.eval(), generation=generation)
 
 
 def build_empty(config: Config) -> Model:
@@ -311,10 +317,10 @@ def unfit(tensor: Tensor) -> str:
     return "" if torch.isfinite(tensor.float()).all() else "holds NaN or infinity"  # float8 has no isfinite of its own
 
 
-def check_text(folder: Path, facts: Facts) -> None:
-    """The tokenizers must be this model's, the samples text that it takes."""
+def check_text(folder: Path, facts: Facts, texts: Mapping[str, Path | str]) -> None:
+    """The tokenizers among these texts must be this model's, the samples text that it takes."""
     try:
-        tokenizer = tokenizer_of(companions_of(folder), folder, facts)
+        tokenizer = tokenizer_of(texts, folder, facts)
     except BundleError as error:
         raise CheckpointError(str(error)) from error
     path = folder / SAMPLES

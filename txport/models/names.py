@@ -35,8 +35,12 @@ FAIRSEQ = "dict.*.txt"  # its dictionaries, beside one pickle of any name
 POOLING = "*_Pooling"  # folder
 OF_SENTENCES = (MODULES, SENTENCES, SENTENCES_TOO, f"{POOLING}/{CONFIG}")
 TRAINERS = ("*.npz", "model.bin", FAIRSEQ, "*_step_*.pt")  # of Marian, CTranslate2, fairseq and OpenNMT-py
-# beside the weights of these: vocabularies, weights in safetensors
-BESIDE = ("*vocab*.json", "*vocab*.txt", "*.spm", "*_step_*.safetensors")
+# beside the weights of these: vocabularies, what cuts words for them, weights in safetensors
+MODELS_OF_PIECES = ("sentencepiece.bpe.model", "sentencepiece.model", "spm.model", "spiece.model", "tokenizer.model")
+CODES = ("bpecodes", "bpe.codes", "codes", "code")  # of subword-nmt or fastBPE
+ENCODER, BYTE_PAIRS = "encoder.json", "vocab.bpe"  # of GPT-2, as fairseq has them
+CUTTING = ("*.spm", "*.model", "*.bpe", *CODES, ENCODER)
+BESIDE = ("*vocab*.json", "*vocab*.txt", "*_step_*.safetensors", *CUTTING)
 WITH = {FAIRSEQ: ("*.pt",), "*.npz": ("*.yml", "*.yaml", "*.json")}  # files of any name beside a file like this
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that make a checkpoint, but its shards

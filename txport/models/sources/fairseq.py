@@ -13,6 +13,7 @@ from txport.errors import ConfigError, quoted
 from txport.models import architecture
 from txport.models.family import Published
 from txport.models.names import CONFIG
+from txport.models.sources.dictionaries import DICTIONARIES, MULTILINGUAL, OF_TASK, language_tokens, texts
 from txport.models.sources.namespaces import (
     SUFFIX,
     only_pickle,
@@ -28,7 +29,6 @@ from txport.models.sources.source import Format, Source
 from txport.models.weights.published import LAYERS
 from txport.models.weights.rules import Drop, Rename, Rule, Split
 
-DICTIONARIES = "dict.*.txt"
 START, PAD, END = 0, 1, 2  # its dictionaries begin with these; targets start from the end token
 OFFSET = PAD + 1  # rows of a table of positions that no token has
 LONGEST = 1024  # tokens, where nothing is said
@@ -41,7 +41,7 @@ ACTIVATIONS = {
 }
 ARCHITECTURES = re.compile(r"transformer(?!_(lm|encoder|from_pretrained|monotonic))(_\w+)?")
 REQUIRED: dict[str, tuple[Any, ...]] = {
-    "task": ("translation", "translation_from_pretrained_bart", "translation_lev"),
+    "task": ("translation", "translation_lev", MULTILINGUAL),
     "no_token_positional_embeddings": (False,),
     "adaptive_input": (False,),
     "no_cross_attention": (False,),
@@ -75,7 +75,8 @@ def read(folder: Path) -> Source:
         made = architecture.find("transformer").config.from_dict(found)
     cut = {f"{side}.embed_positions.weight": found["max_length"] + OFFSET for side in ("encoder", "decoder")}
     weights = partial(weights_of, tensors, cut)
-    return Source(config=made, rules=WEIGHTS, weights=weights, place=path)
+    text = partial(texts, folder, options.all(), (found["source_vocab_size"], found["target_vocab_size"]))
+    return Source(config=made, rules=WEIGHTS, weights=weights, place=path, texts=text)
 
 
 def _options(values: Any) -> dict[str, Any]:
@@ -88,11 +89,21 @@ def _options(values: Any) -> dict[str, Any]:
     task = whole.get("task")
     named = task if isinstance(task, str) or task is None else options_of(task).get("_name")
     own = options_of(whole.get("model"))
-    return {**own, "task": named or "translation", "arch": own.get("_name", own.get("arch", "transformer"))}
+    languages = {name: each for name, each in _languages(task).items() if each is not None}
+    arch = own.get("_name", own.get("arch", "transformer"))
+    return {**own, **languages, "task": named or "translation", "arch": arch}
+
+
+def _languages(task: Any) -> dict[str, Any]:
+    """What is said of them, which later versions keep with the task."""
+    values = {} if task is None or isinstance(task, str) else options_of(task)
+    return {name: values.get(name) for name in OF_TASK}
 
 
 def config(options: Published, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The keys of `TransformerConfig`."""
+    if options.get("task") == MULTILINGUAL:
+        language_tokens(options.all())
     arch = options.get("arch", "transformer")
     if not isinstance(arch, str) or not ARCHITECTURES.fullmatch(arch):
         raise ConfigError(f"arch {quoted(arch)} can't be expressed; it must be a transformer's")

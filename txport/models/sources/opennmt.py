@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from txport.errors import CheckpointError, ConfigError, quoted
 from txport.models import architecture
 from txport.models.family import Published
-from txport.models.names import CONFIG
+from txport.models.names import CONFIG, TOKENIZER
 from txport.models.parts import sinusoids
 from txport.models.sources.namespaces import (
     id_of,
@@ -25,6 +26,8 @@ from txport.models.sources.namespaces import (
 )
 from txport.models.sources.options import UNBOUNDED, reading
 from txport.models.sources.source import Format, Source, read_safetensors
+from txport.models.tokenizers.trainers.texts import Files, has_cuts, texts_of
+from txport.models.tokenizers.trainers.words import END, Side, Words, numbered
 from txport.models.weights.rules import Constant, Drop, Rename, Rule
 
 FILES = "*_step_*.pt"
@@ -72,7 +75,8 @@ def read(folder: Path) -> Source:
         made = architecture.find("transformer").config.from_dict(found)
         for side in ("encoder", "decoder"):
             _check_positions(tensors.get(POSITIONS.format(side)), made.to_dict(), side)
-    return Source(config=made, rules=WEIGHTS, weights=partial(weights_of, tensors), place=place)
+        text = partial(_texts, folder, path, options.all(), vocabularies)
+    return Source(config=made, rules=WEIGHTS, weights=partial(weights_of, tensors), place=place, texts=text)
 
 
 def _tensors(values: Any, path: Path) -> tuple[dict[str, Tensor], Path]:
@@ -127,6 +131,25 @@ def config(options: Published, vocabularies: dict[str, Any], tensors: dict[str, 
         "eos_id": id_of(target, "</s>", "the end token"),
         "add_source_eos": False,
     }
+
+
+def _texts(folder: Path, path: Path, options: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> Files:
+    """The text files of a bundle; the options may name models of SentencePiece."""
+    source, target = (vocabularies[side] for side in ("src", "tgt"))
+    transforms = options.get("transforms") or []
+    if "onmt_tokenize" in transforms and has_cuts(folder):
+        told = "texts went through onmt_tokenize, whose marks no tokenizer.json can say"
+        raise CheckpointError(f"{path}: {told}; save a {TOKENIZER} beside it, or give token ids (--ids)")
+    named = [options.get(f"{side}_subword_model") for side in ("src", "tgt")]
+    pieces = [folder / Path(name).name if isinstance(name, str) and name else None for name in named]
+    found = [each if each is not None and each.is_file() and "sentencepiece" in transforms else None for each in pieces]
+    sides = [
+        Side(place=path, ids=numbered(tokens), rows=len(tokens), pieces=each)
+        for tokens, each in zip((source, target), found, strict=True)
+    ]
+    special = ("<blank>", "<s>", END)
+    alike = len(source) == len(target)
+    return texts_of(Words(folder=folder, source=sides[0], target=sides[1], special=special, alike=alike))
 
 
 def _width(options: Published, width: int) -> int:

@@ -47,7 +47,8 @@ class Source:
 
     `rules` turn its tensors into the model's; `weights` opens them, by the names in the files. `generation` gives how
     the model searches unless it is told otherwise. Errors about weights name the file or folder `place`. `lines` says
-    where the rules of the user's own are written: number of the rule -> "txport.toml line 7".
+    where the rules of the user's own are written: number of the rule -> "txport.toml line 7". `texts` gives the text
+    files of a bundle, where other files than transformers' say them.
     """
 
     config: Config
@@ -56,6 +57,7 @@ class Source:
     place: Path
     generation: Callable[[Facts], Mapping[str, Any]] = field(default=no_defaults)
     lines: Mapping[int, str] = field(default_factory=dict)
+    texts: Callable[[], Mapping[str, Path | str]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class Format:
 
 
 # modules of this package; the first that recognises a folder reads it
-FORMATS = ("toml", "ctranslate2.folder", "marian.folder", "fairseq", "opennmt", "native", "hugging_face")
+FORMATS = ("toml", "ctranslate2.folder", "marian.folder", "fairseq", "opennmt", "eole", "native", "hugging_face")
 
 
 def read_source(folder: Path) -> Source:

@@ -107,11 +107,19 @@ def companions_of(folder: Path) -> dict[str, Path | str]:
     Of a checkpoint that transformers did not write, files are taken as they are. Raises `CheckpointError` for files of
     a tokenizer that no `tokenizer.json` can say exactly.
     """
-    files: dict[str, Path | str] = {name: folder / name for name in COMPANIONS if (folder / name).is_file()}
-    if (model_type := _model_type(folder)) is None:
-        return files
-    settings = Settings(folder)
-    name = OF_TYPES.get(model_type) if settings.kind in UNSAID else settings.kind
+    files = as_they_are(folder)
+    return files if (model_type := _model_type(folder)) is None else of_class(folder, files, OF_TYPES.get(model_type))
+
+
+def as_they_are(folder: Path) -> dict[str, Path | str]:
+    """The files of a checkpoint that a bundle takes over unchanged, by name."""
+    return {name: folder / name for name in COMPANIONS if (folder / name).is_file()}
+
+
+def of_class(folder: Path, files: dict[str, Path | str], default: str | None = None) -> dict[str, Path | str]:
+    """These files, and what transformers' class of tokenizers makes of others: the one that is named, or `default`."""
+    files, settings = dict(files), Settings(folder)
+    name = default if settings.kind in UNSAID else settings.kind
     languages = SPOKEN[name](settings) if name in SPOKEN else None
     defaults = DEFAULTS.get(name or "", {})
     if TOKENIZER not in files:

@@ -8,6 +8,8 @@ from txport.errors import TextError, TokenError, UnknownTextError
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Unknown, shorten
 
+FILES = "tokenizer.json, source.spm and target.spm, sentencepiece.bpe.model, or others (docs/tokenizers.md)"
+
 
 class NumberTokenizer:
     """Text is token ids, apart by spaces: for a model without a tokenizer, or, `exact`, in place of the one it has.
@@ -17,6 +19,7 @@ class NumberTokenizer:
 
     def __init__(self, facts: Facts, *, exact: bool = False) -> None:
         self._facts, self._exact = facts, exact
+        self._fix = "" if exact else f"; text needs {FILES} beside the model that is exported"
         self._why = "text is read as" if exact else "this model has no tokenizer, so text is"
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
@@ -31,7 +34,7 @@ class NumberTokenizer:
                 wrong.append(word)
         if wrong and unknown != "skip":
             ids_wanted = f"token ids, numbers from 0 to {size - 1}"
-            raise TextError(f"{self._why} {ids_wanted}; got {shorten(' '.join(wrong))}")
+            raise TextError(f"{self._why} {ids_wanted}; got {shorten(' '.join(wrong))}{self._fix}")
         if not ids:
             raise UnknownTextError(f"{shorten(text)} has no number from 0 to {size - 1}")
         return ids if self._exact else self._facts.vocabulary.with_special(ids)

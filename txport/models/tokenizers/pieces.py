@@ -70,7 +70,7 @@ def _special(found: Pieces) -> list[Added]:
     return [Added(piece.text) for piece in found.pieces if piece.kind in (CONTROL, UNKNOWN)]
 
 
-def _users(found: Pieces, prefixed: bool) -> list[Added]:
+def users_of(found: Pieces, prefixed: bool) -> list[Added]:
     """Pieces that are found in a text before all others."""
     users = [piece.text for piece in found.pieces if piece.kind == USER]
     if users and prefixed and not found.trims:
@@ -80,8 +80,7 @@ def _users(found: Pieces, prefixed: bool) -> list[Added]:
     return [Added(text, special=False, normalized=True) for text in users]
 
 
-def _made(
-    settings: Settings,
+def made_of(
     found: Pieces,
     words: Vocabulary,
     before: list[str],
@@ -90,9 +89,14 @@ def _made(
     prefix: bool | None = None,
     prefix_first: bool = False,
 ) -> Made:
+    """What a model of SentencePiece makes with a vocabulary: its tokenizer, with these tokens around each text.
+
+    With `prefix`, a text begins with a space, by default as the model says; with `prefix_first`, only a text does,
+    and nothing behind a special token.
+    """
     unknown = words.named.get("unk_token") or found.pieces[found.unknown].text
     if unknown not in words.ids:
-        raise settings.wrong(f"the vocabulary has no {quoted(unknown)}, its unk_token")
+        raise CheckpointError(f"the vocabulary of {found.path} has no {quoted(unknown)}, its unk_token")
     prefix = found.adds_prefix if prefix is None else prefix
     prefix_first = prefix and (prefix_first or any(piece.kind == USER for piece in found.pieces))
     text = assemble(
@@ -115,8 +119,8 @@ def t5(settings: Settings) -> Made:
     names = [f"<extra_id_{extra - 1 - number}>" for number in range(extra)]
     slots |= {size + number: (name, 0.0) for number, name in enumerate(names)}
     special = [*_special(found), *(Added(name, lstrip=True, rstrip=True) for name in names)]
-    words = vocabulary(settings, slots, T5, special, _users(found, True))
-    return _made(settings, found, words, [], [words.named["eos_token"]])
+    words = vocabulary(settings, slots, T5, special, users_of(found, True))
+    return made_of(found, words, [], [words.named["eos_token"]])
 
 
 def pegasus(settings: Settings) -> Made:
@@ -130,8 +134,8 @@ def pegasus(settings: Settings) -> Made:
     first = [named[0], named[1], sentence, named[2], *(f"<unk_{number}>" for number in range(2, OFFSET))]
     slots: Slots = {id_: (token, 0.0) for id_, token in enumerate(first)}
     slots |= {place + OFFSET: (piece.text, piece.score) for place, piece in enumerate(found.pieces) if place > 1}
-    words = vocabulary(settings, slots, PEGASUS, map(Added, first), _users(found, True))
-    return _made(settings, found, words, [], [words.named["eos_token"]])
+    words = vocabulary(settings, slots, PEGASUS, map(Added, first), users_of(found, True))
+    return made_of(found, words, [], [words.named["eos_token"]])
 
 
 def llama(settings: Settings) -> Made:
@@ -146,12 +150,12 @@ def gemma(settings: Settings) -> Made:
 
 def _decoder(settings: Settings, defaults: Mapping[str, str], found: Pieces) -> Made:
     prefix = found.adds_prefix and settings.flag("add_prefix_space", True)
-    users = _users(found, prefix)
+    users = users_of(found, prefix)
     words = vocabulary(settings, _plain(found), defaults, _special(found), users)
     before = [words.named["bos_token"]] if settings.flag("add_bos_token", True) else []
     after = [words.named["eos_token"]] if settings.flag("add_eos_token", False) else []
     prefix_first = not settings.flag("legacy", True)
-    return _made(settings, found, words, before, after, prefix=prefix, prefix_first=prefix_first)
+    return made_of(found, words, before, after, prefix=prefix, prefix_first=prefix_first)
 
 
 def xlm_roberta(settings: Settings) -> Made:
@@ -160,8 +164,8 @@ def xlm_roberta(settings: Settings) -> Made:
     slots = _fairseq(settings, found)
     mask = settings.token("mask_token", "<mask>") or ""
     slots[max(slots) + 1] = (mask, 0.0)
-    words = vocabulary(settings, slots, FAIRSEQ, [Added(mask, lstrip=True)], _users(found, True))
-    return _made(settings, found, words, [words.named["cls_token"]], [words.named["sep_token"]])
+    words = vocabulary(settings, slots, FAIRSEQ, [Added(mask, lstrip=True)], users_of(found, True))
+    return made_of(found, words, [words.named["cls_token"]], [words.named["sep_token"]])
 
 
 def camembert(settings: Settings) -> Made:
@@ -173,8 +177,8 @@ def camembert(settings: Settings) -> Made:
     mask = settings.token("mask_token", "<mask>") or ""
     slots[max(slots) + 1] = (mask, 0.0)
     special = [Added(mask, lstrip=True), *map(Added, first)]
-    words = vocabulary(settings, slots, FAIRSEQ, special, _users(found, True))
-    return _made(settings, found, words, [words.named["cls_token"]], [words.named["sep_token"]])
+    words = vocabulary(settings, slots, FAIRSEQ, special, users_of(found, True))
+    return made_of(found, words, [words.named["cls_token"]], [words.named["sep_token"]])
 
 
 def _fairseq(settings: Settings, found: Pieces) -> Slots:
@@ -197,7 +201,7 @@ def _multilingual(languages_of: Callable[[Settings], Languages | None]) -> Calla
         if not settings.added():
             slots |= {len(slots) + number: (token, 0.0) for number, token in enumerate([*names, mask])}
         words = vocabulary(
-            settings, slots, FAIRSEQ, [Added(mask, lstrip=True), *map(Added, names)], _users(found, True)
+            settings, slots, FAIRSEQ, [Added(mask, lstrip=True), *map(Added, names)], users_of(found, True)
         )
         languages = languages_of(settings)
         if languages is None:
@@ -207,7 +211,7 @@ def _multilingual(languages_of: Callable[[Settings], Languages | None]) -> Calla
         before, after = (
             [own if each is None else each for each in side] for side in (languages.before, languages.after)
         )
-        return _made(settings, found, words, before, after, languages)
+        return made_of(found, words, before, after, languages)
 
     return make
 
@@ -274,6 +278,25 @@ def marian(settings: Settings) -> Made:
     return _by_ids(settings, source, target, ids, MARIAN, names, languages=languages)
 
 
+def set_apart(words: Vocabulary, found: Pieces, *, reads: bool = True) -> bool:
+    """Make a vocabulary fit a model of SentencePiece that it is not of; whether anything had to change.
+
+    Pieces that the vocabulary does not have stand behind its end, since the model does cut them. Where it `reads`
+    texts, tokens that the model does not have get a name that no text has.
+    """
+    own = {piece.text for piece in found.pieces}
+    foreign = [id_ for id_, (text, _) in words.slots.items() if reads and text not in own and id_ not in words.added]
+    ids = words.ids
+    missing = [piece for piece in found.pieces if piece.text not in ids and piece.kind not in (CONTROL, UNKNOWN)]
+    for id_ in foreign:
+        words.slots[id_] = (FOREIGN + words.slots[id_][0], 0.0)
+    if missing:
+        size = max(words.slots) + 1
+        words.slots[size] = (OUTSIDE, 0.0)
+        words.slots |= {size + at: (piece.text, piece.score) for at, piece in enumerate(missing, 1)}
+    return bool(foreign or missing)
+
+
 def _by_ids(
     settings: Settings,
     source: Pieces,
@@ -286,8 +309,7 @@ def _by_ids(
 ) -> Made:
     """Tokenizers for source and target, whose pieces have the ids of a `vocab.json`.
 
-    Of a source, pieces that its model does not have get a name that no text has; pieces that `vocab.json` does not
-    have stand behind the end of the vocabulary, since its model does cut them. Of a target, all have their own names.
+    Of a target, all have their own names.
     """
     if any(piece.kind == USER for piece in (*source.pieces, *target.pieces)):
         raise CheckpointError(f"{source.path} has pieces of its user, which no tokenizer.json can say")
@@ -296,19 +318,12 @@ def _by_ids(
         scores = {piece.text: piece.score for piece in found.pieces}
         slots: Slots = {id_: (text, scores.get(text, BYTE_SCORE)) for text, id_ in ids.items()}
         words = vocabulary(settings, slots, defaults, map(Added, names))
-        sides.append((found, scores, words))
-    found, scores, words = sides[0]
-    foreign = [id_ for id_, (text, _) in words.slots.items() if text not in scores and id_ not in words.added]
-    missing = [piece for piece in source.pieces if piece.text not in words.ids and piece.kind not in (CONTROL, UNKNOWN)]
-    for id_ in foreign:
-        words.slots[id_] = (FOREIGN + words.slots[id_][0], 0.0)
-    if missing:
-        size = max(words.slots) + 1
-        words.slots[size] = (OUTSIDE, 0.0)
-        words.slots |= {size + at: (piece.text, piece.score) for at, piece in enumerate(missing, 1)}
+        sides.append(words)
+    words = sides[0]
+    changed = set_apart(words, source)
     after = [words.named["eos_token"]]
-    made = _made(settings, source, words, before or [], after, languages)
-    if source.path == target.path and not foreign and not missing:
+    made = made_of(source, words, before or [], after, languages)
+    if source.path == target.path and not changed:
         return made
-    other = _made(settings, target, sides[1][2], before or [], after)
-    return Made(text=made.text, words=sides[1][2], target=other.text, languages=languages)
+    other = made_of(target, sides[1], before or [], after)
+    return Made(text=made.text, words=sides[1], target=other.text, languages=languages)

@@ -52,7 +52,8 @@ def read_ids(path: Path) -> dict[str, int]:
     return found
 
 
-def _lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file of tokens."""
     try:
         text = read_text(path, LARGEST)
     except DocumentError as error:
@@ -75,7 +76,7 @@ def mpnet(settings: Settings) -> tuple[str, Vocabulary]:
 def _wordpiece(settings: Settings, defaults: dict[str, str], *special: Added) -> tuple[str, Vocabulary]:
     """Words, and pieces of them, which begin with `##`."""
     path = settings.folder / "vocab.txt"
-    tokens = [line.rstrip("\r") for line in _lines(path)]
+    tokens = [line.rstrip("\r") for line in lines_of(path)]
     while tokens and not tokens[-1]:
         tokens.pop()
     if len(set(tokens)) < len(tokens):
@@ -173,7 +174,7 @@ def _byte_level(
         "fuse_unk": False,
         "byte_fallback": False,
         "vocab": ids,
-        "merges": _merges(settings.folder / "merges.txt", ids),
+        "merges": read_merges(settings.folder / "merges.txt", ids),
     }
     return assemble(
         words,
@@ -199,10 +200,10 @@ def _unknown(settings: Settings, words: Vocabulary) -> str | None:
     return unknown
 
 
-def _merges(path: Path, ids: dict[str, int]) -> list[list[str]]:
+def read_merges(path: Path, ids: dict[str, int]) -> list[list[str]]:
     """The pairs of a `merges.txt`, the first to be merged first."""
     found = []
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(lines_of(path), 1):
         pair = line.split()
         if not pair or (number == 1 and line.startswith("#version")):
             continue

@@ -63,7 +63,10 @@ class Binary:
         tensor, scale = self._data(root), self.names.get(root + SCALE)
         if tensor.dtype not in (torch.int8, torch.int16) or scale is None:
             return tensor
-        factor = self._data(scale).float()
+        factor = self._data(scale)
+        if not factor.is_floating_point():
+            raise CheckpointError(f"{self.path} holds {quoted(scale)} of type {factor.dtype}, expected floats")
+        factor = factor.float()
         if factor.dim() == 1 and len(factor) == len(tensor):
             factor = factor.view(-1, *(1,) * (tensor.dim() - 1))
         elif factor.dim():

@@ -1,8 +1,8 @@
-"""Folders that CTranslate2's converters wrote, of its three kinds of Transformers."""
+"""Folders that CTranslate2's converters wrote, of its kinds of Transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,22 @@ from txport.models.config import read_config
 from txport.models.family import Published
 from txport.models.names import CONFIG
 from txport.models.sources.ctranslate2.binary import is_binary, read_binary
-from txport.models.sources.ctranslate2.layers import Parts, Stack
-from txport.models.sources.ctranslate2.tensors import LAYERS, ZEROS, Known, opened
-from txport.models.sources.options import UNBOUNDED, read_strings, reading
+from txport.models.sources.ctranslate2.layers import Parts, Stack, refuse, require_alike
+from txport.models.sources.ctranslate2.opt import is_opt, opt
+from txport.models.sources.ctranslate2.t5 import is_t5, t5
+from txport.models.sources.ctranslate2.tensors import GATED, LAYERS, ZEROS, Known, opened
+from txport.models.sources.ctranslate2.vocabulary import any_of, read_vocabulary, texts, token_of
+from txport.models.sources.ctranslate2.whisper import whisper
+from txport.models.sources.options import UNBOUNDED, reading
 from txport.models.sources.source import Format, Source
-from txport.models.weights.rules import Rename, Shift
-from txport.system.documents import read_text
+from txport.models.weights.rules import Shift
 
 MODEL = "model.bin"
 REVISIONS = {
     "TransformerSpec": range(5, 8),
     "TransformerDecoderSpec": range(2, 9),
     "TransformerEncoderSpec": range(1, 2),
+    "WhisperSpec": range(3, 4),
 }
 SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 ALIKE = ("width", "heads", "head_size", "inner", "activation", "norm", "final_norm", "embedding_norm", "is_scaled")
@@ -60,28 +64,35 @@ def read(folder: Path) -> Source:
         found = architecture.find(known.architecture)
         config = found.config.from_dict(known.values)
     rules = (*LAYERS, *known.rules)
-    return Source(config=config, rules=rules, weights=partial(opened, binary, known), place=path)
+    alike = known.values.get("source_vocab_size") == known.values.get("target_vocab_size")
+    text = partial(texts, folder, said.all(), known.rows, binary.specification, alike=alike)
+    weights = partial(opened, binary, known)
+    return Source(config=config, rules=rules, weights=weights, place=path, texts=text, generation=known.generation)
 
 
 def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
-    """An encoder and a decoder, of `transformer`."""
+    """An encoder and a decoder, of `transformer`, or of `t5` where scores have biases."""
+    if is_t5(parts):
+        return t5(parts, said, folder)
     encoder, decoder = parts.stack("encoder"), parts.stack("decoder")
     if parts.has("encoder/embeddings_1/weight"):
         raise ConfigError("'encoder/embeddings_1/weight' can't be expressed: sources have tokens and nothing else")
     parts.attribute("encoder/embeddings_merge", 0)
     for name in ALIKE:
-        _require_alike(name, getattr(encoder, name), getattr(decoder, name))
+        require_alike(name, getattr(encoder, name), getattr(decoder, name))
     for stack in (encoder, decoder):
-        _refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
-        _require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
-    _require_alike("position encodings", bool(encoder.positions), bool(decoder.positions))
+        refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
+        require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+    require_alike("position encodings", bool(encoder.positions), bool(decoder.positions))
     tied = _tied(parts)
     from_zeros = bool(parts.attribute("decoder/start_from_zero_embedding", 0))
-    source, target = _vocabulary(folder, "source"), _vocabulary(folder, "target")
-    end = _token(target, said.get("eos_token"), "eos_token")
+    source, target = read_vocabulary(folder, "source"), read_vocabulary(folder, "target")
+    end = token_of(target, said.get("eos_token"), "eos_token")
     if said.get("add_source_eos", False):
-        _require_alike("eos_token in sources and targets", source.get(said.get("eos_token")), end)
-    start = decoder.vocabulary if from_zeros else _token(target, said.get("decoder_start_token"), "decoder_start_token")
+        require_alike("eos_token in sources and targets", source.get(said.get("eos_token")), end)
+    start = (
+        decoder.vocabulary if from_zeros else token_of(target, said.get("decoder_start_token"), "decoder_start_token")
+    )
     more = {"decoder": int(from_zeros), "encoder": int(from_zeros and tied == "all")}
     own_bos = said.get("add_source_bos", False)
     longest = min(encoder.positions, decoder.positions) or UNBOUNDED
@@ -107,7 +118,7 @@ def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
         "tied": tied,
         "scale_embedding": encoder.is_scaled,
         "pad_id": end,
-        "bos_id": _token(source, said.get("bos_token"), "bos_token") if own_bos else start,
+        "bos_id": token_of(source, said.get("bos_token"), "bos_token") if own_bos else start,
         "start_id": start,
         "eos_id": end,
         "add_source_bos": own_bos,
@@ -118,7 +129,7 @@ def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
     grown = [embeddings[side] for side, count in more.items() if count]
     grown += [f"decoder/projection/{each}" for each in ("weight", "bias")] * from_zeros
     cut = {f"{side}/position_encodings/encodings": longest for side in more if encoder.positions}
-    return Known("transformer", values, (ZEROS,), tuple(grown), cut)
+    return Known("transformer", values, (encoder.vocabulary, decoder.vocabulary), (ZEROS,), tuple(grown), cut)
 
 
 def _tied(parts: Parts) -> str:
@@ -130,16 +141,18 @@ def _tied(parts: Parts) -> str:
 
 
 def _causal(parts: Parts, said: Published, folder: Path) -> Known:
-    """A decoder alone: of `llama` with RMSNorm and rotary positions, else of `gpt2`."""
-    stack, rows = parts.stack("decoder"), _vocabulary(folder, "")
+    """A decoder alone: of `llama` with RMSNorm and rotary positions, of `opt` where it must be, else of `gpt2`."""
+    if is_opt(parts):
+        return opt(parts, said, folder)
+    stack, rows = parts.stack("decoder"), read_vocabulary(folder, "")
     parts.require("decoder/start_from_zero_embedding", 0)
     for name, wrong in {"norm 'post'": stack.norm != "pre", "no final norm": not stack.final_norm}.items():
         if wrong:
             raise ConfigError(f"{name} of a decoder alone can't be expressed")
-    _refuse(stack, embedding_norm="a norm of embeddings")
+    refuse(stack, embedding_norm="a norm of embeddings")
     if parts.has("decoder/projection/bias"):
         raise ConfigError("'decoder/projection/bias' of a decoder alone can't be expressed")
-    end = _token(rows, said.get("eos_token"), "eos_token")
+    end = token_of(rows, said.get("eos_token"), "eos_token")
     common = {
         "vocab_size": stack.vocabulary,
         "d_model": stack.width,
@@ -152,15 +165,15 @@ def _causal(parts: Parts, said: Published, folder: Path) -> Known:
     }
     if stack.is_rms:
         return _llama(parts, said, stack, common | {"eos_ids": (end,), "add_bos": False, "bos_id": end})
-    _refuse(stack, is_gated="gated feed-forward", head_norm="norms of heads", is_scaled="scaled embeddings")
-    _require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
-    _require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
+    refuse(stack, is_gated="gated feed-forward", head_norm="norms of heads", is_scaled="scaled embeddings")
+    require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+    require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
     longest = min(stack.positions, stack.window or stack.positions)
     if not longest:
         raise ConfigError("a decoder alone with LayerNorm and without a table of positions can't be expressed")
     own = {"max_length": longest, "norm_epsilon": said.get("layer_norm_epsilon", 1e-5), "eos_id": end}
     cut = {"decoder/position_encodings/encodings": longest}
-    return Known("gpt2", common | own, (ZEROS,), cut=cut)
+    return Known("gpt2", common | own, (stack.vocabulary,) * 2, (ZEROS,), cut=cut)
 
 
 def _llama(parts: Parts, said: Published, stack: Stack, common: dict[str, Any]) -> Known:
@@ -174,7 +187,7 @@ def _llama(parts: Parts, said: Published, stack: Stack, common: dict[str, Any]) 
     if scaling not in SCALINGS:
         raise ConfigError(f"rotary_scaling_type {scaling} can't be expressed; it must be one of {sorted(SCALINGS)}")
     residual = parts.attribute("decoder/layer_norm/layer_norm_use_residual", 0)
-    _require_alike("layer_norm_use_residual", residual, parts.of_layers("decoder", RESIDUALS, 0))
+    require_alike("layer_norm_use_residual", residual, parts.of_layers("decoder", RESIDUALS, 0))
     parts.of_layers("decoder", "max_position_embeddings", 0)
     values = {
         "key_heads": stack.key_heads,
@@ -194,18 +207,17 @@ def _llama(parts: Parts, said: Published, stack: Stack, common: dict[str, Any]) 
         "rotary_low": float(parts.of_layers("decoder", "rotary_low_freq_factor", 1.0)),
         "rotary_high": float(parts.of_layers("decoder", "rotary_high_freq_factor", 4.0)),
     }
-    gated = (Rename(r"\.feed_forward\.inner\.", ".feed_forward.gate."), Rename(r"\.noact\.", ".feed_forward.inner."))
-    rules = (*gated, Shift(r"norm\.weight$", 1.0)) if residual else gated
-    return Known("llama", common | values, rules)
+    rules = (*GATED, Shift(r"norm\.weight$", 1.0)) if residual else GATED
+    return Known("llama", common | values, (stack.vocabulary,) * 2, rules)
 
 
 def _encode(parts: Parts, said: Published, folder: Path) -> Known:
     """An encoder alone, of `bert`."""
-    stack, rows = parts.stack("encoder"), _vocabulary(folder, "")
-    _refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
-    _refuse(stack, is_scaled="scaled embeddings", final_norm="a final norm")
-    _require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
-    _require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
+    stack, rows = parts.stack("encoder"), read_vocabulary(folder, "")
+    refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
+    refuse(stack, is_scaled="scaled embeddings", final_norm="a final norm")
+    require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+    require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
     merge = parts.attribute("encoder/embeddings_merge", 0)
     has_segments = parts.has("encoder/embeddings_1/weight")
     if stack.norm != "post" or not stack.embedding_norm or not stack.positions:
@@ -214,8 +226,8 @@ def _encode(parts: Parts, said: Published, folder: Path) -> Known:
         raise ConfigError("vectors of tokens of which some are not those of segments can't be expressed")
     has_pooler = parts.has("pooler_dense/weight")
     special = {
-        "cls_id": _any_of(rows, "the first token", said.get("bos_token"), "[CLS]", "<s>"),
-        "sep_id": _any_of(rows, "the last token", said.get("eos_token"), "[SEP]", "</s>"),
+        "cls_id": any_of(rows, "the first token", said.get("bos_token"), "[CLS]", "<s>"),
+        "sep_id": any_of(rows, "the last token", said.get("eos_token"), "[SEP]", "</s>"),
     }
     pad = next((rows[each] for each in ("[PAD]", "<pad>") if each in rows), special["sep_id"])
     values = {
@@ -233,48 +245,15 @@ def _encode(parts: Parts, said: Published, folder: Path) -> Known:
         "pad_id": pad,
         "mask_id": next((rows[each] for each in ("[MASK]", "<mask>") if each in rows), pad),
     }
-    return Known("bert", values | special, (ZEROS,))
+    return Known("bert", values | special, (stack.vocabulary,) * 2, (ZEROS,))
 
 
 SPECIFICATIONS: dict[str, Callable[[Parts, Published, Path], Known]] = {
     "TransformerSpec": _seq2seq,
     "TransformerDecoderSpec": _causal,
     "TransformerEncoderSpec": _encode,
+    "WhisperSpec": whisper,
 }
-
-
-def _require_alike(what: str, first: object, second: object) -> None:
-    if first != second:
-        raise ConfigError(f"{what} must be alike, got {first} and {second}")
-
-
-def _refuse(stack: Stack, **words: str) -> None:
-    for name, word in words.items():
-        if getattr(stack, name):
-            raise ConfigError(f"{word} can't be expressed here")
-
-
-def _vocabulary(folder: Path, side: str) -> dict[str, int]:
-    """The tokens of a side by their numbers: of its own file, or of the one that both share."""
-    names = [f"{side}_vocabulary", "shared_vocabulary"] if side else ["vocabulary"]
-    for path in (folder / f"{name}{ending}" for name in names for ending in (".json", ".txt")):
-        if path.is_file():
-            tokens = read_strings(path) if path.suffix == ".json" else read_text(path).split("\n")
-            return {token: number for number, token in reversed(list(enumerate(tokens)))}
-    raise ConfigError(f"there is no {names[-1]}.json beside it")
-
-
-def _token(rows: Mapping[str, int], token: Any, name: str) -> int:
-    if not isinstance(token, str) or token not in rows:
-        raise ConfigError(f"{name} {quoted(token)} must be a token of the vocabulary")
-    return rows[token]
-
-
-def _any_of(rows: Mapping[str, int], what: str, *tokens: Any) -> int:
-    found = [rows[token] for token in tokens if isinstance(token, str) and token in rows]
-    if not found:
-        raise ConfigError(f"{what} must be one of {quoted([*tokens])}, of which the vocabulary has none")
-    return found[0]
 
 
 FORMAT = Format(recognises=recognises, read=read)

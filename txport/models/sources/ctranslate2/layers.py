@@ -12,7 +12,7 @@ from txport.models.weights.values import Shape
 
 ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu", 5: "tanh"}
 REFUSED = re.compile(  # in names of what nothing here expresses
-    r"relative_|/project_(in|out)/|/(shared|input|post_attention|\w+_feedforward|\w+_encoder_attention)_layer_norm/"
+    r"relative_(position|asymmetric)|/(shared|input|post_attention|\w+_feedforward|\w+_encoder_attention)_layer_norm/"
     r"|/v_norm/|/memory_kv/|_zero$|_packed$"
 )
 NEUTRAL = {  # attributes that change nothing at these values, or at any
@@ -81,6 +81,10 @@ class Parts:
             raise ConfigError(f"it must have a matrix {quoted(name)}, got the shape {found}")
         return found
 
+    def said(self, name: str, default: float) -> float:
+        """A number that is asked for again."""
+        return self._attributes.get(name, default)
+
     def attribute(self, name: str, default: float) -> float:
         """A number that is said once."""
         return self._attributes.pop(name, default)
@@ -122,17 +126,25 @@ class Parts:
             raise ConfigError(f"{name} {kind} can't be expressed; it must be one of {sorted(ACTIVATIONS)}")
         return ACTIVATIONS[int(kind)]
 
-    def stack(self, side: str) -> Stack:
-        """All that is said of one side."""
+    def stack(self, side: str, *, is_scaled: bool = True, width: int = 0) -> Stack:
+        """All that is said of one side.
+
+        Unless `is_scaled`, scores of attention are not divided by the root of a head's size. `width` is that of the
+        layers where embeddings have another, or are none.
+        """
         single = f"{side}/embeddings/weight"
-        vocabulary, width = self.shape(single if self.has(single) else f"{side}/embeddings_0/weight")
+        several = f"{side}/embeddings_0/weight"
+        has_tokens = not width or self.has(single) or self.has(several)
+        vocabulary, inner = self.shape(single if self.has(single) else several) if has_tokens else (0, width)
+        width = width or inner
         heads = whole("num_heads", self.attribute(f"{side}/num_heads", 8))
         if heads < 1:
             raise ConfigError(f"{side}/num_heads must be at least 1, got {heads}")
         head_size = whole("head_dim", self.of_layers(side, "head_dim", width // heads))
+        expected = max(head_size, 1) ** -0.5 if is_scaled else 1.0
         scale = self.of_layers(side, "queries_scale", max(head_size, 1) ** -0.5)
-        if not math.isclose(scale, max(head_size, 1) ** -0.5, rel_tol=1e-6):
-            raise ConfigError(f"queries_scale {scale} can't be expressed; it must be {max(head_size, 1) ** -0.5}")
+        if not math.isclose(scale, expected, rel_tol=1e-6):
+            raise ConfigError(f"queries_scale {scale} can't be expressed; it must be {expected}")
         windows = (self.attribute(f"{side}/sliding_window", 0), self.of_layers(side, "sliding_window", 0))
         for name in (*LINEARS, *(CROSS if side == "decoder" else ())):
             self.in_layers(side, f"{name}/bias")
@@ -180,3 +192,16 @@ def whole(name: str, value: float) -> int:
     if value != int(value):
         raise ConfigError(f"{name} must be a whole number, got {value}")
     return int(value)
+
+
+def require_alike(what: str, first: object, second: object) -> None:
+    """`ConfigError` for two values that differ."""
+    if first != second:
+        raise ConfigError(f"{what} must be alike, got {first} and {second}")
+
+
+def refuse(stack: Stack, **words: str) -> None:
+    """`ConfigError` where a stack has what these words name."""
+    for name, word in words.items():
+        if getattr(stack, name):
+            raise ConfigError(f"{word} can't be expressed here")

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from txport.models.facts import Facts
 from txport.models.sources.ctranslate2.binary import Binary
 from txport.models.sources.options import NEVER
+from txport.models.sources.source import no_defaults
 from txport.models.weights.rules import Constant, Rename, Rule, Split, Take
 from txport.models.weights.values import Shape, Weights
 
 
 @dataclass(frozen=True)
 class Known:
-    """A model as our config has it. `grown` are the weights that have a row more, for a start from zeros."""
+    """A model as our config has it.
+
+    `rows` are those of the vocabularies of sources and of targets, `grown` the weights that have a row more, for a
+    start from zeros.
+    """
 
     architecture: str
     values: dict[str, Any]
+    rows: tuple[int, int]
     rules: tuple[Rule, ...] = ()
     grown: tuple[str, ...] = ()
     cut: Mapping[str, int] = field(default_factory=dict)  # weights of which only so many rows are used
+    led: Mapping[str, int] = field(default_factory=dict)  # those that begin with so many more rows, which nothing uses
+    generation: Callable[[Facts], Mapping[str, Any]] = no_defaults
 
 
 def opened(binary: Binary, known: Known) -> Weights:
@@ -37,12 +46,17 @@ def opened(binary: Binary, known: Known) -> Weights:
     for name in known.grown:
         if shapes.get(name):
             shapes[name] = (shapes[name][0] + 1, *shapes[name][1:])
+    for name, rows in known.led.items():
+        if shapes.get(name):
+            shapes[name] = (shapes[name][0] + rows, *shapes[name][1:])
     for name, rows in known.cut.items():
         if name in shapes:
             shapes[name] = (min(rows, shapes[name][0]), *shapes[name][1:])
 
     def tensor(name: str) -> Tensor:
         found = binary.read(name) if name in binary.names else torch.zeros(made)
+        if name in known.led:
+            return torch.cat([found.new_zeros(known.led[name], *found.shape[1:]), found])
         if name in known.cut:
             return found[: known.cut[name]]
         if name not in known.grown:
@@ -53,6 +67,10 @@ def opened(binary: Binary, known: Known) -> Weights:
     return Weights(shapes, tensor)
 
 
+GATED: tuple[Rule, ...] = (
+    Rename(r"\.feed_forward\.inner\.", ".feed_forward.gate."),
+    Rename(r"\.noact\.", ".feed_forward.inner."),
+)
 ZEROS = Constant(r".*\.((cross_)?attention\.\w+|feed_forward\.\w+)\.bias")  # of linear maps that have none
 LAYERS: tuple[Rule, ...] = (
     Rename(r"^(encoder|decoder)/layer_(\d+)/", r"\1.\2."),

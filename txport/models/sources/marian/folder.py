@@ -22,7 +22,7 @@ from txport.models.config import LARGEST_FILE
 from txport.models.family import Published
 from txport.models.names import CONFIG
 from txport.models.sources.marian.npz import names_in, read_npz
-from txport.models.sources.marian.vocabulary import end_token
+from txport.models.sources.marian.vocabulary import end_token, texts
 from txport.models.sources.marian.yaml import read_yaml
 from txport.models.sources.options import NEVER, UNBOUNDED, reading
 from txport.models.sources.source import Format, Source, held
@@ -64,7 +64,9 @@ def read(folder: Path) -> Source:
         omitted = np.zeros(values["target_vocab_size"] - 1, np.float32)
     bias = omitted if options.get("output-omit-bias", False) else None
     weights = partial(_tensors, path, is_shared=_tied(options) == "embeddings", bias=bias)
-    return Source(config=found, rules=rules, weights=weights, place=path)
+    source, target = options.get("dim-vocabs")
+    text = partial(texts, folder, (source, target), alike=values["source_vocab_size"] == values["target_vocab_size"])
+    return Source(config=found, rules=rules, weights=weights, place=path, texts=text)
 
 
 def _model(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The end token of Marian's vocabularies: YAML, JSON or text, or a model of SentencePiece."""
+"""Marian's vocabularies, YAML, JSON or text, or models of SentencePiece: the end token, and what text is made of."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from txport.errors import CheckpointError, ConfigError, quoted
-from txport.models.sources.marian.yaml import read_yaml
+from txport.models.sources.marian.yaml import read_words, read_yaml
+from txport.models.tokenizers.convert import as_they_are
+from txport.models.tokenizers.sentencepiece import read_pieces
+from txport.models.tokenizers.trainers.texts import Files, has_cuts, texts_of
+from txport.models.tokenizers.trainers.words import Side, Words, numbered
+from txport.models.tokenizers.vocabularies import lines_of, read_ids
 from txport.system.documents import DocumentError, read_text, require_size
 
 DECODER = "*decoder.yml"  # which names the vocabularies
 NAMED = ("*vocab*.yml", "*vocab*.yaml", "*vocab*.json", "*vocab*.spm", "*.spm")  # the first kind that there is
 END = 0  # where no vocabulary says another: all that Marian makes begin with the end token
-WRITTEN = ("</s>", "eos")  # as Marian and Nematus write it
+WRITTEN, UNKNOWN = ("</s>", "eos"), ("<unk>", "UNK")  # as Marian and Nematus write them
+SOURCE, TARGET = re.compile(r"\b(src|source)\b"), re.compile(r"\b(trg|tgt|target)\b")  # in names of files
+MOST_DIGITS = 10
 LARGEST = 24 << 20  # bytes
 
 
@@ -29,16 +36,81 @@ def end_token(folder: Path) -> int:
 
 def vocabularies(folder: Path) -> list[Path]:
     """Those that the options of a decoder name and that are beside it, or the ones named like vocabularies."""
+    for paths in _named(folder):
+        if there := list(dict.fromkeys(path for path in paths if path.is_file())):
+            return there
+    kinds = (sorted(folder.glob(pattern)) for pattern in NAMED)
+    return next((found for found in kinds if found), [])
+
+
+def _named(folder: Path) -> Iterator[list[Path]]:
+    """The files that the options of each decoder name, of sources first, as if they lay in the folder."""
     for path in sorted(folder.glob(DECODER)):
         try:
             named = read_yaml(read_text(path)).get("vocabs")
         except (DocumentError, ValueError) as error:
             raise ConfigError(f"{path.name}: {error}") from error
-        paths = [folder / Path(each).name for each in named if isinstance(each, str)] if isinstance(named, list) else []
-        if there := list(dict.fromkeys(path for path in paths if path.is_file())):
-            return there
-    kinds = (sorted(folder.glob(pattern)) for pattern in NAMED)
-    return next((found for found in kinds if found), [])
+        if isinstance(named, list):
+            yield [folder / Path(each).name for each in named if isinstance(each, str)]
+
+
+def sides(folder: Path) -> tuple[Path, Path] | None:
+    """The vocabularies of sources and of targets; None where some are missing, or nothing says which is which."""
+    for named in _named(folder):
+        if len(named) == 2 and all(path.is_file() for path in named):
+            return named[0], named[1]
+    found = vocabularies(folder)
+    if len(found) == 1:
+        return found[0], found[0]
+    ordered = [next((path for path in found if mark.search(path.name)), None) for mark in (SOURCE, TARGET)]
+    first, second = ordered
+    if len(found) != 2 or first is None or second is None or first == second:
+        return None
+    return first, second
+
+
+def texts(folder: Path, rows: tuple[int, int], *, alike: bool) -> Files:
+    """The text files of a bundle, of a model that has so many tokens for source and target.
+
+    Of a vocabulary that is a model of SentencePiece, the ids are that model's own.
+    """
+    if not has_cuts(folder):
+        return as_they_are(folder)
+    paths = sides(folder)
+    if paths is None:
+        names = ", ".join(path.name for path in vocabularies(folder)) or "none"
+        told = f"of its vocabularies ({names}), nothing says which is of sources and which of targets"
+        raise CheckpointError(f"{folder}: {told}; add its decoder.yml, with both in vocabs")
+    source, target = (_side(path, size) for path, size in zip(paths, rows, strict=True))
+    end = next((each for each in WRITTEN if each in source.ids), "</s>")
+    return texts_of(Words(folder=folder, source=source, target=target, after=(end,), alike=alike))
+
+
+def _side(path: Path, rows: int) -> Side:
+    if path.suffix == ".spm":
+        found = read_pieces(path)
+        ids = {piece.text: place for place, piece in enumerate(found.pieces)}
+        return Side(place=path, ids=ids, rows=rows, unknown=found.pieces[found.unknown].text, pieces=path)
+    if path.suffix in (".yml", ".yaml", ".json"):
+        ids = _numbers(path)
+    else:
+        lines = lines_of(path)
+        ids = numbered(line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1]))
+    return Side(place=path, ids=ids, rows=rows, unknown=next((each for each in UNKNOWN if each in ids), UNKNOWN[0]))
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The tokens of a vocabulary in YAML or JSON with their ids; in YAML, all of it is text, as Marian reads it."""
+    if path.suffix == ".json":
+        return read_ids(path)
+    try:
+        found = read_words(read_text(path, LARGEST))
+        ids = {token: int(each) for token, each in found.items() if each.isdecimal() and len(each) < MOST_DIGITS}
+    except (DocumentError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if lacking := [token for token in found if token not in ids]:
+        raise CheckpointError(f"{path} gives {quoted(lacking[0])} the id {quoted(found[lacking[0]])}, which is none")
+    return ids
 
 
 def _end(path: Path) -> int:

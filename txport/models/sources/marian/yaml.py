@@ -35,3 +35,22 @@ def read_yaml(text: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ValueError(f"it must map names to values, got {quoted(found)}")
     return found
+
+
+def read_words(text: str) -> dict[str, str]:
+    """A mapping from words to words, whatever else they look like; `ValueError` for anything else, in one line."""
+    events: list[str] = []
+    maps = 0
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)):
+            maps += isinstance(event, yaml.MappingStartEvent)
+            if isinstance(event, yaml.ScalarEvent):
+                events.append(event.value)
+            elif isinstance(event, yaml.AliasEvent | yaml.SequenceStartEvent):
+                raise ValueError("it must map words to numbers")
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"it is not YAML: {brief(error)}") from error
+    found = dict(zip(events[::2], events[1::2], strict=False))
+    if maps > 1 or 2 * len(found) != len(events):
+        raise ValueError("it must name each word once, with a number")
+    return found

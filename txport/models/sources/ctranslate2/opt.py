@@ -1,0 +1,62 @@
+"""OPT with embeddings of another width than the model, or with norms behind sublayers, as that of 350m has both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from txport.errors import ConfigError, quoted
+from txport.models.family import Published
+from txport.models.sources.ctranslate2.layers import Parts, refuse, require_alike
+from txport.models.sources.ctranslate2.tensors import ZEROS, Known
+from txport.models.sources.ctranslate2.vocabulary import read_vocabulary, token_of
+from txport.models.weights.rules import Rename, Rule
+
+UNUSED = 2  # rows at the beginning of OPT's table of positions, which CTranslate2 leaves out
+POSITIONS = "decoder/position_encodings/encodings"
+RULES: tuple[Rule, ...] = (
+    Rename(r"^decoder/project_in/weight$", "target_embedding.widen.weight"),
+    Rename(r"^decoder/project_out/weight$", "embedding_out.weight"),
+    ZEROS,
+)
+
+
+def is_opt(parts: Parts) -> bool:
+    """Whether there are maps between two widths, or norms behind sublayers."""
+    return parts.has("decoder/project_in/weight") or not parts.said("decoder/pre_norm", 1)
+
+
+def opt(parts: Parts, said: Published, folder: Path) -> Known:
+    """The model as `opt`; `ConfigError` for what that does not express."""
+    table = parts.shape("decoder/embeddings/weight")
+    has_maps = parts.has("decoder/project_in/weight")
+    if has_maps != parts.has("decoder/project_out/weight"):
+        raise ConfigError("one of decoder/project_in and decoder/project_out without the other can't be expressed")
+    width = parts.shape("decoder/layer_0/self_attention/linear_0/weight")[1]
+    stack, rows = parts.stack("decoder", width=width), read_vocabulary(folder, "")
+    parts.require("decoder/start_from_zero_embedding", 0)
+    refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
+    refuse(stack, embedding_norm="a norm of embeddings", is_scaled="scaled embeddings")
+    require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+    require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, width)
+    require_alike("norm and final_norm of an OPT", (stack.norm, stack.final_norm), (stack.norm, stack.norm == "pre"))
+    if stack.activation != "relu" or not stack.positions:
+        raise ConfigError(f"activation {quoted(stack.activation)} or no table of positions can't be those of an OPT")
+    if not parts.are_one("decoder/embeddings/weight", "decoder/projection/weight") or parts.has(
+        "decoder/projection/bias"
+    ):
+        raise ConfigError("a projection that is not the embedding, or has a bias, can't be that of an OPT")
+    end = token_of(rows, said.get("eos_token"), "eos_token")
+    values = {
+        "vocab_size": stack.vocabulary,
+        "d_model": width,
+        "embedding_width": table[1],
+        "heads": stack.heads,
+        "decoder_layers": stack.layers,
+        "feed_forward": stack.inner,
+        "max_length": stack.positions,
+        "norm": stack.norm,
+        "pad_id": rows.get("<pad>", end),
+        "bos_id": token_of(rows, said.get("bos_token"), "bos_token"),
+        "eos_id": end,
+    }
+    return Known("opt", values, (stack.vocabulary,) * 2, RULES, led={POSITIONS: UNUSED})

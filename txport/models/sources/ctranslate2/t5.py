@@ -1,0 +1,107 @@
+"""T5 and mT5, whose positions are biases of the scores of attention."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from txport.errors import ConfigError
+from txport.models.family import Published
+from txport.models.sources.ctranslate2.layers import Parts, Stack, refuse, require_alike, whole
+from txport.models.sources.ctranslate2.tensors import GATED, Known
+from txport.models.sources.ctranslate2.vocabulary import read_vocabulary, token_of
+from txport.models.sources.options import UNBOUNDED
+from txport.models.weights.rules import Drop, Rename, Rule
+
+BIAS = "self_attention/relative_attention_bias"
+SIDES = ("encoder", "decoder")
+ALIKE = ("vocabulary", "width", "heads", "inner", "activation", "is_gated")
+RULES: tuple[Rule, ...] = (
+    Drop(rf"(encoder|decoder)\.[1-9]\d*\.{BIAS}$"),  # that of the first layer again
+    Rename(rf"\.{BIAS}$", ".attention.core.bias.weight"),
+)
+
+
+def is_t5(parts: Parts) -> bool:
+    """Whether scores have biases."""
+    return any(parts.has(f"{side}/layer_0/{BIAS}") for side in SIDES)
+
+
+def t5(parts: Parts, said: Published, folder: Path) -> Known:
+    """The model as `t5`; `ConfigError` for what that does not express."""
+    encoder, decoder = (parts.stack(side, is_scaled=False) for side in SIDES)
+    parts.require("encoder/embeddings_merge", 0)
+    parts.require("decoder/start_from_zero_embedding", 0)
+    for name in ALIKE:
+        require_alike(name, getattr(encoder, name), getattr(decoder, name))
+    for stack in (encoder, decoder):
+        _require_plain(stack)
+    head_sizes = {_head_size(parts, side, encoder.heads) for side in SIDES}
+    distances = {_distances(parts, side) for side in SIDES}
+    if len(head_sizes) > 1 or len(distances) > 1:
+        raise ConfigError(f"sizes of heads {sorted(head_sizes)} and distances {sorted(distances)} must be alike")
+    ((buckets, farthest),) = distances
+    rows = [read_vocabulary(folder, side) for side in ("source", "target")]
+    end, start = (token_of(rows[1], said.get(name), name) for name in ("eos_token", "decoder_start_token"))
+    require_alike("eos_token in sources and targets", rows[0].get(said.get("eos_token")), end)
+    values = {
+        "vocab_size": encoder.vocabulary,
+        "d_model": encoder.width,
+        "heads": encoder.heads,
+        "head_size": head_sizes.pop(),
+        "feed_forward": encoder.inner,
+        "encoder_layers": encoder.layers,
+        "decoder_layers": decoder.layers,
+        "max_length": UNBOUNDED,
+        "buckets": buckets,
+        "farthest": farthest,
+        "activation": encoder.activation,
+        "gated": encoder.is_gated,
+        "tied": _is_tied(parts, encoder.width),
+        "norm_epsilon": said.get("layer_norm_epsilon", 1e-6),
+        "pad_id": start,
+        "eos_id": end,
+    }
+    rules = (*RULES, *GATED) if encoder.is_gated else RULES
+    return Known("t5", values, (encoder.vocabulary, decoder.vocabulary), rules)
+
+
+def _require_plain(stack: Stack) -> None:
+    refuse(
+        stack, positions="a table of positions", embedding_norm="a norm of embeddings", is_scaled="scaled embeddings"
+    )
+    refuse(stack, head_norm="norms of heads", window="windows")
+    require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+    if not stack.is_rms or stack.norm != "pre" or not stack.final_norm:
+        raise ConfigError("biases of scores without RMSNorm before sublayers and at the end can't be expressed")
+
+
+def _head_size(parts: Parts, side: str, heads: int) -> int:
+    rows = parts.shape(f"{side}/layer_0/self_attention/linear_0/weight")[0]
+    if rows % (3 * heads):
+        raise ConfigError(f"{rows} rows of queries, keys and values can't be those of {heads} heads")
+    return rows // (3 * heads)
+
+
+def _distances(parts: Parts, side: str) -> tuple[int, int]:
+    """How many buckets of distances there are, and where the last begins; all layers must have the same biases."""
+    names = [f"{side}/layer_{number}/{BIAS}" for number in range(parts.number_of_layers(side))]
+    if not parts.are_one(*names):
+        raise ConfigError(f"{names[-1]} is not that of layer 0, which can't be expressed: as UMT5 has it")
+    farthest = parts.of_layers(side, "relative_attention_max_distance", 128)
+    return parts.shape(names[0])[0], whole("relative_attention_max_distance", farthest)
+
+
+def _is_tied(parts: Parts, width: int) -> bool:
+    """Whether the projection is the embedding, which both sides share; its states are scaled then."""
+    source, target = (
+        next((name for name in names if parts.has(name)), names[0])
+        for names in (("encoder/embeddings/weight", "encoder/embeddings_0/weight"), ("decoder/embeddings/weight",))
+    )
+    if not parts.are_one(source, target):
+        raise ConfigError("embeddings of sources and targets that are not one can't be expressed in a T5")
+    tied = parts.are_one(target, "decoder/projection/weight")
+    scale, expected = parts.attribute("decoder/scale_outputs", 1), width**-0.5 if tied else 1.0
+    if not math.isclose(scale, expected, rel_tol=1e-6):
+        raise ConfigError(f"decoder/scale_outputs {scale} can't be expressed; it must be {expected}")
+    return tied

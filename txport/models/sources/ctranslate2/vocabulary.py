@@ -1,0 +1,77 @@
+"""The vocabularies of CTranslate2: lists of tokens, of which it cuts none itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from txport.errors import ConfigError, quoted
+from txport.models.sources.options import read_strings
+from txport.models.tokenizers.trainers.texts import Files, texts_of
+from txport.models.tokenizers.trainers.words import Side, Words, numbered
+from txport.system.documents import read_text
+
+BLANK = "<blank>"  # the padding of OpenNMT, whose sources end with nothing unless the config says so
+SEQ2SEQ, CAUSAL = "TransformerSpec", "TransformerDecoderSpec"
+SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", BLANK, "<mask>")
+
+
+def read_vocabulary(folder: Path, side: str) -> dict[str, int]:
+    """The tokens of a side by their numbers: of its own file, or of the one that both share."""
+    path = _file(folder, side)
+    tokens = read_strings(path) if path.suffix == ".json" else read_text(path).removesuffix("\n").split("\n")
+    return numbered(tokens)
+
+
+def _file(folder: Path, side: str) -> Path:
+    names = [f"{side}_vocabulary", "shared_vocabulary"] if side else ["vocabulary"]
+    for path in (folder / f"{name}{ending}" for name in names for ending in (".json", ".txt")):
+        if path.is_file():
+            return path
+    raise ConfigError(f"there is no {names[-1]}.json beside it")
+
+
+def texts(folder: Path, said: Mapping[str, Any], rows: tuple[int, int], specification: str, *, alike: bool) -> Files:
+    """The text files of a bundle, of a model that has so many rows for source and target, and a vocabulary for each.
+
+    Prompts begin with the start token, what encoders read begins with it and ends with the end token, and sources end
+    with that, but for OpenNMT's: CTranslate2 leaves this to its caller unless its config says so.
+    """
+    names = ("source", "target") if specification == SEQ2SEQ else ("", "")
+    unknown = str(said.get("unk_token"))
+    sides = [
+        Side(place=_file(folder, name), ids=read_vocabulary(folder, name), rows=size, unknown=unknown)
+        for name, size in zip(names, rows, strict=True)
+    ]
+    ids, special = sides[0].ids, [said.get(f"{name}_token") for name in ("bos", "eos")]
+    start, end = ((str(each),) if each is not None else () for each in special)
+    adds_start = specification != SEQ2SEQ or said.get("add_source_bos", False)
+    adds_end = specification != CAUSAL and (said.get("add_source_eos", False) or BLANK not in ids)
+    return texts_of(
+        Words(
+            folder=folder,
+            source=sides[0],
+            target=sides[1],
+            before=start if adds_start else (),
+            after=end if adds_end else (),
+            special=tuple(each for each in (*SPECIAL, *start, *end) if each in ids),
+            alike=alike,
+            has_classes=True,
+        )
+    )
+
+
+def token_of(rows: Mapping[str, int], token: Any, name: str) -> int:
+    """The number of a token; `ConfigError` where the vocabulary has none."""
+    if not isinstance(token, str) or token not in rows:
+        raise ConfigError(f"{name} {quoted(token)} must be a token of the vocabulary")
+    return rows[token]
+
+
+def any_of(rows: Mapping[str, int], what: str, *tokens: Any) -> int:
+    """The number of the first of these that the vocabulary has."""
+    found = [rows[token] for token in tokens if isinstance(token, str) and token in rows]
+    if not found:
+        raise ConfigError(f"{what} must be one of {quoted([*tokens])}, of which the vocabulary has none")
+    return found[0]

@@ -1,0 +1,98 @@
+"""Whisper: what its tokens say of speech is told by their names in the vocabulary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from txport.errors import ConfigError
+from txport.models import family
+from txport.models.config import read_config
+from txport.models.facts import Facts
+from txport.models.family import Published
+from txport.models.generation import search_defaults
+from txport.models.names import PREPROCESSOR
+from txport.models.sources.ctranslate2.layers import Parts, Stack, refuse, require_alike
+from txport.models.sources.ctranslate2.tensors import Known
+from txport.models.sources.ctranslate2.vocabulary import read_vocabulary, token_of
+from txport.models.weights.rules import Rename, Rule
+
+END, START, NO_TIMES, PREVIOUS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>", "<|startofprev|>"
+TASKS = ("transcribe", "translate")
+LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
+ENGLISH = 51864  # tokens of models that know English alone
+LATEST_FIRST = 50  # the time, in steps, before which the first token of time must lie
+RULES: tuple[Rule, ...] = (
+    Rename(r"^encoder/conv1/", "source_embedding.first."),
+    Rename(r"^encoder/conv2/", "source_embedding.second."),
+)
+
+
+def whisper(parts: Parts, said: Published, folder: Path) -> Known:
+    """The model as `whisper`; `ConfigError` for what that does not express."""
+    convolution = parts.shapes.get("encoder/conv1/weight", ())
+    if len(convolution) != 3:
+        raise ConfigError(f"it must have a convolution 'encoder/conv1/weight', got the shape {convolution}")
+    encoder, decoder = parts.stack("encoder", width=convolution[0]), parts.stack("decoder")
+    parts.require("decoder/start_from_zero_embedding", 0)
+    for name in ("width", "heads", "inner"):
+        require_alike(name, getattr(encoder, name), getattr(decoder, name))
+    for stack in (encoder, decoder):
+        _require_plain(stack)
+    refuse(decoder, is_scaled="scaled embeddings")
+    require_alike("the activation and Whisper's", decoder.activation, "gelu")
+    if not parts.are_one("decoder/embeddings/weight", "decoder/projection/weight"):
+        raise ConfigError("a projection that is not the embedding can't be expressed in a Whisper")
+    require_alike("layer_norm_epsilon and Whisper's", said.get("layer_norm_epsilon", 1e-5), 1e-5)
+    rows = read_vocabulary(folder, "")
+    values = {
+        "model_type": "whisper",
+        "vocab_size": decoder.vocabulary,
+        "num_mel_bins": convolution[1],
+        "d_model": decoder.width,
+        "max_source_positions": encoder.positions,
+        "max_target_positions": decoder.positions,
+        "decoder_start_token_id": token_of(rows, START, "the start token"),
+        "pad_token_id": token_of(rows, END, "the end token"),
+        "eos_token_id": token_of(rows, END, "the end token"),
+        Path(PREPROCESSOR).stem: read_config(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else {},
+        "generation_config": _speech(rows, said, decoder.vocabulary),
+    }
+    for side, stack in (("encoder", encoder), ("decoder", decoder)):
+        sizes = {"layers": stack.layers, "attention_heads": stack.heads, "ffn_dim": stack.inner}
+        values |= {f"{side}_{name}": size for name, size in sizes.items()}
+    found = family.find("whisper").read(values, None)
+    return Known("whisper", found, (decoder.vocabulary,) * 2, RULES, generation=partial(_generation, said))
+
+
+def _require_plain(stack: Stack) -> None:
+    refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
+    refuse(stack, embedding_norm="a norm of embeddings")
+    require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+    require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
+    if stack.norm != "pre" or not stack.final_norm or not stack.positions:
+        raise ConfigError("norms behind sublayers, no final norm or no table of positions can't be those of a Whisper")
+
+
+def _speech(rows: Mapping[str, int], said: Published, size: int) -> dict[str, Any]:
+    """As `generation_config.json` has it."""
+    known = said.get("lang_ids") or rows.values()
+    languages = {token: id_ for token, id_ in rows.items() if LANGUAGE.fullmatch(token) and id_ in known}
+    tasks = {task: rows[f"<|{task}|>"] for task in TASKS if f"<|{task}|>" in rows}
+    return {
+        "is_multilingual": size != ENGLISH and bool(languages) and len(tasks) == len(TASKS),
+        "lang_to_id": languages,
+        "task_to_id": tasks,
+        "no_timestamps_token_id": rows.get(NO_TIMES),
+        "prev_sot_token_id": rows.get(PREVIOUS),
+        "max_initial_timestamp_index": LATEST_FIRST,
+    }
+
+
+def _generation(said: Published, facts: Facts) -> Mapping[str, Any]:
+    """What a search leaves out."""
+    names = {"suppress_tokens": "suppress_ids", "begin_suppress_tokens": "suppress_ids_begin"}
+    return search_defaults({name: said.get(theirs) for name, theirs in names.items()}, facts)

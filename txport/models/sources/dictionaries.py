@@ -1,0 +1,82 @@
+"""fairseq's dictionaries: a line for each token, behind the four special ones that each begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from txport.errors import CheckpointError, ConfigError, quoted
+from txport.models.tokenizers.trainers.texts import Files, texts_of
+from txport.models.tokenizers.trainers.words import END, Side, Words
+from txport.models.tokenizers.vocabularies import lines_of
+
+DICTIONARIES = "dict.*.txt"
+SPECIAL = ("<s>", "<pad>", END, "<unk>")
+MULTILINGUAL = "translation_multi_simple_epoch"  # a task, whose sources and targets begin with their language
+STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}  # of tokens of languages
+REQUIRED: dict[str, tuple[Any, Any]] = {  # of that task: what it must say, and what it says without
+    "encoder_langtok": ("src", None),
+    "decoder_langtok": (True, False),
+    "langtoks_specs": (["main"], ["main"]),
+    "lang_tok_replacing_bos_eos": (False, False),
+}
+OF_TASK = ("source_lang", "target_lang", "langs", "lang_tok_style", *REQUIRED)  # options of a task, not of a model
+AGAIN = "#fairseq:overwrite"  # behind a token that may be there twice
+
+
+def texts(folder: Path, options: Mapping[str, Any], rows: tuple[int, int]) -> Files:
+    """The text files of a bundle, of a model that has so many rows for source and target."""
+    paths = [_dictionary(folder, options.get(name), name) for name in ("source_lang", "target_lang")]
+    added = language_tokens(options) if options.get("task") == MULTILINGUAL else []
+    source, target = (
+        Side(place=path, ids=_with(read_dictionary(path), added), rows=rows[at]) for at, path in enumerate(paths)
+    )
+    alike = rows[0] == rows[1]
+    return texts_of(Words(folder=folder, source=source, target=target, after=(END,), special=SPECIAL, alike=alike))
+
+
+def _dictionary(folder: Path, language: Any, name: str) -> Path:
+    """That of a language; where the checkpoint does not say which, the only one, or any of several that are alike."""
+    there = sorted(folder.glob(DICTIONARIES))
+    path = folder / f"dict.{language}.txt" if isinstance(language, str) else there[0]
+    if path in there and (isinstance(language, str) or len({each.read_bytes() for each in there}) == 1):
+        return path
+    names = ", ".join(each.name for each in there)
+    raise CheckpointError(f"{folder} has {names}, its checkpoint the {name} {quoted(language)}; add {path.name}")
+
+
+def language_tokens(options: Mapping[str, Any]) -> list[str]:
+    """The tokens that a multilingual task adds behind each dictionary; `ConfigError` for other uses of languages."""
+    languages, style = options.get("langs"), options.get("lang_tok_style", "multilingual")
+    for name, (expected, default) in REQUIRED.items():
+        if (found := options.get(name, default)) != expected:
+            raise ConfigError(
+                f"{name} {quoted(found)} of a multilingual task can't be expressed; it must be {expected!r}"
+            )
+    if not isinstance(languages, list) or not all(isinstance(each, str) for each in languages) or style not in STYLES:
+        told = f"langs {quoted(languages)} and lang_tok_style {quoted(style)}"
+        raise ConfigError(f"{told} can't be expressed; they must be names of languages, and one of {', '.join(STYLES)}")
+    return [STYLES[style].format(language) for language in languages]
+
+
+def _with(ids: dict[str, int], tokens: list[str]) -> dict[str, int]:
+    for token in tokens:
+        ids.setdefault(token, 1 + max(ids.values()))
+    return ids
+
+
+def read_dictionary(path: Path) -> dict[str, int]:
+    """The tokens of a dictionary with their ids; `CheckpointError` for a file that is none."""
+    ids = {token: number for number, token in enumerate(SPECIAL)}
+    lines = lines_of(path)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        parts = line.rstrip().rsplit(" ", 2 if line.rstrip().endswith(f" {AGAIN}") else 1)
+        if len(parts) < 2 or not parts[1].isdecimal():
+            raise CheckpointError(f"{path}, line {number}: {quoted(line)} is not a token and how often it was seen")
+        if parts[0] in ids and len(parts) == 2:
+            raise CheckpointError(f"{path}, line {number}: {quoted(parts[0])} is there twice")
+        ids[parts[0]] = len(SPECIAL) + number - 1
+    return ids

@@ -1,0 +1,29 @@
+"""Eole's folders, which are recognised only to say what to do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from txport.errors import ConfigError
+from txport.models.config import read_config
+from txport.models.names import CONFIG
+from txport.models.sources.source import Format, Source
+
+KEYS = ("architecture", "encoder", "decoder")  # of which a model's options have one
+FIX = "convert it with CTranslate2 (ctranslate2.converters.eole_ct2) and name the folder that this writes"
+
+
+def recognises(folder: Path) -> bool:
+    """Whether `config.json` has the options of a model under `model`, as Eole writes them."""
+    values = read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    model = values.get("model")
+    return isinstance(model, Mapping) and any(key in model for key in KEYS)
+
+
+def read(folder: Path) -> Source:
+    """Always raises `ConfigError`."""
+    raise ConfigError(f"{folder / CONFIG} is of Eole, whose models can't be read; {FIX}")
+
+
+FORMAT = Format(recognises=recognises, read=read)

@@ -1,0 +1,1 @@
+"""Tokenizers of other trainers' checkpoints: their vocabularies give ids, files beside them cut words."""

@@ -1,0 +1,131 @@
+"""The text files of a bundle, made of a trainer's vocabularies and of the files beside them that cut words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from txport.errors import BundleError, CheckpointError, quoted
+from txport.models.names import (
+    BYTE_PAIRS,
+    CODES,
+    CUTTING,
+    ENCODER,
+    MODELS_OF_PIECES,
+    TARGET_TOKENIZER,
+    TEXT,
+    TOKENIZER,
+)
+from txport.models.tokenizers.convert import CLASSES, as_they_are, of_class
+from txport.models.tokenizers.file import FileTokenizer
+from txport.models.tokenizers.sentencepiece import read_pieces
+from txport.models.tokenizers.settings import Settings
+from txport.models.tokenizers.trainers.by_merges import by_bytes, by_codes
+from txport.models.tokenizers.trainers.by_pieces import by_pieces
+from txport.models.tokenizers.trainers.languages import languages_of
+from txport.models.tokenizers.trainers.words import Around, Side, Words
+from txport.models.tokenizers.usage import Usage, write_usage
+
+Files = dict[str, Path | str]
+PAIRS = (("source.spm", "target.spm"), ("src.spm", "tgt.spm"), ("source.model", "target.model"))
+PAIRS_OF_CODES = (("source.bpe", "target.bpe"),)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What cuts words: its file, and what makes the tokenizers of sources and of targets with it.
+
+    `pieces` are the tokens that it cuts, where it says so: others of the vocabulary may be languages.
+    """
+
+    file: Path
+    source: Callable[[Around], str]
+    target: Callable[[Around], str]
+    pieces: Collection[str] | None = None
+
+
+def texts_of(words: Words) -> Files:
+    """What a bundle takes over from a trainer's folder; without a file that cuts words, text is token ids.
+
+    Raises `CheckpointError` for a vocabulary that has more tokens than the model, and for files that don't fit it.
+    """
+    files = as_they_are(words.folder)
+    for side in (words.source, words.target):
+        side.require()
+    if TOKENIZER not in files and words.has_classes and Settings(words.folder).kind in CLASSES:
+        files = of_class(words.folder, files)
+    if TOKENIZER in files:
+        for name, side in ((TOKENIZER, words.source), (TARGET_TOKENIZER, words.target)):
+            if name in files:
+                _require_ids(words.folder / name, files[name], side)
+        return files
+    found = list(_cuts(words))
+    if len(found) > 1:
+        names = " and ".join(cut.file.name for cut in found)
+        raise CheckpointError(f"{words.folder} has {names}; keep the one that the model was trained with")
+    return files | (_made(words, found[0]) if found else {})
+
+
+def has_cuts(folder: Path) -> bool:
+    """Whether a file lies there that might cut words."""
+    return any(path.is_file() for pattern in CUTTING for path in folder.glob(pattern))
+
+
+def _made(words: Words, cut: Cut) -> Files:
+    words.source.require(words.source.unknown, *words.before, *words.after)
+    words.target.require(words.target.unknown)
+    languages = None
+    if cut.pieces is not None:
+        languages = languages_of([token for token in words.source.ids if token not in cut.pieces], words.after)
+    names = () if languages is None else tuple(languages.tokens.values())
+    before = words.before
+    if languages is not None and None in languages.before:
+        before = (languages.tokens[languages.source or ""],)
+    unknown = (words.source.unknown, words.target.unknown)
+    around = Around(before, words.after, frozenset((*words.special, *words.before, *words.after, *names, *unknown)))
+    made: Files = {TOKENIZER: cut.source(around)}
+    if (target := cut.target(around)) != made[TOKENIZER] or not words.alike:
+        made[TARGET_TOKENIZER] = target
+    return made if languages is None else made | {TEXT: write_usage(Usage(languages=languages))}
+
+
+def _require_ids(path: Path, content: Path | str, side: Side) -> None:
+    """Raise `CheckpointError` for a tokenizer that has other ids for the tokens of a vocabulary."""
+    try:
+        given = FileTokenizer(path, content=content if isinstance(content, str) else None).vocabulary
+    except BundleError as error:
+        raise CheckpointError(str(error)) from error
+    for token, id_ in given.items():
+        if side.ids.get(token, id_) != id_:
+            raise CheckpointError(f"{path} gives {quoted(token)} the id {id_}, {side.place} {side.ids[token]}")
+
+
+def _cuts(words: Words) -> Iterator[Cut]:
+    """The files of a folder that cut words, of each kind."""
+    source, target, folder = words.source, words.target, words.folder
+    named = (source.pieces, target.pieces)
+    paths = (named[0], named[1]) if named[0] and named[1] else _pair(folder, PAIRS, MODELS_OF_PIECES)
+    if paths is not None:
+        found = (read_pieces(paths[0]), read_pieces(paths[1]))
+        own = {piece.text for piece in found[0].pieces}
+        reading = partial(by_pieces, source, found[0], reads=True)
+        yield Cut(paths[0], reading, partial(by_pieces, target, found[1], reads=False), own)
+    if (codes := _pair(folder, PAIRS_OF_CODES, CODES)) is not None:
+        yield Cut(codes[0], partial(by_codes, source, codes[0]), partial(by_codes, target, codes[1]))
+    if (bytes_ := _pair(folder, ((ENCODER, BYTE_PAIRS),), ())) is not None:
+        yield Cut(bytes_[0], partial(by_bytes, source, bytes_), partial(by_bytes, target, bytes_))
+
+
+def _pair(folder: Path, pairs: Iterable[tuple[str, str]], shared: Iterable[str]) -> tuple[Path, Path] | None:
+    """The files of one of these pairs, else one file for both; `CheckpointError` for half a pair."""
+    for names in pairs:
+        there = [name for name in names if (folder / name).is_file()]
+        if len(there) == 2:
+            return folder / names[0], folder / names[1]
+        if there:
+            lacks = next(name for name in names if name not in there)
+            raise CheckpointError(f"{folder / there[0]} is there, but not {lacks}; add it, or take {there[0]} away")
+    path = next((folder / name for name in shared if (folder / name).is_file()), None)
+    return None if path is None else (path, path)
