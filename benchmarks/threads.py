@@ -19,7 +19,7 @@ import click
 import numpy as np
 
 from txport import api
-from txport.runtimes import sessions
+from txport.runtimes.ort import sessions
 from txport.system.machine import cores
 
 BUSY = [sys.executable, "-c", "while True: pass"]

@@ -17,7 +17,7 @@ from tests.tiny import SAMPLES, VOCABULARY, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import save_checkpoint
 from txport.models.tokenizers.spelling import spelling_tokenizer
-from txport.runtimes import onnx_runtime as onnx_runtime  # before a test imports ONNX Runtime by itself
+from txport.runtimes.ort import onnx_runtime as onnx_runtime  # before a test imports ONNX Runtime by itself
 
 # Each worker has a core of its own: threads that wait for one another on the same cores take ten times as long.
 if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):

@@ -24,8 +24,9 @@ from txport.models.names import MANIFEST
 from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.check import check
 from txport.proof.verify.check import BATCH, Check, verify
-from txport.runtimes import fused, portable
+from txport.runtimes import portable
 from txport.runtimes.base import ContinuousRuntime, GraphRuntime, Ints
+from txport.runtimes.ort import fused
 from txport.runtimes.slots import Seating, seat
 from txport.search.continuous import Scheduler
 from txport.search.generate import Steps, generate, search

@@ -25,7 +25,7 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
     import onnx
 
     from txport.exporters.check import nodes
-    from txport.runtimes.sessions import may_saturate
+    from txport.runtimes.ort.sessions import may_saturate
 
     graph = read_model(bundle.file(STEP), weights=False).graph
     shortened = screens(bundle.manifest.facts, bundle.manifest.precision) and not may_saturate()

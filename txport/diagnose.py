@@ -44,7 +44,7 @@ def examine() -> Diagnosis:
     found: dict[str, str | None] = {}
     try:
         with needed("txport", "the ort runtime"):
-            from txport.runtimes import providers
+            from txport.runtimes.ort import providers
 
             found = {name: providers.start(name) for name in providers.candidates()}
     except UnavailableError as error:

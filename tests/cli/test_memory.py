@@ -13,7 +13,7 @@ from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.cli import textio
 from txport.proof.parity.check import no_crash
-from txport.runtimes.onnx_runtime import ort
+from txport.runtimes.ort.onnx_runtime import ort
 from txport.system.machine import is_out_of_memory
 
 resource = pytest.importorskip("resource")

@@ -74,7 +74,7 @@ def test_so_does_the_api(bundle: Bundle, tmp_path: Path, no_sockets: str) -> Non
 
 @pytest.mark.parametrize(("given", "found"), [(None, "1"), ("0", "0")])
 def test_whoever_has_set_the_switch_keeps_it(given: str | None, found: str, tmp_path: Path) -> None:
-    code = f"from txport.runtimes.onnx_runtime import ort; import os; print(os.environ[{SWITCH!r}])"
+    code = f"from txport.runtimes.ort.onnx_runtime import ort; import os; print(os.environ[{SWITCH!r}])"
     environment = private(tmp_path, **({SWITCH: given} if given else {}))
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [found]

@@ -37,7 +37,7 @@ def import_all() -> None:
     import txport.proof.reports.baseline
     import txport.proof.reports.pages
     import txport.proof.verify.check
-    import txport.runtimes.ort
+    import txport.runtimes.ort.runtime
     import txport.runtimes.pytorch
     import txport.runtimes.reference
 

@@ -12,8 +12,9 @@ from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import load_checkpoint
 from txport.models.parts import Attention, DotProduct, RelativeBias
 from txport.proof import proven
-from txport.runtimes import fused, load
-from txport.runtimes.fused import FusedRuntime, parts_of_prompt
+from txport.runtimes import load
+from txport.runtimes.ort import fused
+from txport.runtimes.ort.fused import FusedRuntime, parts_of_prompt
 from txport.runtimes.pytorch import TorchRuntime
 
 PROMPTS = np.random.default_rng(0).integers(2, 60, (3, 30))

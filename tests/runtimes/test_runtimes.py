@@ -22,8 +22,10 @@ from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedE
 from txport.models.architectures.transformer import Transformer
 from txport.models.checkpoint import load_checkpoint
 from txport.models.names import MANIFEST
-from txport.runtimes import ort, providers, reference, sessions
+from txport.runtimes import reference
 from txport.runtimes.base import Floats, Ints, Runtime, scores
+from txport.runtimes.ort import providers, sessions
+from txport.runtimes.ort import runtime as ort
 from txport.system.documents import write_json
 
 TOLERANCE = 2e-5  # of the largest logit, from PyTorch in float64

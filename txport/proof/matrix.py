@@ -103,7 +103,7 @@ def kinds(targets: Sequence[str] = (), precisions: Sequence[str] = ()) -> list[K
 
 def engines(names: Sequence[str] = (), providers: Sequence[str] = ()) -> list[Engine]:
     """The runtimes and providers to try, all if none is named; where bundles are proven comes first, always."""
-    from txport.runtimes.providers import candidates, short_name
+    from txport.runtimes.ort.providers import candidates, short_name
 
     wanted = list(dict.fromkeys(map(short_name, providers or candidates())))
     pairs = [
@@ -227,7 +227,7 @@ def require_run(matrix: Matrix, asked: Mapping[str, Sequence[str]]) -> None:
 
     `asked` maps a field of a cell, such as "provider", to names.
     """
-    from txport.runtimes.providers import short_name
+    from txport.runtimes.ort.providers import short_name
 
     for field, names in asked.items():
         for name in names:

@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 RUNTIMES = {
-    "ort": Entry("txport.runtimes.ort", "onnxruntime", "txport", ("portable", "cpu")),
+    "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu")),
     "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable",)),
     "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
 }

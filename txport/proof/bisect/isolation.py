@@ -12,8 +12,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from txport.proof.bisect.taps import Tap
-from txport.runtimes.onnx_runtime import ort
-from txport.runtimes.sessions import may_saturate
+from txport.runtimes.ort.onnx_runtime import ort
+from txport.runtimes.ort.sessions import may_saturate
 
 Array = NDArray[Any]
 

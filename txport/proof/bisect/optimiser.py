@@ -13,7 +13,7 @@ from txport.proof.parity.cases import Case
 from txport.proof.parity.measures import Comparison, badness
 from txport.proof.parity.replay import Call, Reference
 from txport.proof.parity.tolerances import tolerance_of
-from txport.runtimes.onnx_runtime import ort
+from txport.runtimes.ort.onnx_runtime import ort
 
 LEVELS = {
     "no": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,

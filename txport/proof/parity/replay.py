@@ -300,7 +300,7 @@ def _size(values: Array) -> float:
 
 def _counts(manifest: Manifest) -> list[int]:
     """The numbers of best tokens to ask for: screening only where its sums are exact, as the driver does."""
-    from txport.runtimes.sessions import may_saturate
+    from txport.runtimes.ort.sessions import may_saturate
 
     facts, counts = manifest.facts, [TOP_COUNT]
     if not (screens(facts, manifest.precision) and may_saturate()):

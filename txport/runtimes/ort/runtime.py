@@ -11,11 +11,11 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.ports import STEP
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
-from txport.runtimes.fused import FusedRuntime
-from txport.runtimes.onnx_runtime import ort
+from txport.runtimes.ort.fused import FusedRuntime
+from txport.runtimes.ort.onnx_runtime import ort
+from txport.runtimes.ort.providers import CPU, device_of, full_name, require_provider
+from txport.runtimes.ort.sessions import placement, session_ports, start_sessions
 from txport.runtimes.portable import PortableRuntime
-from txport.runtimes.providers import CPU, device_of, full_name, require_provider
-from txport.runtimes.sessions import placement, session_ports, start_sessions
 
 OrtValue = Any  # onnxruntime has no types
 

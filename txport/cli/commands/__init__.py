@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txport.cli import bundles, generation, imports, machine, proofs
+from txport.cli.commands import bundles, generation, imports, machine, proofs
 from txport.version import __version__
 
 

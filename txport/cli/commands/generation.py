@@ -12,7 +12,8 @@ from typing import IO, Any
 
 import click
 
-from txport.cli import completion, encoding, speech, textio, texts
+from txport.cli import completion, textio, texts
+from txport.cli.commands import encoding, speech
 from txport.cli.guard import progress
 from txport.cli.options import fit_threads, is_given, provider_option, threads_option, trust_option, unknown_option
 from txport.cli.outputs import require_outputs

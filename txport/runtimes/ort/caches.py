@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.runtimes.base import Ints
-from txport.runtimes.pool import Hold
+from txport.runtimes.ort.pool import Hold
 
 if TYPE_CHECKING:
-    from txport.runtimes.fused import Binding
+    from txport.runtimes.ort.fused import Binding
 
 
 @dataclass

@@ -80,7 +80,7 @@ def parity(
     from txport import release, runtimes
     from txport.cli import tables
     from txport.locate import checkpoint_of, find_bundle
-    from txport.runtimes.providers import short_name
+    from txport.runtimes.ort.providers import short_name
 
     if quality_texts and not quality:
         raise UnsupportedError("--quality-texts counts those of --quality, which is not given")

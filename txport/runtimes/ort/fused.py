@@ -37,11 +37,11 @@ from txport.bundles.ports import (
 )
 from txport.models.facts import Owner
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, running, scores
-from txport.runtimes.caches import FusedState, Rows, Source, move, pick_sources
 from txport.runtimes.encoding import outputs_of
-from txport.runtimes.onnx_runtime import ort
-from txport.runtimes.pool import Hold, Pool
-from txport.runtimes.sessions import Sessions, may_saturate, placement, session_ports
+from txport.runtimes.ort.caches import FusedState, Rows, Source, move, pick_sources
+from txport.runtimes.ort.onnx_runtime import ort
+from txport.runtimes.ort.pool import Hold, Pool
+from txport.runtimes.ort.sessions import Sessions, may_saturate, placement, session_ports
 from txport.runtimes.slots import seat
 
 FIRST_CAPACITY = 32

@@ -13,7 +13,7 @@ import numpy as np
 
 from txport.errors import UnavailableError, UnsupportedError
 from txport.runtimes import PROVIDERS
-from txport.runtimes.onnx_runtime import ort
+from txport.runtimes.ort.onnx_runtime import ort
 
 CPU = PROVIDERS["cpu"]
 ON_CUDA = ("CUDAExecutionProvider", "TensorrtExecutionProvider")

@@ -17,8 +17,8 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.ports import Port
 from txport.errors import BundleError, LoadError, UnavailableError, brief
 from txport.runtimes.base import GraphPorts
-from txport.runtimes.onnx_runtime import ort
-from txport.runtimes.providers import CPU, full_name, provider_options
+from txport.runtimes.ort.onnx_runtime import ort
+from txport.runtimes.ort.providers import CPU, full_name, provider_options
 from txport.system.machine import is_out_of_memory
 
 # Microseconds that a thread stays awake for more to do: from one operator to the next, but not from step to step. A

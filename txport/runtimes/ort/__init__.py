@@ -1,0 +1,1 @@
+"""ONNX Runtime: its providers and sessions, and what drives the graphs of each target."""
