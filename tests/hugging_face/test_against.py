@@ -44,6 +44,10 @@ NAMES = [
     "bert-tokens",
     "roberta-labels",
     "distilbert",
+    "smollm3-window",
+    "mpnet",
+    "electra",
+    "albert",
 ]
 
 
@@ -136,6 +140,12 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         "decoder layer 0, cross-attention",
         "heads",
         "keys and values are exchanged",
+    ),
+    "mistral-window": (
+        edited(windows=[5, 5]),
+        "decoder layer 0, self-attention",
+        "window",
+        "it sees the last",
     ),
     "gemma": (
         edited(scale_embedding=False),

@@ -20,7 +20,7 @@ from txport.importing.against.faults import (
 from txport.importing.against.regrouping import other_roles
 from txport.importing.against.taps import END, IN
 from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, Frames, GatedFeedForward, Residual
-from txport.proof.bisect.faults.attention import other_cap, other_heads, other_mask, other_scale
+from txport.proof.bisect.faults.attention import other_cap, other_heads, other_mask, other_scale, other_window
 from txport.proof.bisect.faults.common import multiple, no_bias, not_finite, other_output, summands
 from txport.proof.bisect.faults.embeddings import moved, wrong_summand
 from txport.proof.bisect.faults.evidence import Cause
@@ -44,6 +44,7 @@ FAULTS: Mapping[object, tuple[FaultModel, ...]] = {
         not_finite,
         other_roles,
         other_mask,
+        other_window,
         other_turn,
         other_distances,
         other_heads,
