@@ -92,8 +92,8 @@ def importers(package: str) -> list[str]:
 
 
 def test_one_module_imports_onnx_runtime_after_the_switch() -> None:
-    assert importers("onnxruntime") == ["runtimes/onnx_runtime.py"]
-    body = ast.parse((PACKAGE / "runtimes/onnx_runtime.py").read_text(encoding="utf-8")).body
+    assert importers("onnxruntime") == ["runtimes/ort/onnx_runtime.py"]
+    body = ast.parse((PACKAGE / "runtimes/ort/onnx_runtime.py").read_text(encoding="utf-8")).body
     first = next(number for number, node in enumerate(body) if "onnxruntime" in ast.unparse(node)[:20])
     assert any(SWITCH in ast.unparse(node) for node in body[1:first])
 

@@ -143,7 +143,9 @@ def asked(variant: Variant, known: Mapping[str, Any]) -> Iterator[tuple[str, str
     for each in dataclasses.fields(kind):
         if each.name in known or each.name in UNSEEN:
             continue
-        if any(_matters(variant, each.name, other) for other in others.get(each.name, _nearby(base[each.name]))):
+        if any(
+            _matters(variant, each.name, other) for other in others.get(each.name, _nearby(base.get(each.name, [])))
+        ):
             default = "" if each.default is dataclasses.MISSING else f"; it is often {json.dumps(each.default)}"
             words = ("true", "false") if each.name in _yes_or_no(variant.architecture) else ("which number",)
             kinds = choices.get(each.name, words)
@@ -209,9 +211,10 @@ def _is_size(name: str, field: str) -> bool:
 def _base(name: str) -> Values:
     """The values of a small config; a choice that another one makes, where it is None, is made by itself."""
     found = architecture.find(name)
-    presets = [config.to_dict() for config in found.presets.values()]
-    smallest = min(presets, key=lambda values: sum(each for each in values.values() if type(each) is int))
-    values = {**smallest, **dict.fromkeys(layer_fields(name).values(), LAYERS)}
+    few = dict.fromkeys(layer_fields(name).values(), LAYERS)
+    presets = [{**config.to_dict(), **few} for config in found.presets.values()]
+    possible = [values for values in presets if _built(name, values) is not None]  # others say what each layer is
+    values = min(possible, key=lambda values: sum(each for each in values.values() if type(each) is int))
     names = _names_of(_built(name, values))
     for field in _yes_or_no(name):
         if values[field] is None:

@@ -51,6 +51,7 @@ class Constraints:
         self._filler = facts.writes.pad
         self._options, self._ends = options, np.asarray(options.ends(facts))
         self._suppressed = np.asarray(options.suppress_tokens, np.int64)
+        self._looks_at_all = len(self._suppressed) > SPARE  # in every step, whatever else is banned there
         self._not_first = np.asarray(options.begin_suppress_tokens, np.int64)
         self._prefixes = _pad(prefixes)  # (B, longest)
         self.prefix_lengths = np.array([len(prefix) for prefix in prefixes], np.int64)
@@ -89,7 +90,7 @@ class Constraints:
             values = (log_probs if log else found.values).copy()
             changed = self._change(values, seen, banned, forced, self._are_given(token_ids.shape[1], sources))
             return _choose(changed, None if log else log_probs, forced, count, found.attention)
-        if banned.shape[1] > SPARE:
+        if self._looks_at_all:
             found = yield Step(token_ids[:, -1], None, normalise, aligns)
             assert found is not None
             values, ids = _best_allowed(found.values, banned, count, normalise=normalise)

@@ -8,8 +8,6 @@ from txport.errors import TextError, TokenError, UnknownTextError
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Unknown, shorten
 
-FILES = "tokenizer.json, source.spm and target.spm, sentencepiece.bpe.model, or others (docs/tokenizers.md)"
-
 
 class NumberTokenizer:
     """Text is token ids, apart by spaces: for a model without a tokenizer, or, `exact`, in place of the one it has.
@@ -19,7 +17,7 @@ class NumberTokenizer:
 
     def __init__(self, facts: Facts, *, exact: bool = False) -> None:
         self._facts, self._exact = facts, exact
-        self._fix = "" if exact else f"; text needs {FILES} beside the model that is exported"
+        self._fix = "" if exact else "; text needs a tokenizer beside the checkpoint (docs/tokenizers.md)"
         self._why = "text is read as" if exact else "this model has no tokenizer, so text is"
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
