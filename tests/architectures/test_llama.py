@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.architectures.llamas import CASES, PROMPT, model_of, stored, tokens
+from tests.architectures.seeded import bundle_of
 from txport import release, runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import PREFILL, STEP
@@ -83,7 +84,7 @@ def test_every_precision_is_proven(target: str, precision: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_transformers(name: str, target: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "checkpoint", model_of(CASES[name]))
-    bundle = release.export(tmp_path / "checkpoint", tmp_path / "bundle", target=target)
+    bundle = bundle_of(load_checkpoint(str(tmp_path / "checkpoint")), tmp_path / "bundle", target)
     ids = tokens()
     found = logits(runtimes.load("ort", bundle), [ids[:PROMPT]], [ids[PROMPT:]], bundle.manifest.facts)[0]
     np.testing.assert_allclose(found, stored(name), atol=1e-4)

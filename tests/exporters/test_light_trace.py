@@ -18,8 +18,9 @@ print("torch._dynamo" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("preset", ["tiny", "gpt2-tiny", "whisper-mini-tiny"])
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize(
+    ("preset", "target"), [("tiny", "cpu"), ("gpt2-tiny", "cpu"), ("whisper-mini-tiny", "portable")]
+)
 def test_an_export_loads_no_compiler(preset: str, target: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", EXPORT, f"preset:{preset}", str(tmp_path), target]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.families.test_families import FOLDER, FOLDERS
+from tests.families.test_families import EACH_TYPE, FOLDER
 from txport.errors import CheckpointError, ConfigError
 from txport.models import architecture, checkpoint
 from txport.models.config import Config
@@ -187,7 +187,7 @@ TENSORS = (removed, renamed, extra, transposed, cut, of_integers, not_a_number, 
 FILES = (without_a_shard, truncated, of_another_size)
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", EACH_TYPE)
 def test_a_damaged_folder_is_refused_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accepted: list[Any] = []
     whole = read(name)

@@ -26,6 +26,8 @@ from txport.search.generate import first_tokens
 
 FOLDER = Path(__file__).parent
 FOLDERS = sorted(path.name for path in FOLDER.iterdir() if (path / CONFIG).is_file())
+TYPES = {json.loads((FOLDER / name / CONFIG).read_text())["model_type"]: name for name in reversed(FOLDERS)}
+EACH_TYPE = sorted(TYPES.values())  # a folder of each type
 # as tests/hugging_face/test_families.py recorded it
 PROMPTS = [[1, 9, 5, 3, 7], [1], [1, 8, 11], [1, 6, 13, 22, 4, 17, 5, 9, 5]]
 SOURCES = [[9, 5, 3, 7, 2], [6, 2], [8, 11, 19, 21, 4, 5, 16, 2]]
@@ -245,8 +247,7 @@ def test_a_generation_config_that_no_search_can_follow_is_refused(
 
 
 def test_every_type_has_a_folder() -> None:
-    types = {json.loads((FOLDER / name / CONFIG).read_text())["model_type"] for name in FOLDERS}
-    assert types | {"camembert"} == set(all_families())
+    assert {*TYPES, "camembert"} == set(all_families())
 
 
 @pytest.fixture
@@ -586,7 +587,7 @@ def test_what_does_not_fit_is_named_by_the_names_of_its_file(copied: Path) -> No
 WRONG: list[Any] = [None, True, -1, 0, 3, 1.5, 10**13, "", "x", [], [1], ["x"], {}, {"type": "x"}, {"a": [1]}]
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", EACH_TYPE)
 def test_a_wrong_value_of_any_key_is_refused_or_read(name: str, tmp_path: Path) -> None:
     values = json.loads((FOLDER / name / CONFIG).read_text())
     scaling = values.get("rope_scaling") or {}

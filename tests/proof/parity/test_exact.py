@@ -34,8 +34,8 @@ def exported(out: Path, name: str, *options: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("options", [[], ["--target", "cpu", "--precision", "int4"]], ids=" ".join)
 def test_a_checkpoint_gives_the_same_bytes_under_every_instruction_set(options: list[str], tmp_path: Path) -> None:
-    made = [exported(tmp_path / str(at), name, *options) for at, name in enumerate(("all", "ATen default", "SSE4"))]
-    assert made[0] == made[1] == made[2]
+    made = [exported(tmp_path / str(at), name, *options) for at, name in enumerate(("all", "SSE4"))]
+    assert made[0] == made[1]
     assert "golden.npz" in made[0]
 
 
