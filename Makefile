@@ -17,8 +17,8 @@ run: $(INSTALLED)
 # The second run holds search and tokenizers against Hugging Face's, in an environment without ONNX Runtime. Bundles are
 # also run by transformers.js, where there is npm.
 test: $(INSTALLED) $(HF)/.installed $(if $(shell command -v npm),$(JS)/node_modules/.installed,no-npm)
-	$(BIN)/pytest --numprocesses logical --dist loadfile
-	PYTHONPATH=. $(HF)/bin/python -m pytest --confcutdir tests/hugging_face tests/hugging_face
+	$(BIN)/pytest --numprocesses logical --dist worksteal
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(HF)/bin/python -m pytest --numprocesses logical --dist worksteal --confcutdir tests/hugging_face tests/hugging_face
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
