@@ -148,6 +148,22 @@ def test_a_head_size_that_no_kernel_turns_is_refused(tmp_path: Path) -> None:
     release.export(source, tmp_path / "bundle")
 
 
+@pytest.mark.parametrize(
+    ("changes", "gain"),
+    [
+        ({}, 1.0),
+        ({"attention_scale": 1.0}, 0.25),
+        ({"attention_scale": 0.5}, 0.5),
+        ({"attention_scale": 0.1}, 1.0),
+        ({"attention_scale": 1.0, "head_norm": True}, 1.0),  # which undoes the size of what it normalises
+    ],
+)
+def test_queries_begin_smaller_where_scores_would_be_larger(changes: dict[str, Any], gain: float) -> None:
+    model = Llama(LlamaConfig(**SMALL, head_size=16, **changes))
+    assert model.gain("decoder.0.attention.query.weight") == gain
+    assert model.gain("decoder.0.attention.key.weight") == 1.0
+
+
 WINDOWED: dict[str, Any] = {**SMALL, "head_size": 16, "windows": (3, 0), "unturned_layers": (1,)}
 
 
