@@ -23,6 +23,7 @@ BATCH_SIZE = 32
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
 TINY = 1e-12
+OTHERWISE = {"replaced": "original"}  # what a token is called for which a model's only label is not so
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,10 @@ class Encoder:
         return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[])
 
     def tag(self, texts: str | Iterable[str], **how: Any) -> list[list[Tag]]:
-        """The tokens of each text with their likeliest labels, special ones left out; `how` are those of `infer`."""
+        """The tokens of each text with their likeliest labels, special ones left out; `how` are those of `infer`.
+
+        See `likeliest` for a model with a single label, such as ELECTRA's discriminator.
+        """
         return list(self.tag_iter(texts, **how))
 
     def tag_iter(
@@ -207,9 +211,7 @@ class Encoder:
             found = probabilities(outputs[LOGITS])
             kept = [place for place, id_ in enumerate(ids) if id_ not in special]
             tokens = self.tokenizer.tokens([ids[place] for place in kept])
-            chosen = [(place, int(found[place].argmax())) for place in kept]
-            pairs = zip(tokens, chosen, strict=True)
-            return [Tag(token, labels[at], float(found[place, at])) for token, (place, at) in pairs]
+            return [Tag(token, *likeliest(found[place], labels)) for token, place in zip(tokens, kept, strict=True)]
 
         return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[])
 
@@ -313,6 +315,18 @@ def probabilities(logits: NDArray[Any]) -> NDArray[np.float64]:
     powers = np.exp(values - values.max(axis=-1, keepdims=True))
     shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
     return shares
+
+
+def likeliest(found: NDArray[np.float64], labels: Sequence[str]) -> tuple[str, float]:
+    """The likeliest of labels with probabilities (C,), and its own.
+
+    Where a single label is less likely than not, it is the label's opposite: "original" of "replaced", or else
+    "not-" and the label.
+    """
+    at = int(found.argmax())
+    if len(labels) == 1 and found[at] < 0.5:
+        return OTHERWISE.get(labels[at], f"not-{labels[at]}"), float(1 - found[at])
+    return labels[at], float(found[at])
 
 
 def best(values: NDArray[np.float64], count: int) -> list[int]:

@@ -20,7 +20,7 @@ from tests import transformers_js
 from txport.bundles.bundle import load_bundle
 from txport.bundles.manifest import OFFERED
 from txport.cli import main
-from txport.encoding import probabilities
+from txport.encoding import likeliest, probabilities
 from txport.errors import ConfigError, UnknownTextError, UnsupportedError
 from txport.models.architectures.bert import LABELLED, Bert, BertConfig, draw
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
@@ -233,6 +233,27 @@ def test_tags(bundles: dict[str, Path]) -> None:
     assert [each.token for each in tags] == ["bad", "##ly", "a"]
     logits = next(model.infer("badly a"))["logits"][1:-1]
     assert [each.label for each in tags] == [LABELS[at] for at in logits.argmax(axis=1)]
+
+
+def test_a_discriminator_says_what_was_replaced_and_what_was_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_checkpoint(tmp_path / "checkpoint", model_of(tiny("replaced", labels=("replaced",))), word_pieces())
+    model = txport.load(txport.export(tmp_path / "checkpoint", tmp_path / "bundle").path)
+    text = "good badly a b badly good a b"
+    (tags,), logits = model.tag(text), next(model.infer(text))["logits"][1:-1, 0]
+    assert {each.label for each in tags} == {"original", "replaced"}
+    assert [each.label == "replaced" for each in tags] == (logits >= 0).tolist()
+    likely = 1 / (1 + np.exp(-np.abs(logits)))  # whichever it is
+    assert [each.score for each in tags] == pytest.approx(likely)
+    _, out, _ = call(capsys, "run", tmp_path / "bundle", text)
+    assert out.split() == [f"{each.token}/{each.label}" for each in tags]
+
+
+def test_the_opposite_of_a_single_label() -> None:
+    assert likeliest(np.array([0.5]), ["name"]) == ("name", 0.5)
+    assert likeliest(np.array([0.25]), ["name"]) == ("not-name", 0.75)
+    assert likeliest(np.array([0.3, 0.4, 0.3]), ["a", "b", "c"]) == ("b", 0.4)
 
 
 def test_missing_tokens(bundles: dict[str, Path]) -> None:

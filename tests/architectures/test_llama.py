@@ -18,7 +18,7 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.ports import PREFILL, STEP
 from txport.errors import ConfigError, UnsupportedError
 from txport.exporters.check import operators
-from txport.models.architectures.llama import ARCHITECTURE, PRESETS, Llama, LlamaConfig, draw, frequencies
+from txport.models.architectures.llama import ARCHITECTURE, PRESETS, Llama, LlamaConfig, draw, frequencies, hugging_face
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.runtimes.base import ContinuousRuntime
 from txport.runtimes.pytorch import TorchRuntime
@@ -149,6 +149,22 @@ def test_a_head_size_that_no_kernel_turns_is_refused(tmp_path: Path) -> None:
     release.export(source, tmp_path / "bundle")
 
 
+@pytest.mark.parametrize(
+    ("changes", "gain"),
+    [
+        ({}, 1.0),
+        ({"attention_scale": 1.0}, 0.25),
+        ({"attention_scale": 0.5}, 0.5),
+        ({"attention_scale": 0.1}, 1.0),
+        ({"attention_scale": 1.0, "head_norm": True}, 1.0),  # which undoes the size of what it normalises
+    ],
+)
+def test_queries_begin_smaller_where_scores_would_be_larger(changes: dict[str, Any], gain: float) -> None:
+    model = Llama(LlamaConfig(**SMALL, head_size=16, **changes))
+    assert model.gain("decoder.0.attention.query.weight") == gain
+    assert model.gain("decoder.0.attention.key.weight") == 1.0
+
+
 WINDOWED: dict[str, Any] = {**SMALL, "head_size": 16, "windows": (3, 0), "unturned_layers": (1,)}
 
 
@@ -162,6 +178,39 @@ def test_a_window_becomes_that_of_the_fused_operator(cap: float, tmp_path: Path)
         assert [each.get("local_window_size") for each in said] == [3, None]
         assert [each.get("do_rotary") for each in said] == [1, None]
         assert not {"MatMul", "Softmax", "Where", "Less"} & became(bundle, role).keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "published"),
+    [
+        ({}, {"model_type": "llama"}),
+        ({"windows": (3, 3)}, {"model_type": "mistral", "sliding_window": 3}),
+        (
+            {"windows": (3, 0)},
+            {
+                "model_type": "qwen2",
+                "sliding_window": 3,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+        ),
+        ({"unturned_layers": (1,)}, {"model_type": "smollm3", "no_rope_layers": [1, 0]}),
+        (
+            {"unturned_layers": (1,), "windows": (5, 3)},  # of several sizes, the largest is told
+            {
+                "model_type": "smollm3",
+                "no_rope_layers": [1, 0],
+                "sliding_window": 5,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention"] * 2,
+            },
+        ),
+    ],
+)
+def test_windows_are_published_as_the_model_that_has_them(changes: dict[str, Any], published: dict[str, Any]) -> None:
+    found = hugging_face(LlamaConfig(**SMALL, **changes))
+    usual = hugging_face(LlamaConfig(**SMALL)).keys() - {"model_type"}
+    assert {name: value for name, value in found.items() if name not in {*usual}} == published
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import onnx_ir as ir
 import pytest
 
 from tests.tiny import tiny_config, tiny_model
-from txport.bundles.ports import CONTRACTS, STEP
+from txport.bundles.ports import CONTRACTS, PREFILL, STEP
 from txport.errors import UnsupportedError
 from txport.exporters.check import GraphError
-from txport.exporters.cpu.ops import require_fusable
+from txport.exporters.cpu.fusions import check_parts
+from txport.exporters.cpu.operators import GROUPED
+from txport.exporters.cpu.ops import PACKED, require_fusable
 from txport.exporters.cpu.top import add_top, without_top
 from txport.exporters.targets import TARGETS
-from txport.exporters.trace import trace
+from txport.exporters.trace import kinds_of_trace, parts_of_trace, trace
+from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.facts import LENGTH, StateTensor
 
 
@@ -37,3 +41,51 @@ def test_keys_and_values_of_several_shapes_are_refused() -> None:
     words = "needs keys and values of one shape.* of a row are .*; export --target portable"
     with pytest.raises(UnsupportedError, match=words):
         require_fusable(model)
+
+
+CONFIG = LlamaConfig(
+    vocab_size=32,
+    d_model=32,
+    heads=2,
+    head_size=16,
+    decoder_layers=2,
+    feed_forward=48,
+    max_length=32,
+    windows=(3, 0),
+    attention_cap=2.1,  # which no fp32 number is
+)
+
+
+@pytest.mark.parametrize("role", [PREFILL, STEP])
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"local_window_size": None},
+            "say: 2 GroupQueryAttention with softcap 2.1, do_rotary instead of 1, "
+            "0 GroupQueryAttention with local_window_size 3, softcap 2.1, do_rotary instead of 1$",
+        ),
+        (
+            {"local_window_size": 4},
+            "1 GroupQueryAttention with local_window_size 4, softcap 2.1, do_rotary instead of 0$",
+        ),
+        ({"softcap": None}, "1 GroupQueryAttention with local_window_size 3, do_rotary instead of 0"),
+        ({"do_rotary": None}, "1 GroupQueryAttention with local_window_size 3, softcap 2.1 instead of 0"),
+        ({}, None),
+    ],
+)
+def test_an_operator_that_lost_what_its_part_does_is_found_without_running_it(
+    role: str, changes: dict[str, int | None], told: str | None
+) -> None:
+    model = Llama(CONFIG).eval()
+    graph = next(each for each in CONTRACTS["cpu"]["causal"](model.facts, "float32") if each.role == role)
+    target = TARGETS["cpu"]
+    traced = trace(target.modules["causal"][role](model), target.traced(graph), 18, target.forms)
+    became, kinds = parts_of_trace(traced), kinds_of_trace(traced)
+    node = next(each for each in traced.graph if each.op_type == GROUPED)  # of the layer with a window
+    for name, value in changes.items():
+        node.attributes.pop(name)
+        if value is not None:
+            node.attributes[name] = ir.AttrInt64(name, value)
+    with pytest.raises(GraphError, match=told) if told else nullcontext():
+        check_parts(traced, became, kinds, became[PACKED], role)

@@ -348,7 +348,7 @@ def test_a_config_that_nothing_expresses_is_refused_by_name(copied: Path, values
         ("mpnet-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' can't be expressed; it must be 'gelu'"),
         ("electra-tokens", {"hidden_act": "relu"}, "hidden_act 'relu' can't be expressed; it must be 'gelu'"),
         ("albert-inner", {"num_hidden_groups": 2}, "num_hidden_groups 2 and inner_group_num 2 can't be expressed"),
-        ("albert-groups", {"num_hidden_groups": 3}, "encoder_layers must be a multiple of distinct_layers, got 3 of 4"),
+        ("albert-groups", {"num_hidden_groups": 3}, "num_hidden_layers 4 and num_hidden_groups 3 can't be expr"),
     ],
 )
 def test_a_variant_that_nothing_expresses_is_refused(
@@ -424,6 +424,10 @@ def test_types_that_nothing_expresses_are_refused_with_the_reason(kind: str, cop
         ),
         ("qwen2-window", {"sliding_window": 39}, {"windows": [0, 39]}),
         ("phi3-window", {"sliding_window": 39}, {"windows": [39, 39]}),
+        ("mistral-window", {"use_sliding_window": False}, {"windows": [4, 4]}),  # whose classes never ask it
+        ("phi3-window", {"use_sliding_window": False}, {"windows": [3, 3]}),
+        ("gemma2", {"use_sliding_window": False, "sliding_window": 9}, {"windows": [9, 0]}),
+        ("llama", {"sliding_window": 9, "use_sliding_window": True}, {"max_length": 9}),
         ("llama", {"sliding_window": 9}, {"max_length": 9}),
         ("smollm3-window", {"no_rope_layers": [1, 1]}, {"windows": [4, 0]}),
         ("smollm3-window", {"layer_types": None}, {"windows": [4, 0], "unturned_layers": [0]}),
@@ -472,6 +476,7 @@ WITHOUT_WINDOWS = [
     ("qwen2", {"sliding_window": 9}),
     ("qwen2-window", {"max_window_layers": 2, "layer_types": None}),
     ("qwen2-window", {"sliding_window": 40}),
+    ("qwen2-window", {"use_sliding_window": None, "layer_types": None, "max_window_layers": 0}),
     ("phi3-window", {"sliding_window": 262144}),
     ("gemma2-plain", {}),
     ("gemma3", {"sliding_window": 40}),

@@ -197,6 +197,7 @@ def at(values: Any, path: Path) -> Any:
         ("encode", ("labels",), ["A", 1], "a label must be a text, got 1"),
         ("causal", ("windows", 0), 0, "a window must be a whole number from 1 to 1048576, got 0"),
         ("causal", ("windows",), 4, "windows must be a list of at most 16384, got 4"),
+        ("causal", ("windows",), [4, 7, 4], "windows must be named once each, got [4, 7, 4]"),
         ("encode", ("windows",), [4], "a model of the task encode has no windows"),
         ("encode", ("has_plain_logits",), 1, "has_plain_logits must be true or false, got 1"),
     ],

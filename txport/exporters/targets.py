@@ -30,7 +30,7 @@ from txport.exporters.graphs import PORTABLE
 from txport.exporters.program import trace_program
 from txport.exporters.select import select_model
 from txport.exporters.symbols import Form as OnnxForm
-from txport.exporters.trace import parts_of_trace, trace
+from txport.exporters.trace import kinds_of_trace, parts_of_trace, trace
 from txport.models.adapters.adapted import Adapted
 from txport.models.facts import Task
 from txport.models.model import Model
@@ -135,7 +135,8 @@ def _condition(graph: ir.Model, job: Job) -> int:
 def _check(graph: ir.Model, job: Job) -> int:
     """Hold the graph against what its parts became; -> how many parts that were."""
     became = parts_of_trace(graph)
-    check_parts(graph, became, job.counts.get(passes.PACK, became.get("packs of linear maps", 0)), job.role)
+    packed = job.counts.get(passes.PACK, became.get("packs of linear maps", 0))
+    check_parts(graph, became, kinds_of_trace(graph), packed, job.role)
     return sum(became.values())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -49,7 +50,7 @@ SIZES = {
     PAST: (6, 12),
     f"{PAST} + {TOKENS}": (6 + 18, 12 + 2),
 }
-PARTS = "txport.became"
+PARTS, KINDS = "txport.became", "txport.kinds"
 IR_VERSION = 10
 
 
@@ -80,13 +81,20 @@ def trace(
         values, outputs, nodes=tracer.nodes, initializers=initializers, opset_imports=opsets, name=graph.role
     )
     model = ir.Model(body, ir_version=IR_VERSION)
-    model.meta[PARTS] = dict(getattr(getattr(module, "ops", None), "became", {}))
+    ops = getattr(module, "ops", None)
+    model.meta[PARTS], model.meta[KINDS] = (dict(getattr(ops, name, {})) for name in ("became", "kinds"))
     return model
 
 
 def parts_of_trace(model: ir.Model) -> dict[str, int]:
     """What the parts of the model became in a trace, as its ops counted: operator -> parts."""
     found: dict[str, int] = model.meta.get(PARTS, {})
+    return found
+
+
+def kinds_of_trace(model: ir.Model) -> dict[Any, int]:
+    """Of which kind the attentions were that became operators, as ops counted them."""
+    found: dict[Any, int] = model.meta.get(KINDS, {})
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from txport.errors import quoted
 from txport.models.audio.facts import Features, Speech, features, speech
 from txport.models.config import LONGEST
-from txport.models.json_values import require_keys, several, switch, text, token_id, whole_number
+from txport.models.json_values import listed, require_keys, several, switch, text, token_id, whole_number
 
 Task = Literal["seq2seq", "causal", "encode"]
 Owner = Literal["row", "source"]
@@ -24,14 +24,7 @@ Pooling = Literal["mean", "first", "none"]
 Ability = Literal["embed", "classify", "tag", "fill"]
 
 HIDDEN, LOGITS = "last_hidden_state", "logits"  # outputs of encoder-only models
-INPUTS = (
-    "input_ids",
-    "input_features",
-    "attention_mask",
-    "position_ids",
-    "token_type_ids",
-    "source_lengths",
-)  # no outputs' names
+INPUTS = ("input_ids", "input_features", "attention_mask", "position_ids", "token_type_ids", "source_lengths")
 LENGTH = "length"  # the dim of a tensor that counts tokens
 MOST_STATE = 1 << 14  # tensors
 MOST_NUMBERS = 1 << 31  # of the state, for each token of a row
@@ -186,7 +179,7 @@ class Facts:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; speech and windows only of a model that has some."""
-        values: dict[str, Any] = _listed(dataclasses.asdict(self))
+        values: dict[str, Any] = listed(dataclasses.asdict(self))
         return {name: value for name, value in values.items() if value or name not in RARE}
 
     @classmethod
@@ -212,13 +205,6 @@ class Facts:
         for problem in _problems(facts):
             raise ValueError(problem)
         return facts
-
-
-def _listed(value: Any) -> Any:
-    """Tuples as the lists that JSON has."""
-    if isinstance(value, dict):
-        return {name: _listed(each) for name, each in value.items()}
-    return [_listed(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 def _problems(facts: Facts) -> Iterator[str]:
@@ -321,7 +307,10 @@ def _cross_attention(values: Any) -> CrossAttention:
 
 
 def _windows(values: Any) -> tuple[int, ...]:
-    return tuple(whole_number("a window", each, 1, LONGEST) for each in several("windows", values, MOST_STATE))
+    found = tuple(whole_number("a window", each, 1, LONGEST) for each in several("windows", values, MOST_STATE))
+    if len(set(found)) < len(found):
+        raise ValueError(f"windows must be named once each, got {quoted(list(found))}")
+    return found
 
 
 def _output(values: Any) -> Output:

@@ -55,3 +55,10 @@ def switch(what: str, value: Any) -> bool:
     if type(value) is not bool:
         raise TypeError(f"{what} must be true or false, got {quoted(value)}")
     return value
+
+
+def listed(value: Any) -> Any:
+    """Tuples as the lists that JSON has."""
+    if isinstance(value, dict):
+        return {name: listed(each) for name, each in value.items()}
+    return [listed(each) for each in value] if isinstance(value, tuple | list) else value

@@ -128,15 +128,17 @@ class Model(nn.Module):
         return isinstance(owner, nn.Embedding | Embedding)
 
     def gain(self, name: str) -> float:
-        """How many times as large as others a matrix begins: queries whose scores are not scaled begin smaller.
+        """How many times as large as others a matrix begins: queries whose scores are scaled too little begin smaller.
 
-        So they do in T5 (Raffel et al. 2020). Else scores deviate by sqrt(H), and attention sees one key alone.
+        So they do in T5 (Raffel et al. 2020), which scales none. Else scores deviate by up to sqrt(H), and attention
+        sees one key alone. Queries that a norm follows begin as others: it would undo their size.
         """
         owner, _, kind = name.rpartition(".")[0].rpartition(".")
         attention = self.get_submodule(owner)
-        if kind == "query" and isinstance(attention, Attention) and isinstance(attention.core, DotProduct):
-            return attention.head_size**-0.5 / attention.core.scale
-        return 1.0
+        if kind != "query" or not isinstance(attention, Attention) or not isinstance(attention.core, DotProduct):
+            return 1.0
+        usual = float(attention.head_size**-0.5)
+        return 1.0 if attention.query_norm is not None else min(1.0, usual / attention.core.scale)
 
     def initialise(self) -> None:
         """Xavier uniform for matrices (Glorot and Bengio 2010), zero biases, embeddings of deviation 1/sqrt(D)."""

@@ -61,18 +61,46 @@ def cases_of(facts: Facts) -> dict[str, Case]:
     return {case.name: case for case in draw_cases(bundle, 0)}
 
 
-@pytest.mark.parametrize(("window", "is_tried"), [(512, True), (2000, False)])
-def test_a_huge_model_is_tried_beyond_its_windows_where_that_can_be_waited_for(window: int, is_tried: bool) -> None:
-    cases = cases_of(windowed(4, window, longest=4096))
-    assert [len(source) for source in cases[BEYOND].sources] == [window + 9]
+def beyond_windows(cases: dict[str, Case]) -> dict[int, list[int]]:
+    """The lengths of the prompts that go beyond each window."""
+    found = {each.window: [len(source) for source in each.sources] for each in cases.values() if each.window}
+    assert all(cases[BEYOND.format(size)].window == size for size in found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("windows", "drawn", "tried"),
+    [
+        ((4, 512), [512], [512]),
+        ((1024,), [1024], [1024]),  # that of Gemma 3
+        ((1025,), [1025], []),
+        ((4, 2000), [4, 2000], [4]),
+        ((128, 4096), [128], [128]),  # no sequence is longer than the other
+        ((128, 4090), [128], [128]),
+        ((4090,), [], []),
+    ],
+)
+def test_a_huge_model_is_tried_beyond_its_windows_where_that_can_be_waited_for(
+    windows: tuple[int, ...], drawn: list[int], tried: list[int]
+) -> None:
+    cases = cases_of(windowed(*windows, longest=4096))
+    assert beyond_windows(cases) == {size: [size + 9] for size in drawn}
     kept, left_out = lightest([*cases.values()])
-    assert (BEYOND in {case.name for case in kept}) == is_tried
-    assert (BEYOND in left_out[0]) != is_tried
+    assert [case.window for case in kept if case.window] == tried
+    for size in drawn:
+        assert (BEYOND.format(size) in left_out[0]) == (size not in tried)
+        assert (BEYOND.format(size) in left_out[1]) == (size in tried)
 
 
 def test_without_windows_no_case_goes_beyond_them() -> None:
-    assert BEYOND not in cases_of(windowed(0, longest=64))
-    assert BEYOND not in cases_of(windowed(60, longest=64))
+    assert not beyond_windows(cases_of(windowed(0, longest=64)))
+    assert not beyond_windows(cases_of(windowed(60, longest=64)))
+
+
+def test_windows_that_nothing_goes_beyond_are_named() -> None:
+    assert "beyond windows" not in str(not_reached(windowed(4, LONG - 1, longest=4 * LONG)))
+    found = not_reached(windowed(4, LONG, 2 * LONG, 4 * LONG, longest=4 * LONG))
+    assert found[1:] == [f"what is beyond windows of {LONG} and {2 * LONG} tokens"]
 
 
 @pytest.mark.parametrize("longest", [LONG, LONG + 1, 1 << 20])
@@ -87,6 +115,9 @@ def test_goldens_go_beyond_windows_where_that_can_be_waited_for() -> None:
     usual = Size(8)
     assert _lengths(windowed(512, 0, longest=4096), usual) == (*DRAWN, 517)
     assert _lengths(windowed(512, 0, longest=4096), LEAST) == LEAST.drawn
+    assert _lengths(windowed(1024, longest=4096), usual) == (*DRAWN, 1029)
     assert _lengths(windowed(2000, longest=8192), usual) == DRAWN
+    assert _lengths(windowed(512, 2000, longest=8192), usual) == (*DRAWN, 517)  # the largest that is waited for
+    assert _lengths(windowed(128, 4096, longest=4096), usual) == (*DRAWN, 133)
     assert _lengths(windowed(4, longest=64), usual) == DRAWN  # which are longer already
     assert _lengths(windowed(512, longest=600), usual) == DRAWN  # no prompt may be so long

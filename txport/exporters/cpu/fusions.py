@@ -11,7 +11,7 @@ import onnx_ir as ir
 from txport.bundles.forms import Form, Stored
 from txport.bundles.ports import Graph
 from txport.exporters.check import GraphError
-from txport.exporters.cpu.operators import GROUPED, MULTI_HEAD
+from txport.exporters.cpu.operators import GROUPED, MULTI_HEAD, Kind, kind_of_node
 from txport.exporters.cpu.ops import PACKED, PLAIN
 
 PARTS = "txport.parts"  # where an initializer that several weights are packed in records their names
@@ -91,12 +91,19 @@ def stored_as(
     return Stored(parts_of(value), form, scales, lookup, sizes if len(set(sizes)) > 1 else None)
 
 
-def check_parts(model: ir.Model, became: Mapping[str, int], packed: int, role: str) -> None:
-    """Raise `GraphError` unless every part of the model is the operator that it became when it was traced."""
+def check_parts(model: ir.Model, became: Mapping[str, int], kinds: Mapping[Kind, int], packed: int, role: str) -> None:
+    """Raise `GraphError` unless every part of the model is the operator that it became when it was traced.
+
+    Attentions are counted by their `kinds` too, so that no operator has lost its window, its cap or its positions.
+    """
     found = Counter(node.op_type for node in model.graph)
     found[PACKED] = packed
     wanted = {name: became.get(name, 0) for name in (MULTI_HEAD, GROUPED, PACKED)}
     missed = [f"{found[name]} {name} instead of {count}" for name, count in wanted.items() if found[name] != count]
+    if not missed:
+        of_kind = Counter(kind_of_node(node) for node in model.graph if node.op_type in (MULTI_HEAD, GROUPED))
+        different = sorted(kind for kind in {*of_kind, *kinds} if of_kind[kind] != kinds.get(kind, 0))
+        missed = [f"{of_kind[kind]} {kind} instead of {kinds.get(kind, 0)}" for kind in different]
     if not became.get(PLAIN) and (found["MatMul"] or found["Softmax"]):
         missed.append(f"{found['MatMul']} MatMul and {found['Softmax']} Softmax left over")
     if missed:

@@ -6,7 +6,7 @@ Letters: as in `ops`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -100,6 +100,40 @@ def _bias(part: Attention, distances: Tensor | None) -> Tensor | None:
 def cap_of(part: Attention) -> SoftCap | None:
     """What bends the scores, where something does."""
     return part.core.cap if isinstance(part.core, DotProduct) else None
+
+
+class Kind(NamedTuple):
+    """What an operator of an attention does beyond its scores, under the names of the operator's attributes."""
+
+    operator: str
+    local_window_size: int = 0  # 0: sees all
+    softcap: float = 0.0  # 0: none
+    do_rotary: bool = False
+
+    def __str__(self) -> str:
+        size, cap = self.local_window_size, self.softcap
+        window, bend = f"local_window_size {size}" if size else "", f"softcap {cap:g}" if cap else ""
+        said = [each for each in (window, bend, "do_rotary" if self.do_rotary else "") if each]
+        return " with ".join([self.operator, *([", ".join(said)] if said else [])])
+
+
+def kind_of_part(part: Attention) -> Kind:
+    """What `GROUPED` must do for an attention."""
+    cap = cap_of(part)
+    size = 0 if part.window is None else part.window.size
+    return Kind(GROUPED, size, 0.0 if cap is None else _single(cap.limit), part.rotary is not None)
+
+
+def kind_of_node(node: ir.Node) -> Kind:
+    """What a node does."""
+    said = node.attributes
+    window, cap = said.get_int("local_window_size", 0), said.get_float("softcap", 0.0)
+    return Kind(node.op_type, max(window, 0), _single(cap), said.get_int("do_rotary", 0) == 1)
+
+
+def _single(value: float) -> float:
+    """As an attribute holds it."""
+    return float(np.float32(value))
 
 
 def written(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:

@@ -16,10 +16,11 @@ from torch.nn import functional as F
 
 from txport.errors import UnsupportedError
 from txport.exporters.cpu.operators import (
-    GROUPED,
     MULTI_HEAD,
+    Kind,
     cap_of,
     grouped_query_attention,
+    kind_of_part,
     multi_head_attention,
     source_mask,
     write_at,
@@ -66,6 +67,12 @@ class FusedOps:
     def __init__(self, batch: int, length: int) -> None:
         self.batch, self.length = batch, length
         self.became: Counter[str] = Counter()
+        self.kinds: Counter[Kind] = Counter()  # of the attentions that became operators
+
+    def count(self, kind: Kind) -> None:
+        """An attention became an operator of this kind."""
+        self.became[kind.operator] += 1
+        self.kinds[kind] += 1
 
     def lay_out(self, x: Tensor) -> Tensor:
         """See `Ops`."""
@@ -123,7 +130,7 @@ class EncoderOps(FusedOps):
         places = torch.arange(self.length)
         distances = places[None, :] - places[:, None] if part.uses_distances else None
         if is_multi_head(part) and part.rotary is None:
-            self.became[MULTI_HEAD] += 1
+            self.count(Kind(MULTI_HEAD))
             return multi_head_attention(part, query, key, value, self.lengths, distances).flatten(0, 1)
         heads = part.queries(query, places), part.keys(key, places), part.split(value)
         return self.plain(part, *heads, source_mask(self.lengths, self.length, x.dtype), distances)[0]
@@ -149,7 +156,7 @@ class PromptOps(FusedOps):
         key, value = (self.state[each] for each in caches)
         start = self.last - (self.length - 1)
         if part.core.has_operator:
-            self.became[GROUPED] += 1
+            self.count(kind_of_part(part))
             new = tuple(map(self.whole, self.projected(part, x)))
             distances = None
             if part.uses_distances:
@@ -203,7 +210,7 @@ class StepOps(FusedOps):
             places = torch.arange(key.shape[2])[None, None, :]
             distances = places - self.past_lengths.long()[:, None, None]  # (R, 1, M)
         if part.core.has_operator:
-            self.became[GROUPED] += 1
+            self.count(kind_of_part(part))
             new, past = tuple(each[:, None] for each in self.projected(part, x)), self.past_lengths
             mixed, key, value = grouped_query_attention(part, new, key, value, past, past, self.capacity, distances)
             mixed = mixed.flatten(0, 1)
@@ -227,7 +234,7 @@ class StepOps(FusedOps):
         if is_multi_head(part):
             if layer == self.aligned:
                 _, weights = part.core(heads, key, value, mask)
-            self.became[MULTI_HEAD] += 1
+            self.count(Kind(MULTI_HEAD))
             mixed = multi_head_attention(part, query, key, value, self.source_lengths, None).flatten(0, 1)
         else:
             mixed, weights = self.plain(part, heads, key, value, mask, None)

@@ -265,15 +265,22 @@ def _layer(config: LlamaConfig, rotary: Rotary | None, window: Window | None) ->
 def hugging_face(config: LlamaConfig) -> dict[str, Any]:
     """As the model that Optimum and transformers.js know: a Qwen 3 or a Llama, with norms of results a Gemma 2 or 3.
 
-    A Llama with windows is a Mistral, or a Qwen 2 if some of its layers have none.
+    A Llama with layers that have no positions is a SmolLM3; else one with windows is a Mistral, or a Qwen 2 if some of
+    its layers have none. No such model has windows of several sizes: the largest of them is told, and the graphs have
+    their own.
     """
     kind, name = PUBLISHED[config.head_norm, config.result_norm]
-    windows: dict[str, Any] = {}
+    some: dict[str, Any] = {}
     if any(config.windows):
         kinds = ["sliding_attention" if each else "full_attention" for each in config.windows]
-        windows = {"sliding_window": max(config.windows), "use_sliding_window": True, "layer_types": kinds}
-        if kind == "llama":
-            kind, name = ("mistral", "Mistral") if all(config.windows) else ("qwen2", "Qwen2")
+        some = {"sliding_window": max(config.windows), "use_sliding_window": True, "layer_types": kinds}
+    if kind == "llama" and config.unturned_layers:
+        kind, name = "smollm3", "SmolLM3"
+        some["no_rope_layers"] = [int(layer not in config.unturned_layers) for layer in range(config.decoder_layers)]
+    elif kind == "llama" and some:
+        kind, name = ("mistral", "Mistral") if all(config.windows) else ("qwen2", "Qwen2")
+    if kind == "mistral":
+        some = {"sliding_window": some["sliding_window"]}  # whose layers are all alike
     return {
         "model_type": kind,
         "architectures": [f"{name}ForCausalLM"],
@@ -291,7 +298,7 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tied,
         "attention_bias": config.attention_bias,
         "mlp_bias": config.feed_forward_bias,
-        **windows,
+        **some,
     }
 
 

@@ -47,7 +47,7 @@ def config(values: Published) -> dict[str, Any]:
     values.require("use_bidirectional_attention", False)
     pattern = 2 if values.type == "gemma2" else values.get("sliding_window_pattern", 6)
     kinds = llama.layer_kinds(values, lambda number: (number + 1) % pattern)
-    values = values.changed(layer_types=kinds, use_sliding_window=True, hidden_act=values.get("hidden_activation"))
+    values = values.changed(layer_types=kinds, hidden_act=values.get("hidden_activation"))
     own = _local_positions if values.type == "gemma3_text" else _capped
     values, more = own(values, kinds)
     return gemma.config(values) | more | {

@@ -136,9 +136,7 @@ def positions(values: Published) -> Mapping[str, Any]:
 
 def layer_kinds(values: Published, is_local: Callable[[int], Any]) -> list[str]:
     """What each layer attends to: as `layer_types` says, or a window where that is so for its number."""
-    count = values.get("num_hidden_layers")
-    if type(count) is int and count > MOST_LAYERS:
-        raise ConfigError(f"num_hidden_layers must be at most {MOST_LAYERS}, got {count}")
+    count = number_of_layers(values)
     own = [LOCAL if is_local(number) else GLOBAL for number in range(count)]
     found = values.get("layer_types", own)
     if len(found) != count or set(found) - {LOCAL, GLOBAL}:
@@ -148,13 +146,24 @@ def layer_kinds(values: Published, is_local: Callable[[int], Any]) -> list[str]:
     return list(found)
 
 
+def number_of_layers(values: Published) -> int:
+    """How many there are; `ConfigError` for more than any model has, before a list of so many is made."""
+    count: int = values.get("num_hidden_layers")
+    if type(count) is int and count > MOST_LAYERS:
+        raise ConfigError(f"num_hidden_layers must be at most {MOST_LAYERS}, got {count}")
+    return count
+
+
 ALIKE = ("llama", "gemma", "mistral", "phi3")  # have one kind of layer, whatever layer_types says
+WITHOUT_WINDOWS = ("llama", "gemma")  # whose classes have none, though their caches do
+SWITCHED = ("qwen2", "qwen3", "smollm3")  # whose classes have windows by `use_sliding_window`; the others never ask it
 
 
 def _windows(values: Published, unturned: tuple[int, ...], longest: int) -> tuple[int, ...]:
     """The window of each layer, 0 where it sees all; none where no sequence is longer than a window."""
     kind, size = values.type, values.get("sliding_window")
-    is_used = size is not None and values.get("use_sliding_window", kind not in ("llama", "gemma"))
+    is_on = values.get("use_sliding_window") if kind in SWITCHED else kind not in WITHOUT_WINDOWS
+    is_used = size is not None and is_on
     some = values.get("max_window_layers") if kind.startswith("qwen") else 0  # see all
     is_local = unturned.__contains__ if kind == "smollm3" else lambda number: number >= some
     kinds = layer_kinds(values, lambda number: is_used and is_local(number))
@@ -168,8 +177,7 @@ def _windows(values: Published, unturned: tuple[int, ...], longest: int) -> tupl
 
 def _unturned(values: Published) -> tuple[int, ...]:
     """The layers of a SmolLM3 that have no positions: each that ends an interval, or those with a 0 in a list."""
-    count, interval = values.get("num_hidden_layers"), values.get("no_rope_layer_interval")
-    layer_kinds(values, bool)  # as many as there may be
+    count, interval = number_of_layers(values), values.get("no_rope_layer_interval")
     turned = values.get("no_rope_layers", [int((number + 1) % interval != 0) for number in range(count)])
     if len(turned) != count or any(type(each) is not int or each not in (0, 1) for each in turned):
         raise ConfigError(f"no_rope_layers must be {count} of 0 and 1, got {quoted(turned)}")
@@ -179,7 +187,7 @@ def _unturned(values: Published) -> tuple[int, ...]:
 def _longest(values: Published, scaling: Mapping[str, Any]) -> int:
     """The longest sequence: no longer than what positions are the same for."""
     bounds = [values.get("max_position_embeddings")]
-    if values.type in ("llama", "gemma"):  # whose classes have no windows, though their caches do
+    if values.type in WITHOUT_WINDOWS:
         bounds.append(values.get("sliding_window"))
     if scaling["kind"] == "longrope":
         bounds.append(_original(values, scaling))

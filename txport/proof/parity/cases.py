@@ -20,8 +20,9 @@ BRIEF = 512  # places of a batch: of a large model, and of PyTorch's own error, 
 SHORTEST = ("one row", "padded rows")  # all cases of a huge model, and how often its graphs are called in each
 CALLS = 2
 LONG = 8192  # tokens of a prompt and what follows it: attention over more takes more memory than there is
-BEYOND = "beyond a window"  # a case that a huge model is tried by where it has no more places than this:
-WINDOWED = 2 * BRIEF
+BEYOND = "beyond a window of {}"  # a case that a huge model is tried by where the window has no more tokens than this:
+WINDOWED = 1024
+PAST = 9  # tokens of a prompt beyond a window
 MANY = 12  # rows: more than there are threads, and beyond what kernels for few rows take
 MANY_PLACES = 6000  # of features together
 
@@ -31,7 +32,7 @@ class Case:
     """One batch of sources, how many target tokens each further call of the decoder gets, and whole targets.
 
     With `padding`, so many places of padding follow even the longest source of the batch. Targets of up to
-    `search_tokens` are searched for; 0: none.
+    `search_tokens` are searched for; 0: none. `window` is the one that its prompts go beyond.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Case:
     targets: tuple[tuple[int, ...], ...] = ()  # one a source, to be teacher-forced; what PyTorch says if there are none
     padding: int = 0
     search_tokens: int = 32
+    window: int = 0
 
     @property
     def places(self) -> int:
@@ -125,8 +127,11 @@ def shortened(facts: Facts) -> Facts:
 
 def not_reached(facts: Facts) -> list[str]:
     """What no case reaches, in words."""
-    is_reached = shortened(facts) is facts
-    return [] if is_reached else [f"sequences of more than {LONG} tokens, of {facts.writes.longest}"]
+    if shortened(facts) is facts:
+        return []
+    beyond = [str(size) for size in facts.windows if LONG <= size < facts.writes.longest]
+    windows = [f"what is beyond windows of {' and '.join(beyond)} tokens"] if beyond else []
+    return [f"sequences of more than {LONG} tokens, of {facts.writes.longest}", *windows]
 
 
 def sides(facts: Facts) -> tuple[int, int]:
@@ -149,11 +154,16 @@ def _long_prompts(facts: Facts, draw: Draw) -> list[Case]:
 
 
 def _beyond_windows(facts: Facts, draw: Draw) -> list[Case]:
-    """A prompt whose first tokens none of the last ones see in a layer with a window."""
-    size = max(facts.windows, default=0) + 9
-    if not facts.windows or size >= facts.reads.longest:
-        return []
-    return [Case(BEYOND, draw.sources(size), (1,), draw.targets(1), search_tokens=1)]
+    """Prompts whose first tokens none of the last ones see in a layer with a window.
+
+    One goes beyond the largest window that leaves room for it, one beyond the largest that a huge model is tried by.
+    """
+    fitting = [size for size in facts.windows if size + PAST < facts.reads.longest]
+    sizes = {max(some) for some in (fitting, [size for size in fitting if size <= WINDOWED]) if some}
+    return [
+        Case(BEYOND.format(size), draw.sources(size + PAST), (1,), draw.targets(1), search_tokens=1, window=size)
+        for size in sorted(sizes)
+    ]
 
 
 def _ragged(middle: int) -> tuple[int, ...]:
@@ -206,7 +216,7 @@ def _lightened(case: Case) -> Case:
 
 def lightest(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     """The cases of a huge model, whose weights are read anew for each call of each graph, and what was left out."""
-    windowed = [case.name for case in cases if case.name == BEYOND and case.places <= WINDOWED]
+    windowed = [case.name for case in cases if 0 < case.window <= WINDOWED]
     tried = (*SHORTEST, *windowed)
     kept = [replace(case, steps=case.steps[:CALLS]) for case in cases if case.name in tried]
     kept = [
@@ -215,7 +225,7 @@ def lightest(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     names = [case.name for case in cases if case.name not in tried]
     return kept, [
         f"the cases {', '.join(names)}",
-        f"search beyond {FEWEST_TOKENS} tokens, and in the case {' and '.join(tried[1:])}",
+        f"search beyond {FEWEST_TOKENS} tokens, and in the cases {', '.join(case.name for case in kept[1:])}",
         f"calls of graphs beyond {CALLS} after the first",
     ]
 

@@ -20,7 +20,7 @@ from txport.errors import BundleError, quoted
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.names import GOLDEN
-from txport.proof.parity.cases import Draw, most_rows, sides
+from txport.proof.parity.cases import WINDOWED, Draw, most_rows, sides
 from txport.proof.parity.noise import Noisy
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.runtimes.inputs import Source, Sources, drawn_features
@@ -36,7 +36,6 @@ REAL = 4  # samples of the bundle that become sources
 DRAWN = (1, 5, 11, 30)  # lengths of the other sources
 LONGEST, SHORT = 24, 8  # tokens of a target; of a large model's
 LIKELIEST = 8
-WINDOW = 1024  # tokens of a window that a source is drawn for
 SUMS = 128
 GREEDY, BEAM = "greedy", "beam 4"
 SEARCHES: dict[str, dict[str, Any]] = {GREEDY: {"scores": False}, BEAM: {"beams": 4}}
@@ -153,10 +152,10 @@ def record(
 
 
 def _lengths(facts: Facts, size: Size) -> tuple[int, ...]:
-    """Of the sources that are drawn: one goes beyond the windows of a model, as far as that can be waited for."""
-    beyond = max(facts.windows, default=0) + DRAWN[1]
-    is_needed = facts.windows and size is not LEAST and beyond > max(size.drawn)
-    more = (beyond,) if is_needed and beyond <= min(WINDOW + DRAWN[1], sides(facts)[0]) else ()
+    """Of the sources that are drawn: one goes beyond the largest window that can be waited for, and has room for it."""
+    most = 0 if size is LEAST else min(WINDOWED, sides(facts)[0] - DRAWN[1])
+    beyond = max((each for each in facts.windows if each <= most), default=0) + DRAWN[1]
+    more = (beyond,) if beyond > max(size.drawn) else ()
     return (*size.drawn, *more)[: most_rows(facts)]
 
 
