@@ -60,15 +60,15 @@ def laid(folder: Path, **files: str) -> Path:
 
 
 def check_lines(tokenizer: Tokenizer, recorded: Sequence[Sequence[int]], texts: Sequence[str], unknown: int) -> None:
-    """Sources have the ids that were recorded, unknown ones are refused or left out."""
+    """Sources have the ids that were recorded; what is unknown is refused or left out where that is asked for."""
     assert len(recorded) == 150
     for ids, text in zip(recorded, texts, strict=True):
         known = [each for each in ids if each != unknown]
-        if known == list(ids):
-            assert tokenizer.encode(text) == known, text
-        else:
+        assert tokenizer.encode(text) == list(ids), text
+        assert tokenizer.encode(text, "skip") == known
+        if known != list(ids):
             with pytest.raises(TextError):
-                tokenizer.encode(text)
+                tokenizer.encode(text, "error")
 
 
 def check_written(tokenizer: Tokenizer, recorded: Sequence[Sequence[int]], texts: Sequence[str], unknown: int) -> None:
@@ -210,7 +210,8 @@ def test_a_multilingual_fairseq_adds_tokens_of_languages(style: str, names: list
     options = {name: each for name, each in test_fairseq.PLAIN.items() if not name.endswith("_lang")}
     options |= {"task": test_fairseq.MULTI, "langs": names, "encoder_langtok": "src", "decoder_langtok": True}
     options["lang_tok_style"] = "multilingual" if style == "__{}__" else "mbart"
-    folder = fairseq_folder(tmp_path / "m", ([*own, *tongues], [*own, *tongues]), args=Namespace(**options))
+    rows = [*own, *tongues, *(["<mask>"] if style == "[{}]" else [])]
+    folder = fairseq_folder(tmp_path / "m", (rows, rows), args=Namespace(**options))
     for name in ("dict.de.txt", "dict.en.txt"):
         (folder / name).write_text("".join(f"{each} 1\n" for each in own), encoding="utf-8")
     shutil.copyfile(PIECES, folder / "sentencepiece.bpe.model")
@@ -363,13 +364,13 @@ def test_codes_cut_words_as_subword_nmt_does(tmp_path: Path) -> None:
     tokenizer, ids, seen = tokenizer_for(load_checkpoint(str(folder))), numbered(tokens), 0
     for line, written in zip(lines(len(cut), 2), cut, strict=True):
         text, known = words_of(line), [ids[each] for each in written if each in ids]
+        assert tokenizer.encode(text) == [*(ids.get(each, 3) for each in written), 2]
         if len(known) == len(written):
-            assert tokenizer.encode(text) == [*known, 2]
             assert tokenizer.decode([*known, 2]) == text
             seen += 1
         else:
             with pytest.raises(TextError):
-                tokenizer.encode(text)
+                tokenizer.encode(text, "error")
             assert tokenizer.encode(text, "skip") == [*known, 2]
     assert 50 < seen < len(cut) - 10
 
@@ -466,7 +467,7 @@ def test_a_damaged_file_is_one_line_or_makes_no_difference(name: str, tmp_path: 
         (
             "ctranslate2",
             "source_vocabulary.json",
-            '["a", "b", "</s>"]',
+            json.dumps([*map(str, range(275)), "</s>"]),
             "source_vocabulary.json has no '<unk>', which texts need",
         ),
         ("ctranslate2", "tokenizer_config.json", "[", "tokenizer_config.json"),

@@ -22,6 +22,7 @@ REQUIRED: dict[str, tuple[Any, Any]] = {  # of that task: what it must say, and 
     "lang_tok_replacing_bos_eos": (False, False),
 }
 OF_TASK = ("source_lang", "target_lang", "langs", "lang_tok_style", *REQUIRED)  # options of a task, not of a model
+MASK = "<mask>"  # behind the languages, where they are written as mBART's
 AGAIN = "#fairseq:overwrite"  # behind a token that may be there twice
 
 
@@ -29,8 +30,11 @@ def texts(folder: Path, options: Mapping[str, Any], rows: tuple[int, int]) -> Fi
     """The text files of a bundle, of a model that has so many rows for source and target."""
     paths = [_dictionary(folder, options.get(name), name) for name in ("source_lang", "target_lang")]
     added = language_tokens(options) if options.get("task") == MULTILINGUAL else []
+    if added and options.get("lang_tok_style") == "mbart":
+        added = [*added, MASK]
     source, target = (
-        Side(place=path, ids=_with(read_dictionary(path), added), rows=rows[at]) for at, path in enumerate(paths)
+        Side(place=path, ids=_with(read_dictionary(path), added), rows=rows[at], exact=True)
+        for at, path in enumerate(paths)
     )
     alike = rows[0] == rows[1]
     return texts_of(Words(folder=folder, source=source, target=target, after=(END,), special=SPECIAL, alike=alike))

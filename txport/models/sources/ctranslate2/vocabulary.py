@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", BLANK, "<mask>")
 
 def read_vocabulary(folder: Path, side: str) -> dict[str, int]:
     """The tokens of a side by their numbers: of its own file, or of the one that both share."""
-    path = _file(folder, side)
-    tokens = read_strings(path) if path.suffix == ".json" else read_text(path).removesuffix("\n").split("\n")
-    return numbered(tokens)
+    return numbered(_tokens(_file(folder, side)))
+
+
+def _tokens(path: Path) -> Sequence[str]:
+    return read_strings(path) if path.suffix == ".json" else read_text(path).removesuffix("\n").split("\n")
 
 
 def _file(folder: Path, side: str) -> Path:
@@ -40,9 +42,11 @@ def texts(folder: Path, said: Mapping[str, Any], rows: tuple[int, int], specific
     """
     names = ("source", "target") if specification == SEQ2SEQ else ("", "")
     unknown = str(said.get("unk_token"))
+    paths = [_file(folder, name) for name in names]
+    lists = [_tokens(path) for path in paths]
     sides = [
-        Side(place=_file(folder, name), ids=read_vocabulary(folder, name), rows=size, unknown=unknown)
-        for name, size in zip(names, rows, strict=True)
+        Side(place=path, ids=numbered(tokens), rows=each, size=len(tokens), exact=True, unknown=unknown)
+        for path, tokens, each in zip(paths, lists, rows, strict=True)
     ]
     ids, special = sides[0].ids, [said.get(f"{name}_token") for name in ("bos", "eos")]
     start, end = ((str(each),) if each is not None else () for each in special)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from txport.errors import CheckpointError, ConfigError, quoted
+from txport.models.names import TOKENIZER
 from txport.models.sources.marian.yaml import read_words, read_yaml
 from txport.models.tokenizers.convert import as_they_are
 from txport.models.tokenizers.sentencepiece import read_pieces
@@ -74,9 +75,11 @@ def texts(folder: Path, rows: tuple[int, int], *, alike: bool) -> Files:
 
     Of a vocabulary that is a model of SentencePiece, the ids are that model's own.
     """
-    if not has_cuts(folder):
-        return as_they_are(folder)
-    paths = sides(folder)
+    files, paths = as_they_are(folder), sides(folder)
+    if not has_cuts(folder) and TOKENIZER not in files:
+        for path, size in zip(paths or (), rows, strict=False):
+            _side(path, size).require()
+        return files
     if paths is None:
         names = ", ".join(path.name for path in vocabularies(folder)) or "none"
         told = f"of its vocabularies ({names}), nothing says which is of sources and which of targets"

@@ -15,19 +15,23 @@ UNKNOWN, END = "<unk>", "</s>"  # as most trainers write them
 class Side:
     """The vocabulary of one side: where it lies, its tokens with their ids, and how many the model has rows for.
 
-    `unknown` is the token of what it lacks. `pieces` is the model of SentencePiece that cuts words for it, if the
-    trainer says which.
+    `size` is the length of its list, tokens that are there twice included; by default the ids say it. Of a trainer
+    whose models have a row for each token and no more, it is `exact`. `unknown` is the token of what it lacks. `pieces`
+    is the model of SentencePiece that cuts words for it, if the trainer says which.
     """
 
     place: Path
     ids: Mapping[str, int]
     rows: int
+    size: int | None = None
+    exact: bool = False
     unknown: str = UNKNOWN
     pieces: Path | None = None
 
     def require(self, *tokens: str) -> None:
-        """`CheckpointError` for more tokens than rows, or without one of these."""
-        if (size := 1 + max(self.ids.values(), default=-1)) > self.rows:
+        """`CheckpointError` for more tokens than rows, or fewer where each row has one, or without one of these."""
+        size = 1 + max(self.ids.values(), default=-1) if self.size is None else self.size
+        if size > self.rows or (self.exact and size < self.rows):
             raise CheckpointError(f"{self.place} has {size} tokens, the model {self.rows}: it belongs to another model")
         if len(set(self.ids.values())) < len(self.ids):
             raise CheckpointError(f"{self.place} gives one id to two tokens")
