@@ -467,7 +467,7 @@ def test_a_damaged_file_is_one_line_or_makes_no_difference(name: str, tmp_path: 
         (
             "ctranslate2",
             "source_vocabulary.json",
-            json.dumps([*map(str, range(275)), "</s>"]),
+            json.dumps(["a", "b", "</s>", *map(str, range(273))]),
             "source_vocabulary.json has no '<unk>', which texts need",
         ),
         ("ctranslate2", "tokenizer_config.json", "[", "tokenizer_config.json"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from txport.errors import ConfigError, quoted
 from txport.models.sources.options import read_strings
+from txport.models.tokenizers.trainers.languages import forced_in
 from txport.models.tokenizers.trainers.texts import Files, texts_of
 from txport.models.tokenizers.trainers.words import Side, Words, numbered
 from txport.system.documents import read_text
@@ -52,6 +53,7 @@ def texts(folder: Path, said: Mapping[str, Any], rows: tuple[int, int], specific
     start, end = ((str(each),) if each is not None else () for each in special)
     adds_start = specification != SEQ2SEQ or said.get("add_source_bos", False)
     adds_end = specification != CAUSAL and (said.get("add_source_eos", False) or BLANK not in ids)
+    looks_so = tuple(forced_in(ids).values()) if specification == SEQ2SEQ else ()
     return texts_of(
         Words(
             folder=folder,
@@ -60,6 +62,7 @@ def texts(folder: Path, said: Mapping[str, Any], rows: tuple[int, int], specific
             before=start if adds_start else (),
             after=end if adds_end else (),
             special=tuple(each for each in (*SPECIAL, *start, *end) if each in ids),
+            guessed=looks_so if all(token in sides[1].ids for token in looks_so) else (),
             alike=alike,
             has_classes=True,
         )

@@ -78,13 +78,14 @@ def has_cuts(folder: Path) -> bool:
 def _made(words: Words, cut: Cut) -> Files:
     words.source.require(words.source.unknown, *words.before, *words.after)
     words.target.require(words.target.unknown)
-    languages = None
-    if cut.pieces is not None:
-        languages = languages_of([token for token in words.source.ids if token not in cut.pieces], words.after)
-    names = () if languages is None else tuple(languages.tokens.values())
+    languages = languages_of(words, cut.pieces)
+    names: tuple[str, ...] = ()
     before = words.before
-    if languages is not None and None in languages.before:
-        before = (languages.tokens[languages.source or ""],)
+    if languages is not None:
+        names, own = tuple(languages.tokens.values()), languages.tokens.get(languages.source or "", "")
+        words.source.require(*names)
+        words.target.require(*(names if languages.target == "forced" else ()))
+        before = tuple(own if each is None else each for each in languages.before)
     unknown = (words.source.unknown, words.target.unknown)
     around = Around(before, words.after, frozenset((*words.special, *words.before, *words.after, *names, *unknown)))
     made: Files = {TOKENIZER: cut.source(around)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from txport.errors import CheckpointError, quoted
@@ -43,8 +43,10 @@ class Side:
 class Words:
     """Both vocabularies of a checkpoint. `before` and `after` are the tokens around a source.
 
-    `special` ones are no text. `alike` says whether the model has as many ids for sources as for targets, `has_classes`
-    that files of transformers' may lie in the folder too.
+    `languages` are the names and tokens of those that the trainer puts before sources and targets. Where the checkpoint
+    doesn't say whether it did, `guessed` are tokens that look so. `special` ones are no text. `alike` says whether the
+    model has as many ids for sources as for targets, `has_classes` that files of transformers' may lie in the folder
+    too.
     """
 
     folder: Path
@@ -53,6 +55,8 @@ class Words:
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     special: tuple[str, ...] = ()
+    languages: Mapping[str, str] = field(default_factory=dict)
+    guessed: tuple[str, ...] = ()
     alike: bool = True
     has_classes: bool = False
 
