@@ -297,6 +297,33 @@ def test_files_that_the_converter_copied_are_those_of_transformers(name: str, tm
         ctranslate2_texts(folder, values, rows, "TransformerDecoderSpec", alike=True)
 
 
+@pytest.mark.parametrize("name", ["nllb", "llama-new", "qwen2"])
+def test_a_tokenizer_beside_its_settings_has_their_languages_and_template(name: str, tmp_path: Path) -> None:
+    expected = companions_of(TOKENIZERS / name)
+    assert TEXT in expected
+    content = str(expected[TOKENIZER]) if isinstance(expected[TOKENIZER], str) else expected[TOKENIZER].read_text()
+    (tmp_path / TOKENIZER).write_text(content, encoding="utf-8")
+    for each in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"):
+        if (TOKENIZERS / name / each).is_file():
+            shutil.copyfile(TOKENIZERS / name / each, tmp_path / each)
+    ids = FileTokenizer(Path("x"), content=content).vocabulary
+    tokens = [f"<extra_id_{number}>" for number in range(1 + max(ids.values()))]
+    for token, id_ in ids.items():
+        tokens[id_] = token
+    kind = "TransformerSpec" if name == "nllb" else "TransformerDecoderSpec"
+    (tmp_path / ("shared_vocabulary.json" if name == "nllb" else "vocabulary.json")).write_text(json.dumps(tokens))
+    files = ctranslate2_texts(tmp_path, {"unk_token": "<unk>"}, (len(tokens), len(tokens)), kind, alike=True)
+    assert files[TEXT] == expected[TEXT]
+
+
+def test_settings_of_marian_without_its_ids_leave_the_models_of_sentencepiece(tmp_path: Path) -> None:
+    folder = laid(tmp_path / "m", source__spm="marian/source.spm", target__spm="marian/target.spm")
+    tokens = shared()[:-1]
+    plain = ctranslate2(folder, tokens)
+    shutil.copyfile(TOKENIZERS / "marian/tokenizer_config.json", folder / "tokenizer_config.json")
+    assert ctranslate2(folder, tokens).encode("The weather") == plain.encode("The weather")
+
+
 @pytest.mark.parametrize(("name", "language", "other"), [("m2m100", "en", "fr"), ("nllb", "eng_Latn", "fra_Latn")])
 def test_languages_of_a_vocabulary_are_told_as_transformers_tells_them(
     name: str, language: str, other: str, tmp_path: Path

@@ -32,6 +32,7 @@ from txport.models.tokenizers.usage import Usage, write_usage
 Files = dict[str, Path | str]
 PAIRS = (("source.spm", "target.spm"), ("src.spm", "tgt.spm"), ("source.model", "target.model"))
 PAIRS_OF_CODES = (("source.bpe", "target.bpe"),)
+VOCABULARY, NUMBERED = "vocab.json", ("MarianTokenizer", "M2M100Tokenizer")  # classes that need it beside pieces
 PADDING = re.compile(r"madeupword\w*|<extra_id_\d+>")  # what trainers fill a vocabulary with
 
 
@@ -56,7 +57,7 @@ def texts_of(words: Words) -> Files:
     files = as_they_are(words.folder)
     for side in (words.source, words.target):
         side.require()
-    if TOKENIZER not in files and words.has_classes and Settings(words.folder).kind in CLASSES:
+    if words.has_classes and (TOKENIZER in files or _is_whole(words.folder)):
         files = of_class(words.folder, files)
     if TOKENIZER in files:
         target = TARGET_TOKENIZER if TARGET_TOKENIZER in files else TOKENIZER
@@ -68,6 +69,12 @@ def texts_of(words: Words) -> Files:
         names = " and ".join(cut.file.name for cut in found)
         raise CheckpointError(f"{words.folder} has {names}; keep the one that the model was trained with")
     return files | (_made(words, found[0]) if found else {})
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether files of a class of transformers' lie there, with the ids where the class has them in their own file."""
+    kind = Settings(folder).kind
+    return kind in CLASSES and (kind not in NUMBERED or (folder / VOCABULARY).is_file())
 
 
 def has_cuts(folder: Path) -> bool:
