@@ -268,6 +268,7 @@ def _to_json(
 ) -> str:
     """As JSON is for a model: nothing of it is escaped for pages."""
     environment.require(indent if isinstance(indent, int) else len(indent or ""), WIDEST)
+    environment.require(_extent(value))
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, **how)
     parts, size = [], 0
     for part in encoder.iterencode(value):  # which ends before all of it is there
