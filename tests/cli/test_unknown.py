@@ -84,7 +84,7 @@ def test_a_foreign_tokenizer_takes_its_unknown_token_and_commands_say_so(foreign
     model = txport.load(foreign)
     assert model.tokenizer.unknown is not None
     assert model.encode("a ☃ b").count(model.tokenizer.unknown) == 1
-    note = "txport: 1 word is not in the vocabulary; the model reads the unknown token there\n"
+    note = "txport: 1 piece is not in the vocabulary; the model reads the unknown token there\n"
     (token,) = model.tokenizer.tokens([5])
     commands = [
         ["run", "--max-new-tokens", "3", str(foreign), "a ☃ b"],
@@ -104,5 +104,5 @@ def test_a_foreign_tokenizer_takes_its_unknown_token_and_commands_say_so(foreign
 def test_a_tokenizer_of_letters_takes_its_unknown_token_only_where_it_is_asked_for(bundle: Bundle) -> None:
     done = CliRunner().invoke(cli, ["run", str(bundle.path), "--unknown", "token", "ch€ief", "b€€d"])
     assert done.exit_code == 0
-    assert "3 words are not in the vocabulary" in done.stderr
+    assert "3 pieces are not in the vocabulary" in done.stderr
     assert CliRunner().invoke(cli, ["run", str(bundle.path), "--unknown", "auto", "ch€ief"]).exit_code != 0

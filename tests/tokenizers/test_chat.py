@@ -120,7 +120,28 @@ def test_a_template_that_can_not_be_used_is_refused(template: str, message: str)
     assert "\n" not in str(caught.value)
 
 
+LONG = "{% set a = 'a' * 4000000 %}"
 GROWING = "{% set n = namespace(a='a') %}{% for b in range(60) %}? {% endfor %}"
+
+
+TWICE = "[n.a, n.a]"
+USES = [
+    *(
+        "{{ n.a }}",
+        "{{ n.a ~ 1 }}",
+        "{{ n.a | string }}",
+        "{{ n.a | upper }}",
+        "{{ n.a | tojson }}",
+        "{{ [n.a] | join }}",
+    ),
+    *("{{ '%s' % (n.a,) }}", "{{ '%s' | format(n.a) }}", "{{ '{}'.format(n.a) }}", "{{ n.a | replace('a', 'b') }}"),
+    *("{{ n.a | indent }}", "{{ 'b' | replace('a', n.a) }}", "{{ n.a | map('string') | list }}", "{{ n.a | format }}"),
+]
+PILED = [
+    *((TWICE, use) for use in USES),
+    *((twice, USES[0]) for twice in ("(n.a, n.a)", "{1: n.a, 2: n.a}", "dict(b=n.a, c=n.a).values()")),
+    *((twice, USES[0]) for twice in ("dict(b=n.a, c=n.a).items()", "namespace(b=n.a, c=n.a)")),
+]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +153,9 @@ GROWING = "{% set n = namespace(a='a') %}{% for b in range(60) %}? {% endfor %}"
         "{{ 9 ** 99999999 }}",
         "{{ '%9999999999d' % 1 }}",
         "{{ '%9999999999d' | format(1) }}",
+        "{{ '%(a)9999999999d' % {'a': 1} }}",
+        "{{ '%(a(b))9999999999d' % {'a(b)': 1} }}",
+        "{{ ('%(a)999d' * 9999) % {'a': 1} }}",
         "{{ '{:>9999999999}'.format('a') }}",
         "{{ 'a'.ljust(9999999999) }}",
         "{{ 'a' | center(9999999999) }}",
@@ -146,6 +170,15 @@ GROWING = "{% set n = namespace(a='a') %}{% for b in range(60) %}? {% endfor %}"
         GROWING.replace("?", "{% set n.a = [n.a, n.a] | join %}"),
         GROWING.replace("?", "{% set a %}{{ n.a }}{{ n.a }}{% endset %}{% set n.a = a %}"),
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        LONG + "{{ ('%s' * 1000) | format(*([a] * 1000)) }}",
+        LONG + "{{ ('%s' * 1000) % ((a,) * 1000) }}",
+        LONG + "{{ '%(a)s%(a)s' | format(a=a) }}",
+        LONG + "{{ ('{}' * 1000).format(*([a] * 1000)) }}",
+        LONG + "{{ ('{0}' * 1000).format(a) }}",
+        LONG + "{{ '{a}{a}'.format(a=a) }}",
+        LONG + "{{ a }}{{ a }}",
+        "{{ ('%999d' * 9999) % ((1,) * 9999) }}",
+        *(f"{GROWING.replace('?', '{% set n.a = ' + twice + ' %}')}{use}" for twice, use in PILED),
         "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n else 1 }}{% endmacro %}{{ f(60) }}",
     ],
 )
@@ -156,6 +189,15 @@ def test_a_template_takes_bounded_time_and_memory(template: str, monkeypatch: py
         templated(template).prompt(messages_of("Hello"))
     assert tracemalloc.get_traced_memory()[1] < 3e8
     tracemalloc.stop()
+
+
+def test_all_texts_that_a_prompt_takes_have_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(9999))
+    monkeypatch.setattr(templates.time, "monotonic", lambda: next(ticks))
+    template = "{% for each in range(4) %}{% endfor %}{{ messages[0].content }}"
+    assert templated(template).prompt(messages_of("Hello"))
+    with pytest.raises(TextError, match="takes more than 10 seconds"):
+        templated(template.replace(" }}", " | lower }}")).prompt(messages_of("Hello"))
 
 
 def test_what_templates_do_with_texts_is_as_in_jinja2() -> None:

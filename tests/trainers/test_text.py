@@ -60,15 +60,15 @@ def laid(folder: Path, **files: str) -> Path:
 
 
 def check_lines(tokenizer: Tokenizer, recorded: Sequence[Sequence[int]], texts: Sequence[str], unknown: int) -> None:
-    """Sources have the ids that were recorded, unknown ones are refused or left out."""
+    """Sources have the ids that were recorded; what is unknown is refused or left out where that is asked for."""
     assert len(recorded) == 150
     for ids, text in zip(recorded, texts, strict=True):
         known = [each for each in ids if each != unknown]
-        if known == list(ids):
-            assert tokenizer.encode(text) == known, text
-        else:
+        assert tokenizer.encode(text) == list(ids), text
+        assert tokenizer.encode(text, "skip") == known
+        if known != list(ids):
             with pytest.raises(TextError):
-                tokenizer.encode(text)
+                tokenizer.encode(text, "error")
 
 
 def check_written(tokenizer: Tokenizer, recorded: Sequence[Sequence[int]], texts: Sequence[str], unknown: int) -> None:
@@ -210,7 +210,8 @@ def test_a_multilingual_fairseq_adds_tokens_of_languages(style: str, names: list
     options = {name: each for name, each in test_fairseq.PLAIN.items() if not name.endswith("_lang")}
     options |= {"task": test_fairseq.MULTI, "langs": names, "encoder_langtok": "src", "decoder_langtok": True}
     options["lang_tok_style"] = "multilingual" if style == "__{}__" else "mbart"
-    folder = fairseq_folder(tmp_path / "m", ([*own, *tongues], [*own, *tongues]), args=Namespace(**options))
+    rows = [*own, *tongues, *(["<mask>"] if style == "[{}]" else [])]
+    folder = fairseq_folder(tmp_path / "m", (rows, rows), args=Namespace(**options))
     for name in ("dict.de.txt", "dict.en.txt"):
         (folder / name).write_text("".join(f"{each} 1\n" for each in own), encoding="utf-8")
     shutil.copyfile(PIECES, folder / "sentencepiece.bpe.model")
@@ -296,6 +297,33 @@ def test_files_that_the_converter_copied_are_those_of_transformers(name: str, tm
         ctranslate2_texts(folder, values, rows, "TransformerDecoderSpec", alike=True)
 
 
+@pytest.mark.parametrize("name", ["nllb", "llama-new", "qwen2"])
+def test_a_tokenizer_beside_its_settings_has_their_languages_and_template(name: str, tmp_path: Path) -> None:
+    expected = companions_of(TOKENIZERS / name)
+    assert TEXT in expected
+    content = str(expected[TOKENIZER]) if isinstance(expected[TOKENIZER], str) else expected[TOKENIZER].read_text()
+    (tmp_path / TOKENIZER).write_text(content, encoding="utf-8")
+    for each in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"):
+        if (TOKENIZERS / name / each).is_file():
+            shutil.copyfile(TOKENIZERS / name / each, tmp_path / each)
+    ids = FileTokenizer(Path("x"), content=content).vocabulary
+    tokens = [f"<extra_id_{number}>" for number in range(1 + max(ids.values()))]
+    for token, id_ in ids.items():
+        tokens[id_] = token
+    kind = "TransformerSpec" if name == "nllb" else "TransformerDecoderSpec"
+    (tmp_path / ("shared_vocabulary.json" if name == "nllb" else "vocabulary.json")).write_text(json.dumps(tokens))
+    files = ctranslate2_texts(tmp_path, {"unk_token": "<unk>"}, (len(tokens), len(tokens)), kind, alike=True)
+    assert files[TEXT] == expected[TEXT]
+
+
+def test_settings_of_marian_without_its_ids_leave_the_models_of_sentencepiece(tmp_path: Path) -> None:
+    folder = laid(tmp_path / "m", source__spm="marian/source.spm", target__spm="marian/target.spm")
+    tokens = shared()[:-1]
+    plain = ctranslate2(folder, tokens)
+    shutil.copyfile(TOKENIZERS / "marian/tokenizer_config.json", folder / "tokenizer_config.json")
+    assert ctranslate2(folder, tokens).encode("The weather") == plain.encode("The weather")
+
+
 @pytest.mark.parametrize(("name", "language", "other"), [("m2m100", "en", "fr"), ("nllb", "eng_Latn", "fra_Latn")])
 def test_languages_of_a_vocabulary_are_told_as_transformers_tells_them(
     name: str, language: str, other: str, tmp_path: Path
@@ -363,13 +391,13 @@ def test_codes_cut_words_as_subword_nmt_does(tmp_path: Path) -> None:
     tokenizer, ids, seen = tokenizer_for(load_checkpoint(str(folder))), numbered(tokens), 0
     for line, written in zip(lines(len(cut), 2), cut, strict=True):
         text, known = words_of(line), [ids[each] for each in written if each in ids]
+        assert tokenizer.encode(text) == [*(ids.get(each, 3) for each in written), 2]
         if len(known) == len(written):
-            assert tokenizer.encode(text) == [*known, 2]
             assert tokenizer.decode([*known, 2]) == text
             seen += 1
         else:
             with pytest.raises(TextError):
-                tokenizer.encode(text)
+                tokenizer.encode(text, "error")
             assert tokenizer.encode(text, "skip") == [*known, 2]
     assert 50 < seen < len(cut) - 10
 
@@ -466,7 +494,7 @@ def test_a_damaged_file_is_one_line_or_makes_no_difference(name: str, tmp_path: 
         (
             "ctranslate2",
             "source_vocabulary.json",
-            '["a", "b", "</s>"]',
+            json.dumps(["a", "b", "</s>", *map(str, range(273))]),
             "source_vocabulary.json has no '<unk>', which texts need",
         ),
         ("ctranslate2", "tokenizer_config.json", "[", "tokenizer_config.json"),

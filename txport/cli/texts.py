@@ -46,15 +46,15 @@ def told(model: Any, options: dict[str, Any]) -> Any:
 
 
 class Counted:
-    """A reader that counts the words for which it gives the unknown token."""
+    """A reader that counts the unknown tokens that it gives."""
 
     def __init__(self, reader: Reader) -> None:
-        self.reader, self.words = reader, 0
+        self.reader, self.count = reader, 0
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """See `Tokenizer.encode`."""
         ids = self.reader.encode(text, unknown)
-        self.words += 0 if self.unknown is None else ids.count(self.unknown)
+        self.count += 0 if self.unknown is None else ids.count(self.unknown)
         return ids
 
     @property
@@ -65,10 +65,10 @@ class Counted:
 
 @contextlib.contextmanager
 def unknown_told(model: Any) -> Iterator[None]:
-    """Say on standard error, once the block is done, how many words of its texts became the unknown token, if any."""
+    """Say on standard error, once the block is done, how many pieces of its texts became the unknown token, if any."""
     counted = Counted(model.tokenizer)
     model.tokenizer = TokenizerPair(counted, model.tokenizer)
     yield
-    if counted.words:
-        what = "1 word is" if counted.words == 1 else f"{counted.words} words are"
+    if counted.count:
+        what = "1 piece is" if counted.count == 1 else f"{counted.count} pieces are"
         echo(f"txport: {what} not in the vocabulary; the model reads the unknown token there", err=True)

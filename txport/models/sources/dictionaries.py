@@ -22,18 +22,33 @@ REQUIRED: dict[str, tuple[Any, Any]] = {  # of that task: what it must say, and 
     "lang_tok_replacing_bos_eos": (False, False),
 }
 OF_TASK = ("source_lang", "target_lang", "langs", "lang_tok_style", *REQUIRED)  # options of a task, not of a model
+MASK = "<mask>"  # behind the languages, where they are written as mBART's
 AGAIN = "#fairseq:overwrite"  # behind a token that may be there twice
 
 
 def texts(folder: Path, options: Mapping[str, Any], rows: tuple[int, int]) -> Files:
     """The text files of a bundle, of a model that has so many rows for source and target."""
     paths = [_dictionary(folder, options.get(name), name) for name in ("source_lang", "target_lang")]
-    added = language_tokens(options) if options.get("task") == MULTILINGUAL else []
+    languages = language_tokens(options) if options.get("task") == MULTILINGUAL else {}
+    masks = [MASK] if languages and options.get("lang_tok_style") == "mbart" else []
+    added = [*languages.values(), *masks]
     source, target = (
-        Side(place=path, ids=_with(read_dictionary(path), added), rows=rows[at]) for at, path in enumerate(paths)
+        Side(place=path, ids=_with(read_dictionary(path), added), rows=rows[at], exact=True)
+        for at, path in enumerate(paths)
     )
     alike = rows[0] == rows[1]
-    return texts_of(Words(folder=folder, source=source, target=target, after=(END,), special=SPECIAL, alike=alike))
+    special = (*SPECIAL, *masks)
+    return texts_of(
+        Words(
+            folder=folder,
+            source=source,
+            target=target,
+            after=(END,),
+            special=special,
+            languages=languages,
+            alike=alike,
+        )
+    )
 
 
 def _dictionary(folder: Path, language: Any, name: str) -> Path:
@@ -46,8 +61,8 @@ def _dictionary(folder: Path, language: Any, name: str) -> Path:
     raise CheckpointError(f"{folder} has {names}, its checkpoint the {name} {quoted(language)}; add {path.name}")
 
 
-def language_tokens(options: Mapping[str, Any]) -> list[str]:
-    """The tokens that a multilingual task adds behind each dictionary; `ConfigError` for other uses of languages."""
+def language_tokens(options: Mapping[str, Any]) -> dict[str, str]:
+    """The languages of a multilingual task and the tokens that it adds; `ConfigError` for other uses of them."""
     languages, style = options.get("langs"), options.get("lang_tok_style", "multilingual")
     for name, (expected, default) in REQUIRED.items():
         if (found := options.get(name, default)) != expected:
@@ -57,7 +72,7 @@ def language_tokens(options: Mapping[str, Any]) -> list[str]:
     if not isinstance(languages, list) or not all(isinstance(each, str) for each in languages) or style not in STYLES:
         told = f"langs {quoted(languages)} and lang_tok_style {quoted(style)}"
         raise ConfigError(f"{told} can't be expressed; they must be names of languages, and one of {', '.join(STYLES)}")
-    return [STYLES[style].format(language) for language in languages]
+    return {language: STYLES[style].format(language) for language in languages}
 
 
 def _with(ids: dict[str, int], tokens: list[str]) -> dict[str, int]:

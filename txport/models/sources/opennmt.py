@@ -144,7 +144,7 @@ def _texts(folder: Path, path: Path, options: Mapping[str, Any], vocabularies: M
     pieces = [folder / Path(name).name if isinstance(name, str) and name else None for name in named]
     found = [each if each is not None and each.is_file() and "sentencepiece" in transforms else None for each in pieces]
     sides = [
-        Side(place=path, ids=numbered(tokens), rows=len(tokens), pieces=each)
+        Side(place=path, ids=numbered(tokens), rows=len(tokens), size=len(tokens), exact=True, pieces=each)
         for tokens, each in zip((source, target), found, strict=True)
     ]
     special = ("<blank>", "<s>", END)

@@ -45,6 +45,7 @@ class ChatReader:
             marked = [self._marked(message) for message in messages]
         except RecursionError as error:
             raise TextError("the messages hold lists or objects in one another, too many to be read") from error
+        self._template[0].environment.begin()
         prompt = self._render(marked)
         if self._template[2]:
             every, own = self._control
@@ -57,7 +58,7 @@ class ChatReader:
         template = self._template[0]
         import jinja2
 
-        template.environment.begin()
+        template.environment.begin_text()
         try:
             variables = {**self.chat.variables, "messages": messages, "tools": None, "documents": None}
             return str(template.render(**variables, add_generation_prompt=True))

@@ -18,19 +18,25 @@ class LanguageReader:
 
     `source` is the language of sources, by default the model's own; `target` that of targets, of a model that is told
     it with the source. Where a source itself begins with a token of such a model (`>>fra<<`), it is read as that.
-    Raises `UnsupportedError` for a language that there is not.
+    `writer` is the tokenizer of targets, where they have their own. Raises `UnsupportedError` for a language that there
+    is not.
     """
 
     inner: FileTokenizer
     languages: Languages
     source: str | None = None
     target: str | None = None
+    writer: FileTokenizer | None = None
 
     def __post_init__(self) -> None:
         known = self.inner.vocabulary
         for token in (*self.languages.tokens.values(), *self._around()):
             if token not in known:
                 raise BundleError(f"the tokenizer has no token {quoted(token)}, which texts are to have")
+        if self.languages.target == "forced" and self.writer is not None:
+            known = self.writer.vocabulary
+            if lacking := [token for token in self.languages.tokens.values() if token not in known]:
+                raise BundleError(f"the target's tokenizer has no token {quoted(lacking[0])}, of a language")
 
     def between(self, source: str | None, target: str | None) -> LanguageReader:
         """The same for sources and targets of these languages; None leaves one as it is."""
@@ -40,14 +46,14 @@ class LanguageReader:
             told = "its decoder starts with that of its config"
             raise UnsupportedError(f"this model is not told the language of its targets: {told}; leave it out")
         names = [None if each is None else self._name(each) for each in (source, target)]
-        return LanguageReader(self.inner, self.languages, names[0] or self.source, names[1] or self.target)
+        return LanguageReader(self.inner, self.languages, names[0] or self.source, names[1] or self.target, self.writer)
 
     @property
     def forced(self) -> int | None:
         """The id with which a target must begin, for its language."""
         if self.target is None or self.languages.target != "forced":
             return None
-        return self.inner.id_of(self.languages.tokens[self.target])
+        return (self.writer or self.inner).id_of(self.languages.tokens[self.target])
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """See `Tokenizer.encode`."""

@@ -41,14 +41,14 @@ def tokenizer_of(files: Files, folder: Path, facts: Facts) -> Tokenizer:
         raise BundleError(f"{target_file} is there, but not the source's tokenizer; add {TOKENIZER}")
     usage = read_usage(folder / TEXT, files[TEXT]) if TEXT in files else Usage()
     source = _load_file(files[TOKENIZER], file, "source", sizes[0], facts, usage)
-    target: Tokenizer = source
+    target = source
     if TARGET_TOKENIZER in files:
         target = _load_file(files[TARGET_TOKENIZER], target_file, "target", sizes[1], facts, usage)
     elif sizes[0] != sizes[1]:
         both = f"a source vocabulary of {sizes[0]} and a target vocabulary of {sizes[1]}"
         raise BundleError(f"{file} can't serve both {both}; add {TARGET_TOKENIZER}, the target's, to the checkpoint")
     if usage.languages is not None:
-        return TokenizerPair(LanguageReader(source, usage.languages), target)
+        return TokenizerPair(LanguageReader(source, usage.languages, writer=target), target)
     return source if source is target else TokenizerPair(source, target)
 
 

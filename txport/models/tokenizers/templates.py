@@ -9,24 +9,34 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MappingView, Sequence, Set
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
 from jinja2 import TemplateError, ext, filters, nodes, pass_environment
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from txport.models.tokenizers.origin import TEXTS, TURNS
 
 LONGEST = 10.0  # seconds of one prompt
-LARGEST = 1 << 22  # characters of a text, entries of a list or bits of a number that a template makes
-MOST_PRINTED = 1 << 25  # characters, those among them that blocks and macros keep
+# characters of a text, entries of a list or bits of a number that a template makes, and all characters that it prints
+LARGEST = 1 << 22
 WIDEST = 100  # characters of an indent
+PADDED = 2000  # characters of a number in a format whose width and precision have three digits
 # what pads, repeats or makes tags: no template of a chat needs it
 FILTERS = ("batch", "center", "filesizeformat", "pprint", "slice", "urlize", "wordwrap", "xmlattr")
 METHODS = ("center", "encode", "expandtabs", "format_map", "ljust", "rjust", "translate", "zfill")
-WIDTH = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*:")  # of four digits, or given by an argument
+# filters that make a text of what they are given
+TEXTUAL = (
+    *("capitalize", "e", "escape", "forceescape", "lower", "safe", "string", "striptags", "title", "trim"),
+    *("truncate", "upper", "urlencode", "wordcount"),
+)
+# of four digits, or given by an argument; a name in it has no parentheses
+WIDTH = re.compile(r"%(\([^()]*\))?[^a-zA-Z%]*(\d{4}|\*)|%\([^()]*\(|\{[^{}]*:")
+FEWER = re.compile(r"%(\([^()]*\))?\W*\d")
 
 
 class Bounded(ImmutableSandboxedEnvironment):
@@ -42,13 +52,18 @@ class Bounded(ImmutableSandboxedEnvironment):
         for name in FILTERS:
             del self.filters[name]
         del self.globals["lipsum"]
+        self.filters |= {name: self._measured(self.filters[name]) for name in TEXTUAL}
         self.filters |= {"join": _join, "replace": _replace, "indent": _indent, "format": _format, "tojson": _to_json}
         self.filters |= {TURNS: _turns, TEXTS: _texts}
         self.globals |= {"raise_exception": _refuse, "strftime_now": _now}
 
     def begin(self) -> None:
         """A prompt begins."""
-        self._until, self._count = time.monotonic() + LONGEST, 0
+        self._until = time.monotonic() + LONGEST
+
+    def begin_text(self) -> None:
+        """One of the texts that a prompt takes begins: what it prints is counted anew, and the time goes on."""
+        self._count = 0
 
     def require(self, size: float, most: int = LARGEST) -> None:
         """Raise `TemplateError` when time is up, or for something of this size."""
@@ -58,10 +73,21 @@ class Bounded(ImmutableSandboxedEnvironment):
             raise TemplateError(f"it makes something of the size {size:.3g}, the most is {most}")
 
     def _printed(self, value: Any) -> str:
+        self.require(self._count + _extent(value))
         text = str(value)
         self._count += len(text)
-        self.require(self._count, MOST_PRINTED)
+        self.require(self._count)
         return text
+
+    def _measured(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same filter, for what is not too large as a text."""
+
+        @wraps(function)
+        def measured(*args: Any, **options: Any) -> Any:
+            self.require(max(map(_extent, args), default=0))
+            return function(*args, **options)
+
+        return measured
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """As jinja2 does, with a look at each turn of a loop and at texts that are put together by `~`."""
@@ -86,9 +112,15 @@ class Bounded(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Any:
         """See `SandboxedEnvironment`, which asks for each attribute."""
         found = super().wrap_str_format(value)
-        if found is not None:
-            self.require(math.inf if WIDTH.search(value.__self__) else 0)
-        return found
+        if found is None:
+            return None
+        text = value.__self__
+
+        def bounded(*args: Any, **options: Any) -> Any:
+            self.require(_size_of_format(text, text.count("{"), [*args, *options.values()]))
+            return found(*args, **options)
+
+        return bounded
 
 
 class Generation(ext.Extension):
@@ -123,7 +155,7 @@ def _size(operator: str, left: Any, right: Any) -> float:
     if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
         return len(left) + len(right)
     if operator == "%" and isinstance(left, str):
-        return math.inf if WIDTH.search(left) else len(left)
+        return _size_of_format(left, left.count("%"), right if isinstance(right, tuple) else [right])
     if operator == "*" and isinstance(left, int) and isinstance(right, int):
         return left.bit_length() + right.bit_length()
     if operator == "*":
@@ -132,6 +164,42 @@ def _size(operator: str, left: Any, right: Any) -> float:
     if operator == "**" and isinstance(left, int) and isinstance(right, int):
         return left.bit_length() * abs(right)
     return 0
+
+
+def _size_of_format(text: str, places: int, values: Sequence[Any]) -> float:
+    """The same of a format with so many places for these values."""
+    if WIDTH.search(text):
+        return math.inf
+    longest = max(map(_extent, values), default=0) + (PADDED if FEWER.search(text) else 0)
+    return len(text) + places * longest
+
+
+def _extent(value: Any, known: dict[int, float] | None = None) -> float:
+    """How many characters there are in a value at least, in texts and lists in it too; above `LARGEST` it need not say.
+
+    A list that is in a value many times is looked at once, and counted as often as it is there.
+    """
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, int):
+        return value.bit_length() / 4
+    if isinstance(value, Namespace):
+        value = object.__getattribute__(value, "_Namespace__attrs")
+    if not isinstance(value, list | tuple | Set | Mapping | MappingView):
+        return 0
+    known = {} if known is None else known
+    if id(value) in known:
+        return known[id(value)]
+    known[id(value)] = 0  # of one that is in itself
+    total = 2.0
+    entries: Iterable[Any] = value.items() if isinstance(value, Mapping) else value  # type: ignore[assignment]
+    for each in entries:
+        pair = each if isinstance(value, Mapping | ItemsView) else (each,)
+        total += 2 + sum(_extent(part, known) for part in pair)
+        if total > LARGEST:
+            break
+    known[id(value)] = total
+    return total
 
 
 def _is_long(value: Any) -> bool:
@@ -156,34 +224,41 @@ def _turns(environment: Bounded, values: Iterable[Any]) -> Iterator[Any]:
 
 @pass_environment
 def _texts(environment: Bounded, values: list[Any]) -> str:
+    environment.require(_extent(values))
     texts = [str(value) for value in values]
-    environment.require(sum(map(len, texts)))
     return "".join(texts)
 
 
 @pass_environment
 def _join(environment: Bounded, values: Iterable[Any], d: Any = "", attribute: Any = None) -> str:
-    of: Callable[[Any], Any] = str if attribute is None else filters.make_attrgetter(environment, attribute)
-    texts = [str(of(each)) for each in _turns(environment, values)]
+    of: Callable[[Any], Any] = filters.make_attrgetter(environment, attribute or "")
+    found = (
+        [of(each) for each in _turns(environment, values)] if attribute is not None else [*_turns(environment, values)]
+    )
+    environment.require(max(_extent(found), _extent(d)))
+    texts = [str(each) for each in _turns(environment, found)]
     environment.require(sum(map(len, texts)) + len(texts) * len(str(d)))
     return str(d).join(texts)
 
 
 @pass_environment
 def _replace(environment: Bounded, text: Any, old: Any, new: Any, count: int = -1) -> str:
+    environment.require(max(map(_extent, (text, old, new))))
     environment.require(_size_of_call(str(text), "replace", (str(old), str(new))))
     return str(text).replace(str(old), str(new), count)
 
 
 @pass_environment
 def _indent(environment: Bounded, text: Any, width: Any = 4, first: bool = False, blank: bool = False) -> str:
+    environment.require(_extent(text))
     environment.require(width if isinstance(width, int) else len(width), WIDEST)
     return filters.do_indent(str(text), width, first, blank)
 
 
 @pass_environment
 def _format(environment: Bounded, text: Any, *args: Any, **kwargs: Any) -> str:
-    environment.require(_size("%", str(text), args))
+    environment.require(_extent(text))
+    environment.require(_size("%", str(text), kwargs or args))
     return str(text) % (kwargs or args)
 
 
@@ -193,7 +268,14 @@ def _to_json(
 ) -> str:
     """As JSON is for a model: nothing of it is escaped for pages."""
     environment.require(indent if isinstance(indent, int) else len(indent or ""), WIDEST)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, **how)
+    environment.require(_extent(value))
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, **how)
+    parts, size = [], 0
+    for part in encoder.iterencode(value):  # which ends before all of it is there
+        size += len(part)
+        environment.require(size)
+        parts.append(part)
+    return "".join(parts)
 
 
 def _refuse(message: str) -> None:

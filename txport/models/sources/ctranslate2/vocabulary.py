@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from txport.errors import ConfigError, quoted
 from txport.models.sources.options import read_strings
+from txport.models.tokenizers.trainers.languages import forced_in
 from txport.models.tokenizers.trainers.texts import Files, texts_of
 from txport.models.tokenizers.trainers.words import Side, Words, numbered
 from txport.system.documents import read_text
@@ -19,9 +20,11 @@ SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", BLANK, "<mask>")
 
 def read_vocabulary(folder: Path, side: str) -> dict[str, int]:
     """The tokens of a side by their numbers: of its own file, or of the one that both share."""
-    path = _file(folder, side)
-    tokens = read_strings(path) if path.suffix == ".json" else read_text(path).removesuffix("\n").split("\n")
-    return numbered(tokens)
+    return numbered(_tokens(_file(folder, side)))
+
+
+def _tokens(path: Path) -> Sequence[str]:
+    return read_strings(path) if path.suffix == ".json" else read_text(path).removesuffix("\n").split("\n")
 
 
 def _file(folder: Path, side: str) -> Path:
@@ -40,14 +43,17 @@ def texts(folder: Path, said: Mapping[str, Any], rows: tuple[int, int], specific
     """
     names = ("source", "target") if specification == SEQ2SEQ else ("", "")
     unknown = str(said.get("unk_token"))
+    paths = [_file(folder, name) for name in names]
+    lists = [_tokens(path) for path in paths]
     sides = [
-        Side(place=_file(folder, name), ids=read_vocabulary(folder, name), rows=size, unknown=unknown)
-        for name, size in zip(names, rows, strict=True)
+        Side(place=path, ids=numbered(tokens), rows=each, size=len(tokens), exact=True, unknown=unknown)
+        for path, tokens, each in zip(paths, lists, rows, strict=True)
     ]
     ids, special = sides[0].ids, [said.get(f"{name}_token") for name in ("bos", "eos")]
     start, end = ((str(each),) if each is not None else () for each in special)
     adds_start = specification != SEQ2SEQ or said.get("add_source_bos", False)
     adds_end = specification != CAUSAL and (said.get("add_source_eos", False) or BLANK not in ids)
+    looks_so = tuple(forced_in(ids).values()) if specification == SEQ2SEQ else ()
     return texts_of(
         Words(
             folder=folder,
@@ -56,6 +62,7 @@ def texts(folder: Path, said: Mapping[str, Any], rows: tuple[int, int], specific
             before=start if adds_start else (),
             after=end if adds_end else (),
             special=tuple(each for each in (*SPECIAL, *start, *end) if each in ids),
+            guessed=looks_so if all(token in sides[1].ids for token in looks_so) else (),
             alike=alike,
             has_classes=True,
         )

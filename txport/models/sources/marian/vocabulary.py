@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from txport.errors import CheckpointError, ConfigError, quoted
+from txport.models.names import TOKENIZER
 from txport.models.sources.marian.yaml import read_words, read_yaml
 from txport.models.tokenizers.convert import as_they_are
 from txport.models.tokenizers.sentencepiece import read_pieces
 from txport.models.tokenizers.trainers.texts import Files, has_cuts, texts_of
-from txport.models.tokenizers.trainers.words import Side, Words, numbered
+from txport.models.tokenizers.trainers.words import Side, Words
 from txport.models.tokenizers.vocabularies import lines_of, read_ids
-from txport.system.documents import DocumentError, read_text, require_size
+from txport.system.documents import DocumentError, read_text
 
 DECODER = "*decoder.yml"  # which names the vocabularies
-NAMED = ("*vocab*.yml", "*vocab*.yaml", "*vocab*.json", "*vocab*.spm", "*.spm")  # the first kind that there is
+NAMED = ("*vocab*.yml", "*vocab*.yaml", "*vocab*.json", "*vocab*.txt", "*vocab*.spm", "*.spm")  # the first there is
 END = 0  # where no vocabulary says another: all that Marian makes begin with the end token
 WRITTEN, UNKNOWN = ("</s>", "eos"), ("<unk>", "UNK")  # as Marian and Nematus write them
 SOURCE, TARGET = re.compile(r"\b(src|source)\b"), re.compile(r"\b(trg|tgt|target)\b")  # in names of files
@@ -74,9 +74,11 @@ def texts(folder: Path, rows: tuple[int, int], *, alike: bool) -> Files:
 
     Of a vocabulary that is a model of SentencePiece, the ids are that model's own.
     """
-    if not has_cuts(folder):
-        return as_they_are(folder)
-    paths = sides(folder)
+    files, paths = as_they_are(folder), sides(folder)
+    if not has_cuts(folder) and TOKENIZER not in files:
+        for path, size in zip(paths or (), rows, strict=False):
+            _side(path, size).require()
+        return files
     if paths is None:
         names = ", ".join(path.name for path in vocabularies(folder)) or "none"
         told = f"of its vocabularies ({names}), nothing says which is of sources and which of targets"
@@ -87,16 +89,25 @@ def texts(folder: Path, rows: tuple[int, int], *, alike: bool) -> Files:
 
 
 def _side(path: Path, rows: int) -> Side:
+    ids = _ids(path)
     if path.suffix == ".spm":
         found = read_pieces(path)
-        ids = {piece.text: place for place, piece in enumerate(found.pieces)}
         return Side(place=path, ids=ids, rows=rows, unknown=found.pieces[found.unknown].text, pieces=path)
-    if path.suffix in (".yml", ".yaml", ".json"):
-        ids = _numbers(path)
-    else:
-        lines = lines_of(path)
-        ids = numbered(line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1]))
     return Side(place=path, ids=ids, rows=rows, unknown=next((each for each in UNKNOWN if each in ids), UNKNOWN[0]))
+
+
+def _ids(path: Path) -> dict[str, int]:
+    """The tokens of a vocabulary with their ids; `CheckpointError` for a file that is none."""
+    if path.suffix == ".spm":
+        return {piece.text: place for place, piece in enumerate(read_pieces(path).pieces)}
+    if path.suffix in (".yml", ".yaml", ".json"):
+        return _numbers(path)
+    lines = lines_of(path)
+    ids: dict[str, int] = {}
+    for number, line in enumerate(lines if lines[-1] else lines[:-1]):
+        if ids.setdefault(line.rstrip("\r"), number) != number:
+            raise CheckpointError(f"{path}, line {number + 1}: {quoted(line)} is there twice")
+    return ids
 
 
 def _numbers(path: Path) -> dict[str, int]:
@@ -104,9 +115,13 @@ def _numbers(path: Path) -> dict[str, int]:
     if path.suffix == ".json":
         return read_ids(path)
     try:
-        found = read_words(read_text(path, LARGEST))
+        text = read_text(path, LARGEST)
+    except DocumentError as error:
+        raise CheckpointError(str(error)) from error
+    try:
+        found = read_words(text)
         ids = {token: int(each) for token, each in found.items() if each.isdecimal() and len(each) < MOST_DIGITS}
-    except (DocumentError, ValueError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     if lacking := [token for token in found if token not in ids]:
         raise CheckpointError(f"{path} gives {quoted(lacking[0])} the id {quoted(found[lacking[0]])}, which is none")
@@ -115,63 +130,5 @@ def _numbers(path: Path) -> dict[str, int]:
 
 def _end(path: Path) -> int:
     """The number of the end token in one vocabulary."""
-    if path.suffix == ".spm":
-        pieces = list(_pieces(path))
-        return pieces.index(WRITTEN[0]) if WRITTEN[0] in pieces else END
-    try:
-        text = read_text(path, LARGEST)
-    except DocumentError as error:
-        raise ConfigError(str(error)) from error
-    for written in WRITTEN:
-        if path.suffix not in (".yml", ".yaml", ".json"):
-            lines = text.split("\n")
-            if written in lines:
-                return lines.index(written)
-            continue
-        numbers = set(re.findall(rf"""(?m)(?:^|[{{,])\s*["']?{re.escape(written)}["']?\s*:\s*(\d{{1,9}})\b""", text))
-        if len(numbers) > 1:
-            raise ConfigError(f"{path.name} gives {quoted(written)} the numbers {' and '.join(sorted(numbers))}")
-        if numbers:
-            return int(numbers.pop())
-    return END
-
-
-def _pieces(path: Path) -> Iterator[str]:
-    """What the pieces of a model of SentencePiece are written as, in order."""
-    try:
-        require_size(path, LARGEST)
-        for field, value in _fields(path.read_bytes()):
-            if field == 1 and isinstance(value, bytes):
-                yield dict(_fields(value)).get(1, b"").decode("utf-8")
-    except DocumentError as error:
-        raise ConfigError(str(error)) from error
-    except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
-    except (IndexError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{path.name} is not a model of SentencePiece") from error
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message of protobuf: their numbers and values."""
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
-        wire = key & 7
-        if wire == 0:
-            value, place = _varint(message, place)
-            yield key >> 3, value
-            continue
-        size, place = _varint(message, place) if wire == 2 else ({1: 8, 5: 4}.get(wire, 0), place)
-        if not (wire in (1, 2, 5) and place + size <= len(message)):
-            raise ValueError("it ends within a field")
-        yield key >> 3, message[place : place + size]
-        place += size
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    value = 0
-    for number, byte in enumerate(message[place : place + 10]):
-        value |= (byte & 127) << 7 * number
-        if byte < 128:
-            return value, place + number + 1
-    raise ValueError("it ends within a number")
+    ids = _ids(path)
+    return next((ids[written] for written in WRITTEN if written in ids), END)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from txport.models.names import (
     TOKENIZER,
 )
 from txport.models.tokenizers.convert import CLASSES, as_they_are, of_class
-from txport.models.tokenizers.file import FileTokenizer
+from txport.models.tokenizers.file import FOREIGN, FileTokenizer
 from txport.models.tokenizers.sentencepiece import read_pieces
 from txport.models.tokenizers.settings import Settings
 from txport.models.tokenizers.trainers.by_merges import by_bytes, by_codes
@@ -31,6 +32,8 @@ from txport.models.tokenizers.usage import Usage, write_usage
 Files = dict[str, Path | str]
 PAIRS = (("source.spm", "target.spm"), ("src.spm", "tgt.spm"), ("source.model", "target.model"))
 PAIRS_OF_CODES = (("source.bpe", "target.bpe"),)
+VOCABULARY, NUMBERED = "vocab.json", ("MarianTokenizer", "M2M100Tokenizer")  # classes that need it beside pieces
+PADDING = re.compile(r"madeupword\w*|<extra_id_\d+>")  # what trainers fill a vocabulary with
 
 
 @dataclass(frozen=True)
@@ -54,18 +57,24 @@ def texts_of(words: Words) -> Files:
     files = as_they_are(words.folder)
     for side in (words.source, words.target):
         side.require()
-    if TOKENIZER not in files and words.has_classes and Settings(words.folder).kind in CLASSES:
+    if words.has_classes and (TOKENIZER in files or _is_whole(words.folder)):
         files = of_class(words.folder, files)
     if TOKENIZER in files:
-        for name, side in ((TOKENIZER, words.source), (TARGET_TOKENIZER, words.target)):
-            if name in files:
-                _require_ids(words.folder / name, files[name], side)
+        target = TARGET_TOKENIZER if TARGET_TOKENIZER in files else TOKENIZER
+        for name, side in ((TOKENIZER, words.source), (target, words.target)):
+            _require_ids(words.folder / name, files[name], side)
         return files
     found = list(_cuts(words))
     if len(found) > 1:
         names = " and ".join(cut.file.name for cut in found)
         raise CheckpointError(f"{words.folder} has {names}; keep the one that the model was trained with")
     return files | (_made(words, found[0]) if found else {})
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether files of a class of transformers' lie there, with the ids where the class has them in their own file."""
+    kind = Settings(folder).kind
+    return kind in CLASSES and (kind not in NUMBERED or (folder / VOCABULARY).is_file())
 
 
 def has_cuts(folder: Path) -> bool:
@@ -76,13 +85,14 @@ def has_cuts(folder: Path) -> bool:
 def _made(words: Words, cut: Cut) -> Files:
     words.source.require(words.source.unknown, *words.before, *words.after)
     words.target.require(words.target.unknown)
-    languages = None
-    if cut.pieces is not None:
-        languages = languages_of([token for token in words.source.ids if token not in cut.pieces], words.after)
-    names = () if languages is None else tuple(languages.tokens.values())
+    languages = languages_of(words, cut.pieces)
+    names: tuple[str, ...] = ()
     before = words.before
-    if languages is not None and None in languages.before:
-        before = (languages.tokens[languages.source or ""],)
+    if languages is not None:
+        names, own = tuple(languages.tokens.values()), languages.tokens.get(languages.source or "", "")
+        words.source.require(*names)
+        words.target.require(*(names if languages.target == "forced" else ()))
+        before = tuple(own if each is None else each for each in languages.before)
     unknown = (words.source.unknown, words.target.unknown)
     around = Around(before, words.after, frozenset((*words.special, *words.before, *words.after, *names, *unknown)))
     made: Files = {TOKENIZER: cut.source(around)}
@@ -92,7 +102,7 @@ def _made(words: Words, cut: Cut) -> Files:
 
 
 def _require_ids(path: Path, content: Path | str, side: Side) -> None:
-    """Raise `CheckpointError` for a tokenizer that has other ids for the tokens of a vocabulary."""
+    """Raise `CheckpointError` for a tokenizer that has other ids than a vocabulary, or other tokens for its ids."""
     try:
         given = FileTokenizer(path, content=content if isinstance(content, str) else None).vocabulary
     except BundleError as error:
@@ -100,6 +110,11 @@ def _require_ids(path: Path, content: Path | str, side: Side) -> None:
     for token, id_ in given.items():
         if side.ids.get(token, id_) != id_:
             raise CheckpointError(f"{path} gives {quoted(token)} the id {id_}, {side.place} {side.ids[token]}")
+    tokens = {id_: token for token, id_ in given.items()}
+    for token, id_ in side.ids.items():
+        own = tokens.get(id_, token)
+        if own not in (token, FOREIGN + token) and not PADDING.fullmatch(token):
+            raise CheckpointError(f"{path} has {quoted(own)} as the token {id_}, {side.place} {quoted(token)}")
 
 
 def _cuts(words: Words) -> Iterator[Cut]:

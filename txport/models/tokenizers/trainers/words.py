@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from txport.errors import CheckpointError, quoted
@@ -15,19 +15,23 @@ UNKNOWN, END = "<unk>", "</s>"  # as most trainers write them
 class Side:
     """The vocabulary of one side: where it lies, its tokens with their ids, and how many the model has rows for.
 
-    `unknown` is the token of what it lacks. `pieces` is the model of SentencePiece that cuts words for it, if the
-    trainer says which.
+    `size` is the length of its list, tokens that are there twice included; by default the ids say it. Of a trainer
+    whose models have a row for each token and no more, it is `exact`. `unknown` is the token of what it lacks. `pieces`
+    is the model of SentencePiece that cuts words for it, if the trainer says which.
     """
 
     place: Path
     ids: Mapping[str, int]
     rows: int
+    size: int | None = None
+    exact: bool = False
     unknown: str = UNKNOWN
     pieces: Path | None = None
 
     def require(self, *tokens: str) -> None:
-        """`CheckpointError` for more tokens than rows, or without one of these."""
-        if (size := 1 + max(self.ids.values(), default=-1)) > self.rows:
+        """`CheckpointError` for more tokens than rows, or fewer where each row has one, or without one of these."""
+        size = 1 + max(self.ids.values(), default=-1) if self.size is None else self.size
+        if size > self.rows or (self.exact and size < self.rows):
             raise CheckpointError(f"{self.place} has {size} tokens, the model {self.rows}: it belongs to another model")
         if len(set(self.ids.values())) < len(self.ids):
             raise CheckpointError(f"{self.place} gives one id to two tokens")
@@ -39,8 +43,10 @@ class Side:
 class Words:
     """Both vocabularies of a checkpoint. `before` and `after` are the tokens around a source.
 
-    `special` ones are no text. `alike` says whether the model has as many ids for sources as for targets, `has_classes`
-    that files of transformers' may lie in the folder too.
+    `languages` are the names and tokens of those that the trainer puts before sources and targets. Where the checkpoint
+    doesn't say whether it did, `guessed` are tokens that look so. `special` ones are no text. `alike` says whether the
+    model has as many ids for sources as for targets, `has_classes` that files of transformers' may lie in the folder
+    too.
     """
 
     folder: Path
@@ -49,6 +55,8 @@ class Words:
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     special: tuple[str, ...] = ()
+    languages: Mapping[str, str] = field(default_factory=dict)
+    guessed: tuple[str, ...] = ()
     alike: bool = True
     has_classes: bool = False
 
