@@ -57,6 +57,7 @@ def test_a_tokenizer_of_marian_must_have_the_ids_of_its_vocabulary(tmp_path: Pat
         ({}, {"a": "x", "c": "y"}, "has 'x' as the token 2, "),
         ({"c": "madeupword0000"}, {}, ""),
         ({"c": "<extra_id_0>"}, {}, ""),
+        ({"c": "<|nocaptions|>"}, {"c": "<|nospeech|>"}, ""),
         ({"c": "a"}, {}, ""),  # what is there twice has the first id
         ({}, {"c": f"{FOREIGN}c"}, ""),
     ],
