@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 WORDS, SIZE, HEADS, LAYERS, INNER, LONGEST = 40, 16, 4, 2, 24, 24
+WINDOW = 16
 
 
 def heads_of(x: Tensor, heads: int = HEADS) -> Tensor:
@@ -271,6 +272,39 @@ class Rotary(nn.Module):
         return {"loss": torch.zeros(()), "logits": F.linear(self.ln(x), self.tok.weight)}
 
 
+class Windowed(Rotated):
+    """Sees the last tokens only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key = (turned(heads_of(each(x)), 10000.0, halves=True) for each in (self.q, self.k))
+        places = torch.arange(x.shape[1])
+        far = places[:, None] - places
+        seen = (far >= 0) & (far < WINDOW)
+        mixed = F.scaled_dot_product_attention(query, key, heads_of(self.v(x)), attn_mask=seen)
+        found: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return found
+
+
+def windowed() -> nn.Module:
+    torch.manual_seed(15)
+    module = Rotary(halves=True)
+    for block in module.blocks:
+        block.attn = Windowed(halves=True)
+    return module
+
+
+class ShortRows(Rotary):
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        if ids.shape[1] > LONGEST:
+            raise IndexError("too many tokens")
+        return super().forward(ids)
+
+
+def short_rows() -> nn.Module:
+    torch.manual_seed(16)
+    return ShortRows(halves=True)
+
+
 def halves() -> nn.Module:
     torch.manual_seed(7)
     return Rotary(halves=True)
@@ -325,6 +359,14 @@ def translator() -> nn.Module:
 def translator_post() -> nn.Module:
     torch.manual_seed(10)
     return seeded(Translator(first=False))
+
+
+def translator_barred() -> nn.Module:
+    """Never gives padding: a large number is taken from its logit."""
+    module = translator()
+    with torch.no_grad():
+        module.get_parameter("generator.bias")[0] = -1e9
+    return module
 
 
 def translator_shifted() -> nn.Module:

@@ -9,13 +9,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from txport.errors import CheckpointError
-from txport.importing.against.batches import draw_batches
+from txport.importing.against.batches import LENGTHS, changes_at, draw_batches, draw_long, long_length
 from txport.importing.against.beside import Beside
 from txport.importing.against.causes import cause_of
 from txport.importing.against.faults import ORDER, misplaced
 from txport.importing.against.original import Original
 from txport.importing.against.pairing import Origins
-from txport.importing.against.taps import CLOSELY, END, IN, SURELY, Key, Run, Tap, benign, run_freely, run_on_theirs
+from txport.importing.against.taps import (
+    CLOSELY,
+    END,
+    IN,
+    SURELY,
+    Key,
+    Run,
+    Tap,
+    benign,
+    run_freely,
+    run_on_theirs,
+    run_plainly,
+)
 from txport.models.facts import LOGITS
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, FeedForward, GatedFeedForward
@@ -25,6 +37,7 @@ from txport.proof.bisect.words import describe
 from txport.proof.parity.measures import finite
 
 TOLD = 5  # further places
+MOST = max(map(max, LENGTHS))  # tokens of a short row
 BEFORE = "all that was computed before agrees, this is off"
 HOW = {IN: BEFORE, END: BEFORE}
 
@@ -87,12 +100,14 @@ class Parting:
 
 @dataclass(frozen=True)
 class Verdict:
-    """An import beside its original."""
+    """An import beside its original, in rows of up to `tokens`; `not_reached` is what longer ones would show."""
 
     original: str
     dtype: str
     outputs: tuple[Agreement, ...]
     parting: Parting | None
+    tokens: int
+    not_reached: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -109,12 +124,15 @@ class Verdict:
             "equal": self.passed,
             "outputs": outputs,
             "parting": parting,
+            "tokens": self.tokens,
+            "not_reached": list(self.not_reached),
         }
 
     def lines(self) -> Iterator[str]:
         """What to show."""
         yield f"against {self.original}, in {self.dtype}"
         yield from (each.describe() for each in self.outputs)
+        yield "; ".join([f"compared up to {self.tokens} tokens", *self.not_reached])
         if self.parting is not None:
             yield from (f"{word + ':':9} {text}" for word, text in self.parting.lines())
 
@@ -126,6 +144,8 @@ def compare(model: Model, made: Plan, original: Original) -> Verdict:
     model = _like(model, original)
     origins = Origins(model, made, original)
     runs = [run_freely(model, original, origins, given) for given in batches]
+    long, why = _long_run(model, original, origins)
+    runs += long
     _require_steady(original, runs[0])
     ends = [tap for run in runs for tap in run.ends]
     differs = not all(tap.within(SURELY) for tap in ends)
@@ -133,7 +153,30 @@ def compare(model: Model, made: Plan, original: Original) -> Verdict:
     if not all(tap.within(CLOSELY) for tap in ends):
         parting = _parting(model, original, origins, runs, certain=differs)
     outputs = tuple(_agreement(name, runs) for name in runs[0].ours if name in runs[0].theirs)
-    return Verdict(original.name, str(original.dtype).removeprefix("torch."), outputs, parting)
+    tokens = max(run.given.tokens for run in runs)
+    left = [f"not {what}" for what, size in changes_at(model).items() if size >= tokens]
+    dtype = str(original.dtype).removeprefix("torch.")
+    return Verdict(original.name, dtype, outputs, parting, tokens, (*left, *why))
+
+
+def _long_run(model: Model, original: Original, origins: Origins) -> tuple[list[Run], list[str]]:
+    """Both over one long row, or as long a one as the original can run; and why it is no longer, in words.
+
+    What is within is recorded only where the outputs differ.
+    """
+    why: list[str] = []
+    length = long_length(model)
+    while length > MOST:
+        given = draw_long(model.facts, length)
+        try:
+            found = run_plainly(model, original, given)
+        except CheckpointError as error:
+            why = why or [f"not more: {error}"]
+            length //= 2
+            continue
+        is_same = all(tap.within(CLOSELY) for tap in found.ends)
+        return [found if is_same else run_freely(model, original, origins, given)], why
+    return [], why
 
 
 def _require_steady(original: Original, run: Run) -> None:
@@ -156,7 +199,7 @@ def _agreement(output: str, runs: Sequence[Run]) -> Agreement:
     if output == LOGITS:
         alike = sum(int((tap.ours.argmax(-1) == tap.theirs.argmax(-1)).sum()) for tap in taps)
     passed = all(tap.within(SURELY) for tap in taps)
-    largest = max(tap.largest for tap in taps)
+    largest = max(tap.size for tap in taps)
     return Agreement(output, max(tap.error for tap in taps), largest, places, alike, passed)
 
 
@@ -174,7 +217,10 @@ def _parting(
         ends += [Beside(tap, isolated, model, origins) for tap in isolated.ends if not tap.within(SURELY)]
         for tap in isolated.taps:
             if tap.key not in kept and tap.key in parted and not tap.within(CLOSELY):
-                found.setdefault(tap.key, Beside(tap, isolated, model, origins))
+                # the first run in which it is sure, if there is one
+                known = found.get(tap.key)
+                if known is None or (known.tap.within(SURELY) and not tap.within(SURELY)):
+                    found[tap.key] = Beside(tap, isolated, model, origins)
     ordered = sorted(found.values(), key=lambda each: each.tap.order)
     causes = ((each, cause_of(each) if _may_err(each) else None) for each in ordered)
     sure = ((each, cause) for each, cause in causes if cause is not None or not each.tap.within(SURELY))
@@ -216,7 +262,7 @@ def _described(evidence: Beside, cause: Cause | None, also: tuple[str, ...]) -> 
         side=tap.key[2],
         theirs=tap.names,
         error=tap.error,
-        allowed=(SURELY if not tap.within(SURELY) else CLOSELY)[tap.ours.dtype] * tap.largest,
+        allowed=(SURELY if not tap.within(SURELY) else CLOSELY)[tap.ours.dtype] * tap.size,
         kind="unknown" if cause is None else cause.kind,
         what="no cause that is known gives what the original gives" if cause is None else cause.what,
         left=left,
