@@ -5,6 +5,7 @@ Each function without arguments makes one; tests save its weights with rules tha
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -175,6 +176,84 @@ class Single(Gpt):
     def forward(self, ids: Tensor) -> Tensor:
         assert self.tok.weight.dtype == torch.float32
         return super().forward(ids)
+
+
+class Functional(Block):
+    """Calls no module for its norms."""
+
+    def norm(self, ln: nn.LayerNorm, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (SIZE,), ln.weight, ln.bias, 1e-5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm(self.ln1, x))
+        found: Tensor = x + self.down(F.gelu(self.up(self.norm(self.ln2, x))))
+        return found
+
+
+class FunctionalGpt(Gpt):
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tok(ids) + self.pos(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        found: Tensor = self.head(F.layer_norm(x, (SIZE,), self.ln.weight, self.ln.bias, 1e-5))
+        return found
+
+
+def functional() -> nn.Module:
+    torch.manual_seed(17)
+    module = FunctionalGpt(Separate, nn.Linear)
+    module.blocks = nn.ModuleList(Functional(Separate(nn.Linear), nn.Linear) for _ in range(LAYERS))
+    return seeded(module)
+
+
+class Flat(Block):
+    """Its maps read all tokens in one dimension, the first of each row before the second of any."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, _ = x.shape
+        flat = x.transpose(0, 1).flatten(0, 1)  # (T * B, D)
+        read = self.ln1(flat)
+        parts = (each(read).unflatten(0, (length, rows)).transpose(0, 1) for each in self.maps())
+        mixed = attend(*(heads_of(each) for each in parts), causal=True)
+        flat = flat + self.attn.get_submodule("o")(mixed.transpose(0, 1).flatten(0, 1))
+        flat = flat + self.down(F.gelu(self.up(self.ln2(flat))))
+        found: Tensor = flat.unflatten(0, (length, rows)).transpose(0, 1)
+        return found
+
+    def maps(self) -> list[nn.Module]:
+        return [self.attn.get_submodule(each) for each in "qkv"]
+
+
+def flat() -> nn.Module:
+    torch.manual_seed(18)
+    module = Gpt(Separate, nn.Linear)
+    module.blocks = nn.ModuleList(Flat(Separate(nn.Linear), nn.Linear) for _ in range(LAYERS))
+    return seeded(module)
+
+
+class Tries(nn.Linear):
+    """Tries a fast way, which fails, within a module that goes on without it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Trying(Block):
+    def __init__(self) -> None:
+        super().__init__(Separate(nn.Linear), nn.Linear)
+        self.fast = Tries(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.suppress(NotImplementedError):
+            x = self.fast(x)
+        return super().forward(x)
+
+
+def trying() -> nn.Module:
+    torch.manual_seed(19)
+    module = Gpt(Separate, nn.Linear)
+    module.blocks = nn.ModuleList(Trying() for _ in range(LAYERS))
+    return seeded(module)
 
 
 def divided() -> nn.Module:

@@ -17,7 +17,7 @@ from tests.importing.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WINDO
 from txport import cli
 from txport.errors import CheckpointError
 from txport.importing.against.hold import hold_against
-from txport.importing.against.verdict import Verdict
+from txport.importing.against.verdict import Agreement, Verdict
 from txport.models.names import RULES, WEIGHTS
 
 FILE = Path(originals.__file__)
@@ -105,6 +105,9 @@ RIGHT: dict[str, tuple[Values, Rules]] = {
     "whole": (GPT, [*IN_PROJ, *NAMES]),
     "divided": (GPT, NAMES),
     "single": (GPT, [split(r"\.attn\.qkv\.", *ROLES, more=f", groups = {HEADS}"), *NAMES]),
+    "functional": (GPT, NAMES),
+    "flat": (GPT, NAMES),
+    "trying": (GPT, ["drop = '.*fast'", *NAMES]),
     "tied": ({**GPT, "tied": True}, NAMES),
     "halves": (LLAMA, [SHIFT, *NAMES]),
     "interleaved": (LLAMA, [SHIFT, PAIRS, *NAMES]),
@@ -320,6 +323,30 @@ FAULTS: dict[str, Fault] = {
         "window",
         "in the original, it sees the last 16 tokens, the import's layer all",
     ),
+    "keys of tokens that lie in one dimension": (
+        "flat",
+        GPT,
+        exchanged(("q", "k")),
+        ATTENTION,
+        "heads",
+        "queries and keys are exchanged",
+    ),
+    "a transposed matrix over tokens that lie in one dimension": (
+        "flat",
+        GPT,
+        ["transpose = 'attn.o.weight$'", *NAMES],
+        f"{ATTENTION}, output map",
+        "transposed",
+        "its weight is transposed",
+    ),
+    "activation, beside a module that raises": (
+        "trying",
+        {**GPT, "activation": "relu"},
+        ["drop = '.*fast'", *NAMES],
+        "decoder layer 0, feed-forward",
+        "activation",
+        "in the original, gelu in place of relu",
+    ),
     "another window": (
         "windowed",
         {**LLAMA, "windows": [19, WINDOW]},
@@ -484,6 +511,23 @@ def test_a_fault_of_an_import_is_named_where_it_is(fault: str, tmp_path: Path) -
         assert found.parting.left < 0.02 * found.parting.error
 
 
+@pytest.mark.parametrize(("epsilon", "is_sure"), [(1.001e-5, False), (2e-5, False), (1e-3, True)])
+def test_an_error_that_nothing_explains_is_no_rounding(epsilon: float, is_sure: bool, tmp_path: Path) -> None:
+    found = against(tmp_path, "functional", {**GPT, "norm_epsilon": epsilon}, NAMES)
+    told = "\n".join(found.lines())
+    assert found.parting is not None, told
+    assert found.parting.kind == "unknown", told
+    assert ("which is more than rounding in float64" in found.parting.what) != is_sure, told
+    assert not found.outputs[0].passed
+
+
+def test_outputs_that_are_not_compared_are_named() -> None:
+    logits = Agreement("last_hidden_state", 0.0, 1.0, 3, None, passed=True)
+    found = Verdict("model.py:Net", "float64", (logits,), None, 11, not_compared=("pooler_output",))
+    assert "not compared: pooler_output, which the original does not give" in found.lines()
+    assert found.to_dict()["not_compared"] == ["pooler_output"]
+
+
 def test_it_says_up_to_how_many_tokens_it_compared(tmp_path: Path) -> None:
     found = against(tmp_path, "separate", GPT, NAMES)
     assert (found.tokens, found.to_dict()["tokens"], found.not_reached) == (LONGEST, LONGEST, ())
@@ -509,6 +553,13 @@ CODE = """
 import torch
 from torch import nn
 from tests.importing.originals import Gpt, Separate, separate, unsteady
+
+class Exits(Gpt):
+    def forward(self, ids):
+        raise SystemExit(0)
+
+def exits():
+    return Exits(Separate, nn.Linear)
 
 class NoTensor(Gpt):
     def forward(self, ids):
@@ -563,6 +614,7 @@ text = lambda: "text"
         ("Gpt", "Gpt of {file} needs arguments (missing a required argument: 'attention'); name a function in the"),
         ("fails", "fails of {file} fails: RuntimeError: no such file (model.py, line "),
         ("ends", "ends of {file} fails: SystemExit: 0 (model.py, line "),
+        ("exits", "model.py:exits fails in torch.float32: SystemExit: 0 (model.py, line 8)"),
         ("raises", "model.py:raises fails in torch.float32: AttributeError: 'Raises' object has no attribute"),
         ("no_tensor", "model.py:no_tensor gives no tensor but a str; the import gives logits"),
         ("short", "model.py:short gives a tensor of shape (3, 40), the import gives logits of (3, 5, 40)"),

@@ -146,7 +146,7 @@ def _taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
     for side, ours, theirs, later in sides:
         if ours is None or theirs is None or not ours.is_floating_point():
             continue
-        found = aligned(theirs, ours)
+        found = aligned(theirs, ours, given.real(ours))
         if found is not None:
             key = (call.name, record[call.name].index(call), side)
             yield Tap(key, call.order + later, ours, found, pair.theirs, given.real(ours), pair, given.more)
@@ -156,10 +156,10 @@ def _block_taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
     """Before and after a block, whose parts the original does not call one by one."""
     call, first = pair.call, pair.call.arguments[0]
     nth = record[call.name].index(call)
-    read = None if pair.read is None or first is None else aligned(pair.read, first)
+    read = None if pair.read is None or first is None else aligned(pair.read, first, given.real(first))
     if read is not None and first is not None:
         yield Tap((call.name, nth, IN), call.order, first, read, pair.theirs, given.real(first), pair, given.more)
-    found = None if pair.gave is None else aligned(pair.gave, call.result)
+    found = None if pair.gave is None else aligned(pair.gave, call.result, given.real(call.result))
     if found is not None:
         order = max([call.order, *(each.order for each in call.inner)]) + 0.75
         key = (call.name, nth, BLOCK)
