@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from tests.importing import originals
@@ -640,6 +641,40 @@ def test_code_that_does_not_run_is_one_line(folder: Path, tmp_path: Path) -> Non
     file.write_text("import torch\n1 / 0\n", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"model\.py does not run: ZeroDivisionError: .* \(model\.py, line 2\)"):
         hold_against(str(folder), f"{file}:separate", trust_code=True)
+
+
+def test_code_may_import_late_and_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    state, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    for place, relu in (("one", False), ("other", True)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "beside.py").write_text(f"RELU = {relu}", encoding="utf-8")
+        (tmp_path / place / "later.py").write_text("from torch.nn import functional as F", encoding="utf-8")
+        file = tmp_path / place / "model.py"
+        file.write_text(LATE, encoding="utf-8")
+        found = hold_against(str(folder), f"{file}:net", trust_code=True)
+        assert found.passed != relu
+        assert not {"beside", "later"} & set(sys.modules)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (torch.get_default_dtype(), torch.get_default_device().type) == (dtype, "cpu")
+
+
+LATE = """
+import torch
+from tests.importing.originals import Gpt, Separate
+torch.set_default_dtype(torch.float64)
+
+class Net(Gpt):
+    def forward(self, ids):
+        import later
+        return later.F.relu(super().forward(ids)) if self.relu else super().forward(ids)
+
+def net():
+    import beside
+    torch.manual_seed(5)
+    module = Net(Separate, torch.nn.Linear)
+    module.relu = beside.RELU
+    return module
+"""
 
 
 @pytest.fixture
