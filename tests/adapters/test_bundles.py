@@ -163,6 +163,11 @@ def test_the_command_line_exports_code_only_if_it_is_trusted(example: Path, tmp_
         ("ADAPTER = 7", "must be an adapter of txport.adapters, and is a int"),
         ("import no_such_package", "{path} does not run: ModuleNotFoundError"),
         ("raise SystemExit(0)", "{path} does not run: SystemExit: 0 (model.py, line 1)"),
+        (
+            "from tests.adapters.modules import *\nimport torch\ndef encode(*given): raise SystemExit(0)\n"
+            "ADAPTER = adapters.encoder(tokens=TOKENS, width=4, encode=encode, load=lambda: torch.nn.Linear(2, 2))",
+            "encode of Linear fails in torch.float32: SystemExit: 0 (model.py, line 3)",
+        ),
         ("def f(:", "{path} does not run: SyntaxError"),
         ("from tests.adapters.modules import *\nADAPTER = encoder_of(classify)", "needs load, a function"),
         ("from beside import ADAPTER", "load of {path} fails: ZeroDivisionError: division by zero (beside.py, line 2)"),

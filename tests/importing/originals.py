@@ -5,6 +5,7 @@ Each function without arguments makes one; tests save its weights with rules tha
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 WORDS, SIZE, HEADS, LAYERS, INNER, LONGEST = 40, 16, 4, 2, 24, 24
+WINDOW = 16
 
 
 def heads_of(x: Tensor, heads: int = HEADS) -> Tensor:
@@ -176,6 +178,84 @@ class Single(Gpt):
         return super().forward(ids)
 
 
+class Functional(Block):
+    """Calls no module for its norms."""
+
+    def norm(self, ln: nn.LayerNorm, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (SIZE,), ln.weight, ln.bias, 1e-5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm(self.ln1, x))
+        found: Tensor = x + self.down(F.gelu(self.up(self.norm(self.ln2, x))))
+        return found
+
+
+class FunctionalGpt(Gpt):
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tok(ids) + self.pos(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        found: Tensor = self.head(F.layer_norm(x, (SIZE,), self.ln.weight, self.ln.bias, 1e-5))
+        return found
+
+
+def functional() -> nn.Module:
+    torch.manual_seed(17)
+    module = FunctionalGpt(Separate, nn.Linear)
+    module.blocks = nn.ModuleList(Functional(Separate(nn.Linear), nn.Linear) for _ in range(LAYERS))
+    return seeded(module)
+
+
+class Flat(Block):
+    """Its maps read all tokens in one dimension, the first of each row before the second of any."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, _ = x.shape
+        flat = x.transpose(0, 1).flatten(0, 1)  # (T * B, D)
+        read = self.ln1(flat)
+        parts = (each(read).unflatten(0, (length, rows)).transpose(0, 1) for each in self.maps())
+        mixed = attend(*(heads_of(each) for each in parts), causal=True)
+        flat = flat + self.attn.get_submodule("o")(mixed.transpose(0, 1).flatten(0, 1))
+        flat = flat + self.down(F.gelu(self.up(self.ln2(flat))))
+        found: Tensor = flat.unflatten(0, (length, rows)).transpose(0, 1)
+        return found
+
+    def maps(self) -> list[nn.Module]:
+        return [self.attn.get_submodule(each) for each in "qkv"]
+
+
+def flat() -> nn.Module:
+    torch.manual_seed(18)
+    module = Gpt(Separate, nn.Linear)
+    module.blocks = nn.ModuleList(Flat(Separate(nn.Linear), nn.Linear) for _ in range(LAYERS))
+    return seeded(module)
+
+
+class Tries(nn.Linear):
+    """Tries a fast way, which fails, within a module that goes on without it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Trying(Block):
+    def __init__(self) -> None:
+        super().__init__(Separate(nn.Linear), nn.Linear)
+        self.fast = Tries(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.suppress(NotImplementedError):
+            x = self.fast(x)
+        return super().forward(x)
+
+
+def trying() -> nn.Module:
+    torch.manual_seed(19)
+    module = Gpt(Separate, nn.Linear)
+    module.blocks = nn.ModuleList(Trying() for _ in range(LAYERS))
+    return seeded(module)
+
+
 def divided() -> nn.Module:
     torch.manual_seed(12)
     module = Gpt(Separate, nn.Linear)
@@ -271,6 +351,39 @@ class Rotary(nn.Module):
         return {"loss": torch.zeros(()), "logits": F.linear(self.ln(x), self.tok.weight)}
 
 
+class Windowed(Rotated):
+    """Sees the last tokens only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key = (turned(heads_of(each(x)), 10000.0, halves=True) for each in (self.q, self.k))
+        places = torch.arange(x.shape[1])
+        far = places[:, None] - places
+        seen = (far >= 0) & (far < WINDOW)
+        mixed = F.scaled_dot_product_attention(query, key, heads_of(self.v(x)), attn_mask=seen)
+        found: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return found
+
+
+def windowed() -> nn.Module:
+    torch.manual_seed(15)
+    module = Rotary(halves=True)
+    for block in module.blocks:
+        block.attn = Windowed(halves=True)
+    return module
+
+
+class ShortRows(Rotary):
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        if ids.shape[1] > LONGEST:
+            raise IndexError("too many tokens")
+        return super().forward(ids)
+
+
+def short_rows() -> nn.Module:
+    torch.manual_seed(16)
+    return ShortRows(halves=True)
+
+
 def halves() -> nn.Module:
     torch.manual_seed(7)
     return Rotary(halves=True)
@@ -325,6 +438,14 @@ def translator() -> nn.Module:
 def translator_post() -> nn.Module:
     torch.manual_seed(10)
     return seeded(Translator(first=False))
+
+
+def translator_barred() -> nn.Module:
+    """Never gives padding: a large number is taken from its logit."""
+    module = translator()
+    with torch.no_grad():
+        module.get_parameter("generator.bias")[0] = -1e9
+    return module
 
 
 def translator_shifted() -> nn.Module:

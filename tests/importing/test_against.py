@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from tests.importing import originals
-from tests.importing.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WORDS
+from tests.importing.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WINDOW, WORDS
 from txport import cli
 from txport.errors import CheckpointError
 from txport.importing.against.hold import hold_against
-from txport.importing.against.verdict import Verdict
+from txport.importing.against.verdict import Agreement, Verdict
 from txport.models.names import RULES, WEIGHTS
 
 FILE = Path(originals.__file__)
@@ -105,11 +106,16 @@ RIGHT: dict[str, tuple[Values, Rules]] = {
     "whole": (GPT, [*IN_PROJ, *NAMES]),
     "divided": (GPT, NAMES),
     "single": (GPT, [split(r"\.attn\.qkv\.", *ROLES, more=f", groups = {HEADS}"), *NAMES]),
+    "functional": (GPT, NAMES),
+    "flat": (GPT, NAMES),
+    "trying": (GPT, ["drop = '.*fast'", *NAMES]),
     "tied": ({**GPT, "tied": True}, NAMES),
     "halves": (LLAMA, [SHIFT, *NAMES]),
     "interleaved": (LLAMA, [SHIFT, PAIRS, *NAMES]),
+    "windowed": ({**LLAMA, "windows": [WINDOW] * LAYERS}, [SHIFT, *NAMES]),
     "translator": (SEQ2SEQ, OWN_NAMES),
     "translator_post": ({**SEQ2SEQ, "norm": "post"}, OWN_NAMES),
+    "translator_barred": (SEQ2SEQ, OWN_NAMES),
 }
 
 
@@ -310,6 +316,54 @@ FAULTS: dict[str, Fault] = {
         "activation",
         "in the original, gelu in place of gelu_tanh",
     ),
+    "a window beyond short rows": (
+        "windowed",
+        LLAMA,
+        [SHIFT, *NAMES],
+        ATTENTION,
+        "window",
+        "in the original, it sees the last 16 tokens, the import's layer all",
+    ),
+    "keys of tokens that lie in one dimension": (
+        "flat",
+        GPT,
+        exchanged(("q", "k")),
+        ATTENTION,
+        "heads",
+        "queries and keys are exchanged",
+    ),
+    "a transposed matrix over tokens that lie in one dimension": (
+        "flat",
+        GPT,
+        ["transpose = 'attn.o.weight$'", *NAMES],
+        f"{ATTENTION}, output map",
+        "transposed",
+        "its weight is transposed",
+    ),
+    "activation, beside a module that raises": (
+        "trying",
+        {**GPT, "activation": "relu"},
+        ["drop = '.*fast'", *NAMES],
+        "decoder layer 0, feed-forward",
+        "activation",
+        "in the original, gelu in place of relu",
+    ),
+    "another window": (
+        "windowed",
+        {**LLAMA, "windows": [19, WINDOW]},
+        [SHIFT, *NAMES],
+        ATTENTION,
+        "window",
+        "in the original, it sees the last 16 tokens, the import's layer the last 19",
+    ),
+    "a window that the original has not": (
+        "halves",
+        {**LLAMA, "windows": [WINDOW, 0]},
+        [SHIFT, *NAMES],
+        ATTENTION,
+        "window",
+        "in the original, it sees all tokens before it, the import's layer the last 16",
+    ),
     "gate": (
         "halves",
         LLAMA,
@@ -341,6 +395,22 @@ FAULTS: dict[str, Fault] = {
         EMBEDDED,
         "position",
         "sinusoids are those of the layout 'interleaved'",
+    ),
+    "order of sinusoids, beside a huge logit": (
+        "translator_barred",
+        {**SEQ2SEQ, "sinusoids": "halves"},
+        OWN_NAMES,
+        EMBEDDED,
+        "position",
+        "sinusoids are those of the layout 'interleaved'",
+    ),
+    "a transposed projection, beside a huge logit": (
+        "translator_barred",
+        {**SEQ2SEQ, "output_bias": True},
+        [*OWN_NAMES, "permute = { pattern = '^projection.weight|^generator.weight', view = [-1, 2], order = [1, 0] }"],
+        "projection to the vocabulary",
+        "unknown",
+        "no cause that is known gives what the original gives",
     ),
     "offset": (
         "translator_shifted",
@@ -437,9 +507,42 @@ def test_a_fault_of_an_import_is_named_where_it_is(fault: str, tmp_path: Path) -
     told = "\n".join(found.lines())
     assert found.parting.where.startswith(where) or found.parting.where.endswith(where), told
     assert (found.parting.kind, words in found.parting.what) == (kind, True), told
-    if kind != "order":
+    if kind not in ("order", "unknown"):
         assert found.parting.left is not None
         assert found.parting.left < 0.02 * found.parting.error
+
+
+@pytest.mark.parametrize(("epsilon", "is_sure"), [(1.001e-5, False), (2e-5, False), (1e-3, True)])
+def test_an_error_that_nothing_explains_is_no_rounding(epsilon: float, is_sure: bool, tmp_path: Path) -> None:
+    found = against(tmp_path, "functional", {**GPT, "norm_epsilon": epsilon}, NAMES)
+    told = "\n".join(found.lines())
+    assert found.parting is not None, told
+    assert found.parting.kind == "unknown", told
+    assert ("which is more than rounding in float64" in found.parting.what) != is_sure, told
+    assert not found.outputs[0].passed
+
+
+def test_outputs_that_are_not_compared_are_named() -> None:
+    logits = Agreement("last_hidden_state", 0.0, 1.0, 3, None, passed=True)
+    found = Verdict("model.py:Net", "float64", (logits,), None, 11, not_compared=("pooler_output",))
+    assert "not compared: pooler_output, which the original does not give" in found.lines()
+    assert found.to_dict()["not_compared"] == ["pooler_output"]
+
+
+def test_it_says_up_to_how_many_tokens_it_compared(tmp_path: Path) -> None:
+    found = against(tmp_path, "separate", GPT, NAMES)
+    assert (found.tokens, found.to_dict()["tokens"], found.not_reached) == (LONGEST, LONGEST, ())
+    assert f"compared up to {LONGEST} tokens" in found.lines()
+
+
+def test_an_original_may_run_fewer_tokens_than_the_import_says(tmp_path: Path) -> None:
+    found = against(tmp_path, "halves", {**LLAMA, "max_length": 4000}, [SHIFT, *NAMES])
+    assert (found.passed, found.tokens) == (True, 309)
+    short = against(tmp_path, "short_rows", {**LLAMA, "max_length": 4000, "windows": [30] * LAYERS}, [SHIFT, *NAMES])
+    assert (short.passed, short.tokens) == (True, 19)
+    window, more = short.not_reached
+    assert window == "not the window of 30"
+    assert more.startswith("not more: originals.py:short_rows fails in torch.float64: IndexError")
 
 
 @pytest.fixture
@@ -451,6 +554,13 @@ CODE = """
 import torch
 from torch import nn
 from tests.importing.originals import Gpt, Separate, separate, unsteady
+
+class Exits(Gpt):
+    def forward(self, ids):
+        raise SystemExit(0)
+
+def exits():
+    return Exits(Separate, nn.Linear)
 
 class NoTensor(Gpt):
     def forward(self, ids):
@@ -505,6 +615,7 @@ text = lambda: "text"
         ("Gpt", "Gpt of {file} needs arguments (missing a required argument: 'attention'); name a function in the"),
         ("fails", "fails of {file} fails: RuntimeError: no such file (model.py, line "),
         ("ends", "ends of {file} fails: SystemExit: 0 (model.py, line "),
+        ("exits", "model.py:exits fails in torch.float32: SystemExit: 0 (model.py, line 8)"),
         ("raises", "model.py:raises fails in torch.float32: AttributeError: 'Raises' object has no attribute"),
         ("no_tensor", "model.py:no_tensor gives no tensor but a str; the import gives logits"),
         ("short", "model.py:short gives a tensor of shape (3, 40), the import gives logits of (3, 5, 40)"),
@@ -530,6 +641,40 @@ def test_code_that_does_not_run_is_one_line(folder: Path, tmp_path: Path) -> Non
     file.write_text("import torch\n1 / 0\n", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"model\.py does not run: ZeroDivisionError: .* \(model\.py, line 2\)"):
         hold_against(str(folder), f"{file}:separate", trust_code=True)
+
+
+def test_code_may_import_late_and_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    state, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    for place, relu in (("one", False), ("other", True)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "beside.py").write_text(f"RELU = {relu}", encoding="utf-8")
+        (tmp_path / place / "later.py").write_text("from torch.nn import functional as F", encoding="utf-8")
+        file = tmp_path / place / "model.py"
+        file.write_text(LATE, encoding="utf-8")
+        found = hold_against(str(folder), f"{file}:net", trust_code=True)
+        assert found.passed != relu
+        assert not {"beside", "later"} & set(sys.modules)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (torch.get_default_dtype(), torch.get_default_device().type) == (dtype, "cpu")
+
+
+LATE = """
+import torch
+from tests.importing.originals import Gpt, Separate
+torch.set_default_dtype(torch.float64)
+
+class Net(Gpt):
+    def forward(self, ids):
+        import later
+        return later.F.relu(super().forward(ids)) if self.relu else super().forward(ids)
+
+def net():
+    import beside
+    torch.manual_seed(5)
+    module = Net(Separate, torch.nn.Linear)
+    module.relu = beside.RELU
+    return module
+"""
 
 
 @pytest.fixture

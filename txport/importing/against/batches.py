@@ -15,10 +15,14 @@ from txport.models.model import Model
 from txport.models.ops import padding_mask
 from txport.proof.parity.cases import Draw
 from txport.runtimes.inputs import Source, batch
+from txport.system import memory
 
 ROWS = 3
 LENGTHS = ((5, 7), (11, 4), (2, 6))  # of sources and targets; none is the number of rows, nor alike in one batch
 RAGGED, BESIDE = (9, 4, 7), 5
+LONG, BEYOND = 300, 9  # tokens of one long row at least, and behind whatever changes with the length
+WORK = 1e13  # multiplications and additions of a long row at most: minutes
+SHARE = 0.5  # of the free memory that a long row may take
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,17 @@ class Batch:
     mask: Tensor
     lengths: Tensor
     target: Tensor | None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens its longest row has; of speech, those of the target."""
+        is_heard = self.source.is_floating_point()
+        return self.target.shape[1] if is_heard and self.target is not None else self.source.shape[1]
+
+    @property
+    def more(self) -> float:
+        """How much more may be rounding than in a short row: angles in float32 err with their position."""
+        return max(1.0, self.tokens / LONG)
 
     @property
     def is_padded(self) -> bool:
@@ -55,6 +70,35 @@ def draw_batches(facts: Facts, *, padded: bool) -> Iterator[Batch]:
         yield _batch(facts, draw, [source] * ROWS, target)
     if padded and facts.masks_source:
         yield _batch(facts, draw, list(RAGGED), BESIDE)
+
+
+def changes_at(model: Model) -> dict[str, int]:
+    """After how many tokens a model begins to compute something else, in words."""
+    found = {f"the window of {each}": each for each in model.facts.windows}
+    for key, what in (("farthest", "distances of"), ("rotary_original_length", "positions of")):
+        if size := getattr(model.config, key, 0):
+            found[f"{what} {size}"] = size
+    return found
+
+
+def long_length(model: Model) -> int:
+    """How many tokens a long row has: beyond all that changes with the length, if memory and time allow."""
+    facts = model.facts
+    wanted = max([LONG, *changes_at(model).values()]) + BEYOND
+    longest = facts.writes.longest if isinstance(facts.reads, Features) else facts.reads.longest
+    numbers, heads = sum(each.numel() for each in model.parameters()), getattr(model.config, "heads", 1)
+    free = memory.available()
+    while wanted > LONG:
+        bytes_ = 8.0 * wanted * (6 * numbers / facts.width + 6 * heads * wanted)
+        if 4.0 * wanted * numbers <= WORK and (free is None or bytes_ <= SHARE * free):
+            break
+        wanted = max(LONG, wanted // 2)
+    return min(wanted, longest)
+
+
+def draw_long(facts: Facts, length: int) -> Batch:
+    """One row of so many tokens, on both sides."""
+    return _batch(facts, Draw(facts, np.random.default_rng(1)), [length], length)
 
 
 def _batch(facts: Facts, draw: Draw, lengths: list[int], target: int) -> Batch:

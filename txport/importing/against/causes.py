@@ -9,6 +9,7 @@ from torch import nn
 
 from txport.importing.against.beside import Beside
 from txport.importing.against.faults import (
+    any_window,
     inner_transposed,
     lost_bias,
     other_order,
@@ -43,8 +44,9 @@ FAULTS: Mapping[object, tuple[FaultModel, ...]] = {
     Attention: (
         not_finite,
         other_roles,
-        other_mask,
         other_window,
+        other_mask,
+        any_window,
         other_turn,
         other_distances,
         other_heads,

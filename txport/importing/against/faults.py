@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from txport.importing.against.beside import Beside
 from txport.importing.against.taps import BLOCK, IN, OUT
 from txport.importing.against.watching import aligned
-from txport.models.parts import Attention, Embedding, Layer, Residual, sinusoids
+from txport.models.parts import Attention, Embedding, Layer, Residual, additive, sinusoids
 from txport.proof.bisect.calls import PartCall
+from txport.proof.bisect.faults.attention import attend, attended
 from txport.proof.bisect.faults.embeddings import position_rows
 from txport.proof.bisect.faults.evidence import Cause, last_map
 
@@ -166,6 +167,27 @@ def other_softmax(evidence: Beside) -> Cause | None:
         evidence.closest.append(gap)
         return Cause("output", "the original gives logits, the import their log-softmax")
     return None
+
+
+def any_window(evidence: Beside) -> Cause | None:
+    """An attention that sees fewer of the last tokens: the first query that errs says how many."""
+    assert evidence.block is not None
+    part, given = evidence.block.part, attended(evidence.block)
+    gap = np.abs(evidence.expected - evidence.seen)
+    if getattr(part, "over", "row") == "source" or gap.ndim != 3:
+        return None
+    errs = np.flatnonzero(gap.max((0, 2)) > evidence.allowed)
+    size = int(errs[0]) if len(errs) else 0
+    if not size or not given.seen.any():
+        return None
+    places = torch.arange(given.seen.shape[-1])
+    near = places > (places[-gap.shape[1] :, None] - size)
+    if not evidence.explains(attend(given.replace(mask=additive(given.seen & near, given.mask.dtype)))):
+        return None
+    own = getattr(part, "window", None)
+    return Cause(
+        "window", f"it sees the last {size} tokens, the model's layer {f'the last {own.size}' if own else 'all'}"
+    )
 
 
 def inner_transposed(evidence: Beside) -> Cause | None:

@@ -9,6 +9,7 @@ import torch
 from txport.errors import CheckpointError, ConfigError, UnsupportedError, quoted
 from txport.importing.against.original import Original, load_module, require_used
 from txport.importing.against.verdict import Verdict, compare
+from txport.models.adapters.load import at_home
 from txport.models.checkpoint import build_empty, load_checkpoint
 from txport.models.facts import Facts
 from txport.models.names import CONFIG, code_name, find_folder
@@ -34,10 +35,12 @@ def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdic
     model = load_checkpoint(name).in_memory(COPIES).model
     weights = source.weights()
     made = _planned(source, weights)
-    if code_name(against) is not None:
-        original = load_module(against, weights, model.facts, source.place)
-        require_used(original, _used(made), source.place)
-    elif against == TRANSFORMERS:
+    if (code := code_name(against)) is not None:
+        with at_home(code[0]):
+            original = load_module(against, weights, model.facts, source.place)
+            require_used(original, _used(made), source.place)
+            return compare(model, made, original)
+    if against == TRANSFORMERS:
         original = _by_transformers(folder, weights, model.facts)
     else:
         theirs = find_folder(against)

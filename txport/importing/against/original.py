@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from txport.errors import CheckpointError, brief, quoted
 from txport.importing.against.batches import Batch
+from txport.importing.against.narrow import Narrow
 from txport.importing.against.watching import tensors_in
 from txport.models.adapters.adapted import computing, line_of
 from txport.models.adapters.load import imported, running
@@ -44,14 +45,21 @@ class Original:
         """What it computes in."""
         return next((each.dtype for each in self.module.parameters() if each.is_floating_point()), torch.float32)
 
-    def widen(self, given: Batch) -> None:
-        """Let it compute in float64, if it can; else in float32. `CheckpointError` where it can't run at all."""
+    def widen(self, given: Batch) -> list[str]:
+        """Let it compute in float64, if it can; else in float32. `CheckpointError` where it can't run at all.
+
+        -> functions that it calls in float32 even so.
+        """
         self.module.double()
+        narrow = Narrow()
         try:
-            self.give(given)
+            with narrow:
+                self.give(given)
         except CheckpointError:
             self.module.float()
             self.give(given)
+            return []
+        return list(narrow.names)
 
     @torch.inference_mode()
     def give(self, given: Batch) -> Any:
@@ -61,7 +69,7 @@ class Original:
                 return self.run(self.module, given.to(self.dtype))
         except (CheckpointError, MemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if is_out_of_memory(error):
                 raise
             what = f"{self.name} fails in {self.dtype}: {type(error).__name__}: {brief(error)}"

@@ -26,7 +26,8 @@ from txport.models.weights.values import Filled, Weights
 from txport.proof.bisect.calls import PartCall, Record, calls_of
 from txport.proof.bisect.faults.evidence import last_map
 
-CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value: a product with the same weight
+# of the largest value: a product with the same weight
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.002, torch.bfloat16: 0.02}
 BLOCKS = (Attention, FeedForward, GatedFeedForward)
 
 
@@ -37,21 +38,19 @@ class Rows:
     file: str
     outputs: Tensor  # (out,) the outputs of the original's map
     inputs: Tensor | None = None  # (in,)
-    flipped: bool = False  # its weight lies across
 
 
 @dataclass(frozen=True)
 class Pair:
     """A call of a part of the import, and what the original read and gave in its place; None for what can't be told.
 
-    `theirs` are the names of its modules. `flipped` says that the part's weight lies across, by the plan.
+    `theirs` are the names of its modules.
     """
 
     call: PartCall
     theirs: tuple[str, ...]
     read: Tensor | None
     gave: Tensor | None
-    flipped: bool = False
     bias: str = ""  # a tensor of the files that the original adds and the import does not read
     rows: tuple[Rows, ...] = ()
 
@@ -253,7 +252,7 @@ def _products(
         names = tuple(dict.fromkeys(products[each.file].call.name for each in rows))
         used = set(origins.files_of(f"{name}.bias"))
         lost = next((products[each.file].bias for each in rows if products[each.file].bias not in ("", *used)), "")
-        yield Pair(call, names, reads, whole, any(each.flipped for each in rows), lost, tuple(rows))
+        yield Pair(call, names, reads, whole, lost, tuple(rows))
 
 
 def _shares(origins: Origins, numbers: Tensor) -> list[Tensor]:
@@ -280,7 +279,7 @@ def rows_at(file: str, first: Tensor, second: Tensor, *, across: bool) -> Rows |
     if bool((outputs == outputs[:, :1]).all() and (inputs == inputs[:1]).all()):
         return Rows(file, outputs[:, 0], inputs[0])
     if bool((outputs == outputs[:1]).all() and (inputs == inputs[:, :1]).all()):
-        return Rows(file, outputs[0], inputs[:, 0], flipped=True)
+        return Rows(file, outputs[0], inputs[:, 0])
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ IN, OUT, BLOCK, END = "in", "out", "block", "end"
 # a table that the original has in fp32.
 CLOSELY = {torch.float64: 1e-9, torch.float32: 1e-4}
 SURELY = {torch.float64: 1e-5, torch.float32: 1e-4}
+HUGE = 1e4  # times the middle value
 Key = tuple[str, int, str]  # the part's name, which of its calls, and the side
 
 
@@ -43,27 +44,40 @@ class Tap:
     names: tuple[str, ...]  # the original's modules
     real: Tensor | None = None
     pair: Pair | None = None
+    more: float = 1.0  # how much more may be rounding, in long rows
 
-    @property
+    @cached_property
     def error(self) -> float:
-        """The largest difference; infinite for what is no number."""
+        """The largest difference, of a huge value in proportion to `size`; infinite for what is no number."""
+        if not self.ours.numel():
+            return 0.0
         gap = (self.ours - self.theirs).abs()
+        gap = gap / (self._values / self.size).clamp(min=1.0) if self.size else gap
         gap = gap if self.real is None else torch.where(self.real, gap, torch.zeros_like(gap))
-        return float(torch.nan_to_num(gap, nan=torch.inf).max()) if gap.numel() else 0.0
+        return float(torch.nan_to_num(gap, nan=torch.inf).max())
 
     @property
-    def largest(self) -> float:
-        """The largest value."""
-        return float(torch.maximum(self.ours.abs().max(), self.theirs.abs().max())) if self.ours.numel() else 0.0
+    def _values(self) -> Tensor:
+        return torch.maximum(self.ours.abs(), self.theirs.abs())
+
+    @cached_property
+    def size(self) -> float:
+        """The largest value that is not huge beside the middle one, as what is masked by a large number is."""
+        values = self._values
+        values = values if self.real is None else values[self.real]
+        values = values[values > 0]
+        if not values.numel():
+            return 0.0
+        return float(values[values <= HUGE * values.median()].max())
 
     def within(self, limits: Mapping[torch.dtype, float]) -> bool:
         """Whether the difference is allowed."""
-        return self.error <= limits[self.ours.dtype] * max(self.largest, 1e-30)
+        return self.error <= self.more * limits[self.ours.dtype] * max(self.size, 1e-30)
 
     @property
     def allowed(self) -> float:
         """How far it may be off without an explanation."""
-        return SURELY[self.ours.dtype] * self.largest
+        return self.more * SURELY[self.ours.dtype] * self.size
 
 
 @dataclass(frozen=True)
@@ -96,7 +110,7 @@ class Run:
         """The outputs."""
         found = self.ours.items()
         return [
-            Tap((name, 0, END), torch.inf, each, self.theirs[name], (), self.given.real(each))
+            Tap((name, 0, END), torch.inf, each, self.theirs[name], (), self.given.real(each), more=self.given.more)
             for name, each in found
             if name in self.theirs
         ]
@@ -117,6 +131,13 @@ def run_freely(model: Model, original: Original, origins: Origins, given: Batch)
     return Run(given, record, watched, ours, theirs, tuple(sorted(taps, key=lambda tap: tap.order)))
 
 
+@torch.inference_mode()
+def run_plainly(model: Model, original: Original, given: Batch) -> Run:
+    """Both as they are, without a record of what is within."""
+    ours = outputs_of(model, given.to(original.dtype))
+    return Run(given, {}, {}, ours, original.outputs(given, ours), ())
+
+
 def _taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
     """Before and after a part."""
     call = pair.call
@@ -125,24 +146,24 @@ def _taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
     for side, ours, theirs, later in sides:
         if ours is None or theirs is None or not ours.is_floating_point():
             continue
-        found = aligned(theirs, ours)
+        found = aligned(theirs, ours, given.real(ours))
         if found is not None:
             key = (call.name, record[call.name].index(call), side)
-            yield Tap(key, call.order + later, ours, found, pair.theirs, given.real(ours), pair)
+            yield Tap(key, call.order + later, ours, found, pair.theirs, given.real(ours), pair, given.more)
 
 
 def _block_taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
     """Before and after a block, whose parts the original does not call one by one."""
     call, first = pair.call, pair.call.arguments[0]
     nth = record[call.name].index(call)
-    read = None if pair.read is None or first is None else aligned(pair.read, first)
+    read = None if pair.read is None or first is None else aligned(pair.read, first, given.real(first))
     if read is not None and first is not None:
-        yield Tap((call.name, nth, IN), call.order, first, read, pair.theirs, given.real(first), pair)
-    found = None if pair.gave is None else aligned(pair.gave, call.result)
+        yield Tap((call.name, nth, IN), call.order, first, read, pair.theirs, given.real(first), pair, given.more)
+    found = None if pair.gave is None else aligned(pair.gave, call.result, given.real(call.result))
     if found is not None:
         order = max([call.order, *(each.order for each in call.inner)]) + 0.75
         key = (call.name, nth, BLOCK)
-        yield Tap(key, order, call.result, found, pair.theirs, given.real(found), pair)
+        yield Tap(key, order, call.result, found, pair.theirs, given.real(found), pair, given.more)
 
 
 @torch.inference_mode()
@@ -156,7 +177,7 @@ def run_on_theirs(model: Model, original: Original, free: Run, kept: set[Key]) -
     for tap in free.taps:
         name, nth, side = tap.key
         mine = traffic.own[tap.key] if side == IN else record[name][nth].result
-        taps.append(Tap(tap.key, tap.order, mine, tap.theirs, tap.names, tap.real, tap.pair))
+        taps.append(Tap(tap.key, tap.order, mine, tap.theirs, tap.names, tap.real, tap.pair, tap.more))
     run = Run(free.given, record, free.watched, ours, free.theirs, tuple(taps))
     return replace(run, flow=tuple(traffic.flow), moments=traffic.moments)
 

@@ -8,14 +8,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from txport.errors import CheckpointError
-from txport.importing.against.batches import draw_batches
+from txport.importing.against.batches import LENGTHS, changes_at, draw_batches, draw_long, long_length
 from txport.importing.against.beside import Beside
 from txport.importing.against.causes import cause_of
 from txport.importing.against.faults import ORDER, misplaced
+from txport.importing.against.narrow import rounded_tables
 from txport.importing.against.original import Original
 from txport.importing.against.pairing import Origins
-from txport.importing.against.taps import CLOSELY, END, IN, SURELY, Key, Run, Tap, benign, run_freely, run_on_theirs
+from txport.importing.against.taps import (
+    CLOSELY,
+    END,
+    IN,
+    SURELY,
+    Key,
+    Run,
+    Tap,
+    benign,
+    run_freely,
+    run_on_theirs,
+    run_plainly,
+)
 from txport.models.facts import LOGITS
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, FeedForward, GatedFeedForward
@@ -25,8 +40,9 @@ from txport.proof.bisect.words import describe
 from txport.proof.parity.measures import finite
 
 TOLD = 5  # further places
+TABLES = 5e-8  # for each token, of the largest value: what angles and sinusoids in float32 make of outputs
+MOST = max(map(max, LENGTHS))  # tokens of a short row
 BEFORE = "all that was computed before agrees, this is off"
-HOW = {IN: BEFORE, END: BEFORE}
 
 
 @dataclass(frozen=True)
@@ -49,7 +65,8 @@ class Agreement:
         tokens = ""
         if self.alike is not None:
             every = self.alike == self.places
-            tokens = ", with the same likeliest token" + ("" if every else f" at {self.alike}")
+            ties = ", the others are tied within twice that" if self.passed else ""
+            tokens = ", with the same likeliest token" + ("" if every else f" at {self.alike}{ties}")
         return f"{self.output} {off}, the largest value is {self.largest:.3g}, at {self.places} places{tokens}"
 
 
@@ -76,7 +93,7 @@ class Parting:
         names = f", {' and '.join(self.theirs)} of the original" if self.theirs else ""
         place = {IN: "what goes into ", END: ""}.get(self.side, "what comes of ")
         yield "parts at", f"{self.where} ({place}{self.part}{names})"
-        how = HOW.get(self.side, "inputs agree, outputs part")
+        how = BEFORE if self.side in (IN, END) else "inputs agree, outputs part"
         yield "figures", f"{how} by {self.error:.3g}, allowed {self.allowed:.2g}"
         mended = f"; with that changed, the two agree within {self.left:.2g}" if self.left is not None else ""
         yield "cause", self.what + mended
@@ -87,12 +104,20 @@ class Parting:
 
 @dataclass(frozen=True)
 class Verdict:
-    """An import beside its original."""
+    """An import beside its original, in rows of up to `tokens`; `not_reached` is what longer ones would show.
+
+    `not_compared` are outputs of the import that the original does not give. `in_float32` is what of either is in
+    float32 where that is why they agree less than float64 does.
+    """
 
     original: str
     dtype: str
     outputs: tuple[Agreement, ...]
     parting: Parting | None
+    tokens: int
+    not_reached: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    in_float32: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -109,12 +134,22 @@ class Verdict:
             "equal": self.passed,
             "outputs": outputs,
             "parting": parting,
+            "tokens": self.tokens,
+            "not_reached": list(self.not_reached),
+            "not_compared": list(self.not_compared),
+            "in_float32": list(self.in_float32),
         }
 
     def lines(self) -> Iterator[str]:
         """What to show."""
         yield f"against {self.original}, in {self.dtype}"
         yield from (each.describe() for each in self.outputs)
+        yield "; ".join([f"compared up to {self.tokens} tokens", *self.not_reached])
+        if self.not_compared:
+            yield f"not compared: {', '.join(self.not_compared)}, which the original does not give"
+        if self.in_float32:
+            more = f" and {len(self.in_float32) - TOLD} more" if len(self.in_float32) > TOLD else ""
+            yield f"rounded to float32: {', '.join(self.in_float32[:TOLD])}{more}"
         if self.parting is not None:
             yield from (f"{word + ':':9} {text}" for word, text in self.parting.lines())
 
@@ -122,18 +157,75 @@ class Verdict:
 def compare(model: Model, made: Plan, original: Original) -> Verdict:
     """Both over all batches; where outputs differ, the first place at which the two part."""
     batches = list(draw_batches(model.facts, padded=original.masks))
-    original.widen(batches[0])
+    single = original.widen(batches[0])
     model = _like(model, original)
     origins = Origins(model, made, original)
+    rounding = Rounding(tuple(_tables(model, original, origins)), tuple(single))
     runs = [run_freely(model, original, origins, given) for given in batches]
+    long, why = _long_run(model, original, origins)
+    runs += long
     _require_steady(original, runs[0])
-    ends = [tap for run in runs for tap in run.ends]
-    differs = not all(tap.within(SURELY) for tap in ends)
-    parting = None
-    if not all(tap.within(CLOSELY) for tap in ends):
-        parting = _parting(model, original, origins, runs, certain=differs)
-    outputs = tuple(_agreement(name, runs) for name in runs[0].ours if name in runs[0].theirs)
-    return Verdict(original.name, str(original.dtype).removeprefix("torch."), outputs, parting)
+    outputs = tuple(_agreement(name, runs, rounding) for name in runs[0].ours if name in runs[0].theirs)
+    parting, is_close = None, all(tap.within(CLOSELY) for run in runs for tap in run.ends)
+    if not is_close:
+        parting = _parting(model, original, origins, runs, certain=not all(each.passed for each in outputs))
+    tokens = max(run.given.tokens for run in runs)
+    left = [f"not {what}" for what, size in changes_at(model).items() if size >= tokens]
+    dtype = str(original.dtype).removeprefix("torch.")
+    missing = tuple(name for name in runs[0].ours if name not in runs[0].theirs)
+    single_parts = () if is_close or parting is not None else rounding.names
+    return Verdict(original.name, dtype, outputs, parting, tokens, (*left, *why), missing, single_parts)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Tables of both models that were rounded to float32, and functions that the original calls in it."""
+
+    tables: tuple[str, ...]
+    calls: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In words."""
+        return (*self.tables, *(f"{each} of the original" for each in self.calls))
+
+    def allows(self, run: Run, tap: Tap) -> bool:
+        """Whether an output of a run is off by no more than this makes."""
+        if tap.within(CLOSELY) or (self.calls and tap.within(SURELY)):
+            return True
+        limit = min(TABLES * run.given.tokens, tap.more * SURELY[tap.ours.dtype])
+        return bool(self.tables) and tap.error <= limit * tap.size
+
+
+def _tables(model: Model, original: Original, origins: Origins) -> Iterator[str]:
+    """What of either model was rounded to float32 and is not made of the same tensors of the files, in words."""
+    if original.dtype != torch.float64:
+        return
+    used = set(origins.used)
+    both = {name for name, file in original.names.items() if file in used}
+    yield from (f"{name} of the original" for name in rounded_tables(original.module, both))
+    weights = {name for name, _ in model.named_parameters()}
+    yield from (f"{name} of the import" for name in rounded_tables(model, weights))
+
+
+def _long_run(model: Model, original: Original, origins: Origins) -> tuple[list[Run], list[str]]:
+    """Both over one long row, or as long a one as the original can run; and why it is no longer, in words.
+
+    What is within is recorded only where the outputs differ.
+    """
+    why: list[str] = []
+    length = long_length(model)
+    while length > MOST:
+        given = draw_long(model.facts, length)
+        try:
+            found = run_plainly(model, original, given)
+        except CheckpointError as error:
+            why = why or [f"not more: {error}"]
+            length //= 2
+            continue
+        is_same = all(tap.within(CLOSELY) for tap in found.ends)
+        return [found if is_same else run_freely(model, original, origins, given)], why
+    return [], why
 
 
 def _require_steady(original: Original, run: Run) -> None:
@@ -150,13 +242,13 @@ def _like(model: Model, original: Original) -> Model:
     return copy.deepcopy(model).to(original.dtype).eval()
 
 
-def _agreement(output: str, runs: Sequence[Run]) -> Agreement:
+def _agreement(output: str, runs: Sequence[Run], rounding: Rounding) -> Agreement:
+    passed = all(rounding.allows(run, tap) for run in runs for tap in run.ends if tap.key[0] == output)
     taps = [tap for run in runs for tap in run.ends if tap.key[0] == output]
     alike, places = None, sum(tap.ours[..., 0].numel() for tap in taps)
     if output == LOGITS:
         alike = sum(int((tap.ours.argmax(-1) == tap.theirs.argmax(-1)).sum()) for tap in taps)
-    passed = all(tap.within(SURELY) for tap in taps)
-    largest = max(tap.largest for tap in taps)
+    largest = max(tap.size for tap in taps)
     return Agreement(output, max(tap.error for tap in taps), largest, places, alike, passed)
 
 
@@ -174,7 +266,10 @@ def _parting(
         ends += [Beside(tap, isolated, model, origins) for tap in isolated.ends if not tap.within(SURELY)]
         for tap in isolated.taps:
             if tap.key not in kept and tap.key in parted and not tap.within(CLOSELY):
-                found.setdefault(tap.key, Beside(tap, isolated, model, origins))
+                # the first run in which it is sure, if there is one
+                known = found.get(tap.key)
+                if known is None or (known.tap.within(SURELY) and not tap.within(SURELY)):
+                    found[tap.key] = Beside(tap, isolated, model, origins)
     ordered = sorted(found.values(), key=lambda each: each.tap.order)
     causes = ((each, cause_of(each) if _may_err(each) else None) for each in ordered)
     sure = ((each, cause) for each, cause in causes if cause is not None or not each.tap.within(SURELY))
@@ -185,9 +280,11 @@ def _parting(
         return _described(*first, tuple(each for each in also if each != own))
     if not certain:
         return None
-    if not ends:
-        raise CheckpointError(f"{original.name} gives other outputs, and no place can be told at which they part")
-    return _described(ends[0], cause_of(ends[0]), ())
+    if ends:
+        return _described(ends[0], cause_of(ends[0]), ())
+    outputs = [Beside(tap, free, model, origins) for free in runs for tap in free.ends]
+    most = max(ordered or outputs, key=lambda each: each.tap.error / max(each.tap.size, 1e-30))
+    return _described(most, None, ())
 
 
 def _may_err(evidence: Beside) -> bool:
@@ -206,6 +303,14 @@ def _where(evidence: Beside) -> str:
     return f"before {place}" if own is evidence.call and tap.key[2] == IN else place
 
 
+def _unknown(tap: Tap) -> str:
+    if not tap.within(SURELY):
+        return "no cause that is known gives what the original gives"
+    dtype = str(tap.ours.dtype).removeprefix("torch.")
+    much = f"they agree within {tap.error:.2g}, which is more than rounding in {dtype}"
+    return f"{much}, and no cause that is known explains it"
+
+
 def _described(evidence: Beside, cause: Cause | None, also: tuple[str, ...]) -> Parting:
     tap = evidence.tap
     left = min(evidence.closest, default=None) if cause is not None else None
@@ -216,9 +321,9 @@ def _described(evidence: Beside, cause: Cause | None, also: tuple[str, ...]) -> 
         side=tap.key[2],
         theirs=tap.names,
         error=tap.error,
-        allowed=(SURELY if not tap.within(SURELY) else CLOSELY)[tap.ours.dtype] * tap.largest,
+        allowed=(SURELY if not tap.within(SURELY) else CLOSELY)[tap.ours.dtype] * tap.size,
         kind="unknown" if cause is None else cause.kind,
-        what="no cause that is known gives what the original gives" if cause is None else cause.what,
+        what=_unknown(tap) if cause is None else cause.what,
         left=left,
         also=also,
     )

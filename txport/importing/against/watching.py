@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
@@ -52,7 +52,10 @@ def watching(module: nn.Module) -> Iterator[Watched]:
         return note
 
     def end(part: nn.Module, given: Any, output: Any) -> None:
-        open_calls.pop().gave = tuple(_copied(output))
+        call = open_calls.pop()
+        while call.module is not part:  # a call that raised, which is over
+            call = open_calls.pop()
+        call.gave = tuple(_copied(output))
 
     handles = []
     for name, part in module.named_modules():
@@ -82,15 +85,35 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(each)
 
 
-def aligned(theirs: Tensor, like: Tensor) -> Tensor | None:
+def aligned(theirs: Tensor, like: Tensor, real: Tensor | None = None) -> Tensor | None:
     """A tensor of the original with its dims as ours has them, of which the last stays; None where that can't be.
 
-    Of several orders of dims that fit, the one that is nearest.
+    Of several orders of dims that fit, the one that is nearest, where it is `real`; dims may be flattened in any order.
     """
     if theirs.dim() == like.dim() and sorted(theirs.shape) == sorted(like.shape) and like.dim() <= MOST_DIMS:
-        orders = ([*each, like.dim() - 1] for each in permutations(range(like.dim() - 1)))
-        found = [theirs.permute(order) for order in orders]
-        fitting = [each for each in found if each.shape == like.shape]
-        return min(fitting, key=lambda each: float((each - like).abs().max()) if like.numel() else 0.0, default=None)
+        turned = (theirs.permute(order) for order in _orders(like.dim()))
+        return _nearest([each for each in turned if each.shape == like.shape], like, real)
     same_end = theirs.dim() and like.dim() and theirs.shape[-1] == like.shape[-1]
-    return theirs.reshape(like.shape) if same_end and theirs.numel() == like.numel() else None
+    if not same_end or theirs.numel() != like.numel():
+        return None
+    found = [theirs.reshape(like.shape)]
+    if theirs.dim() < like.dim() <= MOST_DIMS:
+        for order in _orders(like.dim()):
+            shaped = theirs.reshape([like.shape[each] for each in order])
+            found.append(shaped.permute([order.index(each) for each in range(like.dim())]))
+    return _nearest(found, like, real)
+
+
+def _orders(dims: int) -> Iterator[list[int]]:
+    """All orders of dims in which the last stays."""
+    yield from ([*each, dims - 1] for each in permutations(range(dims - 1)))
+
+
+def _nearest(found: Sequence[Tensor], like: Tensor, real: Tensor | None) -> Tensor | None:
+    """The one whose numbers are nearest on the whole; None of none."""
+
+    def far(each: Tensor) -> float:
+        gap = (each - like).abs()
+        return float((gap if real is None else gap[real]).sum())
+
+    return found[0] if len(found) == 1 else min(found, key=far, default=None)

@@ -191,7 +191,7 @@ class Adapted(Model):
                 yield
         except (TxportError, MemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if torch.compiler.is_exporting() or is_out_of_memory(error):
                 raise
             what = f"{function} of {self.class_name} fails in {self.dtype}: {type(error).__name__}: {brief(error)}"

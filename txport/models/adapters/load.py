@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from txport.errors import CheckpointError, UnsupportedError, brief
-from txport.models.adapters.adapted import Adapted, line_of
+from txport.models.adapters.adapted import LIBRARIES, Adapted, line_of
 from txport.models.adapters.adapter import Adapter
 from txport.models.checkpoint import NAMED, Checkpoint, check_text
 from txport.models.names import code_name
@@ -84,6 +84,37 @@ def imported(path: Path) -> ModuleType:
         with contextlib.suppress(ValueError):
             sys.path.remove(folder)
     return module
+
+
+@contextlib.contextmanager
+def at_home(path: Path) -> Iterator[None]:
+    """All that a file of code does, from its import to its last run: modules beside it are found whenever it asks.
+
+    Afterwards nothing of it is left: modules of its folder, types, devices and seeds that it set.
+    """
+    folder, before, dtype = path.resolve().parent, set(sys.modules), torch.get_default_dtype()
+    device = torch.get_default_device()
+    sys.path.insert(0, str(folder))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if _is_own(getattr(sys.modules[name], "__file__", None), folder):
+                del sys.modules[name]
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _is_own(file: object, folder: Path) -> bool:
+    """Whether a file is the user's code in a folder, and of no package that is installed there."""
+    if not isinstance(file, str) or file.startswith(LIBRARIES):
+        return False
+    path = Path(file).resolve()
+    return folder in path.parents and "site-packages" not in path.parts
 
 
 @contextlib.contextmanager

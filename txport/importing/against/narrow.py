@@ -1,0 +1,47 @@
+"""What of two models is in float32, or less, although both run in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from txport.importing.against.watching import tensors_in
+
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Narrow(TorchFunctionMode):
+    """Collects functions that read or give numbers of a narrow type, rounded ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, None] = {}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        found = function(*args, **(options or {}))
+        name = getattr(function, "__name__", "")
+        if name not in ("", "__get__") and name not in self.names:
+            several = tensors_in((args, options or {}, found))
+            if any(each.dtype in NARROW and is_rounded(each.detach()) for each in several):
+                self.names[name] = None
+        return found
+
+
+@torch.no_grad()
+def is_rounded(values: Tensor) -> bool:
+    """Whether numbers were rounded to float32: all are exact in it, and some are neither whole nor of few digits."""
+    values = values[torch.isfinite(values)].double()
+    is_single = torch.equal(values.float().double(), values)
+    return is_single and not bool(((values.bfloat16().double() == values) | (values == values.round())).all())
+
+
+def rounded_tables(module: nn.Module, known: set[str]) -> Iterator[str]:
+    """Tensors of a module that were rounded to float32, by name, but for known ones, which both models have."""
+    for name, each in (*module.named_buffers(), *module.named_parameters()):
+        if name not in known and each.is_floating_point() and is_rounded(each.detach()):
+            yield name
