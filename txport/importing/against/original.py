@@ -83,11 +83,11 @@ class Original:
             raise CheckpointError(f"{self.name} gives no tensor but a {type(found).__name__}; the import gives logits")
         outputs: dict[str, Tensor] = {}
         for name, like in expected.items():
-            if isinstance(found, Mapping) and isinstance(found.get(name), Tensor):
-                chosen: Tensor | None = found[name]
-            else:
-                chosen = next((each for each in several if each.shape == like.shape), None)
-            if chosen is not None and chosen.shape == like.shape:
+            given_as = [found[name]] if isinstance(found, Mapping) and isinstance(found.get(name), Tensor) else several
+            chosen = next(
+                (each for each in (_alone(each, like) for each in given_as) if each.shape == like.shape), None
+            )
+            if chosen is not None:
                 outputs[name] = chosen.to(like.dtype)
             elif len(expected) == 1 or name == LOGITS:
                 shapes = " and ".join(str(tuple(each.shape)) for each in several[:NAMED])
@@ -100,6 +100,11 @@ class Original:
             if not torch.isfinite(each).all():
                 raise CheckpointError(f"{self.name} gives {name} with NaN or infinity")
         return outputs
+
+
+def _alone(given: Tensor, like: Tensor) -> Tensor:
+    """A score a token is one label's, whether or not there is a dim for it."""
+    return given[..., None] if (*given.shape, 1) == like.shape else given
 
 
 def load_module(name: str, weights: Weights, facts: Facts, place: object) -> Original:
