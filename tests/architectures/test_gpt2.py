@@ -159,7 +159,7 @@ def test_transformers_js_finds_the_same(folder: Path, kind: str) -> None:
     assert transformers_js.proceed(folder / f"{kind}-portable", PROMPTS, 12) == wanted
 
 
-@pytest.mark.parametrize(("kind", "search"), zip(KINDS, ["short", "beams"], strict=True))
+@pytest.mark.parametrize(("kind", "search"), list(zip(KINDS, ["short", "beams"], strict=True)))
 def test_optimum_finds_the_same_in_a_batch(folder: Path, kind: str, search: str) -> None:
     """Its environment is that of `make bench-peers`; padding stands behind an end."""
     if not PEERS.is_file():

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -643,7 +644,12 @@ def test_code_that_does_not_run_is_one_line(folder: Path, tmp_path: Path) -> Non
         hold_against(str(folder), f"{file}:separate", trust_code=True)
 
 
-def test_code_may_import_late_and_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+def test_code_may_import_late_and_leaves_nothing_behind(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another = ModuleType("beside")  # of a folder that was imported before
+    another.__file__ = str(tmp_path / "beside.py")
+    monkeypatch.setitem(sys.modules, "beside", another)
     state, dtype = torch.get_rng_state(), torch.get_default_dtype()
     for place, relu in (("one", False), ("other", True)):
         (tmp_path / place).mkdir()
@@ -653,7 +659,8 @@ def test_code_may_import_late_and_leaves_nothing_behind(folder: Path, tmp_path: 
         file.write_text(LATE, encoding="utf-8")
         found = hold_against(str(folder), f"{file}:net", trust_code=True)
         assert found.passed != relu
-        assert not {"beside", "later"} & set(sys.modules)
+        assert "later" not in sys.modules
+        assert sys.modules["beside"] is another
     assert torch.equal(torch.get_rng_state(), state)
     assert (torch.get_default_dtype(), torch.get_default_device().type) == (dtype, "cpu")
 

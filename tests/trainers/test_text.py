@@ -537,5 +537,5 @@ def test_without_files_that_cut_words_text_is_token_ids(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(TEXTS / "ctranslate2", tmp_path / "m"))
     tokenizer = tokenizer_for(load_checkpoint(str(folder)))
     assert tokenizer.encode("5 6") == [5, 6, 2]
-    with pytest.raises(TextError, match=r"has no tokenizer.*; text needs tokenizer\.json, source\.spm and target\.spm"):
+    with pytest.raises(TextError, match=r"has no tokenizer.*; text needs a tokenizer beside"):
         tokenizer.encode("The weather")

@@ -90,10 +90,15 @@ def imported(path: Path) -> ModuleType:
 def at_home(path: Path) -> Iterator[None]:
     """All that a file of code does, from its import to its last run: modules beside it are found whenever it asks.
 
-    Afterwards nothing of it is left: modules of its folder, types, devices and seeds that it set.
+    So they are where another folder's modules of the same names were imported before. Afterwards nothing of it is left:
+    modules of its folder, types, devices and seeds that it set.
     """
-    folder, before, dtype = path.resolve().parent, set(sys.modules), torch.get_default_dtype()
-    device = torch.get_default_device()
+    folder, dtype, device = path.resolve().parent, torch.get_default_dtype(), torch.get_default_device()
+    beside = {each.stem for each in folder.iterdir()}
+    others = {name: each for name, each in sys.modules.items() if name.partition(".")[0] in beside and _is_code(each)}
+    for name in others:
+        del sys.modules[name]
+    before = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:
         with torch.random.fork_rng(devices=[]):
@@ -102,19 +107,23 @@ def at_home(path: Path) -> Iterator[None]:
         with contextlib.suppress(ValueError):
             sys.path.remove(str(folder))
         for name in set(sys.modules) - before:
-            if _is_own(getattr(sys.modules[name], "__file__", None), folder):
+            if _is_code(sys.modules[name]) and folder in _file(sys.modules[name]).parents:
                 del sys.modules[name]
+        sys.modules.update(others)
         torch.set_default_dtype(dtype)
         if torch.get_default_device() != device:
             torch.set_default_device(None if device.type == "cpu" else device)
 
 
-def _is_own(file: object, folder: Path) -> bool:
-    """Whether a file is the user's code in a folder, and of no package that is installed there."""
-    if not isinstance(file, str) or file.startswith(LIBRARIES):
-        return False
-    path = Path(file).resolve()
-    return folder in path.parents and "site-packages" not in path.parts
+def _is_code(module: ModuleType) -> bool:
+    """Whether a module is code of a user's, and of no package that is installed."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and not file.startswith(LIBRARIES) and "site-packages" not in Path(file).parts
+
+
+def _file(module: ModuleType) -> Path:
+    assert module.__file__ is not None
+    return Path(module.__file__).resolve()
 
 
 @contextlib.contextmanager
