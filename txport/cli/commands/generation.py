@@ -96,10 +96,7 @@ def run(
 
     if text and inputs:
         raise UnsupportedError("give TEXT or --input, not both")
-    if as_stream and (others := [flag for name, flag in NOT_STREAMED.items() if is_given(name)]):
-        raise UnsupportedError(f"--stream prints one text after the other; it does not go with {', '.join(others)}")
-    if options["alignment"] and not as_json:
-        raise UnsupportedError("--alignment is shown with --json only")
+    _require_shown(as_stream, as_json, options["alignment"])
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
@@ -127,6 +124,14 @@ def run(
         return
     with texts.unknown_told(model):
         _write(model, source, total, output, options, as_json, as_stream)
+
+
+def _require_shown(as_stream: bool, as_json: bool, alignment: Any) -> None:
+    """Raise `UnsupportedError` for options of `run` that show results in ways that do not go together."""
+    if as_stream and (others := [flag for name, flag in NOT_STREAMED.items() if is_given(name)]):
+        raise UnsupportedError(f"--stream prints one text after the other; it does not go with {', '.join(others)}")
+    if alignment and not as_json:
+        raise UnsupportedError("--alignment is shown with --json only")
 
 
 def _write(
