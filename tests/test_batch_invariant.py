@@ -92,7 +92,7 @@ def found(bundle: Bundle, runtime: GraphRuntime, texts: list[list[int]], **optio
     return [repr(each) for each in generate(runtime, texts, bundle.manifest.facts, chosen)]
 
 
-@pytest.mark.parametrize("options", SEARCHES, ids=str)
+@pytest.mark.parametrize("options", SEARCHES[:5], ids=str)  # groups ask of a graph what beams and samples do
 def test_what_is_found_for_a_text_is_the_same_beside_any_others(bundle: Bundle, options: dict[str, Any]) -> None:
     texts, runtime = sources(bundle), opened(bundle)
     alone = [found(bundle, runtime, [text], **options)[0] for text in texts]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +15,6 @@ from safetensors.torch import save_file
 
 from tests.importing import originals
 from tests.importing.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WINDOW, WORDS
-from txport import cli
 from txport.errors import CheckpointError
 from txport.importing.against.hold import hold_against
 from txport.importing.against.verdict import Agreement, Verdict
@@ -682,22 +680,6 @@ def net():
     module.relu = beside.RELU
     return module
 """
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, str, str]]:
-    """Run `txport import`: -> its exit code, and what it wrote to stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[Any, str, str]:
-        monkeypatch.setattr(sys, "argv", ["txport"])
-        code: Any = 0
-        try:
-            cli.main(["import", *map(str, arguments)])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def test_the_command_says_whether_they_are_equal(run: Any, folder: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.test_own_checkpoint import describe, save, tensors_of
 from tests.tiny import tiny_config, tiny_model
-from txport import cli
 from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.models.names import CONFIG, GENERATION, RULES, WEIGHTS
 from txport.models.weights.rules import Drop, Rename, Split
 
 FAMILIES = Path(__file__).parent.parent / "families"
 Run = Callable[..., tuple[Any, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `txport import`: -> its exit code, and what it wrote to stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[Any, str, str]:
-        monkeypatch.setattr(sys, "argv", ["txport"])
-        code: Any = 0
-        try:
-            cli.main(["import", *map(str, arguments)])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture

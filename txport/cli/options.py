@@ -44,7 +44,7 @@ def fit_threads(context: click.Context, option: click.Parameter, count: int | No
 
 
 def unknown_option(command: F) -> F:
-    """Whether characters that the model does not know are an error."""
+    """What becomes of that in a text which the vocabulary lacks."""
     text = "Outside the vocabulary: the unknown token, an error, or nothing; auto: the token, or an error for letters."
     return click.option(
         "--unknown", type=click.Choice(["auto", "token", "error", "skip"]), default="auto", show_default=True, help=text

@@ -15,7 +15,15 @@ import click
 from txport.cli import completion, textio, texts
 from txport.cli.commands import encoding, speech
 from txport.cli.guard import progress
-from txport.cli.options import fit_threads, is_given, provider_option, threads_option, trust_option, unknown_option
+from txport.cli.options import (
+    checkpoint_option,
+    fit_threads,
+    is_given,
+    provider_option,
+    threads_option,
+    trust_option,
+    unknown_option,
+)
 from txport.cli.outputs import require_outputs
 from txport.cli.searching import FLAGS, IDS, ONLY_GENERATING, search_options
 from txport.errors import UnsupportedError
@@ -45,9 +53,7 @@ NOT_STREAMED = {
     show_default=True,
     help="Batches at once, for bulk work; with several, each takes one thread, unless --threads says more.",
 )
-@click.option(
-    "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
-)
+@checkpoint_option("For --runtime torch: the checkpoint, if it does not ship.")
 @trust_option
 @search_options
 @texts.text_options
@@ -222,9 +228,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--runtime", type=click.Choice(list(MODULES)), default="ort", show_default=True, help="The engine.")
 @provider_option
 @threads_option
-@click.option(
-    "--checkpoint", shell_complete=completion.models, help="For --runtime torch: the checkpoint, if it does not ship."
-)
+@checkpoint_option("For --runtime torch: the checkpoint, if it does not ship.")
 @trust_option
 @click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")

@@ -11,7 +11,7 @@ import click
 from txport.bundles.manifest import PRECISIONS
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
-from txport.cli.options import is_given, provider_option, threads_option, trust_option
+from txport.cli.options import checkpoint_option, is_given, provider_option, threads_option, trust_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.runtimes import MODULES
@@ -19,9 +19,7 @@ from txport.runtimes import MODULES
 
 @click.command()
 @click.argument("bundle", shell_complete=completion.models)
-@click.option(
-    "--checkpoint", shell_complete=completion.models, help="What the bundle was made from, if it does not ship."
-)
+@checkpoint_option("What the bundle was made from, if it does not ship.")
 @trust_option
 @click.option(
     "--runtime",

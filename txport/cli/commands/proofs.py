@@ -11,7 +11,7 @@ import click
 from txport.bundles.manifest import PRECISIONS, TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import progress
-from txport.cli.options import provider_option, trust_option
+from txport.cli.options import checkpoint_option, provider_option, trust_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
@@ -22,9 +22,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 
 @click.command()
 @click.argument("bundle", shell_complete=completion.models)
-@click.option(
-    "--checkpoint", shell_complete=completion.models, help="What the bundle was made from, if it does not ship."
-)
+@checkpoint_option("What the bundle was made from, if it does not ship.")
 @trust_option
 @click.option(
     "--runtime",
