@@ -600,6 +600,21 @@ def fails():
 def ends():
     raise SystemExit(0)
 
+def lazy():
+    module = separate()
+    module.head = nn.LazyLinear(4)
+    return module
+
+def expanded():
+    module = separate()
+    module.tok.weight = nn.Parameter(torch.ones(1, 1).expand(40, 16))
+    return module
+
+class Copies(Gpt):
+    def state_dict(self, *args, **options):
+        return {name: each.detach().clone() for name, each in super().state_dict(*args, **options).items()}
+
+copies = of(Copies)
 number = 3
 text = lambda: "text"
 """
@@ -621,6 +636,9 @@ text = lambda: "text"
         ("unsteady", "model.py:unsteady gives other values each time for the same input: look for dropout"),
         ("broken", "model.py:broken gives logits with NaN or infinity"),
         ("other", "head.weight is (4, 3), there (40, 16); head.bias (4,) is missing; more.bias (2,) is missing; and 1"),
+        ("lazy", "lazy of {file} gives a module with lazy parts, which have no shape yet; run it once there"),
+        ("expanded", "tok.weight of expanded of {file} does not take the checkpoint's numbers: RuntimeError: "),
+        ("copies", "state_dict of copies of {file} gives a copy of steps, which no weights can be loaded into"),
         ("fewer", "model.py:fewer has no tensor for head.weight of {folder}/model.safetensors, which the import needs"),
     ],
 )
@@ -649,9 +667,12 @@ def test_code_may_import_late_and_leaves_nothing_behind(
     another.__file__ = str(tmp_path / "beside.py")
     monkeypatch.setitem(sys.modules, "beside", another)
     state, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    folder_before, paths, modules = Path.cwd(), sys.path[:], set(sys.modules)
     for place, relu in (("one", False), ("other", True)):
         (tmp_path / place).mkdir()
         (tmp_path / place / "beside.py").write_text(f"RELU = {relu}", encoding="utf-8")
+        (tmp_path / place / "more").mkdir()
+        (tmp_path / place / "more" / "aside.py").write_text("", encoding="utf-8")
         (tmp_path / place / "later.py").write_text("from torch.nn import functional as F", encoding="utf-8")
         file = tmp_path / place / "model.py"
         file.write_text(LATE, encoding="utf-8")
@@ -659,12 +680,21 @@ def test_code_may_import_late_and_leaves_nothing_behind(
         assert found.passed != relu
         assert "later" not in sys.modules
         assert sys.modules["beside"] is another
+    assert (Path.cwd(), sys.path) == (folder_before, paths)
+    assert not {"aside", "later"} & (set(sys.modules) - modules)
+    assert torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), state)
     assert (torch.get_default_dtype(), torch.get_default_device().type) == (dtype, "cpu")
 
 
 LATE = """
+import os
+import sys
 import torch
+sys.path.append(os.path.join(os.path.dirname(__file__), "more"))
+os.chdir(os.path.dirname(__file__))
+torch.set_grad_enabled(False)
+import aside
 from tests.importing.originals import Gpt, Separate
 torch.set_default_dtype(torch.float64)
 
@@ -679,6 +709,40 @@ def net():
     module = Net(Separate, torch.nn.Linear)
     module.relu = beside.RELU
     return module
+"""
+
+
+@pytest.mark.parametrize("name", ["scripted", "with_gradients", "talks"])
+def test_an_original_may_be_unusual(name: str, run: Any, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(UNUSUAL, encoding="utf-8")
+    code, out, err = run(folder, "--against", f"{tmp_path / 'model.py'}:{name}", "--trust-code", "--json")
+    assert code == 0, err
+    assert json.loads(out)["against"]["equal"]
+
+
+UNUSUAL = """
+import warnings
+import torch
+from tests.importing.originals import Gpt, Separate, separate
+
+def scripted():
+    module = separate()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module.ln = torch.jit.script(module.ln)
+    return module
+
+class Needing(Gpt):
+    def forward(self, ids):
+        return super().forward(ids).requires_grad_()
+
+def with_gradients():
+    torch.manual_seed(1)
+    return Needing(Separate, torch.nn.Linear)
+
+def talks():
+    print("{")
+    return separate()
 """
 
 
@@ -713,6 +777,7 @@ def test_an_import_that_parts_is_not_written(run: Any, tmp_path: Path) -> None:
         (["--trust-code"], 2, "--trust-code is for --against model.py:NAME; an import runs no code"),
         (["--against", "model.py"], 2, "--against must be a file and the class or function in it"),
         (["--against", "{file}/.."], 2, "--against must be a file and the class or function in it"),
+        (["--against", "nowhere/model.py:net", "--trust-code"], 2, "there is no file nowhere/model.py"),
         (["--against", "transformers", "--trust-code"], 2, "--trust-code is for an original that is a file of code"),
         (["--against", "transformers", "--draft-map", "x"], 2, "--against is for an import, and --draft-map loads"),
         (["--against", "transformers"], 2, "has no config.json, by which transformers would know what it is"),

@@ -51,7 +51,8 @@ def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdic
 
 def require_original(against: str, *, trust_code: bool) -> None:
     """Raise `UnsupportedError` for what names no original, or code that is not trusted, or trust in what is no code."""
-    is_code = code_name(against) is not None
+    code = code_name(against)
+    is_code = code is not None
     if not is_code and against != TRANSFORMERS and not Path(against).is_dir():
         ways = "a file and the class or function in it that gives the module, model.py:NAME"
         raise UnsupportedError(
@@ -59,6 +60,8 @@ def require_original(against: str, *, trust_code: bool) -> None:
         )
     if is_code and not trust_code:
         raise UnsupportedError(f"{against} is code, which runs only if you trust it: give --trust-code")
+    if code is not None and not code[0].is_file():
+        raise CheckpointError(f"there is no file {code[0]}")
     if trust_code and not is_code:
         raise UnsupportedError(f"--trust-code is for an original that is a file of code; {against} is none")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from txport.errors import CheckpointError, brief, quoted
 from txport.importing.against.batches import Batch
@@ -88,7 +89,7 @@ class Original:
                 (each for each in (_alone(each, like) for each in given_as) if each.shape == like.shape), None
             )
             if chosen is not None:
-                outputs[name] = chosen.to(like.dtype)
+                outputs[name] = chosen.detach().to(like.dtype)
             elif len(expected) == 1 or name == LOGITS:
                 shapes = " and ".join(str(tuple(each.shape)) for each in several[:NAMED])
                 raise CheckpointError(
@@ -146,8 +147,11 @@ def _made(made: Any, what: str) -> nn.Module:
             made = made()
     if not isinstance(made, nn.Module):
         raise CheckpointError(f"{what} must give a torch.nn.Module, and gives a {type(made).__name__}")
-    if any(each.is_meta for each in (*made.parameters(), *made.buffers())):
+    tensors = [*made.parameters(), *made.buffers()]
+    if any(each.is_meta for each in tensors):
         raise CheckpointError(f"{what} gives a module on the meta device; make it on the CPU")
+    if any(is_lazy(each) for each in tensors):
+        raise CheckpointError(f"{what} gives a module with lazy parts, which have no shape yet; run it once there")
     return made
 
 
@@ -169,8 +173,13 @@ def fill(module: nn.Module, weights: Weights, what: str, place: object) -> dict[
         told = [*shapes, *(f"{each} {tuple(state[each].shape)} is missing" for each in sorted(missing))]
         more = f"; and {len(told) - NAMED} more" if len(told) > NAMED else ""
         raise CheckpointError(f"{what} has other tensors than {place}: {'; '.join(told[:NAMED])}{more}")
+    own = {id(each) for each in (*module.parameters(), *module.buffers())}
+    if strange := [name for name in names if id(state[name]) not in own]:
+        copied = f"state_dict of {what} gives a copy of {strange[0]}"
+        raise CheckpointError(f"{copied}, which no weights can be loaded into; name a module that gives its own")
     for name, of in names.items():
-        state[name].copy_(weights[of])
+        with running(f"{name} of {what} does not take the checkpoint's numbers"):
+            state[name].copy_(weights[of])
     return names
 
 

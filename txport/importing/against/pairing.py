@@ -277,9 +277,9 @@ def rows_at(file: str, first: Tensor, second: Tensor, *, across: bool) -> Rows |
     """Rows of a matrix whose numbers stand at these two places of the file's, which may be (in, out)."""
     outputs, inputs = (second, first) if across else (first, second)
     if bool((outputs == outputs[:, :1]).all() and (inputs == inputs[:1]).all()):
-        return Rows(file, outputs[:, 0], inputs[0])
+        return Rows(file, outputs[:, 0].clone(), inputs[0].clone())  # a view would keep the whole matrices
     if bool((outputs == outputs[:1]).all() and (inputs == inputs[:, :1]).all()):
-        return Rows(file, outputs[0], inputs[:, 0])
+        return Rows(file, outputs[0].clone(), inputs[:, 0].clone())
     return None
 
 

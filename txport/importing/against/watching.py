@@ -9,6 +9,7 @@ from itertools import permutations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 MOST_DIMS = 4  # that are tried in other orders
 
@@ -59,6 +60,8 @@ def watching(module: nn.Module) -> Iterator[Watched]:
 
     handles = []
     for name, part in module.named_modules():
+        if isinstance(part, ScriptModule):  # has no hooks
+            continue
         handles.append(part.register_forward_pre_hook(begin(name), with_kwargs=True))
         handles.append(part.register_forward_hook(end))
     try:

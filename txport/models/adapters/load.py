@@ -7,6 +7,7 @@ import copy
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from txport.models.tokenizers.convert import companions_of
 from txport.system.files import hash_of, sha256
 from txport.system.machine import is_out_of_memory
 
+PACKAGE = Path(__file__).parents[2]
 MODULE = "txport_user_code"  # what Python calls a file of the user's, and the number of its path
 
 
@@ -91,9 +93,10 @@ def at_home(path: Path) -> Iterator[None]:
     """All that a file of code does, from its import to its last run: modules beside it are found whenever it asks.
 
     So they are where another folder's modules of the same names were imported before. Afterwards nothing of it is left:
-    modules of its folder, types, devices and seeds that it set.
+    its modules and the paths to them, the working directory, types, devices, seeds. What it prints goes to stderr.
     """
     folder, dtype, device = path.resolve().parent, torch.get_default_dtype(), torch.get_default_device()
+    place, search, has_gradients = Path.cwd(), sys.path[:], torch.is_grad_enabled()
     beside = {each.stem for each in folder.iterdir()}
     others = {name: each for name, each in sys.modules.items() if name.partition(".")[0] in beside and _is_code(each)}
     for name in others:
@@ -101,13 +104,14 @@ def at_home(path: Path) -> Iterator[None]:
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(folder))
+        os.chdir(place)
+        sys.path[:] = search
+        torch.set_grad_enabled(has_gradients)
         for name in set(sys.modules) - before:
-            if _is_code(sys.modules[name]) and folder in _file(sys.modules[name]).parents:
+            if _is_code(sys.modules[name]) and not _file(sys.modules[name]).is_relative_to(PACKAGE):
                 del sys.modules[name]
         sys.modules.update(others)
         torch.set_default_dtype(dtype)
