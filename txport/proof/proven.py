@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,8 @@ def _record_encoding(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: I
     @cache
     def errors(source: tuple[int, ...]) -> dict[str, float]:
         right = joined(exact.model, [source])
-        with exact.rounded.context(0):
-            rounded = joined(exact.rounded.model, [source])
-        return {name: largest_difference(right[name], rounded[name]) for name in right}
+        draws = [*exact.draws(partial(joined, sources=[source]))]
+        return {name: max(largest_difference(right[name], each[name]) for each in draws) for name in right}
 
     def noise_of(name: str, largest: float, source: Sequence[int]) -> float:
         return tolerance.lasting_noise(largest, errors(tuple(source))[name])

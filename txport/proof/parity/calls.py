@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from txport.bundles.ports import IDS, LOG_PROBS, LOGITS
 from txport.errors import ParityError, brief
 from txport.proof.parity.cases import Case
+from txport.proof.parity.masks import bound_of, cut_off, largest_of
 from txport.proof.parity.measures import Comparison, compare, wrong
 from txport.proof.parity.replay import Call, Reference
 from txport.proof.parity.tolerances import Tolerance
@@ -56,7 +57,8 @@ def compare_call(
     own_scores = cache(partial(_own_scores, reference, call))
     for tensor, values in call.expected.items():
         is_score, new = tensor == LOG_PROBS, call.new_places(tensor)
-        largest = top if is_score else _largest(values if new is None else values[new])
+        size_of = largest_of if tensor == LOGITS else _largest
+        largest = top if is_score else size_of(values if new is None else values[new])
         about = (case.name, label, call.step, tensor, values)
         allowed, rms = tolerance.allowed(largest), tolerance.allowed_rms
         hold = partial(compare, *about, tolerance=allowed, rms=rms, over=new)
@@ -71,7 +73,7 @@ def compare_call(
 def _sizes(call: Call) -> tuple[float, float]:
     """How large the scores of tokens are: the logits' root mean square, and the largest of them and of `choices`."""
     scores = [each for each in (call.logits, call.choices) if each is not None]
-    return (_rms(scores[0]), max(map(_largest, scores))) if scores else (0.0, 0.0)
+    return (_rms(cut_off(scores[0], bound_of(scores[0]))), max(map(largest_of, scores))) if scores else (0.0, 0.0)
 
 
 def _own(hold: Callable[..., Comparison], reference: Reference, call: Call, tensor: str, draw: int) -> Comparison:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from txport.bundles.ports import LOGITS
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact
+from txport.proof.parity.masks import largest_of
 from txport.proof.parity.measures import FORCED, WHOLE, Comparison, compare
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import Ints, Runtime
@@ -36,7 +37,7 @@ def compare_forced(
         teacher_forced_logits(runtime, case.sources, case.targets, exact.model.facts)
     ):
         wanted = np.stack([expected[row][place] for row in rows])
-        largest = float(np.abs(wanted).max())
+        largest = largest_of(wanted)
         allowed, rms = tolerance.allowed(largest), tolerance.allowed_place
         about = (case.name, label, place, LOGITS, wanted)
         hold = partial(compare, *about, tolerance=allowed, rms=rms, by_row=True, kind=FORCED)
@@ -46,7 +47,7 @@ def compare_forced(
             pairs.append((wanted, actual.copy()))
     if tolerance.rms is not None:
         wanted, actual = (np.concatenate(each) for each in zip(*pairs, strict=True))
-        largest = float(np.abs(wanted).max())
+        largest = largest_of(wanted)
         allowed, rms = tolerance.allowed(largest), tolerance.allowed_rms
         found = compare(case.name, label, WHOLE, LOGITS, wanted, actual, allowed, rms=rms, kind=FORCED)
         yield tolerance.judge(found, largest, whole)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.ports import LOGITS
+from txport.proof.parity.masks import bound_of, cut_off
 
 Array = NDArray[Any]
 
@@ -113,7 +114,7 @@ def compare(
     """Where two tensors differ most; a difference of shape counts as infinite.
 
     `rms` bounds the error's root mean square, that of the worst row if it is taken `by_row`, over that of the tensor,
-    or of its elements in `over`, or over `least`, if that is larger.
+    or of its elements in `over`, or over `least`, if that is larger. Masks among logits are cut off.
     """
     about: dict[str, Any] = {"case": case, "runtime": runtime, "step": step, "kind": kind, "allowed_relative": rms}
     if expected.shape != actual.shape:
@@ -121,6 +122,9 @@ def compare(
         return wrong(tensor, note, sizes=(expected.size, actual.size), **about)
     if expected.size == 0:
         return Comparison(**about, tensor=tensor, max_abs=0.0, allowed=tolerance, index=(), expected=0.0, actual=0.0)
+    if tensor == LOGITS:
+        bound = bound_of(expected)
+        expected, actual = cut_off(expected, bound), cut_off(actual, bound)
     if np.array_equal(expected, actual):
         return _equal(expected, actual, tolerance, {**about, "tensor": tensor})
     wanted, found = expected.astype(np.float64), actual.astype(np.float64)

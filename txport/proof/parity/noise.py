@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from txport.proof.parity.masks import bound_of, cut_off
 from txport.runtimes.base import Inputs, Ints, Runtime, Scores, State, scores
 
 
@@ -23,8 +24,9 @@ class Noisy:
     ) -> tuple[Scores, State]:
         """See `Runtime.step`."""
         found, state = self._runtime.step(tokens, state, align=align)
-        largest = np.abs(found.values).max(axis=1, keepdims=True)  # (R, 1)
-        moved = found.values + self._share * largest * self._rng.uniform(-1, 1, found.values.shape)
+        values = cut_off(found.values, bound_of(found.values))
+        largest = np.abs(values).max(axis=1, keepdims=True)  # (R, 1)
+        moved = values + self._share * largest * self._rng.uniform(-1, 1, values.shape)
         return scores(moved, top, normalise)._replace(attention=found.attention), state
 
     def select(self, state: State, rows: Ints) -> State:

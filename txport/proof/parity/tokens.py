@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from txport.models.facts import Facts
 from txport.proof.parity.cases import MANY, Case, most_rows, sides
 from txport.proof.parity.exact import Exact
+from txport.proof.parity.masks import largest_of
 from txport.proof.parity.noise import Noisy
 from txport.proof.parity.tolerances import DRAWS, Tolerance
 from txport.runtimes.base import Doubles, Runtime, log_softmax
@@ -141,7 +142,7 @@ def near_tie(
     sources, targets = [source] * 2, [expected.tokens, actual.tokens]
     logits = exact.logits(sources, targets)
     scores = [token_log_probs(*pair) for pair in zip(logits, targets, strict=True)]
-    largest = float(max(np.abs(each).max() for each in logits))
+    largest = max(map(largest_of, logits))
     few_bits = tolerance.rms is not None
     if beams == 1:
         pairs = enumerate(zip(expected.tokens, actual.tokens, strict=False))

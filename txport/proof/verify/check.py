@@ -23,7 +23,7 @@ from txport.errors import BundleError, TxportError, UnavailableError
 from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.cases import sides
 from txport.proof.verify import encoding
-from txport.proof.verify.gaps import Check, check_of, gap_of, in_turn, limit_of
+from txport.proof.verify.gaps import Check, check_of, differences, gap_of, in_turn, limit_of
 from txport.proof.verify.golden import (
     GREEDY,
     REAL,
@@ -177,8 +177,9 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
     """
     problems, most = [], 0.0
     for row, (source, target) in enumerate(zip(golden.given(manifest.facts), golden.targets, strict=True)):
-        gaps = np.abs(logits(runtime, [source], [target], manifest.facts)[0] - together[row]).max(axis=1)
         stored = golden.logits[row]
+        alone = logits(runtime, [source], [target], manifest.facts)[0]
+        gaps = differences(alone, together[row], stored).max(axis=1)
         limit = limit_of(stored, manifest)
         if others := np.flatnonzero(~(gaps <= limit)).tolist():
             what = f"by up to {gaps.max():.2g}, allowed {limit:.2g}"

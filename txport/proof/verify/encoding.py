@@ -17,7 +17,8 @@ from txport.errors import BundleError
 from txport.models.facts import Facts, Output
 from txport.models.names import GOLDEN
 from txport.proof.parity.cases import Draw
-from txport.proof.verify.gaps import Check, check_of, gap_of, in_turn, limit_of
+from txport.proof.parity.masks import largest_of
+from txport.proof.verify.gaps import Check, check_of, differences, gap_of, in_turn, limit_of
 from txport.proof.verify.golden import (
     DRAWN,
     IDS,
@@ -66,7 +67,7 @@ def record(
     found = infer(runtime, sources, facts)
     outputs = {
         each.name: [
-            shorten(rows := table(each, one), noise_of(each.name, float(np.abs(rows).max()), source))
+            shorten(rows := table(each, one), noise_of(each.name, largest_of(rows), source))
             for source, one in zip(sources, found, strict=True)
         ]
         for each in facts.outputs
@@ -153,8 +154,9 @@ def compare_batches(
     for row, source in enumerate(golden.sources):
         alone = infer(runtime, [source], manifest.facts)[0]
         for each in manifest.facts.outputs:
-            gap = float(np.abs(table(each, alone) - table(each, together[row])).max())
-            limit = limit_of(golden.outputs[each.name][row], manifest)
+            stored = golden.outputs[each.name][row]
+            gap = float(differences(table(each, alone), table(each, together[row]), stored).max())
+            limit = limit_of(stored, manifest)
             if not gap <= limit:
                 problems.append(f"source {row} alone has another {each.name}, by {gap:.2g}, allowed {limit:.2g}")
             most = max(most, gap)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.manifest import Manifest
 from txport.errors import brief
+from txport.proof.parity.masks import ROOM, cut_off
 from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.verify.golden import SUMS, TINY, GoldenLogits, fold
 from txport.runtimes.base import Floats
@@ -50,8 +51,16 @@ def limit_of(stored: GoldenLogits, manifest: Manifest) -> float:
     return ALONE * stored.largest if manifest.quantization else max(ALONE * stored.largest, stored.noise)
 
 
+def differences(ones: Floats, others: Floats, stored: GoldenLogits) -> Floats:
+    """How far logits (T, V) are apart, masks cut off."""
+    bound = ROOM * stored.largest
+    found: Floats = np.abs(cut_off(ones, bound) - cut_off(others, bound))
+    return found
+
+
 def gap_of(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float, str]:
     """How far one target's logits are from PyTorch's, for what is allowed, and where most; NaN if they are."""
+    values = cut_off(values, ROOM * stored.largest)
     best = np.take_along_axis(values, stored.ids, axis=1)
     expected = np.column_stack([stored.values, stored.sums]).astype(np.float64)
     actual = np.column_stack([best, fold(values)]).astype(np.float64)

@@ -21,6 +21,7 @@ from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.names import GOLDEN
 from txport.proof.parity.cases import WINDOWED, Draw, most_rows, sides
+from txport.proof.parity.masks import ROOM, cut_off, largest_of
 from txport.proof.parity.noise import Noisy
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.runtimes.inputs import Source, Sources, drawn_features
@@ -141,7 +142,7 @@ def record(
         tokens = rng.integers(0, facts.writes.size, min(length, longest))
         targets.append(tuple(tokens.tolist()))
     values = logits(runtime, sources, targets, facts)
-    noises = [noise_of(float(np.abs(each).max()), *pair) for each, *pair in zip(values, sources, targets, strict=True)]
+    noises = [noise_of(largest_of(each), *pair) for each, *pair in zip(values, sources, targets, strict=True)]
     stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
     share = max(each.noise / max(each.largest, TINY) for each in stored)
     noisy, together = Noisy(runtime, share, 0), 1 if isinstance(facts.reads, Features) else DISTURBED
@@ -167,15 +168,18 @@ def find(runtime: Runtime, facts: Facts, sources: Sources, search: str, longest:
 
 def shorten(values: Floats, noise: float) -> GoldenLogits:
     """Logits (T, V) as they are stored, each of which may move by the noise."""
+    largest = largest_of(values)
+    step = 2.0 ** (math.frexp(largest)[1] - GRID)
+    largest = float(on_grid(largest, step))
+    values = cut_off(values, ROOM * largest)
     best = scores(values, LIKELIEST, normalise=False)
     assert best.ids is not None
-    largest, rms = float(np.abs(values).max()), float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
-    step = 2.0 ** (math.frexp(largest)[1] - GRID)
+    rms = float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
     return GoldenLogits(
         ids=best.ids,
         values=on_grid(best.values, step).astype(np.float32),
         sums=on_grid(fold(values), step).astype(np.float32),
-        largest=float(on_grid(largest, step)),
+        largest=largest,
         rms=float(on_grid(rms, step)),
         noise=_rounded_up(noise),
     )

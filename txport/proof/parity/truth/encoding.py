@@ -18,6 +18,7 @@ from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact, largest_difference
+from txport.proof.parity.masks import largest_of
 from txport.proof.parity.measures import INFERRED, WHOLE, Comparison, compare
 from txport.proof.parity.quality import BATCH, Texts, compare_quality
 from txport.proof.parity.tokens import TINY, Tie, TokenComparison
@@ -50,7 +51,7 @@ class EncoderTruth:
         pairs = [(right[case][name], own[case][name]) for case in right for name in right[case]]
         return {
             "worst_logit_difference": max(largest_difference(*pair) for pair in pairs),
-            "largest_logit": max(float(np.abs(one).max()) for one, _ in pairs),
+            "largest_logit": max(largest_of(one) for one, _ in pairs),
         }
 
     def compare(self, report: Report, label: str, runtime: GraphRuntime, tolerance: Tolerance) -> None:
@@ -92,7 +93,7 @@ def _compare_output(
     case: Case, label: str, name: str, expected: Array, actual: Array, own: Any, tolerance: Tolerance
 ) -> Comparison:
     """One output of all texts of a case."""
-    largest = float(np.abs(expected).max(initial=0.0))
+    largest = largest_of(expected)
     allowed, rms = tolerance.allowed(largest), tolerance.allowed_rms
     hold = partial(
         compare, case.name, label, WHOLE, name, expected, tolerance=allowed, rms=rms, least=_size(expected),
@@ -114,7 +115,7 @@ def _compare_choices(
     for row in other:
         margin = float(expected[row, wanted[row]] - expected[row, found[row]])
         error = max(largest_difference(expected[row], own(draw)[LOGITS][row]) for draw in range(DRAWS))
-        noise = tolerance.noise_of(float(np.abs(expected[row]).max()), error)
+        noise = tolerance.noise_of(largest_of(expected[row]), error)
         if not margin <= 2 * noise:
             wrong = {"row": row, "expected": int(wanted[row]), "actual": int(found[row])}
             break

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import Checkpoint
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case, brief
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.forced import compare_forced
+from txport.proof.parity.masks import largest_of
 from txport.proof.parity.quality import Texts, compare_quality, right_ones
 from txport.proof.parity.tokens import TokenComparison, compare_search, search_together
 from txport.proof.parity.tolerances import Tolerance
@@ -44,7 +43,7 @@ class GeneratorTruth:
         pairs = [(case.sources, case.targets) for case in few]
         return {
             "worst_logit_difference": max(exact.own_error(*pair) for pair in pairs),
-            "largest_logit": max(float(np.abs(each).max()) for pair in pairs for each in exact.logits(*pair)),
+            "largest_logit": max(largest_of(each) for pair in pairs for each in exact.logits(*pair)),
         }
 
     def _said(self, case: Case) -> tuple[tuple[int, ...], ...]:

@@ -1,0 +1,88 @@
+"""A module that masks tokens by large numbers is proven as strictly as one that does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import txport
+from tests.adapters import modules
+from tests.tiny import edit_graph
+from txport import adapters
+from txport.bundles.ports import DECODER, LOGITS
+from txport.proof.parity.masks import bound_of, cut_off, largest_of
+from txport.proof.verify.check import verify
+from txport.release import parity
+
+MASKED = (0, 1, 7)
+LARGEST = torch.finfo(torch.float32).min
+
+
+def masking(mask: float) -> adapters.Adapter:
+    def step(model: Any, inputs: adapters.StepInputs) -> Any:
+        logits, caches = modules.alibi_step(model, inputs)
+        never = torch.tensor([token in MASKED for token in range(modules.WORDS)])
+        return logits.masked_fill(never, mask), caches
+
+    return dataclasses.replace(modules.ALIBI, step=step)
+
+
+@pytest.mark.parametrize("mask", [-1e4, -1e9, LARGEST])
+def test_masks_hide_no_error(mask: float, tmp_path: Path) -> None:
+    """The logits are off by a thousandth, behind all that has weights or goes into a cache."""
+    adapter = masking(mask)
+    bundle = txport.export(modules.load_alibi(), tmp_path / "bundle", adapter=adapter)
+    sound = parity(bundle, modules.load_alibi(), {"ort": "cpu"}, adapter=adapter)
+    assert sound.passed
+    assert all(each.equal == each.rows for each in sound.tokens)
+    assert verify(bundle.path).passed
+
+    def alter(model: onnx.ModelProto) -> None:
+        last = next(node for node in model.graph.node if LOGITS in node.output)
+        last.output[0] = "exact"
+        factor = onnx.numpy_helper.from_array(np.float32([1.001]), "factor")
+        model.graph.initializer.append(factor)
+        model.graph.node.append(onnx.helper.make_node("Mul", ["exact", "factor"], [LOGITS]))
+
+    path = Path(shutil.copytree(bundle.path, tmp_path / "wrong"))
+    wrong = edit_graph(path, DECODER, alter)
+    assert not parity(wrong, modules.load_alibi(), {"ort": "cpu"}, adapter=adapter).passed
+    assert not verify(path).passed
+
+
+def test_a_mask_that_is_missing_is_found(tmp_path: Path) -> None:
+    txport.export(modules.load_alibi(), tmp_path / "bundle", adapter=masking(-1e9))
+
+    def alter(model: onnx.ModelProto) -> None:
+        masks = [node for node in model.graph.node if node.op_type == "Where" and LOGITS in node.output]
+        assert len(masks) == 1
+        masks[0].op_type = "Identity"
+        del masks[0].input[:2]
+
+    edit_graph(tmp_path / "bundle", DECODER, alter)
+    found = verify(tmp_path / "bundle")
+    assert not found.passed
+    assert found.wrong.startswith("logits")
+
+
+@given(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40), st.sampled_from([-1e4, -1e9, 1e9, LARGEST]))
+def test_what_is_no_mask_stays_as_it_is(plain: list[float], mask: float) -> None:
+    logits, largest = np.array(plain, np.float32), max(map(abs, plain))
+    assert bound_of(logits) == np.inf
+    assert largest_of(logits) == pytest.approx(largest)
+    masked = np.append(logits, np.float32(mask))
+    if largest == 0:
+        return
+    assert largest_of(masked) == pytest.approx(largest)
+    bound = bound_of(masked)
+    np.testing.assert_array_equal(cut_off(masked, bound)[:-1], logits)
+    assert abs(cut_off(masked, bound)[-1]) == pytest.approx(2 * largest)
