@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -22,7 +20,6 @@ State = Any
 Outputs = dict[str, NDArray[Any]]
 GraphPorts = tuple[tuple[Port, ...], tuple[Port, ...]]
 
-PARTS = (8, 7, 6, 5, 4, 3, 2, 1)
 CLASSES, FEW = 1024, 8  # of tokens, and how many of the best tokens are found by them
 
 
@@ -119,21 +116,25 @@ class GraphRuntime(Runtime, Protocol):
         ...
 
 
-@contextlib.contextmanager
-def running(role: str, engine: str) -> Iterator[None]:
+class running:  # noqa: N801 - a context manager, and no generator: each step has one
     """What an engine raises while a graph runs, as errors of ours: engines have no common base for theirs.
 
     Raises `MemoryError` where there is too little memory, `RunError` for a graph that fails.
     """
-    try:
-        yield
-    except (TxportError, MemoryError):
-        raise
-    except Exception as error:
+
+    def __init__(self, role: str, engine: str) -> None:
+        self._role, self._engine = role, engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, (TxportError, MemoryError)):
+            return
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
         fix = "the bundle is damaged, and `txport verify` says where"
-        raise RunError(f"the {role} graph does not run on {engine}: {brief(error)}; {fix}") from error
+        raise RunError(f"the {self._role} graph does not run on {self._engine}: {brief(error)}; {fix}") from error
 
 
 def scores(logits: Floats, top: int | None, normalise: bool = True) -> Scores:
@@ -155,20 +156,14 @@ def log_softmax(logits: Logits, chosen: Logits) -> Logits:
 
 
 def _best_two(logits: Floats) -> Ints:
-    """In little more than one pass: the second best is the best of another part, or the second best of its own."""
-    rows, size = np.arange(len(logits)), logits.shape[1]
-    parts = logits.reshape(len(logits), next(count for count in PARTS if size % count == 0), -1)  # (R, P, V / P)
-    width = parts.shape[2]
-    places = parts.argmax(axis=2)  # (R, P)
-    values = parts[rows[:, None], np.arange(parts.shape[1]), places]  # (R, P)
-    part = values.argmax(axis=1)
-    first = part * width + places[rows, part]
-    own = parts[rows, part]  # a copy
-    own[rows, places[rows, part]] = -np.inf
-    places[rows, part] = own.argmax(axis=1)
-    values[rows, part] = own[rows, places[rows, part]]
-    part = values.argmax(axis=1)
-    second = part * width + places[rows, part]
+    """The best, and the best once more without it."""
+    rows = np.arange(len(logits))
+    logits = logits if logits.flags.writeable else logits.copy()
+    first = logits.argmax(axis=1)
+    best = logits[rows, first]
+    logits[rows, first] = -np.inf
+    second = logits.argmax(axis=1)
+    logits[rows, first] = best
     second = np.where(second == first, (first == 0).astype(np.int64), second)  # where no other is possible
     return np.column_stack([first, second])
 
