@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.check import Report, check, exact_of, fitting_threads, is_huge, is_large
 from txport.proof.parity.exact import Exact, Ids, largest_difference
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
-from txport.proof.parity.truth.encoding import joined
 from txport.proof.verify import encoding, golden
 from txport.proof.verify.check import verify
-from txport.runtimes.inputs import Source
+from txport.runtimes.encoding import infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import require_defaults
 
@@ -65,24 +63,23 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
 
 
 def _record_generation(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, size: golden.Size) -> None:
-    def noise_of(largest: float, source: Source, target: Sequence[int]) -> float:
-        return tolerance.lasting_noise(largest, exact.rounding_error([source], [target]))
-
-    found = golden.record(TorchRuntime(exact.model), exact.model.facts, real, noise_of, size)
+    model, noise_of = exact.model, tolerance.lasting_noise
+    found = golden.record(TorchRuntime(model), model.facts, real, exact.rounding_errors, noise_of, size)
     golden.save_golden(bundle.path / GOLDEN, found)
 
 
 def _record_encoding(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, size: golden.Size) -> None:
-    @cache
-    def errors(source: tuple[int, ...]) -> dict[str, float]:
-        right = joined(exact.model, [source])
-        draws = [*exact.draws(partial(joined, sources=[source]))]
-        return {name: max(largest_difference(right[name], each[name]) for each in draws) for name in right}
+    def errors_of(sources: Sequence[Sequence[int]]) -> list[dict[str, float]]:
+        right = infer(TorchRuntime(exact.model), sources, facts)
+        errors = [dict.fromkeys(each, 0.0) for each in right]
+        for found in exact.draws(lambda model: infer(TorchRuntime(model), sources, facts)):
+            for worst, one, other in zip(errors, right, found, strict=True):
+                for name, error in worst.items():
+                    worst[name] = max(error, largest_difference(one[name], other[name]))
+        return errors
 
-    def noise_of(name: str, largest: float, source: Sequence[int]) -> float:
-        return tolerance.lasting_noise(largest, errors(tuple(source))[name])
-
-    found = encoding.record(TorchRuntime(exact.model), exact.model.facts, real, noise_of)
+    facts = exact.model.facts
+    found = encoding.record(TorchRuntime(exact.model), facts, real, errors_of, tolerance.lasting_noise)
     encoding.save_golden(bundle.path / GOLDEN, found)
 
 

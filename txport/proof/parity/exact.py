@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from txport.models.audio.facts import Features
 from txport.models.model import Model
 from txport.models.ops import padding_mask
 from txport.models.weights.streamed import converted
@@ -166,10 +167,15 @@ class Exact:
         """How far PyTorch is off in the precision, here, at the worst place: at a single one, that is chance."""
         return _worst(self.logits(sources, targets), self.own_logits(sources, targets, draw))
 
-    def rounding_error(self, sources: Sources, targets: Ids) -> float:
-        """How far the best kernels of the precision would be off, in the worst of several draws."""
-        right = self.logits(sources, targets)
-        return max(_worst(right, found) for found in self.draws(partial(one_pass, sources=sources, targets=targets)))
+    def rounding_errors(self, sources: Sources, targets: Ids) -> list[float]:
+        """How far the best kernels of the precision would be off in each target, in the worst of several draws."""
+        if isinstance(self.model.facts.reads, Features) and len(sources) > 1:  # which take much memory
+            pairs = zip(sources, targets, strict=True)
+            return [error for source, target in pairs for error in self.rounding_errors([source], [target])]
+        right, errors = self.logits(sources, targets), [0.0] * len(sources)
+        for found in self.draws(partial(one_pass, sources=sources, targets=targets)):
+            errors = [max(error, largest_difference(*pair)) for error, *pair in zip(errors, right, found, strict=True)]
+        return errors
 
     def draws(self, compute: Callable[[Model], Computed]) -> Iterator[Computed]:
         """What is computed of the model by the best kernels of the precision: a single draw may be right by luck."""

@@ -58,17 +58,22 @@ def record(
     runtime: EncoderRuntime,
     facts: Facts,
     real: Iterable[Sequence[int]],
-    noise_of: Callable[[str, float, Sequence[int]], float],
+    errors_of: Callable[[Sequence[Sequence[int]]], list[dict[str, float]]],
+    noise_of: Callable[[float, float], float],
 ) -> EncoderGolden:
-    """Ask a runtime that is right; `noise_of` says how far an output of a source may move, by its largest number."""
+    """Ask a runtime that is right.
+
+    `errors_of` says how far the best kernels are off in each output of each source, `noise_of` how far an output may
+    move for that: of its largest number and the error.
+    """
     known = [tuple(source) for source in real][:REAL]
     drawn = Draw(facts, np.random.default_rng(0)).sources(*(min(length, facts.vocabulary.longest) for length in DRAWN))
     sources = [*known, *map(tuple, drawn)]
-    found = infer(runtime, sources, facts)
+    found, errors = infer(runtime, sources, facts), errors_of(sources)
     outputs = {
         each.name: [
-            shorten(rows := table(each, one), noise_of(each.name, largest_of(rows), source))
-            for source, one in zip(sources, found, strict=True)
+            shorten(rows := table(each, one), noise_of(largest_of(rows), error[each.name]))
+            for one, error in zip(found, errors, strict=True)
         ]
         for each in facts.outputs
     }

@@ -119,12 +119,14 @@ def record(
     runtime: Runtime,
     facts: Facts,
     real: Iterable[Sequence[int]],
-    noise_of: Callable[[float, Source, Sequence[int]], float],
+    errors_of: Callable[[Sequence[Source], Sequence[Sequence[int]]], list[float]],
+    noise_of: Callable[[float, float], float],
     size: Size | None = None,
 ) -> Golden:
     """Ask a runtime that is right. `real` sources are given the targets that it finds, others random ones.
 
-    `noise_of` says how far the logits of a target may move: of the largest one, a source and its target.
+    `errors_of` says how far the best kernels are off in each target, `noise_of` how far logits may move for that: by
+    their largest and the error.
     """
     size = size or Size(LONGEST)
     most, room = sides(facts)
@@ -142,7 +144,8 @@ def record(
         tokens = rng.integers(0, facts.writes.size, min(length, longest))
         targets.append(tuple(tokens.tolist()))
     values = logits(runtime, sources, targets, facts)
-    noises = [noise_of(largest_of(each), *pair) for each, *pair in zip(values, sources, targets, strict=True)]
+    errors = errors_of(sources, targets)
+    noises = [noise_of(largest_of(each), error) for each, error in zip(values, errors, strict=True)]
     stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
     share = max(each.noise / max(each.largest, TINY) for each in stored)
     noisy, together = Noisy(runtime, share, 0), 1 if isinstance(facts.reads, Features) else DISTURBED
