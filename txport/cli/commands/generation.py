@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -14,7 +13,7 @@ import click
 
 from txport.cli import completion, textio, texts
 from txport.cli.commands import encoding, speech
-from txport.cli.guard import progress
+from txport.cli.guard import progress, results
 from txport.cli.options import (
     checkpoint_option,
     fit_threads,
@@ -274,7 +273,7 @@ def score(
         for (text, target), found in zip(pairs, scored, strict=True):
             values = {"input": text, "target": target, "score": found.score, "token_scores": found.token_scores}
             line = textio.to_json(values) if as_json else f"{found.score:.4f}\t{text}\t{target}"
-            textio.print_line(line, sys.stdout)
+            textio.print_line(line, results())
 
 
 def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:
