@@ -282,6 +282,13 @@ def test_a_kernel_that_knows_only_fp32_is_held_against_fp32_and_it_is_said_why()
         (lambda: adapters.causal(tokens=tokens(size=1 << 22), width=4, step=alibi_step), "needs caches"),
         (lambda: adapters.encoder(tokens=tokens(), width=4, encode=alibi_step, outputs={"logits": (3,)}), "labels"),
         (lambda: adapters.encoder(tokens=tokens(), width=4, encode=alibi_step, outputs="x"), "dims by name"),  # type: ignore[arg-type]
+        (lambda: labelled(("a", "b"), "relu"), "must be one of softmax, sigmoid, none, got 'relu'"),
+        (lambda: labelled(("a",), "softmax"), "of a single label can't be softmax, which is always 1"),
+        (lambda: labelled(("a", "b"), "none", "length"), "of labels of tokens must be softmax or sigmoid, got 'none'"),
+        (
+            lambda: adapters.encoder(tokens=tokens(), width=4, encode=alibi_step, function_to_apply="none"),
+            "with labels",
+        ),
         (lambda: seq2seq(target=tokens()), "a target needs a start token and an end token"),
         (lambda: seq2seq(project=alibi_step), "give both or none"),
         (lambda: seq2seq(project=alibi_step, source_caches=[adapters.Cache(1, 1)]), "is for a step with caches"),
@@ -291,6 +298,25 @@ def test_a_kernel_that_knows_only_fp32_is_held_against_fp32_and_it_is_said_why()
 def test_facts_that_do_not_go_together_are_refused(make: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make()
+
+
+@pytest.mark.parametrize(
+    ("labels", "given", "function"),
+    [
+        (("a", "b"), None, "softmax"),
+        (("a",), None, "sigmoid"),
+        (("a", "b"), "sigmoid", "sigmoid"),
+        (("a",), "none", "none"),
+    ],
+)
+def test_an_adapter_says_how_scores_are_made_of_logits(labels: tuple[str, ...], given: Any, function: str) -> None:
+    assert labelled(labels, given).facts.function_to_apply == function
+
+
+def labelled(labels: tuple[str, ...], function: Any, *length: str) -> adapters.Adapter:
+    outputs = {"logits": (*length, len(labels))}
+    how: dict[str, Any] = {"outputs": outputs, "labels": labels, "function_to_apply": function}
+    return adapters.encoder(tokens=tokens(), width=4, encode=alibi_step, **how)
 
 
 def tokens(**changes: Any) -> adapters.Tokens:

@@ -93,7 +93,9 @@ def run(
     A model that reads audio takes audio files as TEXT, such as talk.wav, and writes down what is said in them.
 
     A causal model continues each text, and the output is what it adds. A model that only encodes prints labels, tokens
-    for each mask, or vectors, as lists or in an array (--output X.npy).
+    for each mask, or vectors, as lists or in an array (--output X.npy). A classifier prints its likeliest label. Where
+    labels do not exclude each other, it prints score and label of each that has 0.5 or more; where there is one label,
+    or logits are values, score and label of each.
     With --unknown skip, a text that is empty or has no character of the vocabulary gets an empty output;
     an array can't have one, and is refused.
     """
