@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from txport.arguments import many, require_unknown, sizes
 from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
-from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Pooling
+from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Function, Pooling
 from txport.models.tokenizers.base import Tokenizer, Unknown, shorten
 from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
 from txport.runtimes.encoding import infer
@@ -28,7 +28,7 @@ OTHERWISE = {"replaced": "original"}  # what a token is called for which a model
 
 @dataclass(frozen=True)
 class Label:
-    """A label, and its probability."""
+    """A label, and its score: its probability, or the logit of a model that gives values."""
 
     label: str
     score: float
@@ -165,7 +165,11 @@ class Encoder:
         return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=nothing)
 
     def classify(self, texts: str | Iterable[str], *, top: int | None = None, **how: Any) -> list[list[Label]]:
-        """The labels of each text, the likeliest first, `top` of them or all; `how` are the options of `infer`."""
+        """The labels of each text, the highest score first, `top` of them or all; `how` are the options of `infer`.
+
+        A score is a share of 1 where labels exclude each other, else the probability of that label alone; of a model
+        that gives values, it is the value (`Facts.function_to_apply`).
+        """
         return list(self.classify_iter(texts, top=top, **how))
 
     def classify_iter(
@@ -179,11 +183,11 @@ class Encoder:
     ) -> Iterator[list[Label]]:
         """As `classify`, one after the other, over an iterable of any length."""
         require_ability(self.facts, "classify")
-        labels = self.facts.labels
+        labels, function = self.facts.labels, _function(self.facts)
         count = len(labels) if top is None else whole("top", top, 1)
 
         def finish(_: Sequence[int], outputs: Outputs) -> list[Label]:
-            found = probabilities(outputs[LOGITS])
+            found = scores(outputs[LOGITS], function)
             return [Label(labels[at], float(found[at])) for at in best(found, count)]
 
         return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[])
@@ -205,10 +209,10 @@ class Encoder:
     ) -> Iterator[list[Tag]]:
         """As `tag`, one after the other, over an iterable of any length."""
         require_ability(self.facts, "tag")
-        special, labels = self.facts.vocabulary.special, self.facts.labels
+        special, labels, function = self.facts.vocabulary.special, self.facts.labels, _function(self.facts)
 
         def finish(ids: Sequence[int], outputs: Outputs) -> list[Tag]:
-            found = probabilities(outputs[LOGITS])
+            found = scores(outputs[LOGITS], function)
             kept = [place for place, id_ in enumerate(ids) if id_ not in special]
             tokens = self.tokenizer.tokens([ids[place] for place in kept])
             return [Tag(token, *likeliest(found[place], labels)) for token, place in zip(tokens, kept, strict=True)]
@@ -236,7 +240,7 @@ class Encoder:
     def _fill(self, top: int, ids: Sequence[int], outputs: Outputs) -> list[list[Fill]]:
         filled = []
         for place in (place for place, id_ in enumerate(ids) if id_ == self.facts.vocabulary.mask):
-            found = probabilities(outputs[LOGITS][place])
+            found = scores(outputs[LOGITS][place], "softmax")
             chosen = best(found, top)
             tokens = [self.tokenizer.tokens([at])[0] if self._has_token(at) else str(at) for at in chosen]
             filled.append([Fill(token, at, float(found[at])) for token, at in zip(tokens, chosen, strict=True)])
@@ -306,11 +310,19 @@ def unit(vectors: Floats) -> Floats:
     return found
 
 
-def probabilities(logits: NDArray[Any]) -> NDArray[np.float64]:
-    """Of each of several classes (..., C), which exclude each other; of a single one, whether it is so."""
+def _function(facts: Facts) -> Function:
+    """What makes scores of a model's logits over labels."""
+    assert facts.function_to_apply is not None
+    return facts.function_to_apply
+
+
+def scores(logits: NDArray[Any], function: Function) -> NDArray[np.float64]:
+    """Of each of several classes (..., C), what a function makes of their logits."""
     values = logits.astype(np.float64)
-    if values.shape[-1] == 1:
-        found: NDArray[np.float64] = 1 / (1 + np.exp(-values))
+    if function == "none":
+        return values
+    if function == "sigmoid":
+        found: NDArray[np.float64] = np.exp(-np.logaddexp(0, -values))  # which no logit overflows
         return found
     powers = np.exp(values - values.max(axis=-1, keepdims=True))
     shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)

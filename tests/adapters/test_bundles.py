@@ -112,6 +112,7 @@ def test_a_model_that_encodes_gives_labels_in_fp16(classifier: Bundle) -> None:
         assert np.abs(found - right.numpy()).max() < 1e-2
     described = json.loads((classifier.path / "config.json").read_text(encoding="utf-8"))
     assert described["id2label"] == {"0": "good", "1": "bad", "2": "so-so"}
+    assert described["problem_type"] == "single_label_classification"
 
 
 def test_no_fp16_product_reads_what_onnx_runtime_would_crash_on(classifier: Bundle) -> None:

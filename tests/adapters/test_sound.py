@@ -14,7 +14,12 @@ from tests.adapters.modules import (
     ALIBI,
     CACHE,
     CLASSIFIER,
+    HEADS,
     LONGEST,
+    SIZE,
+    SOURCE,
+    TARGET,
+    TOKENS,
     TUTORIAL,
     WORDS,
     Tagger,
@@ -25,6 +30,7 @@ from tests.adapters.modules import (
     load_classifier,
     load_tutorial,
     seeded,
+    split,
     tutorial_encode,
     tutorial_step,
 )
@@ -125,7 +131,14 @@ def test_a_step_that_computes_wrongly_is_named(step: Step, told: str) -> None:
         (lambda m, i: (alibi_step(m, i)[0], []), "step must give a pair of tensors for each of 1 layers"),
         (lambda m, i: (alibi_step(m, i)[0], None), "step must give a pair of tensors for each of 1 layers"),
         (lambda m, i: (alibi_step(m, i)[0][:, -1], alibi_step(m, i)[1]), "step must give logits of shape (3, 6, 30)"),
-        (lambda m, i: (alibi_step(m, i)[0], i.past), "step must give the key of layer 0 of shape (3, 2, 6, 8)"),
+        (
+            lambda m, i: (alibi_step(m, i)[0], i.past),
+            "step gives keys of layer 0 of (B, 2, 0, 8), the adapter says (B, 2, 4, 8)",
+        ),
+        (
+            lambda m, i: (alibi_step(m, i)[0], [(alibi_step(m, i)[1][0][0].half(),) * 2]),
+            "step gives keys of layer 0 in torch.float16, the weights are in torch.float32",
+        ),
         (lambda m, i: (alibi_step(m, i)[0].half(), alibi_step(m, i)[1]), "got torch.float16"),
         (lambda m, i: (alibi_step(m, i)[0] / 0, alibi_step(m, i)[1]), "NaN or infinity"),
         (lambda m, i: m.no_such_part, "AttributeError: 'Alibi' object has no attribute 'no_such_part' (test_sound.py"),
@@ -134,6 +147,65 @@ def test_a_step_that_computes_wrongly_is_named(step: Step, told: str) -> None:
 )
 def test_a_step_that_breaks_the_protocol_is_told_what_was_expected(step: Step, told: str) -> None:
     assert told in wrong(CheckpointError, load_alibi(), causal(step))
+
+
+@pytest.mark.parametrize(
+    ("cache", "told"),
+    [
+        (adapters.Cache(1, 8), "keys of layer 0 of (B, 2, {n}, 8), the adapter says (B, 1, {n}, 8)"),
+        (adapters.Cache(2, 4), "keys of layer 0 of (B, 2, {n}, 8), the adapter says (B, 2, {n}, 4)"),
+        (adapters.Cache(2, 8, value_size=5), "values of layer 0 of (B, 2, {n}, 8), the adapter says (B, 2, {n}, 5)"),
+    ],
+)
+@pytest.mark.parametrize("function", ["step", "project"])
+def test_caches_other_than_promised_are_told_with_both_shapes(function: str, cache: Any, told: str) -> None:
+    """A step that keeps keys and values in any case, so that nothing in it fails before they are looked at."""
+
+    def step(model: Any, inputs: Any) -> Any:
+        new = torch.zeros(len(inputs.ids), HEADS, inputs.seen.shape[-1], SIZE // HEADS, dtype=model.words.weight.dtype)
+        return model.words(inputs.ids) @ model.words.weight.T, [(new, new)]
+
+    caches = {"step": [CACHE], "project": [CACHE], function: [cache]}
+    adapter = adapters.seq2seq(
+        source=SOURCE,
+        target=TARGET,
+        width=SIZE,
+        caches=caches["step"],
+        source_caches=caches["project"],
+        encode=lambda model, ids, mask: model.words(ids),
+        project=lambda model, states: [(split(states), split(states))],
+        step=step,
+    )
+    length = "S" if function == "project" else "P + T"
+    assert wrong(CheckpointError, seeded(Tagger), adapter) == f"{function} gives {told.format(n=length)}"
+
+
+@pytest.mark.parametrize(
+    ("encode", "told"),
+    [
+        (lambda m, ids, mask: m.words(ids)[:, 0], "encode gives states of (2, 16), the adapter says (B, S, 16)"),
+        (lambda m, ids, mask: m.words(ids)[..., :9], "encode gives states of (B, S, 9), the adapter says (B, S, 16)"),
+        (lambda m, ids, mask: m.words(ids)[:, 1:], "encode gives states of (B, 3, 16), the adapter says (B, 4, 16)"),
+        (lambda m, ids, mask: {"states": m.words(ids)}, "encode must give states as a tensor, got a dict"),
+    ],
+)
+def test_states_other_than_promised_are_told_with_both_shapes(encode: Any, told: str) -> None:
+    adapter = adapters.seq2seq(
+        source=SOURCE,
+        target=TARGET,
+        width=SIZE,
+        encode=encode,
+        step=lambda model, inputs: model.words(inputs.ids) @ model.words.weight.T,
+    )
+    assert wrong(CheckpointError, seeded(Tagger), adapter) == told
+
+
+def test_logits_of_the_last_token_alone_are_told_where_there_are_no_caches() -> None:
+    adapter = adapters.causal(
+        tokens=TOKENS, width=SIZE, step=lambda model, inputs: (model.words(inputs.ids) @ model.words.weight.T)[:, -1]
+    )
+    told = wrong(CheckpointError, seeded(Tagger), adapter)
+    assert told == "step gives logits of (2, 30), the adapter says (B, P + T, 30)"
 
 
 def test_a_source_whose_padding_counts_is_named_in_either_function() -> None:
@@ -210,6 +282,13 @@ def test_a_kernel_that_knows_only_fp32_is_held_against_fp32_and_it_is_said_why()
         (lambda: adapters.causal(tokens=tokens(size=1 << 22), width=4, step=alibi_step), "needs caches"),
         (lambda: adapters.encoder(tokens=tokens(), width=4, encode=alibi_step, outputs={"logits": (3,)}), "labels"),
         (lambda: adapters.encoder(tokens=tokens(), width=4, encode=alibi_step, outputs="x"), "dims by name"),  # type: ignore[arg-type]
+        (lambda: labelled(("a", "b"), "relu"), "must be one of softmax, sigmoid, none, got 'relu'"),
+        (lambda: labelled(("a",), "softmax"), "of a single label can't be softmax, which is always 1"),
+        (lambda: labelled(("a", "b"), "none", "length"), "of labels of tokens must be softmax or sigmoid, got 'none'"),
+        (
+            lambda: adapters.encoder(tokens=tokens(), width=4, encode=alibi_step, function_to_apply="none"),
+            "with labels",
+        ),
         (lambda: seq2seq(target=tokens()), "a target needs a start token and an end token"),
         (lambda: seq2seq(project=alibi_step), "give both or none"),
         (lambda: seq2seq(project=alibi_step, source_caches=[adapters.Cache(1, 1)]), "is for a step with caches"),
@@ -219,6 +298,25 @@ def test_a_kernel_that_knows_only_fp32_is_held_against_fp32_and_it_is_said_why()
 def test_facts_that_do_not_go_together_are_refused(make: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make()
+
+
+@pytest.mark.parametrize(
+    ("labels", "given", "function"),
+    [
+        (("a", "b"), None, "softmax"),
+        (("a",), None, "sigmoid"),
+        (("a", "b"), "sigmoid", "sigmoid"),
+        (("a",), "none", "none"),
+    ],
+)
+def test_an_adapter_says_how_scores_are_made_of_logits(labels: tuple[str, ...], given: Any, function: str) -> None:
+    assert labelled(labels, given).facts.function_to_apply == function
+
+
+def labelled(labels: tuple[str, ...], function: Any, *length: str) -> adapters.Adapter:
+    outputs = {"logits": (*length, len(labels))}
+    how: dict[str, Any] = {"outputs": outputs, "labels": labels, "function_to_apply": function}
+    return adapters.encoder(tokens=tokens(), width=4, encode=alibi_step, **how)
 
 
 def tokens(**changes: Any) -> adapters.Tokens:

@@ -20,7 +20,7 @@ from tests import transformers_js
 from txport.bundles.bundle import load_bundle
 from txport.bundles.manifest import OFFERED
 from txport.cli import main
-from txport.encoding import likeliest, probabilities
+from txport.encoding import likeliest, scores
 from txport.errors import ConfigError, UnknownTextError, UnsupportedError
 from txport.models.architectures.bert import LABELLED, Bert, BertConfig, draw
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
@@ -217,14 +217,10 @@ def test_labels(bundles: dict[str, Path]) -> None:
     logits = [each["logits"] for each in model.infer(TEXTS)]
     for labels, values in zip(found, logits, strict=True):
         assert [each.label for each in labels] == [LABELS[at] for at in np.argsort(-values)]
-        assert [each.score for each in labels] == pytest.approx(sorted(probabilities(values), reverse=True))
+        assert [each.score for each in labels] == pytest.approx(sorted(scores(values, "softmax"), reverse=True))
         assert sum(each.score for each in labels) == pytest.approx(1)
     assert [each[0] for each in found] == [one for (one,) in model.classify(TEXTS, top=1)]
     assert len(model.classify("good")) == 1
-
-
-def test_a_single_label_has_a_probability_of_its_own() -> None:
-    assert probabilities(np.array([0.0])) == pytest.approx([0.5])
 
 
 def test_tags(bundles: dict[str, Path]) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.tiny import VOCABULARY, tiny_config, tiny_model
-from txport.errors import CheckpointError, ConfigError, OutputError
+from txport.errors import CheckpointError, ConfigError, OutputError, UnsupportedError
 from txport.models import checkpoint
 from txport.models.architectures.transformer import PRESETS, TransformerConfig
 from txport.models.checkpoint import expected_tensors, load_checkpoint, save_checkpoint
@@ -269,6 +269,57 @@ def test_unknown_names(tmp_path: Path) -> None:
         load_checkpoint("preset:huge")
     with pytest.raises(CheckpointError, match=r"is not a checkpoint: config\.json is missing"):
         load_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "told"),
+    [
+        (("model.py",), "model.py", r"model\.py is a file of code; give .*model\.py:NAME, the adapter in it"),
+        ((), "model.py", r"model\.py is a file of code; give .*model\.py:NAME, the adapter in it"),
+        (("model.safetensors",), "model.safetensors", r"model\.safetensors is a file; give its folder, "),
+        (("step.pt",), "step.pt", r"step\.pt is a file; give its folder, "),
+        (("model-q4.gguf",), "model-q4.gguf", r"GGUF is not read; take the folder that it was made from"),
+        (("model-q4.gguf",), "", r"has weights as GGUF, 'model-q4.gguf', which is not read; take the folder that it "),
+        (("model-q4.gguf", "config.json"), "", r"has weights as GGUF"),
+        (
+            ("adapter_config.json", "adapter_model.safetensors"),
+            "",
+            r"is an adapter of PEFT of another model; merge it",
+        ),
+        (("adapter_config.json", "adapter_model.safetensors", "config.json"), "", r"is an adapter of PEFT"),
+    ],
+)
+def test_what_is_no_checkpoint_says_what_to_give(files: tuple[str, ...], name: str, told: str, tmp_path: Path) -> None:
+    for file in files:
+        (tmp_path / file).write_text("{}")
+    with pytest.raises((CheckpointError, UnsupportedError), match=told) as caught:
+        load_checkpoint(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}', "is a LoRA of 'org/base'; merge it into that"),
+        (
+            '{"peft_type": "IA3", "base_model_name_or_path": "org/base"}',
+            "is an adapter of PEFT of 'org/base'; merge",
+        ),
+        ('{"peft_type": ["LORA"], "base_model_name_or_path": {}}', "is an adapter of PEFT of another model"),
+        ('{"base_model_name_or_path": "%s"}' % ("x" * 1000), r"is an adapter of PEFT of 'x+\.\.\.;"),
+        ("[", "is an adapter of PEFT of another model"),
+    ],
+)
+def test_an_adapter_of_peft_is_told_with_its_base(values: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(values)
+    with pytest.raises(CheckpointError, match=rf"{told}.*\(merge_and_unload\), and save the whole model \(save_pretr"):
+        load_checkpoint(str(tmp_path))
+
+
+def test_weights_beside_an_adapter_of_peft_are_read(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "model.gguf").write_text("GGUF")
+    assert load_checkpoint(str(folder)).sha256
 
 
 def test_what_ships_is_whole() -> None:

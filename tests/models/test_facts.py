@@ -51,7 +51,9 @@ TASKS = {
         has_plain_logits=True,
         windows=(3, 1 << 20),
     ),
-    "encode": Facts(task="encode", width=24, source=SOURCE, outputs=OUTPUTS, labels=("A", "B")),
+    "encode": Facts(
+        task="encode", width=24, source=SOURCE, outputs=OUTPUTS, labels=("A", "B"), function_to_apply="softmax"
+    ),
 }
 
 
@@ -73,6 +75,7 @@ def facts(draw: st.DrawFn) -> Facts:
     own, shared = (key_values(layers, owner, heads, size) for owner in ("row", "source"))
     labels = draw(st.lists(st.text(), min_size=1, max_size=3, unique=True))
     outputs = st.sampled_from([(Output("logits", (len(labels),)),), (Output("logits", (LENGTH, len(labels))),)])
+    functions = st.sampled_from(["sigmoid"] if len(labels) == 1 else ["softmax", "sigmoid"])
     return Facts(
         task=task,
         width=draw(st.integers(1, 1 << 20)),
@@ -82,6 +85,7 @@ def facts(draw: st.DrawFn) -> Facts:
         attention=CrossAttention(layers - 1, heads) if task == "seq2seq" and draw(st.booleans()) else None,
         outputs=draw(outputs) if task == "encode" else (),
         labels=tuple(labels) if task == "encode" else (),
+        function_to_apply=draw(functions) if task == "encode" else None,
         has_plain_logits=draw(st.booleans()),
         windows=tuple(draw(st.sets(st.integers(1, module.LONGEST), max_size=3))) if task == "causal" else (),
     )
@@ -144,7 +148,7 @@ def test_a_key_too_few_and_a_key_too_many_are_refused_by_name(task: str) -> None
     objects: list[Path] = [(), *(path for path in places(values) if isinstance(at(values, path), dict))]
     for path in objects:
         for key in at(values, path):
-            if (*path, key) in (("speech",), ("windows",)):  # which most models have not
+            if (*path, key) in (("speech",), ("windows",), ("function_to_apply",)):  # which most models have not
                 continue
             short = copy.deepcopy(values)
             del at(short, path)[key]
@@ -199,6 +203,20 @@ def at(values: Any, path: Path) -> Any:
         ("causal", ("windows",), 4, "windows must be a list of at most 16384, got 4"),
         ("causal", ("windows",), [4, 7, 4], "windows must be named once each, got [4, 7, 4]"),
         ("encode", ("windows",), [4], "a model of the task encode has no windows"),
+        (
+            "encode",
+            ("function_to_apply",),
+            None,
+            "labels must be one of softmax, sigmoid, none, got None",
+        ),
+        (
+            "encode",
+            ("function_to_apply",),
+            "relu",
+            "labels must be one of softmax, sigmoid, none, got 'relu'",
+        ),
+        ("encode", ("function_to_apply",), ["none"], "must be one of softmax, sigmoid, none, got ['none']"),
+        ("causal", ("function_to_apply",), "softmax", "function_to_apply is for models with labels, got 'softmax'"),
         ("encode", ("has_plain_logits",), 1, "has_plain_logits must be true or false, got 1"),
     ],
 )

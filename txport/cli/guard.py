@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from typing import TextIO
 
 import click
@@ -20,6 +22,25 @@ from txport.system.terminal import one_line, owns_stderr, printable
 LONGEST_WORD = 400  # characters; longer ones are no names
 NO_MEMORY = "txport: not enough memory here; give it more"
 MEMORY_FIX = "give it more memory, smaller batches or a smaller model"
+_results: ContextVar[TextIO | None] = ContextVar("results", default=None)
+
+
+def results() -> TextIO:
+    """Where results go: standard output, also while code of the user's takes standard error for it."""
+    return _results.get() or sys.stdout
+
+
+@contextlib.contextmanager
+def prints_aside() -> Iterator[None]:
+    """What code of the user's prints goes to standard error, so that standard output holds results alone."""
+    stream = sys.stdout
+    token = _results.set(stream)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+        _results.reset(token)
 
 
 def echo(line: str = "", err: bool = False) -> None:
@@ -30,9 +51,9 @@ def echo(line: str = "", err: bool = False) -> None:
 def write(text: str, err: bool = False) -> None:
     """Print what is safe; where nobody reads any more, nothing, since a command still ends with its verdict."""
     try:
-        click.echo(text, nl=False, err=err)
+        click.echo(text, nl=False, err=err, file=None if err else _results.get())
     except BrokenPipeError:
-        _give_up(sys.stderr if err else sys.stdout)
+        _give_up(sys.stderr if err else results())
 
 
 def progress(message: str) -> None:

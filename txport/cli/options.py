@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from txport.cli.completion import models, providers
+from txport.cli.guard import prints_aside
 from txport.runtimes import require_threads
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,9 +27,15 @@ def checkpoint_option(text: str) -> Callable[[F], F]:
 
 
 def trust_option(command: F) -> F:
-    """Whether code of the user's may run."""
+    """Whether code of the user's may run; what it prints is no result."""
     text = "Run the code of a CHECKPOINT that is given as model.py:NAME; docs/adapters.md."
-    return click.option("--trust-code", is_flag=True, help=text)(command)
+    return click.option("--trust-code", is_flag=True, callback=_trust, help=text)(command)
+
+
+def _trust(context: click.Context, _: click.Parameter, is_trusted: bool) -> bool:
+    if is_trusted:
+        context.with_resource(prints_aside())
+    return is_trusted
 
 
 def threads_option(command: F) -> F:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from txport.bundles.ports import Port
-from txport.cli.guard import echo, write
+from txport.cli.guard import echo, results, write
 from txport.errors import UnavailableError
 from txport.system.packages import needed
 from txport.system.terminal import one_line
@@ -33,7 +33,7 @@ def megabytes(size: float) -> str:
 
 def show(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> None:
     """Print one table; as wide as it needs to be when stdout is no terminal."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, file=results())
     if not console.is_terminal:
         console.width = 200
     table = Table(box=None, pad_edge=False, header_style="bold")

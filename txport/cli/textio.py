@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
-from txport.cli.guard import echo
+from txport.cli.guard import echo, results
 from txport.errors import TextError
 from txport.system.files import staged_file
 from txport.system.terminal import printable, printable_json
@@ -104,14 +104,14 @@ def to_json(values: dict[str, Any] | list[Any], indent: int | None = None) -> st
 
 def print_json(values: dict[str, Any], indent: int | None = None) -> None:
     """Write JSON to standard output."""
-    print_line(to_json(values, indent), sys.stdout)
+    print_line(to_json(values, indent), results())
 
 
 @contextlib.contextmanager
 def open_output(path: Path | None) -> Iterator[IO[str]]:
     """Standard output, or a file that appears when the block ends well."""
     if path is None:
-        yield sys.stdout
+        yield results()
         return
     with staged_file(path) as stream:
         yield stream

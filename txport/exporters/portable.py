@@ -24,7 +24,7 @@ from txport.models.audio.settings import preprocessor_config, speech_config
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
 from txport.models.generation import published_names
-from txport.models.hugging_face import write_tokenizers
+from txport.models.hugging_face import label_config, write_tokenizers
 from txport.system.documents import write_json
 
 EXTERNAL_ABOVE = 600_000_000  # bytes of weights; protobuf ends at 2 GiB, and holds three times as much to write it
@@ -48,7 +48,8 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_abo
     facts = checkpoint.facts
     described = _published(checkpoint)
     js = transformers_js_config(manifest.precision, external)
-    write_json(folder / "config.json", {**described, **token_config(facts), "transformers.js_config": js})
+    described |= token_config(facts) | label_config(facts)
+    write_json(folder / "config.json", {**described, "transformers.js_config": js})
     if facts.target is not None:
         write_json(folder / "generation_config.json", generation_config(facts) | published_names(manifest.generation))
     if isinstance(facts.source, Features):

@@ -22,6 +22,7 @@ Owner = Literal["row", "source"]
 Role = Literal["key", "value"]
 Pooling = Literal["mean", "first", "none"]
 Ability = Literal["embed", "classify", "tag", "fill"]
+Function = Literal["softmax", "sigmoid", "none"]
 
 HIDDEN, LOGITS = "last_hidden_state", "logits"  # outputs of encoder-only models
 INPUTS = ("input_ids", "input_features", "attention_mask", "position_ids", "token_type_ids", "source_lengths")
@@ -31,7 +32,7 @@ MOST_NUMBERS = 1 << 31  # of the state, for each token of a row
 MOST_TOKENS = 1 << 10  # that are special in one way
 MOST_OUTPUTS = 16
 MOST_LABELS = 1 << 16
-RARE: dict[str, Any] = {"speech": None, "windows": ()}  # facts of few models
+RARE: dict[str, Any] = {"speech": None, "windows": (), "function_to_apply": None}  # facts of few models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,8 @@ class Facts:
     model has only a target, which its prompts are the beginning of. `has_plain_logits` says that logits are one
     product with a matrix and nothing else. `speech` says what tokens mean for a model that writes down speech.
     `windows` are the numbers of last tokens that those layers see which do not see all, each once.
+    `function_to_apply` makes scores of the logits over `labels`: a "softmax" where labels exclude each other, a
+    "sigmoid" of each where they do not or there is one, "none" where the logits are the values that are asked for.
     """
 
     task: Task
@@ -136,6 +139,7 @@ class Facts:
     has_plain_logits: bool = False
     speech: Speech | None = None
     windows: tuple[int, ...] = ()
+    function_to_apply: Function | None = None
 
     @property
     def reads(self) -> Tokens | Features:
@@ -178,7 +182,7 @@ class Facts:
         return tuple(each for each in self.state if each.owner == owner)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; speech and windows only of a model that has some."""
+        """As JSON values; what few models have, only of a model that has it."""
         values: dict[str, Any] = listed(dataclasses.asdict(self))
         return {name: value for name, value in values.items() if value or name not in RARE}
 
@@ -201,6 +205,7 @@ class Facts:
             has_plain_logits=switch("has_plain_logits", values["has_plain_logits"]),
             speech=None if values["speech"] is None else speech(values["speech"], writes.size if writes else 0),
             windows=_windows(values["windows"]),
+            function_to_apply=values["function_to_apply"],
         )
         for problem in _problems(facts):
             raise ValueError(problem)
@@ -229,6 +234,7 @@ def _problems(facts: Facts) -> Iterator[str]:
         yield f"a model of the task {facts.task} has other outputs"
     if facts.task == "encode":
         yield from _problems_of_outputs(facts)
+    yield from _problems_of_labels(facts)
     if facts.attention is not None and facts.task != "seq2seq":
         yield f"a model of the task {facts.task} has no attention over a source"
     elif facts.attention is not None and facts.attention.layer not in {each.layer for each in facts.owned("source")}:
@@ -263,6 +269,26 @@ def _problems_of_outputs(facts: Facts) -> Iterator[str]:
         yield f"{LOGITS} are over the labels, or else over the vocabulary"
     if facts.ability == "fill" and (dims[LOGITS][0] != LENGTH or facts.vocabulary.mask is None):
         yield f"{LOGITS} over the vocabulary are those of each token, and need a mask"
+
+
+def _problems_of_labels(facts: Facts) -> Iterator[str]:
+    """Labels need a function, which must tell them apart."""
+    function, allowed = facts.function_to_apply, get_args(Function)
+    if function is not None and not facts.labels:
+        yield f"function_to_apply is for models with labels, got {quoted(function)}"
+    elif facts.labels and function not in allowed:
+        yield f"function_to_apply of a model with labels must be one of {', '.join(allowed)}, got {quoted(function)}"
+    elif function == "softmax" and len(facts.labels) == 1:
+        yield "function_to_apply of a single label can't be softmax, which is always 1"
+    elif function == "none" and facts.ability == "tag":
+        yield "function_to_apply of labels of tokens must be softmax or sigmoid, got 'none'"
+
+
+def usual_function(labels: Sequence[str]) -> Function | None:
+    """What makes scores of logits where nothing else is said of the labels; None where there are none."""
+    if not labels:
+        return None
+    return "softmax" if len(labels) > 1 else "sigmoid"
 
 
 def _source(values: Any) -> Tokens | Features:

@@ -1,4 +1,4 @@
-"""What transformers and transformers.js load a tokenizer by: `tokenizer_config.json`, beside `tokenizer.json`."""
+"""What transformers and transformers.js load a tokenizer by, `tokenizer_config.json`, and what tells them of labels."""
 
 from __future__ import annotations
 
@@ -15,6 +15,25 @@ from txport.models.tokenizers.usage import Usage, read_usage
 from txport.system.documents import write_json
 
 SOURCE_FOLDER, TARGET_FOLDER = "source_tokenizer", "target_tokenizer"
+PROBLEM_TYPES = {  # by what makes scores of logits
+    "softmax": "single_label_classification",
+    "sigmoid": "multi_label_classification",
+    "none": "regression",
+}
+
+
+def label_config(facts: Facts) -> dict[str, Any]:
+    """What any `config.json` says of labels, and of how pipelines make scores of their logits.
+
+    Not all pipelines take the sigmoid of a single label unless it is told that labels do not exclude each other.
+    """
+    found: dict[str, Any] = {}
+    if facts.labels:
+        found["id2label"] = {str(number): label for number, label in enumerate(facts.labels)}
+        found["label2id"] = {label: number for number, label in enumerate(facts.labels)}
+    if facts.ability == "classify" and facts.function_to_apply is not None:
+        found["problem_type"] = PROBLEM_TYPES[facts.function_to_apply]
+    return found
 
 
 def write_tokenizers(folder: Path, facts: Facts) -> None:

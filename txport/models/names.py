@@ -42,11 +42,12 @@ ENCODER, BYTE_PAIRS = "encoder.json", "vocab.bpe"  # of GPT-2, as fairseq has th
 CUTTING = ("*.spm", "*.model", "*.bpe", *CODES, ENCODER)
 BESIDE = ("*vocab*.json", "*vocab*.txt", "*_step_*.safetensors", *CUTTING)
 WITH = {FAIRSEQ: ("*.pt",), "*.npz": ("*.yml", "*.yaml", "*.json")}  # files of any name beside a file like this
+ADAPTER, GGUF = "adapter_config.json", ".gguf"  # of PEFT, and of llama.cpp
 MARKS = (CONFIG, RULES, *TRAINERS)  # a folder that has a file of one of these patterns may be a checkpoint
 # patterns of all files that make a checkpoint, but its shards
 MAKING = (*MARKS, WEIGHTS, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *BESIDE, *SPELLINGS)
 # what a folder of the hub may have of these: none that may hold code
-PUBLISHED = (CONFIG, WEIGHTS, INDEX, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *SPELLINGS)
+PUBLISHED = (CONFIG, WEIGHTS, INDEX, ADAPTER, *COMPANIONS, GENERATION, PREPROCESSOR, *OF_SENTENCES, *SPELLINGS)
 LARGEST_SAMPLES = 1 << 20  # bytes
 MANIFEST, GOLDEN = "txport.json", "golden.npz"  # of a bundle
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
@@ -102,6 +103,7 @@ def find_folder(name: str) -> Path:
     if is_of_hub(name):
         folder = hub.download(name, PUBLISHED)
     if not folder.is_dir():
+        _require_no_file(folder)
         known = ", ".join([*shipped(), f"{PRESET}NAME"])
         raise CheckpointError(f"there is no checkpoint {name}; give a folder with {CONFIG}, or one of {known}")
     try:
@@ -110,9 +112,45 @@ def find_folder(name: str) -> Path:
         raise CheckpointError(f"{folder} was being saved, which can't be completed: {error.strerror}") from error
     if (folder / MANIFEST).is_file():
         raise CheckpointError(f"{folder} is a bundle, not a checkpoint; name the checkpoint that it was made from")
+    _require_whole(folder)
     if not any(path.is_file() for mark in MARKS for path in folder.glob(mark)):
         raise CheckpointError(f"{folder} is not a checkpoint: {CONFIG} is missing{_hint(folder)}")
     return folder
+
+
+def _require_no_file(path: Path) -> None:
+    """Say what to give in place of a file: its folder, or what it has."""
+    if path.suffix == ".py":
+        raise UnsupportedError(f"{path} is a file of code; give {path}:NAME, the adapter in it")
+    if path.is_file() and path.suffix == GGUF:
+        raise CheckpointError(f"{path}: GGUF is not read; take the folder that it was made from")
+    if path.is_file():
+        raise CheckpointError(f"{path} is a file; give its folder, {path.parent}")
+
+
+def _require_whole(folder: Path) -> None:
+    """Raise `CheckpointError` for an adapter of PEFT, and for GGUF, where no other weights lie beside them."""
+    names = [path.name for path in folder.glob("*")]
+    if {RULES, WEIGHTS, INDEX, PICKLE, PICKLE_INDEX} & set(names) or any(any(folder.glob(mark)) for mark in TRAINERS):
+        return
+    if ADAPTER in names:
+        raise CheckpointError(f"{folder} is {_peft(folder / ADAPTER)}")
+    files = sorted(name for name in names if name.endswith(GGUF))
+    if files and not any(name.endswith(PICKLES) for name in names):
+        what = f"{folder} has weights as GGUF, {quoted(files[0])}"
+        raise CheckpointError(f"{what}, which is not read; take the folder that it was made from")
+
+
+def _peft(path: Path) -> str:
+    """What an adapter of PEFT is, and how it becomes a checkpoint."""
+    try:
+        values = read_json(path)
+    except DocumentError:
+        values = {}
+    kind, base = values.get("peft_type"), values.get("base_model_name_or_path")
+    name = "a LoRA" if kind == "LORA" else "an adapter of PEFT"
+    of = quoted(base) if isinstance(base, str) and base else "another model"
+    return f"{name} of {of}; merge it into that (merge_and_unload), and save the whole model (save_pretrained)"
 
 
 def _hint(folder: Path) -> str:

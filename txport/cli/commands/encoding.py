@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from txport.errors import UnsupportedError
 from txport.models.facts import Facts, Pooling
 
 ARRAY = ".npy"
+TRUE = 0.5  # the least probability of a label that is shown, where labels do not exclude each other
 FLAGS = {"pooling": "--pooling", "normalize": "--normalize", "top": "--top"}
 OF = {"embed": ("pooling", "normalize"), "classify": ("top",), "tag": (), "fill": ("top",)}  # a model's options
 Lines = Iterator[str]
@@ -24,9 +26,10 @@ Lines = Iterator[str]
 def encoding_options(command: F) -> F:
     """What to make of the outputs of a model that only encodes."""
     normalize = "Vectors: bring each to length 1." + _otherwise("no")
+    top = "Show so many labels, or tokens for a mask, one a line.  [default of tokens: 5]"
     pooling = "Vectors: the mean of a text's tokens, that of its first one, or all." + _otherwise("mean")
     for option in (
-        click.option("--top", type=click.IntRange(1), help="Labels, or tokens for a mask, to show.  [default: 1, 5]"),
+        click.option("--top", type=click.IntRange(1), help=top),
         click.option("--normalize/--no-normalize", default=None, help=normalize),
         click.option("--pooling", type=click.Choice(get_args(Pooling)), help=pooling),
     ):
@@ -115,15 +118,24 @@ def _numbers(array: Any) -> Any:
 
 
 def _classify(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:
+    function = model.facts.function_to_apply
+    least = TRUE if function == "sigmoid" and len(model.facts.labels) > 1 else -math.inf
+
     def lines(text: str, labels: Any, as_json: bool) -> Lines:
         if as_json:
             yield textio.to_json({"input": text, "labels": [asdict(each) for each in labels]})
-        elif shown["top"] is None:
+        elif shown["top"] is not None:
+            yield from map(_scored, labels)
+        elif function == "softmax":
             yield labels[0].label
         else:
-            yield from (f"{each.score:.4f}\t{each.label}" for each in labels)
+            yield "\t".join(_scored(each) for each in labels if each.score >= least)
 
     return model.classify_iter(texts, top=shown["top"], **how), lines
+
+
+def _scored(label: Any) -> str:
+    return f"{label.score:.4f}\t{label.label}"
 
 
 def _tag(model: Any, texts: Iterable[str], shown: dict[str, Any], how: dict[str, Any]) -> Way:

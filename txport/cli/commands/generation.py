@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -14,7 +13,7 @@ import click
 
 from txport.cli import completion, textio, texts
 from txport.cli.commands import encoding, speech
-from txport.cli.guard import progress
+from txport.cli.guard import progress, results
 from txport.cli.options import (
     checkpoint_option,
     fit_threads,
@@ -94,7 +93,9 @@ def run(
     A model that reads audio takes audio files as TEXT, such as talk.wav, and writes down what is said in them.
 
     A causal model continues each text, and the output is what it adds. A model that only encodes prints labels, tokens
-    for each mask, or vectors, as lists or in an array (--output X.npy).
+    for each mask, or vectors, as lists or in an array (--output X.npy). A classifier prints its likeliest label. Where
+    labels do not exclude each other, it prints score and label of each that has 0.5 or more; where there is one label,
+    or logits are values, score and label of each.
     With --unknown skip, a text that is empty or has no character of the vocabulary gets an empty output;
     an array can't have one, and is refused.
     """
@@ -274,7 +275,7 @@ def score(
         for (text, target), found in zip(pairs, scored, strict=True):
             values = {"input": text, "target": target, "score": found.score, "token_scores": found.token_scores}
             line = textio.to_json(values) if as_json else f"{found.score:.4f}\t{text}\t{target}"
-            textio.print_line(line, sys.stdout)
+            textio.print_line(line, results())
 
 
 def _lines(result: Any, as_json: bool, nbest: int) -> Iterator[str]:

@@ -79,7 +79,9 @@ class Adapted(Model):
     def encode_masked(self, source: Tensor, mask: Tensor | None) -> Memory:
         """See `Model`."""
         assert mask is not None
-        return Memory(self._encode(source, mask), mask)
+        states = self._encode(source, mask)
+        self._require("encode", "states", states, ("B", "S", self.facts.width), (*source.shape, self.facts.width))
+        return Memory(states, mask)
 
     def infer(self, source: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         """See `Model`."""
@@ -138,7 +140,7 @@ class Adapted(Model):
             new = [rest.new_zeros(each.shape(rows, length)) for each in tensors]
         else:
             with self._running("project"):
-                new = self._flat("project", self.adapter.project(self.module, rest), "source")
+                new = self._flat("project", self.adapter.project(self.module, rest), "source", *rest.shape[:2])
         return {each: torch.cat([state[each], one], 2) for each, one in zip(tensors, new, strict=True)}
 
     def _step(
@@ -154,7 +156,7 @@ class Adapted(Model):
             found = self.adapter.step(self.module, inputs)
             if not isinstance(found, tuple) or len(found) != 2:
                 raise CheckpointError(f"step must give logits and the caches, got {_described(found)}")
-            present = self._flat("step", found[1], "row")
+            present = self._flat("step", found[1], "row", tokens.shape[0], self._past(state) + tokens.shape[1])
         return found[0], dict(zip(own, present, strict=True))
 
     def _recompute(
@@ -169,19 +171,40 @@ class Adapted(Model):
             logits = self.adapter.step(self.module, StepInputs(ids, places, seen, **given))
             if not isinstance(logits, Tensor):
                 raise CheckpointError(f"step of an adapter without caches must give logits, got {_described(logits)}")
+            size = self.facts.writes.size
+            self._require("step", "logits", logits, ("B", "P + T", size), (*ids.shape, size))
         digits = (each[:, None, :, None].to(state[high].dtype) for each in (ids // DIGIT, ids % DIGIT))
         return logits[:, past.shape[1] :], dict(zip((high, low), digits, strict=True))
 
-    def _flat(self, function: str, pairs: Any, owner: Owner) -> list[Tensor]:
-        """Keys and values one after the other."""
-        layers = len(self.facts.owned(owner)) // 2
+    def _flat(self, function: str, pairs: Any, owner: Owner, rows: int, length: int) -> list[Tensor]:
+        """Keys and values one after the other, each as the adapter says."""
+        tensors = self.facts.owned(owner)
+        layers = len(tensors) // 2
         try:
             found = [each for key, value in pairs for each in (key, value)]
         except (TypeError, ValueError):
             found = []
         if len(found) != 2 * layers or not all(isinstance(each, Tensor) for each in found):
             raise CheckpointError(f"{function} must give a pair of tensors for each of {layers} layers")
+        tokens = "S" if owner == "source" else "P + T"
+        for each, tensor in zip(tensors, found, strict=True):
+            heads, _, size = each.dims
+            what = f"{each.role}s of layer {each.layer}"
+            self._require(function, what, tensor, ("B", heads, tokens, size), each.shape(rows, length))
         return found
+
+    def _require(self, function: str, what: str, value: Any, dims: Sequence[int | str], shape: tuple[int, ...]) -> None:
+        """`CheckpointError` for another shape or type than the adapter says; lengths of a trace are not known."""
+        if torch.compiler.is_exporting():
+            return
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"{function} must give {what} as a tensor, got {_described(value)}")
+        found = tuple(value.shape)
+        if found != shape:
+            given, said = _shapes(found, shape, dims)
+            raise CheckpointError(f"{function} gives {what} of {given}, the adapter says {said}")
+        if value.dtype != self.dtype:
+            raise CheckpointError(f"{function} gives {what} in {value.dtype}, the weights are in {self.dtype}")
 
     @contextlib.contextmanager
     def _running(self, function: str) -> Iterator[None]:
@@ -230,6 +253,16 @@ def line_of(error: BaseException) -> str:
 def _pairs(tensors: Iterable[Tensor]) -> tuple[tuple[Tensor, Tensor], ...]:
     flat = list(tensors)
     return tuple(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _shapes(found: Sequence[int], shape: Sequence[int], dims: Sequence[int | str]) -> tuple[str, str]:
+    """What was found and what was expected, with the letters of `dims` for lengths that are the same."""
+    if len(found) != len(shape):
+        return f"({', '.join(map(str, found))})", f"({', '.join(map(str, dims))})"
+    pairs = zip(found, shape, dims, strict=True)
+    named = [(dim, dim) if isinstance(dim, str) and one == other else (one, other) for one, other, dim in pairs]
+    given, said = (", ".join(map(str, each)) for each in zip(*named, strict=True))
+    return f"({given})", f"({said})"
 
 
 def _described(value: object) -> str:

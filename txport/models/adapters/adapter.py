@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.errors import ConfigError, quoted
 from txport.models.config import Config
-from txport.models.facts import HIDDEN, LENGTH, Facts, Output, Owner, StateTensor, Task, Tokens, by_layer
+from txport.models.facts import (
+    HIDDEN,
+    LENGTH,
+    Facts,
+    Function,
+    Output,
+    Owner,
+    StateTensor,
+    Task,
+    Tokens,
+    by_layer,
+    usual_function,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,6 +166,7 @@ def encoder(
     encode: Callable[..., Any],
     outputs: Mapping[str, Sequence[int | str]] | None = None,
     labels: Sequence[str] = (),
+    function_to_apply: Function | None = None,
     load: Callable[[], Any] | None = None,
     folder: str | Path | None = None,
 ) -> Adapter:
@@ -161,13 +174,17 @@ def encoder(
 
     `encode(module, ids, mask)`, as of `seq2seq` -> one tensor, or several by name: (B, ...) with the dims of `outputs`,
     in which "length" stands for S. By default that is `last_hidden_state`, ("length", width). An output called `logits`
-    is over `labels`, of each text or each token; without labels, over the vocabulary.
+    is over `labels`, of each text or each token; without labels, over the vocabulary. `function_to_apply` makes scores
+    of the logits over labels, as in pipelines of transformers: "softmax" where labels exclude each other, "sigmoid"
+    where they do not, "none" where a logit is the value that is asked for; by default softmax, of one label sigmoid.
     """
     dims = {HIDDEN: (LENGTH, width)} if outputs is None else outputs
     if not isinstance(dims, Mapping):
         raise ConfigError(f"outputs must be dims by name, got {quoted(dims)}")
     found = tuple(Output(name, tuple(_several(f"the dims of {name}", each))) for name, each in dims.items())
-    facts = _facts("encode", width, source=tokens, outputs=found, labels=tuple(_several("labels", labels)))
+    named = tuple(_several("labels", labels))
+    function = usual_function(named) if function_to_apply is None else function_to_apply
+    facts = _facts("encode", width, source=tokens, outputs=found, labels=named, function_to_apply=function)
     return Adapter(facts=facts, encode=encode, load=load, folder=folder)
 
 

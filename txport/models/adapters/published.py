@@ -42,14 +42,10 @@ def published(facts: Facts) -> dict[str, Any]:
 
 def _encoder(facts: Facts) -> dict[str, Any]:
     assert facts.ability is not None
-    described: dict[str, Any] = {
+    return {
         "model_type": "bert",
         "architectures": [HEADS[facts.ability]],
         "vocab_size": facts.reads.size,
         "hidden_size": facts.width,
         "max_position_embeddings": facts.reads.longest,
     }
-    if facts.labels:
-        described["id2label"] = {str(number): label for number, label in enumerate(facts.labels)}
-        described["label2id"] = {label: number for number, label in enumerate(facts.labels)}
-    return described

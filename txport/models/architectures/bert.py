@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import LENGTH, Facts, Output, Tokens
+from txport.models.facts import LENGTH, Facts, Function, Output, Tokens, usual_function
 from txport.models.model import Model
 from txport.models.ops import Ops
 from txport.models.parts import (
@@ -27,6 +27,7 @@ from txport.models.parts import (
 )
 
 LABELLED = ("labels", "token_labels", "replaced")
+EXCLUSIVE, MULTI_LABEL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,8 @@ class BertConfig(Config):
     `head` is "hidden" (the last hidden states), "pooled" (these, and the first one through the pooler), "tokens"
     (logits over the vocabulary at each token, as masked language models give them), "labels" (logits over `labels` for
     each text), "token_labels" (the same for each token) or "replaced" (the logit of one label for each token, as
-    ELECTRA's discriminator gives it). The table of positions begins with `position_offset` rows
+    ELECTRA's discriminator gives it). `problem_type` says of the head "labels" whether they exclude each other, or each
+    is true or not, or stands for a number ("regression"). The table of positions begins with `position_offset` rows
     that no token has: RoBERTa's has `pad_id` + 1. Texts have up to `max_length` tokens, or `text_length`, if it is not
     0. `segment` says that a vector of the first segment is added to each token. `pooler` is what comes after the
     pooler's linear map. Texts begin with `cls_id` and end with `sep_id`.
@@ -66,6 +68,7 @@ class BertConfig(Config):
     activation: str = choice("gelu", "gelu_tanh", "relu", "silu")
     head: str = choice("hidden", "pooled", "tokens", *LABELLED)
     labels: tuple[str, ...] = ()
+    problem_type: str = choice(EXCLUSIVE, MULTI_LABEL, REGRESSION)
     pooler: str = choice("tanh", "relu", "gelu")
     dropout: float = real(0.1, least=0, below=1)
     pad_id: int = 0
@@ -92,6 +95,8 @@ class BertConfig(Config):
             yield f"labels are for the heads {', '.join(LABELLED)}, got {len(self.labels)} for {self.head!r}"
         if self.head == "replaced" and len(self.labels) > 1:
             yield f"the head 'replaced' has one label, got {len(self.labels)}"
+        if self.problem_type != EXCLUSIVE and self.head != "labels":
+            yield f"the problem_type {self.problem_type!r} is for the head 'labels', got {self.head!r}"
         if len(set(self.labels)) != len(self.labels):
             yield "labels must differ from each other, got one twice"
         for name in ("pad_id", "cls_id", "sep_id", "mask_id"):
@@ -131,7 +136,15 @@ def facts(config: BertConfig) -> Facts:
         after=(config.sep_id,),
         mask=config.mask_id,
     )
-    return Facts(task="encode", width=config.d_model, source=source, outputs=outputs[config.head], labels=config.labels)
+    functions: dict[str, Function] = {MULTI_LABEL: "sigmoid", REGRESSION: "none"}
+    return Facts(
+        task="encode",
+        width=config.d_model,
+        source=source,
+        outputs=outputs[config.head],
+        labels=config.labels,
+        function_to_apply=functions.get(config.problem_type, usual_function(config.labels)),
+    )
 
 
 class Bert(Model):
@@ -230,7 +243,7 @@ NAMES = {  # of each head, in Hugging Face's library
 
 def hugging_face(config: BertConfig) -> dict[str, Any]:
     """As a BERT, which Optimum and transformers.js know."""
-    described = {
+    return {
         "model_type": "bert",
         "architectures": [NAMES[config.head]],
         "vocab_size": config.vocab_size,
@@ -242,10 +255,6 @@ def hugging_face(config: BertConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_length,
         "layer_norm_eps": config.norm_epsilon,
     }
-    if config.labels:
-        described["id2label"] = {str(number): label for number, label in enumerate(config.labels)}
-        described["label2id"] = {label: number for number, label in enumerate(config.labels)}
-    return described
 
 
 def draw(rng: np.random.Generator) -> BertConfig:
@@ -254,6 +263,8 @@ def draw(rng: np.random.Generator) -> BertConfig:
     if values["head"] in LABELLED:
         count = 1 if values["head"] == "replaced" else int(rng.integers(1, 6))
         values["labels"] = tuple(f"label {number}" for number in range(count))
+    if values["head"] != "labels":
+        values["problem_type"] = EXCLUSIVE
     heads = int(rng.choice([1, 2, 4]))
     distinct = int(rng.integers(4))
     buckets = int(rng.choice([0, 4, 8]))

@@ -51,6 +51,7 @@ HEADS = {  # by the end of a class's name
 WRITTEN = {"cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"), "mask": ("[MASK]", "<mask>")}
 USUAL = {"cls": 101, "sep": 102, "mask": 103}
 REPLACED = ("replaced",)  # the label of ELECTRA's discriminator
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")  # of labels of texts
 
 
 def config(values: Published) -> dict[str, Any]:
@@ -87,6 +88,8 @@ def kin(
     if has_gelu and head == "tokens":
         values.require(names["activation"], "gelu")
     labels = REPLACED if head == "replaced" else labels_of(values) if head.endswith("labels") else ()
+    if head == "labels":
+        values.require("problem_type", *PROBLEM_TYPES)
     return {
         "vocab_size": values.get("vocab_size"),
         **{ours: values.get(theirs) for ours, theirs in names.items()},
@@ -97,6 +100,7 @@ def kin(
         "activation": activation,
         "head": head,
         "labels": labels,
+        "problem_type": values.get("problem_type", PROBLEM_TYPES[0]) if head == "labels" else PROBLEM_TYPES[0],
         "pooler": pooler,
         "pad_id": pad,
         "cls_id": special(values, "cls", ends[0], usual),
