@@ -321,6 +321,21 @@ class Rotated(nn.Module):
         return found
 
 
+class Grouped(Rotated):
+    """Two heads of queries for each of keys and values."""
+
+    def __init__(self, *, halves: bool) -> None:
+        super().__init__(halves=halves)
+        self.k, self.v = (nn.Linear(SIZE, SIZE // 2, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = turned(heads_of(self.q(x)), 10000.0, halves=self.halves)
+        key = turned(heads_of(self.k(x), HEADS // 2), 10000.0, halves=self.halves)
+        key, value = (each.repeat_interleave(2, 1) for each in (key, heads_of(self.v(x), HEADS // 2)))
+        found: Tensor = self.o(attend(query, key, value, causal=True))
+        return found
+
+
 class Gated(nn.Module):
     def __init__(self, *, halves: bool) -> None:
         super().__init__()
@@ -369,6 +384,14 @@ def windowed() -> nn.Module:
     module = Rotary(halves=True)
     for block in module.blocks:
         block.attn = Windowed(halves=True)
+    return module
+
+
+def grouped() -> nn.Module:
+    torch.manual_seed(20)
+    module = Rotary(halves=True)
+    for block in module.blocks:
+        block.attn = Grouped(halves=True)
     return module
 
 
@@ -446,6 +469,40 @@ def translator_barred() -> nn.Module:
     with torch.no_grad():
         module.get_parameter("generator.bias")[0] = -1e9
     return module
+
+
+class Barring(Gpt):
+    """Never gives some tokens: their logits are replaced."""
+
+    value, tokens = -1e9, (0,)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = super().forward(ids).clone()
+        logits[..., list(self.tokens)] = self.value
+        return logits
+
+
+class Infinite(Barring):
+    value, tokens = -math.inf, (0, 3)
+
+
+class MostlyBarred(Barring):
+    tokens = tuple(range(30))
+
+
+def barring() -> nn.Module:
+    torch.manual_seed(1)
+    return seeded(Barring(Separate, nn.Linear))
+
+
+def infinite() -> nn.Module:
+    torch.manual_seed(1)
+    return seeded(Infinite(Separate, nn.Linear))
+
+
+def mostly_barred() -> nn.Module:
+    torch.manual_seed(1)
+    return seeded(MostlyBarred(Separate, nn.Linear))
 
 
 def translator_shifted() -> nn.Module:

@@ -15,10 +15,12 @@ from safetensors.torch import save_file
 
 from tests.importing import originals
 from tests.importing.originals import HEADS, INNER, LAYERS, LONGEST, SIZE, WINDOW, WORDS
-from txport.errors import CheckpointError
+from txport.errors import CheckpointError, UnavailableError
 from txport.importing.against.hold import hold_against
+from txport.importing.against.pairing import Origins, share_of
 from txport.importing.against.verdict import Agreement, Verdict
 from txport.models.names import RULES, WEIGHTS
+from txport.system import memory
 
 FILE = Path(originals.__file__)
 MASKED = FILE.with_name("masked.py")
@@ -111,6 +113,7 @@ RIGHT: dict[str, tuple[Values, Rules]] = {
     "tied": ({**GPT, "tied": True}, NAMES),
     "halves": (LLAMA, [SHIFT, *NAMES]),
     "interleaved": (LLAMA, [SHIFT, PAIRS, *NAMES]),
+    "grouped": ({**LLAMA, "key_heads": 2}, [SHIFT, *NAMES]),
     "windowed": ({**LLAMA, "windows": [WINDOW] * LAYERS}, [SHIFT, *NAMES]),
     "translator": (SEQ2SEQ, OWN_NAMES),
     "translator_post": ({**SEQ2SEQ, "norm": "post"}, OWN_NAMES),
@@ -154,6 +157,59 @@ def test_a_right_import_computes_what_its_original_does(name: str, tmp_path: Pat
     (logits,) = found.outputs
     assert logits.error < (1e-5 if name == "single" else 1e-7) * logits.largest  # some tables are in fp32
     assert (logits.alike, found.dtype) == (logits.places, "float32" if name == "single" else "float64")
+
+
+def test_which_rows_of_a_file_a_matrix_is() -> None:
+    """Rows and columns in any order, also where the matrix lies across, and nothing else."""
+    draw = torch.Generator().manual_seed(0)
+    for height, width in ((6, 4), (4, 6), (5, 5), (1, 3), (3, 1), (1, 1)):
+        file = torch.arange(height * width, dtype=torch.int32).reshape(height, width)
+        for across in (False, True):
+            down, along = (torch.randperm(each, generator=draw) for each in (height, width))
+            down = down[: max(1, height - 1)]
+            straight = file[down][:, along]
+            share = share_of(straight.t() if across else straight, "w", (height, width))
+            assert share is not None
+            found = share.rows(across=across)
+            assert found.inputs is not None
+            outputs, inputs = (along, down) if across else (down, along)
+            assert (found.outputs.tolist(), found.inputs.tolist()) == (outputs.tolist(), inputs.tolist())
+    file = torch.arange(24).reshape(6, 4)
+    for other in (file.reshape(4, 6), file.reshape(3, 8), torch.cat([file[:, :2], file[:, 2:].flip(0)], 1)):
+        assert share_of(other, "w", (6, 4)) is None
+
+
+@pytest.mark.parametrize("name", ["separate", "by_head", "whole"])
+def test_numbers_are_followed_to_the_files_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all batches together: they are as large as the weights themselves."""
+    asked: list[str] = []
+    numbers = Origins.numbers
+
+    def counted(self: Origins, name: str) -> torch.Tensor | None:
+        found = numbers(self, name)
+        assert found is None or found.dtype == torch.int32
+        asked.extend([name] if found is not None and found.dim() == 2 else [])
+        return found
+
+    monkeypatch.setattr(Origins, "numbers", counted)
+    assert against(tmp_path, name, *RIGHT[name]).passed
+    assert len(asked) == len(set(asked)) > 0
+
+
+def test_memory_for_both_models_is_asked_for_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(memory, "require", lambda size, what: asked.append(size))
+    against(tmp_path, "separate", *RIGHT["separate"])
+    weights = sum(each.numel() for each in originals.separate().parameters())
+    assert asked[0] >= 2 * 8 * weights
+    monkeypatch.undo()
+    monkeypatch.setattr(memory, "available", lambda: asked[0] - 1)
+    with pytest.raises(
+        UnavailableError, match=r"separate beside .*originals\.py:separate, both in float64, needs .* free"
+    ):
+        against(tmp_path, "separate", *RIGHT["separate"])
 
 
 @pytest.mark.parametrize("name", ["translator", "translator_post"])
@@ -511,6 +567,68 @@ def test_a_fault_of_an_import_is_named_where_it_is(fault: str, tmp_path: Path) -
         assert found.parting.left < 0.02 * found.parting.error
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes", "told"),
+    [
+        ("separate", {"heads": 1}, "there are 4 heads of size 4, the import has 1 of size 16"),
+        ("separate", {"heads": 2}, "there are 4 heads of size 4, the import has 2 of size 8"),
+        ("fused", {"heads": 8}, "there are 4 heads of size 4, the import has 8 of size 2"),
+        ("whole", {"heads": 16}, "there are 4 heads of size 4, the import has 16 of size 1"),
+        ("halves", {"heads": 8}, "there are 4 heads of size 4, the import has 8 of size 2"),
+        ("halves", {"heads": 2}, "there are 4 heads of size 4, the import has 2 of size 8"),
+        ("windowed", {"heads": 2, "windows": [WINDOW] * LAYERS}, "there are 4 heads of size 4, the import has 2 of"),
+        ("translator", {"heads": 2}, "there are 4 heads of size 4, the import has 2 of size 8"),
+        (
+            "grouped",
+            {"heads": 2, "key_heads": 1},
+            "there are 4 heads of size 4 over 2 of keys and values, the import has 2 of size 8 over 1 of keys and",
+        ),
+        (
+            "grouped",
+            {"heads": 8, "key_heads": 4},
+            "there are 4 heads of size 4 over 2 of keys and values, the import has 8 of size 2 over 4 of keys and",
+        ),
+    ],
+)
+def test_a_wrong_number_of_heads_is_named(name: str, sizes: Values, told: str, tmp_path: Path) -> None:
+    config, rules = RIGHT[name]
+    found = against(tmp_path, name, {**config, **sizes}, rules)
+    assert found.parting is not None
+    assert (found.parting.kind, found.parting.what.startswith(f"in the original, {told}")) == ("heads", True), found
+    assert found.parting.where.endswith("layer 0, self-attention")
+    assert found.parting.left is not None
+    assert found.parting.left < 1e-6 * found.parting.error
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "told"),
+    [
+        ("barring", 1e9, "token 0 (-1e+09)"),
+        ("infinite", torch.inf, "tokens 0, 3 (-inf)"),
+        ("mostly_barred", 1e9, "tokens 0, 1, 2, 3, 4 and 25 more (-1e+09)"),
+    ],
+)
+def test_an_original_that_masks_tokens_is_told_to_leave_that_to_the_search(
+    name: str, error: float, told: str, tmp_path: Path
+) -> None:
+    found = against(tmp_path, name, GPT, NAMES)
+    assert found.parting is not None
+    fix = "leave that out of it, and give suppress_tokens"
+    assert found.parting.what == f"the original masks the logits of {told}: {fix}"
+    assert found.outputs[0].error == found.parting.error == pytest.approx(error, rel=1e-6)
+    assert found.parting.left is not None
+    assert found.parting.left < 1e-9
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["parting"]["kind"] == "mask"
+
+
+@pytest.mark.parametrize("name", ["barring", "infinite", "mostly_barred"])
+def test_masked_tokens_hide_no_other_error(name: str, tmp_path: Path) -> None:
+    found = against(tmp_path, name, {**GPT, "norm_epsilon": 1e-3}, NAMES)
+    assert found.parting is not None
+    assert found.parting.kind == "epsilon"
+    assert found.outputs[0].largest < 1e3 or found.outputs[0].ordinary is not None
+
+
 @pytest.mark.parametrize(("epsilon", "is_sure"), [(1.001e-5, False), (2e-5, False), (1e-3, True)])
 def test_an_error_that_nothing_explains_is_no_rounding(epsilon: float, is_sure: bool, tmp_path: Path) -> None:
     found = against(tmp_path, "functional", {**GPT, "norm_epsilon": epsilon}, NAMES)
@@ -580,7 +698,16 @@ class Broken(Gpt):
 def of(kind):
     return lambda: kind(Separate, nn.Linear)
 
+class Sometimes(Gpt):
+    def forward(self, ids):
+        return super().forward(ids).index_fill(1, torch.tensor([0]), -torch.inf)
+
+class Nothing(Gpt):
+    def forward(self, ids):
+        return super().forward(ids) * 0 - torch.inf
+
 no_tensor, short, raises, broken = map(of, (NoTensor, Short, Raises, Broken))
+sometimes, nothing = map(of, (Sometimes, Nothing))
 
 def other():
     module = separate()
@@ -635,6 +762,8 @@ text = lambda: "text"
         ("short", "model.py:short gives a tensor of shape (3, 40), the import gives logits of (3, 5, 40)"),
         ("unsteady", "model.py:unsteady gives other values each time for the same input: look for dropout"),
         ("broken", "model.py:broken gives logits with NaN or infinity"),
+        ("sometimes", "model.py:sometimes gives logits with NaN or infinity"),
+        ("nothing", "model.py:nothing gives logits with NaN or infinity"),
         ("other", "head.weight is (4, 3), there (40, 16); head.bias (4,) is missing; more.bias (2,) is missing; and 1"),
         ("lazy", "lazy of {file} gives a module with lazy parts, which have no shape yet; run it once there"),
         ("expanded", "tok.weight of expanded of {file} does not take the checkpoint's numbers: RuntimeError: "),

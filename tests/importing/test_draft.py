@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.importing.layouts import HEADS, HYPERPARAMETERS, LAYOUTS, Tensors
+from tests.importing.layouts import HEADS, HYPERPARAMETERS, LAYOUTS, Tensors, fuse, renamed
 from tests.models.test_own_checkpoint import logits_of, tensors_of
 from tests.tiny import tiny_config, tiny_model
 from txport.errors import CheckpointError, ConfigError, OutputError, TxportError
 from txport.importing.draft import write_draft
 from txport.importing.likeness import role_of, templates
-from txport.models.checkpoint import load_checkpoint
+from txport.models.checkpoint import expected_tensors, load_checkpoint
+from txport.models.model import Model
 from txport.models.names import CONFIG, RULES, WEIGHTS
 
 FAMILIES = Path(__file__).parent.parent / "families"
@@ -105,6 +106,112 @@ def test_norms_after_sublayers_may_have_one_more_at_the_end(tmp_path: Path) -> N
     assert 'norm = "QUESTION: post or pre?' in (folder / RULES).read_text()
     answer_config(folder / RULES, model.config.to_dict())
     assert torch.equal(logits_of(load_checkpoint(str(folder)).model), logits_of(model))
+
+
+OWN = [  # names as in docs/own-checkpoint.md
+    (r"^decoder\.(\d+)\.", r"blocks.\1."),
+    (r"target_embedding\.tokens", "tok"),
+    (r"target_embedding\.positions", "pos.weight"),
+    (r"feed_forward_residual\.norm", "ln2"),
+    (r"attention_residual\.norm", "ln1"),
+    (r"feed_forward\.inner", "fc1"),
+    (r"feed_forward\.outer", "fc2"),
+    (r"decoder_norm", "ln"),
+    (r"projection", "head"),
+]
+
+
+def own_gpt(folder: Path, fused: str, end: str, *, across: bool = False) -> Model:
+    """A model whose attentions are not called so: queries, keys and values in one tensor, and the map behind them."""
+    model = load_checkpoint("preset:gpt2-tiny").model
+    found = renamed(expected_tensors(model), [*OWN, (r"attention\.output", end), (r"attention\.", "")])
+    for kind in ("weight", "bias"):
+        fuse(found, rf"blocks\.\d+\.{{}}\.{kind}$", ("query", "key", "value"), fused)
+    is_matrix = {name: each.dim() == 2 and name.startswith("blocks") for name, each in found.items()}
+    save(folder, {name: each.t() if across and is_matrix[name] else each for name, each in found.items()}, {})
+    return model
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize(
+    ("fused", "end"), [("qkv", "out"), ("Wqkv", "proj"), ("in_proj", "out_proj"), ("c_attn", "c_proj"), ("qkv", "o")]
+)
+def test_what_is_fused_is_known_by_what_it_makes(fused: str, end: str, across: bool, tmp_path: Path) -> None:
+    model = own_gpt(tmp_path / "own", fused, end, across=across)
+    file = tmp_path / "own" / RULES
+    write_draft(tmp_path / "own", file, "gpt2")
+    assert "which tensor is it?" not in file.read_text()
+    answer_config(file, model.config.to_dict())
+    answer(file, r'groups = "QUESTION: 1 if all of query comes first[^"]*"', lambda _: "groups = 1")
+    assert_same(tmp_path / "own", model)
+
+
+def assert_same(folder: Path, model: Model) -> None:
+    theirs, config = model.state_dict(), load_checkpoint(str(folder)).config
+    assert config == model.config
+    assert all(
+        torch.equal(each, theirs[name]) for name, each in load_checkpoint(str(folder)).model.state_dict().items()
+    )
+
+
+def test_what_may_hold_several_is_never_renamed_to_one_of_them(tmp_path: Path) -> None:
+    model = own_gpt(tmp_path / "own", "mix", "last")
+    file = tmp_path / "own" / RULES
+    write_draft(tmp_path / "own", file, "gpt2")
+    text = file.read_text()
+    assert not re.search(r"rename = \{ pattern = '[^']*mix", text)
+    answer_config(file, model.config.to_dict())
+    assert answer(file, r'groups = "QUESTION[^"]*"', lambda _: "groups = 1") == 2
+    pattern = r"'QUESTION: (\S*) if it holds query, key, value; else a rename for each in place of this rule'"
+    assert answer(file, pattern, lambda found: f"'{found[1]}'") == 2
+    assert answer(file, r"'QUESTION: which tensor is it\? (\S*last\S*)'", lambda found: f"'{found[1]}'") == 2
+    assert_same(tmp_path / "own", model)
+
+
+def test_queries_may_be_more_than_the_keys_and_values_beside_them(tmp_path: Path) -> None:
+    model = load_checkpoint("preset:llama-tiny").model
+    found = renamed(expected_tensors(model), [(r"^decoder\.(\d+)\.", r"blocks.\1."), (r"attention\.(?!output)", "")])
+    for at in range(2):
+        parts = [found.pop(f"blocks.{at}.{role}.weight") for role in ("query", "key", "value")]
+        found[f"blocks.{at}.mix.weight"] = torch.cat(parts)
+    file = save(tmp_path / "own", found, {}) / RULES
+    write_draft(tmp_path / "own", file, "llama")
+    answer_config(file, model.config.to_dict())
+    assert (
+        answer(file, r"'QUESTION: (\S*mix\S*) if it holds query, key, value[^']*'", lambda found: f"'{found[1]}'") == 1
+    )
+    assert answer(file, r'groups = "QUESTION[^"]*"', lambda _: "groups = 1") == 1
+    assert_same(tmp_path / "own", model)
+
+
+def test_no_answer_is_offered_that_the_sizes_contradict(tmp_path: Path) -> None:
+    own_gpt(tmp_path / "own", "qkv", "out")  # of width 32, and 64 tokens
+    write_draft(tmp_path / "own", tmp_path / "own" / RULES, "gpt2")
+    asked = dict(re.findall(r'^(\w+) = "QUESTION: (.*)"$', (tmp_path / "own" / RULES).read_text(), re.MULTILINE))
+    assert asked["heads"] == "which number?; 1 of size 32"
+    assert asked["pad_id"] == asked["eos_id"] == "which number?"
+    assert asked["norm_epsilon"] == "which number?; it is often 1e-05"
+
+
+def test_questions_are_told_whole(tmp_path: Path) -> None:
+    questions = [
+        'activation = "QUESTION: a or b?; it is often \\"a\\" or \\\\d"',
+        "heads = 'QUESTION: which?; 2'",
+        "eos_id = 'QUESTION: which?'",
+    ]
+    rule = "split = { pattern = 'QUESTION: x if y', to = ['a', 'b'], groups = \"QUESTION: it's 1?\" }"
+    lines = ["# QUESTION", 'architecture = "gpt2"', "[config]", *questions, "[[rule]]", rule]
+    (tmp_path / RULES).write_text("\n".join(lines))
+    with pytest.raises(ConfigError) as told:
+        load_checkpoint(str(tmp_path))
+    expected = [
+        'line 4: a or b?; it is often "a" or \\d',
+        "line 5: which?; 2",
+        "line 6: which?",
+        "line 8: x if y",
+        "line 8: it's 1?",
+    ]
+    assert str(told.value) == f"{tmp_path / RULES}: answer its questions first: {'; '.join(expected)}"
 
 
 def test_norms_near_zero_are_asked_about(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from txport.errors import CheckpointError, ConfigError, OutputError
-from txport.importing.likeness import Template, templates
+from txport.importing.likeness import templates
 from txport.importing.match import Match, Pair, match
 from txport.importing.probe import Variant, asked, closest, decided, dims_of, layer_fields, task_of
+from txport.importing.questions import questions, with_groups
 from txport.importing.sizes import Sizes, solve, turned
+from txport.importing.written import own_name, pattern_of, rule
 from txport.models import architecture
 from txport.models.names import CONFIG, PICKLES, RULES, WEIGHTS, weight_files
 from txport.models.sources.pickles import read_pickle
@@ -31,7 +33,6 @@ from txport.system.places import resolve
 from txport.system.terminal import one_line
 
 DIFFERING = 20  # names that differ, in an error
-CANDIDATES = 6  # in a question
 NEAR_ZERO = 0.5  # the mean weight of norms that is nearer to 0 than to 1
 HYPERPARAMETERS = (CONFIG, "hparams.json", "params.json", "hyperparameters.json")
 SYNONYMS = {  # of fields of our configs, in those of others
@@ -171,14 +172,14 @@ def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
         if field not in known and value in choices.get(field, () if isinstance(value, str) else (value,))
     }
     derived = _derived(draft, sizes, {**known, **spoken})
-    questions = dict(asked(variant, {**known, **spoken, **dict.fromkeys(derived)}))
+    left = dict(asked(variant, {**known, **spoken, **dict.fromkeys(derived)}, sizes.known))
     for each in dataclasses.fields(kind):
         if each.name in known:
             yield f"{each.name} = {json.dumps(known[each.name])}"
         elif each.name in spoken:
             yield f"{each.name} = {json.dumps(spoken[each.name])}  # as the config beside the weights says"
-        elif each.name in questions:
-            yield f"{each.name} = {json.dumps(f'{QUESTION}: {questions[each.name]}')}"
+        elif each.name in left:
+            yield f"{each.name} = {json.dumps(f'{QUESTION}: {left[each.name]}')}"
 
 
 def _derived(draft: Draft, sizes: Sizes, known: Mapping[str, Any]) -> set[str]:
@@ -217,17 +218,13 @@ def _rules(draft: Draft, sizes: Sizes) -> Iterator[str]:
     """The rules, each with why; what has no place for sure is asked for."""
     lie = {pair.given.name: is_turned for pair, is_turned in turned(draft.match.pairs, sizes)}
     for pair in _ordered(draft.match.pairs):
-        for rule in _of_pair(pair, lie.get(pair.given.name)):
-            yield from _rule(_asking_for_groups(pair, rule) if isinstance(rule, Split) else written(rule), pair.why)
+        for each in _of_pair(pair, lie.get(pair.given.name)):
+            is_asked = isinstance(each, Split) and pair.asks_for_groups
+            text = with_groups(written(each), pair.own[0].role.what) if is_asked else written(each)
+            yield from rule(text, pair.why)
     yield from _copied(draft)
     yield from _transposes(draft.match.pairs, lie)
-    yield from _questions(draft.match)
-
-
-def _rule(text: str, why: str) -> Iterator[str]:
-    yield ""
-    yield "[[rule]]"
-    yield f"{text}  # {why}" if why else text
+    yield from questions(draft.match, sizes)
 
 
 def _ordered(pairs: Sequence[Pair]) -> list[Pair]:
@@ -241,47 +238,25 @@ def _ordered(pairs: Sequence[Pair]) -> list[Pair]:
     return found
 
 
-def _pattern(name: str) -> str:
-    """A regular expression for the names of a template."""
-    return (
-        "^" + re.escape(name).replace(r"\{\}", r"(\d+)").replace(r"\-", "-").replace(r"\_", "_").replace("/", "/") + "$"
-    )
-
-
-def _own(name: str) -> str:
-    return name.replace(".0.", r".\1.", 1) if "{}" not in name else name.replace("{}", r"\1")
-
-
 def _of_pair(pair: Pair, is_turned: bool | None) -> Iterator[Rule]:
     """The rules that give a pair's tensors their names."""
     given, own = pair.given, pair.own
     if given.is_stacked:
         if len(own) > 1:
             fused = f"{own[0].name.partition('{}')[0]}{{}}.fused {given.name}"
-            yield Unstack(_pattern(given.name), fused)
+            yield Unstack(pattern_of(given.name), fused)
             given = dataclasses.replace(given, name=fused, is_stacked=False)
         else:
-            yield Unstack(_pattern(given.name), own[0].name)
+            yield Unstack(pattern_of(given.name), own[0].name)
             return
     numbers = [None] if not given.numbers or given.numbers[0] == 0 else given.numbers
     for number in numbers:
-        pattern = _pattern(given.name if number is None else given.name.replace("{}", str(number)))
-        to = tuple(_own(one.name) if number is None else one.name.replace("{}", str(number - 1)) for one in own)
+        pattern = pattern_of(given.name if number is None else given.name.replace("{}", str(number)))
+        to = tuple(own_name(one.name) if number is None else one.name.replace("{}", str(number - 1)) for one in own)
         if len(own) > 1:
             yield Split(pattern, to, -1 if is_turned else 0)
         elif given.name != own[0].name:
             yield Rename(pattern, to[0])
-
-
-def _asking_for_groups(pair: Pair, rule: Split) -> str:
-    """A rule that splits, with a question where nothing tells how the parts lie."""
-    text = written(rule)
-    if not pair.asks_for_groups:
-        return text
-    question = (
-        f"{QUESTION}: 1 if all of {pair.own[0].role.what} comes first, or the number of heads if each head has its own?"
-    )
-    return f"{text.removesuffix(' }')}, groups = {json.dumps(question)} }}"
 
 
 def _copied(draft: Draft) -> Iterator[str]:
@@ -293,9 +268,9 @@ def _copied(draft: Draft) -> Iterator[str]:
         wanted = templates({copy: ()})[0].role.part
         alias = next((each for each in aliases if templates({each: ()})[0].role.part == wanted), None)
         if alias is not None and copy != alias:
-            yield from _rule(written(Rename(_pattern(copy), alias)), f"it is the same as {one_line(of)}")
+            yield from rule(written(Rename(pattern_of(copy), alias)), f"it is the same as {one_line(of)}")
         elif alias is None:
-            yield from _rule(f"drop = {toml(_pattern(copy))}", f"it is the same as {one_line(of)}")
+            yield from rule(f"drop = {toml(pattern_of(copy))}", f"it is the same as {one_line(of)}")
 
 
 def _transposes(pairs: Sequence[Pair], lie: Mapping[str, bool | None]) -> Iterator[str]:
@@ -303,40 +278,20 @@ def _transposes(pairs: Sequence[Pair], lie: Mapping[str, bool | None]) -> Iterat
     matrices = [each for each in pairs if each.given.name in lie]
     if matrices and all(lie[each.given.name] for each in matrices):
         sides = "|".join(dict.fromkeys(one.name.partition(".")[0] for each in matrices for one in each.own))
-        yield from _rule(
+        yield from rule(
             written(Transpose(rf"^({sides})\.\d+\.")), "likely, as the shapes of all that are not square say"
         )
         return
     for each in matrices:
         for one in each.own:
             if lie[each.given.name]:
-                yield from _rule(written(Transpose(_pattern(one.name).replace(r"(\d+)", r"\d+"))), "sure, by its shape")
+                yield from rule(
+                    written(Transpose(pattern_of(one.name).replace(r"(\d+)", r"\d+"))), "sure, by its shape"
+                )
             elif lie[each.given.name] is None:
-                pattern = _pattern(one.name).replace(r"(\d+)", r"\d+")
+                pattern = pattern_of(one.name).replace(r"(\d+)", r"\d+")
                 question = f"{QUESTION}: {pattern} if it lies as (in, out), else remove this rule"
-                yield from _rule(f"transpose = {toml(question)}", "it is square")
-
-
-def _questions(left: Match) -> Iterator[str]:
-    """What of the model and of the file has no counterpart."""
-    offered: set[str] = set()
-    for own in left.own:
-        candidates = [each.name for each in left.given if _may_be(each, own)]
-        offered |= set(candidates)
-        shown = " or ".join(_pattern(each) for each in candidates[:CANDIDATES])
-        question = f"{QUESTION}: which tensor is it? {shown}" if candidates else f"{QUESTION}: which tensor is it?"
-        yield from _rule(f"rename = {{ pattern = {toml(question)}, to = {toml(_own(own.name))} }}", "")
-    for given in left.given:
-        if given.name not in offered:
-            question = (
-                f"{QUESTION}: {_pattern(given.name)} if no weight, else a rule for it; its shape is {given.shape}"
-            )
-            yield from _rule(f"drop = {toml(question)}", "")
-
-
-def _may_be(given: Template, own: Template) -> bool:
-    same = given.role.side in ("", own.role.side) and given.role.part in ("", own.role.part)
-    return same and bool(given.numbers) == bool(own.numbers) and len(given.shape) == len(own.shape)
+                yield from rule(f"transpose = {toml(question)}", "it is square")
 
 
 def _shifts(draft: Draft, weights: Weights) -> Iterator[str]:
@@ -347,4 +302,4 @@ def _shifts(draft: Draft, weights: Weights) -> Iterator[str]:
     values = [float(weights[name].float().mean()) for each in norms for name in each.names]
     if values and sum(values) / len(values) < NEAR_ZERO:
         question = f"{QUESTION}: norm\\.weight$ if norms multiply by 1 + weight, else remove this rule"
-        yield from _rule(f"shift = {{ pattern = {toml(question)}, by = 1.0 }}", "they are near 0")
+        yield from rule(f"shift = {{ pattern = {toml(question)}, by = 1.0 }}", "they are near 0")

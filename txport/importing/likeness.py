@@ -89,7 +89,9 @@ def templates(shapes: Mapping[str, Shape]) -> list[Template]:
             found.setdefault((f"{stack[0]}{{}}{rest}", shape), []).append(number)
         else:
             plain.append(name)
-    layered = [Template(name, shape, tuple(sorted(numbers)), role_of(name)) for (name, shape), numbers in found.items()]
+    layered = [
+        Template(name, shape, tuple(sorted(numbers)), role_of(name, shape)) for (name, shape), numbers in found.items()
+    ]
     whole = [] if layered else list(_whole_stacks({name: shapes[name] for name in plain}))
     taken = {each.name for each in whole}
     return [*layered, *whole, *(Template(n, shapes[n], (), role_of(n)) for n in plain if n not in taken)]
@@ -132,11 +134,11 @@ def _whole_stacks(shapes: Mapping[str, Shape]) -> Iterator[Template]:
             (length,) = lengths
             for name, shape in shapes.items():
                 if name.startswith(prefix) and len(shape) > 1 and shape[0] == length:
-                    role = role_of(f"{prefix}{{}}.{name.removeprefix(prefix)}")
+                    role = role_of(f"{prefix}{{}}.{name.removeprefix(prefix)}", shape[1:])
                     yield Template(name, shape[1:], tuple(range(length)), role, is_stacked=True)
 
 
-def role_of(name: str) -> Role:
+def role_of(name: str, shape: Shape = ()) -> Role:
     """What a name says; of a tensor of layers, `{}` stands for the number, and parts are named behind it."""
     before, is_layered, behind = name.partition("{}")
     above = _words(before, has_parts=False)
@@ -149,7 +151,9 @@ def role_of(name: str) -> Role:
         part = next((each for each in ("positions", "embedding", "projection") if each in own), "")
         return Role(side, part, "norm" if "norm" in own else "", kind, number)
     has_ffn = "ffn" in own or bool({"inner", "outer", "gate"} & own) or bool(re.search(r"\bw_?[123]\b", behind))
-    part = "cross" if "cross" in own else "attention" if "attention" in own else "ffn" if has_ffn else ""
+    is_fused = "qkv" in own and not has_ffn and ("qkv" in behind.lower() or _is_thrice(shape))
+    is_attention = "attention" in own or is_fused  # which says what it makes, not what it is of
+    part = "cross" if "cross" in own else "attention" if is_attention else "ffn" if has_ffn else ""
     said = [each for each in PARTS if each in own]
     if "norm" in own:
         what = f"{said[0]}_norm" if said else "norm"
@@ -157,6 +161,11 @@ def role_of(name: str) -> Role:
         part = "ffn" if "ffn" in own or re.search("final", behind) else "" if is_last else part
         return Role(side, "attention" if re.search("input", behind) else part, what, kind, number)
     return Role(side, part, _what(part, own, said, behind), kind, number)
+
+
+def _is_thrice(shape: Shape) -> bool:
+    """Whether a matrix may be three square ones; of a vector, nothing tells."""
+    return len(shape) != 2 or max(shape) == 3 * min(shape)
 
 
 def _what(part: str, words: frozenset[str], said: Sequence[str], behind: str) -> str:
@@ -168,7 +177,7 @@ def _what(part: str, words: frozenset[str], said: Sequence[str], behind: str) ->
             return "kv"
         return said[0] if len(said) == 1 else "output" if "output" in words and not said else ""
     if part != "ffn":
-        return ""
+        return "output" if "output" in words and not said else ""
     if {"gate", "inner"} <= words:
         return "gate_up"
     named = next((each for each in ("gate", "inner", "outer") if each in words), "")

@@ -11,7 +11,7 @@ ORDER = ("attention", "cross", "ffn")  # in which the parts of a layer run
 FUSED = {"qkv": ("query", "key", "value"), "kv": ("key", "value"), "gate_up": ("gate", "inner")}
 # In names that programs give to parts that lie one after the other.
 BLOCKS = ("in_proj", "c_attn", "to_qkv", "to_kv", "qkv_proj", "kv_proj", "gate_up")
-
+LAST = ("output", "outer")  # maps that end a part of a layer
 
 NAMED = "sure, by its name"
 NUMBERED = "likely, by its number, in the order in which parts run"
@@ -56,7 +56,29 @@ def match(given: Sequence[Template], own: Sequence[Template]) -> Match:
     state = _by_number(state, "norm", lambda role: ORDER.index(role.part) if role.part in ORDER else 0)
     state = _by_number(state, "", lambda role: ("gate", "inner", "outer").index(role.what) if role.part == "ffn" else 0)
     state = _alike(state, lambda role: (role.side, role.part, role.what == "norm", role.kind), LEFT)
-    return _alike(state, lambda role: (role.side, role.what == "norm", role.kind) if role.what else None, LEFT)
+    state = _ends(state)
+    return _alike(state, lambda role: (role.side, role.what == "norm", role.kind) if _is_told(role) else None, LEFT)
+
+
+def _is_told(role: Role) -> bool:
+    return bool(role.what) and not _is_end(role)
+
+
+def _is_end(role: Role) -> bool:
+    """Whether it is only said that something ends there, not what."""
+    return role.what == "output" and not role.part
+
+
+def _ends(state: Match) -> Match:
+    """Pair a map of which a name says only that something ends there with the one such map that is left."""
+    pairs = []
+    for each in state.given:
+        side, kind = each.role.side, each.role.kind
+        alike = [one for one in state.given if _is_end(one.role) and (one.role.side, one.role.kind) == (side, kind)]
+        own = [one for one in state.own if one.role.what in LAST and (one.role.side, one.role.kind) == (side, kind)]
+        if alike == [each] and len(own) == 1 and _fits(each, own[0]):
+            pairs.append(Pair(each, (own[0],), LEFT))
+    return _taken(state, pairs)
 
 
 def _sided(given: Sequence[Template], sides: set[str]) -> list[Template]:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,8 @@ LAYERS, TOKENS = 1, 48  # of the models
 Place = tuple[str, int]  # a tensor and an axis
 Product = tuple[int, tuple[str, ...]]  # a number, and the fields of a config that it is multiplied by
 UNSEEN = ("dropout",)  # of training
+HEADS, SIZE = ("heads", "key_heads"), "head_size"
+USUAL = (32, 64, 128)  # sizes of heads
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,10 @@ def layer_fields(name: str) -> dict[str, str]:
     return {side: field for field in counting for side in ("encoder", "decoder") if field.startswith(side)}
 
 
-def asked(variant: Variant, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The fields of a config that no tensor tells, and what each may be.
+def asked(
+    variant: Variant, known: Mapping[str, Any], products: Mapping[tuple[str, ...], int]
+) -> Iterator[tuple[str, str]]:
+    """The fields of a config that no tensor tells, and what each may be; `products` of fields are known.
 
     Values that change neither what a model computes nor its facts are not asked for.
     """
@@ -146,10 +151,34 @@ def asked(variant: Variant, known: Mapping[str, Any]) -> Iterator[tuple[str, str
         if any(
             _matters(variant, each.name, other) for other in others.get(each.name, _nearby(base.get(each.name, [])))
         ):
-            default = "" if each.default is dataclasses.MISSING else f"; it is often {json.dumps(each.default)}"
             words = ("true", "false") if each.name in _yes_or_no(variant.architecture) else ("which number",)
             kinds = choices.get(each.name, words)
-            yield each.name, f"{' or '.join(kinds)}?{default}"
+            yield each.name, f"{' or '.join(kinds)}?{_hint(variant, each, known, products)}"
+
+
+def _hint(
+    variant: Variant, field: dataclasses.Field[Any], known: Mapping[str, Any], products: Mapping[tuple[str, ...], int]
+) -> str:
+    """What a field often is, if nothing that is known contradicts it: its default, or heads of a usual size."""
+    around = {fields: size for fields, size in products.items() if len(fields) > 1 and field.name in fields}
+    if field.name in HEADS:
+        whole = next((size for fields, size in around.items() if SIZE in fields), None)
+        whole = known.get("d_model") if whole is None and field.name == HEADS[0] else whole
+        usual = [size for size in USUAL if whole is not None and whole % size == 0]
+        if whole is not None:
+            return f"; {' or '.join(f'{whole // size} of size {size}' for size in usual)}" if usual else ""
+    value = field.default
+    if value is dataclasses.MISSING or any(not value or size % value for size in around.values()):
+        return ""
+    own = {name: each for name, each in known.items() if each is not None}
+    try:
+        architecture.find(variant.architecture).config.from_dict(
+            {**_base(variant.architecture), **dict(variant.values), **own, field.name: value}
+        )
+    except ConfigError as error:
+        if re.search(rf"\b{field.name}\b", str(error)):
+            return ""
+    return f"; it is often {json.dumps(value)}"
 
 
 def _nearby(value: Any) -> tuple[Any, ...]:

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from txport.importing.likeness import Template
 from txport.importing.match import Pair
 from txport.importing.probe import Place, Product
+from txport.models.weights.values import Shape
 
 Fields = tuple[str, ...]
 
@@ -92,6 +94,17 @@ def _learn(sizes: Sizes, pair: Pair, shape: Sequence[int]) -> None:
             sizes.known[unknown[0][1]] = left // total
         elif not unknown and left:
             sizes.clashes.append(pair.given.name)
+
+
+def shape_of(own: Template, sizes: Sizes) -> Shape | None:
+    """The shape that a tensor of the model has with the sizes that are known; None where they do not tell it."""
+    found = []
+    for axis, size in enumerate(own.shape):
+        factor, fields = sizes.dims.get((own.names[0], axis), (size, ()))
+        if fields and fields not in sizes.known:
+            return None
+        found.append(factor * sizes.known[fields] if fields else size)
+    return tuple(found)
 
 
 def turned(pairs: Sequence[Pair], sizes: Sizes) -> Iterator[tuple[Pair, bool | None]]:

@@ -85,7 +85,6 @@ def long_length(model: Model) -> int:
     """How many tokens a long row has: beyond all that changes with the length, if memory and time allow."""
     facts = model.facts
     wanted = max([LONG, *changes_at(model).values()]) + BEYOND
-    longest = facts.writes.longest if isinstance(facts.reads, Features) else facts.reads.longest
     numbers, heads = sum(each.numel() for each in model.parameters()), getattr(model.config, "heads", 1)
     free = memory.available()
     while wanted > LONG:
@@ -93,7 +92,16 @@ def long_length(model: Model) -> int:
         if 4.0 * wanted * numbers <= WORK and (free is None or bytes_ <= SHARE * free):
             break
         wanted = max(LONG, wanted // 2)
-    return min(wanted, longest)
+    return min(wanted, _longest(facts))
+
+
+def least_long(model: Model) -> int:
+    """How many tokens a long row has at least, whatever is free."""
+    return min(LONG + BEYOND, _longest(model.facts))
+
+
+def _longest(facts: Facts) -> int:
+    return facts.writes.longest if isinstance(facts.reads, Features) else facts.reads.longest
 
 
 def draw_long(facts: Facts, length: int) -> Batch:

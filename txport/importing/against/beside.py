@@ -171,16 +171,18 @@ class Beside(Evidence):
         if values.size != self.seen.size:
             return False
         error, left = self._gap(self.expected), self._gap(values)
-        is_right = bool(left <= max(EXPLAINED * error, min(self.allowed, error / 4)))
+        is_right = bool(np.isfinite(left) and left <= max(EXPLAINED * error, min(self.allowed, error / 4)))
         if is_right:
             self.closest.append(left)
         return is_right
 
     def _gap(self, values: Array) -> float:
-        """The largest difference from the original, on real tokens."""
-        gap = np.abs(values.reshape(self.seen.shape) - self.seen)
-        real = self.tap.real
-        return float(np.where(True if real is None else real.numpy(), gap, 0.0).max(initial=0.0))
+        """The largest difference from the original, on real tokens; of huge values in proportion."""
+        found, real = values.reshape(self.seen.shape), self.tap.real
+        with np.errstate(invalid="ignore"):  # infinity less itself, where both are
+            gap = np.where(found == self.seen, 0.0, np.abs(found - self.seen))
+        gap = np.where(True if real is None else real.numpy(), gap, 0.0)
+        return float(self.tap.scaled(torch.from_numpy(gap)).max()) if gap.size else 0.0
 
     @torch.inference_mode()
     def _finished(self, hypothesis: Array) -> Array:

@@ -12,13 +12,14 @@ from txport.importing.against.faults import (
     any_window,
     inner_transposed,
     lost_bias,
+    masked_tokens,
     other_order,
     other_softmax,
     other_waves,
     transposed,
     unread,
 )
-from txport.importing.against.regrouping import other_roles
+from txport.importing.against.regrouping import other_number_of_heads, other_roles
 from txport.importing.against.taps import END, IN
 from txport.models.parts import NORM_TYPES, Attention, Embedding, FeedForward, Frames, GatedFeedForward, Residual
 from txport.proof.bisect.faults.attention import other_cap, other_heads, other_mask, other_scale, other_window
@@ -50,6 +51,7 @@ FAULTS: Mapping[object, tuple[FaultModel, ...]] = {
         other_turn,
         other_distances,
         other_heads,
+        other_number_of_heads,
         other_cap,
         other_scale,
         inner_transposed,
@@ -59,10 +61,10 @@ FAULTS: Mapping[object, tuple[FaultModel, ...]] = {
     GatedFeedForward: _feed_forward,
     Residual: (not_finite, other_order, unread, summands),
     IN: (not_finite, other_order, unread, other_output, multiple),
-    END: (not_finite, unread, other_output, other_softmax, multiple),
+    END: (masked_tokens, not_finite, unread, other_output, other_softmax, multiple),
 }
 # those whose sentences are about the import; the others say what the original does
-OF_IMPORT = (transposed, inner_transposed, lost_bias, unread, other_roles, other_softmax)
+OF_IMPORT = (transposed, inner_transposed, lost_bias, unread, other_roles, other_softmax, masked_tokens)
 
 
 def cause_of(evidence: Beside) -> Cause | None:
@@ -79,4 +81,5 @@ def cause_of(evidence: Beside) -> Cause | None:
 
 def _of_original(cause: Cause) -> Cause:
     """In the words of bisect, a graph differs from the model; here the original does from the import."""
-    return Cause(cause.kind, f"in the original, {cause.what}".replace("the model's", "the import's"))
+    what = cause.what.replace("the model's", "the import's").replace("PyTorch has", "the import has")
+    return Cause(cause.kind, f"in the original, {what}")

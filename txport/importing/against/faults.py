@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from txport.importing.against.beside import Beside
 from txport.importing.against.taps import BLOCK, IN, OUT
 from txport.importing.against.watching import aligned
+from txport.models.facts import LOGITS
 from txport.models.parts import Attention, Embedding, Layer, Residual, additive, sinusoids
 from txport.proof.bisect.calls import PartCall
 from txport.proof.bisect.faults.attention import attend, attended
@@ -23,6 +24,7 @@ from txport.proof.bisect.faults.evidence import Cause, last_map
 Array = NDArray[Any]
 
 NEAR = 1e-6  # of the largest value: two values of the original that are one
+NAMED = 5  # masked tokens
 ORDER = "order"  # the kind of a norm that stands elsewhere
 LAYOUTS = ("interleaved", "halves", "fairseq")
 OFFSETS = (0, 1, 2, -1, -2)
@@ -167,6 +169,25 @@ def other_softmax(evidence: Beside) -> Cause | None:
         evidence.closest.append(gap)
         return Cause("output", "the original gives logits, the import their log-softmax")
     return None
+
+
+def masked_tokens(evidence: Beside) -> Cause | None:
+    """Tokens that never come: the original makes their logits one number, and all else agrees."""
+    if evidence.tap.key[0] != LOGITS:
+        return None
+    theirs, ours = (each.reshape(-1, each.shape[-1]) for each in (evidence.seen, evidence.expected))
+    constant = (theirs == theirs[:1]).all(0) & (len(theirs) > 1)
+    is_mask = constant & (theirs[0] <= -evidence.tap.size) & (np.abs(ours - theirs).max(0) > evidence.allowed)
+    left = evidence.left(np.where(is_mask, theirs, ours))
+    if not is_mask.any() or is_mask.all() or left > evidence.allowed:
+        return None
+    evidence.closest.append(left)
+    tokens = np.flatnonzero(is_mask)
+    more = f" and {len(tokens) - NAMED} more" if len(tokens) > NAMED else ""
+    who = f"token{'s' * (len(tokens) > 1)} {', '.join(map(str, tokens[:NAMED]))}{more}"
+    values = " or ".join(f"{each:g}" for each in np.unique(theirs[0][is_mask])[:NAMED])
+    what = f"the original masks the logits of {who} ({values})"
+    return Cause("mask", f"{what}: leave that out of it, and give suppress_tokens")
 
 
 def any_window(evidence: Beside) -> Cause | None:

@@ -5,20 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from txport.errors import CheckpointError, ConfigError, UnsupportedError, quoted
+from txport.importing.against.batches import least_long
 from txport.importing.against.original import Original, load_module, require_used
 from txport.importing.against.verdict import Verdict, compare
 from txport.models.adapters.load import at_home
 from txport.models.checkpoint import build_empty, load_checkpoint
 from txport.models.facts import Facts
+from txport.models.model import Model
 from txport.models.names import CONFIG, code_name, find_folder
+from txport.models.parts import Attention
 from txport.models.sources.source import Source, read_source
 from txport.models.weights.plan import Plan, plan
 from txport.models.weights.values import Weights
+from txport.system import memory
 
 TRANSFORMERS = "transformers"
-COPIES = 6  # in fp32 that both models take: each as it is, and in float64
+# of what is held in float64 at once
+COPIES = 2  # of all weights: the import's and the original's
+LARGEST_COPIES = 2  # of the largest tensor, while its numbers are followed to the files; later there are, in its place,
+VALUES_COPIES = 8  # of what the linear maps read and give, by the records of both models
+OUTPUT_COPIES = 8  # more of what the models give
+SCORES_COPIES = 2  # of what each query gives each key, which an original may hand on
 NAMED = 3  # tensors in an error
 
 
@@ -32,7 +42,8 @@ def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdic
     require_original(against, trust_code=trust_code)
     folder = find_folder(name)
     source = read_source(folder)
-    model = load_checkpoint(name).in_memory(COPIES).model
+    memory.require(memory_for(build_empty(source.config)), f"{folder} beside {against}, both in float64,")
+    model = load_checkpoint(name).in_memory().model
     weights = source.weights()
     made = _planned(source, weights)
     if (code := code_name(against)) is not None:
@@ -47,6 +58,18 @@ def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdic
         weights, made = _of_other(theirs, source.place, weights, made)
         original = _by_transformers(theirs, weights, model.facts)
     return compare(model, made, original)
+
+
+def memory_for(model: Model) -> int:
+    """Bytes that a model takes beside its original, with what both compute of a long row."""
+    sizes = [each.numel() for each in model.parameters()]
+    length, facts = least_long(model), model.facts
+    maps = (each for each in model.modules() if isinstance(each, nn.Linear))
+    heads = sum(each.core.heads for each in model.modules() if isinstance(each, Attention))
+    values = VALUES_COPIES * sum(each.in_features + each.out_features for each in maps)
+    values += OUTPUT_COPIES * (facts.width if facts.task == "encode" else facts.writes.size)
+    values += SCORES_COPIES * length * heads
+    return 8 * (COPIES * sum(sizes) + max(LARGEST_COPIES * max(sizes), length * values))
 
 
 def require_original(against: str, *, trust_code: bool) -> None:

@@ -7,7 +7,7 @@ names, and where one module of the original does the work of several parts, each
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -22,13 +22,14 @@ from txport.importing.against.watching import Seen, Watched
 from txport.models.model import Model
 from txport.models.parts import NORM_TYPES, Attention, FeedForward, GatedFeedForward
 from txport.models.weights.plan import Plan, first_names
-from txport.models.weights.values import Filled, Weights
+from txport.models.weights.values import Filled, Shape, Weights
 from txport.proof.bisect.calls import PartCall, Record, calls_of
 from txport.proof.bisect.faults.evidence import last_map
 
 # of the largest value: a product with the same weight
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.002, torch.bfloat16: 0.02}
 BLOCKS = (Attention, FeedForward, GatedFeedForward)
+AT_ONCE = 1 << 20  # numbers of a matrix that are compared
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,25 @@ class Rows:
     file: str
     outputs: Tensor  # (out,) the outputs of the original's map
     inputs: Tensor | None = None  # (in,)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rows of a matrix of the import that are numbers of one tensor of the files.
+
+    `first` (out,) are places along the file's first axis, `second` (in,) along its last; the other way round where the
+    matrix is `turned` between the two.
+    """
+
+    file: str
+    first: Tensor
+    second: Tensor
+    turned: bool
+
+    def rows(self, *, across: bool) -> Rows:
+        """Which numbers of the original's map, whose matrix in the file may be (in, out), the rows are."""
+        one, other = (self.first, self.second) if self.turned == across else (self.second, self.first)
+        return Rows(self.file, one, other)
 
 
 @dataclass(frozen=True)
@@ -64,10 +84,15 @@ class Origins:
         sizes = [prod(shape) for shape in plan.given.values()]
         self._names, self._begins = list(plan.given), [0, *accumulate(sizes)]
         begins = dict(zip(self._names, self._begins, strict=False))
+        kind = torch.int32 if self._begins[-1] <= torch.iinfo(torch.int32).max else torch.int64
         self._numbers = Weights(
             plan.given,
-            lambda name: (begins[name] + torch.arange(prod(plan.given[name]))).reshape(plan.given[name]),
+            lambda name: torch.arange(begins[name], begins[name] + prod(plan.given[name]), dtype=kind).reshape(
+                plan.given[name]
+            ),
         )
+        self._shares: dict[str, list[Share]] = {}
+        self._columns: dict[str, Tensor | None] = {}
         self._owners: dict[str, list[tuple[str, str]]] = {}
         state = original.module.state_dict(keep_vars=True)
         files: dict[int, list[str]] = {}
@@ -115,6 +140,33 @@ class Origins:
         found = pieces[0].value.read(self._numbers)
         return None if found.is_floating_point() else found
 
+    def shares(self, name: str) -> list[Share]:
+        """The rows of a matrix, cut where the tensor of the files changes; none where they are no rows of these."""
+        if name not in self._shares:
+            numbers = self.numbers(name)
+            found = [] if numbers is None or numbers.dim() != 2 else [self._share(each) for each in self._cut(numbers)]
+            self._shares[name] = [each for each in found if each is not None] if None not in found else []
+        return self._shares[name]
+
+    def _cut(self, numbers: Tensor) -> list[Tensor]:
+        files = torch.bucketize(numbers[:, 0].long(), torch.tensor(self._begins), right=True)
+        return list(numbers.tensor_split((files.diff().nonzero().flatten() + 1).tolist()))
+
+    def _share(self, numbers: Tensor) -> Share | None:
+        file, begin = self.file_at(int(numbers[0, 0]))
+        return share_of(numbers - begin, file, self.plan.given[file])
+
+    def columns(self, name: str) -> Tensor | None:
+        """The places along the file's last axis of the first row of a matrix; None of what is no matrix."""
+        if name not in self._columns:
+            numbers = self.numbers(name)
+            is_matrix = numbers is not None and numbers.dim() == 2
+            self._columns[name] = None
+            if numbers is not None and is_matrix:
+                file, begin = self.file_at(int(numbers[0, 0]))
+                self._columns[name] = (numbers[0] - begin).long() % self.plan.given[file][-1]
+        return self._columns[name]
+
     def file_at(self, number: int) -> tuple[str, int]:
         """The tensor that a number is of, and where that begins."""
         at = bisect_right(self._begins, number) - 1
@@ -132,6 +184,25 @@ class Origins:
     def own_files(self, module: str) -> list[str]:
         """The tensors that a module of the original has itself."""
         return [file for file, owners in self._owners.items() if module in [name for name, _ in owners]]
+
+
+def share_of(numbers: Tensor, file: str, shape: Shape) -> Share | None:
+    """Rows of a matrix (out, in) of numbers that a tensor of a file of this shape has, counted from its first."""
+    size, width = prod(shape), shape[-1]
+    for turned in (False, True):
+        column, row = numbers[:, 0], numbers[0]
+        first, second = (column % width, row // width) if turned else (column // width, row % width)
+        begins, steps = (first, second * width) if turned else (first * width, second)
+        if int(begins.max()) < size and int(steps.max()) < size and _is_sum(numbers, begins, steps):
+            return Share(file, first.long(), second.long(), turned)
+    return None
+
+
+def _is_sum(numbers: Tensor, begins: Tensor, steps: Tensor) -> bool:
+    """Whether each number of a matrix is the sum of one for its row and one for its column; a few rows at a time."""
+    several = max(1, AT_ONCE // max(1, numbers.shape[1]))
+    places = (slice(at, at + several) for at in range(0, len(numbers), several))
+    return all(torch.equal(numbers[some], begins[some, None] + steps) for some in places)
 
 
 @dataclass(frozen=True)
@@ -202,11 +273,9 @@ def _lookups(origins: Origins, calls: Sequence[PartCall], watched: Watched, file
     if len(files) != 1:
         return
     theirs = _calls(origins, watched, files[0], of_tokens=True)
-    numbers = origins.numbers(f"{calls[0].name}.weight")
-    if len(theirs) != len(calls) or numbers is None or numbers.dim() != 2:
+    columns = origins.columns(f"{calls[0].name}.weight")
+    if len(theirs) != len(calls) or columns is None:
         return
-    _, begin = origins.file_at(int(numbers[0, 0]))
-    columns = (numbers[0] - begin) % origins.plan.given[files[0]][-1]
     table = origins.tensor(files[0])
     for call, seen in zip(calls, theirs, strict=True):
         looked_up = any(torch.equal(F.embedding(each, table), seen.gave[0]) for each in _ids(seen, len(table)))
@@ -226,7 +295,7 @@ def _others(
     numbers = origins.numbers(f"{name}.weight")
     if len(theirs) != len(calls) or numbers is None:
         return
-    columns = numbers - numbers.min() if numbers.dim() == 1 else None
+    columns = (numbers - numbers.min()).long() if numbers.dim() == 1 else None
     for call, seen in zip(calls, theirs, strict=True):
         yield Pair(call, (seen.name,), _taken(seen.read, columns), _taken(seen.result, columns))
 
@@ -235,17 +304,16 @@ def _products(
     origins: Origins, name: str, calls: Sequence[PartCall], watched: Watched, files: Sequence[str]
 ) -> Iterator[Pair]:
     """Of linear maps, whose outputs may be a share of one of the original's, or several of its maps."""
-    numbers = origins.numbers(f"{name}.weight")
+    shares = origins.shares(f"{name}.weight")
     theirs = [_calls(origins, watched, file, of_tokens=False) for file in files]
-    if numbers is None or any(len(each) != len(calls) for each in theirs):
+    if not shares or any(len(each) != len(calls) for each in theirs):
         return
     for at, call in enumerate(calls):
         found = {file: product_of(origins, each[at], file) for file, each in zip(files, theirs, strict=True)}
         products = {file: each for file, each in found.items() if each is not None}
-        shares = [rows_of(origins, part, products) for part in _shares(origins, numbers)]
-        rows = [each for each in shares if each is not None]
-        if len(products) < len(files) or len(rows) < len(shares):
+        if len(products) < len(files):
             continue
+        rows = [each.rows(across=products[each.file].across) for each in shares]
         gave = [_taken(products[each.file].call.result, each.outputs) for each in rows]
         reads = _taken(products[rows[0].file].call.read, rows[0].inputs)
         whole = torch.cat([each for each in gave if each is not None], -1)
@@ -253,34 +321,6 @@ def _products(
         used = set(origins.files_of(f"{name}.bias"))
         lost = next((products[each.file].bias for each in rows if products[each.file].bias not in ("", *used)), "")
         yield Pair(call, names, reads, whole, lost, tuple(rows))
-
-
-def _shares(origins: Origins, numbers: Tensor) -> list[Tensor]:
-    """The rows of a matrix, cut where the tensor of the files changes."""
-    firsts = [origins.file_at(int(row[0]))[0] for row in numbers]
-    cuts = [at for at in range(1, len(firsts)) if firsts[at] != firsts[at - 1]]
-    return list(numbers.tensor_split(cuts))
-
-
-def rows_of(origins: Origins, numbers: Tensor, products: Mapping[str, Product]) -> Rows | None:
-    """Which outputs of the original's map rows of a matrix are; those in their place, where its weight lies across."""
-    file, begin = origins.file_at(int(numbers[0, 0]))
-    product = products.get(file)
-    width = origins.plan.given[file][-1]
-    flat = numbers - begin
-    if product is None or not (int(flat.min()) >= 0 and int(flat.max()) < prod(origins.plan.given[file])):
-        return None
-    return rows_at(file, flat // width, flat % width, across=product.across)
-
-
-def rows_at(file: str, first: Tensor, second: Tensor, *, across: bool) -> Rows | None:
-    """Rows of a matrix whose numbers stand at these two places of the file's, which may be (in, out)."""
-    outputs, inputs = (second, first) if across else (first, second)
-    if bool((outputs == outputs[:, :1]).all() and (inputs == inputs[:1]).all()):
-        return Rows(file, outputs[:, 0].clone(), inputs[0].clone())  # a view would keep the whole matrices
-    if bool((outputs == outputs[:1]).all() and (inputs == inputs[:, :1]).all()):
-        return Rows(file, outputs[0].clone(), inputs[:, 0].clone())
-    return None
 
 
 def _taken(values: Tensor | None, columns: Tensor | None) -> Tensor | None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, permutations
+from math import gcd
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from txport.errors import ConfigError
 from txport.importing.against.beside import Beside
-from txport.importing.against.pairing import Rows, rows_at
+from txport.importing.against.pairing import Rows
 from txport.importing.against.taps import IN, OUT
+from txport.models import architecture
+from txport.models.config import Config
 from txport.models.parts import Attention, unflatten
+from txport.models.weights.streamed import outline
 from txport.proof.bisect.calls import PartCall
 from txport.proof.bisect.faults.attention import attend, attended
 from txport.proof.bisect.faults.evidence import Cause
@@ -21,6 +27,7 @@ from txport.proof.bisect.faults.evidence import Cause
 Array = NDArray[Any]
 Projected = dict[str, Tensor]  # queries, keys, values: (B, T, N x H)
 
+MOST_SCORES = 1 << 25  # of all heads
 ROLES = ("query", "key", "value")
 PLURAL = {"query": "queries", "key": "keys", "value": "values"}
 
@@ -52,15 +59,18 @@ def _other_columns(evidence: Beside) -> Cause | None:
 @torch.inference_mode()
 def mixed_with(block: PartCall, **changed: Tensor) -> Array:
     """What an attention mixes with other queries, keys or values -> (B * T, N x H)."""
-    part: Any = block.part
-    given = attended(block)
-    turned = block.inner_calls(part.rotary) if part.rotary is not None else []
+    return attend(attended(block).replace(**_headed(block, block.part, changed)))
+
+
+def _headed(block: PartCall, part: Any, projected: Projected) -> Projected:
+    """Projected queries, keys and values as the core of a part reads them, at the positions of a call."""
+    own: Any = block.part
+    turned = block.inner_calls(own.rotary) if own.rotary is not None else []
     places = turned[0].arguments[1] if turned else None
     makes = {"query": part.queries, "key": part.keys}
-    heads = {
-        role: makes[role](values, places) if role in makes else part.split(values) for role, values in changed.items()
+    return {
+        role: makes[role](values, places) if role in makes else part.split(values) for role, values in projected.items()
     }
-    return attend(given.replace(**heads))
 
 
 def _exchanged(own: Projected) -> Iterator[tuple[str, Projected]]:
@@ -84,14 +94,8 @@ def _rows(evidence: Beside, role: str) -> Rows | None:
     pair = next((tap.pair for tap in evidence.run.taps if tap.key == (name, 0, OUT)), None)
     if pair is not None and len(pair.rows) == 1:
         return pair.rows[0]
-    numbers = evidence.origins.numbers(f"{name}.weight")
-    if numbers is None:
-        return None
-    file, begin = evidence.origins.file_at(int(numbers[0, 0]))
-    width, last = evidence.origins.plan.given[file][-1], evidence.origins.file_at(int(numbers[-1, -1]))
-    if last[0] != file:
-        return None
-    return rows_at(file, (numbers - begin) // width, (numbers - begin) % width, across=False)
+    shares = evidence.origins.shares(f"{name}.weight")
+    return shares[0].rows(across=False) if len(shares) == 1 else None
 
 
 def _cut(evidence: Beside, part: Attention, own: Projected) -> Iterator[tuple[str, Projected]]:
@@ -148,3 +152,58 @@ def _unpermuted(evidence: Beside, own: Projected) -> Iterator[tuple[str, Project
             changed = {role: own[role][..., orders[role]] for role in some}
             who = " and ".join(PLURAL[role] for role in some)
             yield f"rows of {who} stand in the order of the files: a rule permutes them, and must not", changed
+
+
+def other_number_of_heads(evidence: Beside) -> Cause | None:
+    """More heads that are smaller, or fewer that are larger: no shape of a tensor tells how many there are."""
+    block = evidence.block
+    assert block is not None
+    part: Any = block.part
+    own = {role: block.inner_calls(getattr(part, role))[0].result for role in ROLES}
+    found: dict[str, Array] = {}
+    given = attended(block)
+    most = max(part.core.heads, MOST_SCORES // (len(given.query) * given.query.shape[2] * given.key.shape[2]))
+    for config in _of_other_heads(evidence.model.config, part, most):
+        other = _attention_of(config, block.name, part)
+        if other is not None:
+            found[f"there are {_counted(other, 'heads')}, the import has {_counted(part)}"] = _mixed_by(
+                other, block, own
+            )
+    what = evidence.best(found)
+    return None if what is None else Cause("heads", what)
+
+
+def _of_other_heads(config: Any, part: Any, most: int) -> Iterator[Config]:
+    """The config with each other size of heads that leaves all tensors as large as they are; so many heads at most."""
+    core, size = part.core, part.head_size
+    fields = {each.name for each in dataclasses.fields(config)}
+    both = gcd(core.heads * size, core.key_heads * size)
+    least = -(-core.heads * size // most)
+    for other in (each for each in range(least, both + 1) if both % each == 0 and each != size):
+        sizes = {"heads": core.heads * size // other, "key_heads": core.key_heads * size // other, "head_size": other}
+        try:
+            yield dataclasses.replace(config, **{name: each for name, each in sizes.items() if name in fields})
+        except ConfigError:  # such as an odd size, whose pairs can't be turned
+            continue
+
+
+def _attention_of(config: Config, name: str, like: Attention) -> Attention | None:
+    """The attention of this name in a model of a config; None where tensors within it say how many heads there are."""
+    part = outline(architecture.of(config).build, config).get_submodule(name)
+    assert isinstance(part, Attention)
+    one, other = ({each: tuple(tensor.shape) for each, tensor in both.named_parameters()} for both in (part, like))
+    within = (each for each, child in part.named_modules() if not isinstance(child, nn.Linear))
+    has_own = any(part.get_submodule(each)._parameters for each in within)
+    return None if one != other or has_own else part.to(next(like.parameters()).dtype)
+
+
+@torch.inference_mode()
+def _mixed_by(part: Attention, block: PartCall, own: Projected) -> Array:
+    """What the core of another attention mixes of the same queries, keys and values -> (B * T, N x H)."""
+    return attend(attended(block).replace(core=part.core, **_headed(block, part, own)))
+
+
+def _counted(part: Attention, noun: str = "") -> str:
+    heads, key_heads = part.core.heads, part.core.key_heads
+    told = " ".join(filter(None, (str(heads), noun, f"of size {part.head_size}")))
+    return told if heads == key_heads else f"{told} over {key_heads} of keys and values"

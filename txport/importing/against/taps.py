@@ -22,6 +22,7 @@ from txport.importing.against.watching import Watched, aligned, watching
 from txport.models.model import Model
 from txport.models.parts import Attention, Residual
 from txport.proof.bisect.calls import WATCHED, PartCall, Record, recording
+from txport.proof.parity.masks import largest_of
 
 IN, OUT, BLOCK, END = "in", "out", "block", "end"
 # How far one part may be from the original over its largest value when both read the same: `surely` is no rounding,
@@ -49,12 +50,34 @@ class Tap:
     @cached_property
     def error(self) -> float:
         """The largest difference, of a huge value in proportion to `size`; infinite for what is no number."""
-        if not self.ours.numel():
-            return 0.0
-        gap = (self.ours - self.theirs).abs()
-        gap = gap / (self._values / self.size).clamp(min=1.0) if self.size else gap
-        gap = gap if self.real is None else torch.where(self.real, gap, torch.zeros_like(gap))
-        return float(torch.nan_to_num(gap, nan=torch.inf).max())
+        return float(self.scaled(self._apart).max()) if self.ours.numel() else 0.0
+
+    @cached_property
+    def gap(self) -> float:
+        """The largest difference as it is."""
+        return float(self._apart.max()) if self.ours.numel() else 0.0
+
+    @property
+    def worst(self) -> float:
+        """The difference that counts most, as it is."""
+        return float(self._apart.flatten()[self.scaled(self._apart).argmax()]) if self.ours.numel() else 0.0
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest value that is a number."""
+        values = self._values if self.real is None else self._values[self.real]
+        return float(torch.where(values.isfinite(), values, 0.0).max()) if values.numel() else 0.0
+
+    def scaled(self, gap: Tensor) -> Tensor:
+        """Differences from the original, of huge values in proportion to `size`, infinite ones as they are."""
+        shares = (self._values / self.size).clamp(min=1.0) if self.size else torch.ones_like(gap)
+        return torch.where(gap.isinf(), gap, gap / shares)
+
+    @property
+    def _apart(self) -> Tensor:
+        gap = torch.where(self.ours == self.theirs, 0.0, (self.ours - self.theirs).abs())  # infinity less itself is NaN
+        gap = gap if self.real is None else torch.where(self.real, gap, 0.0)
+        return torch.nan_to_num(gap, nan=torch.inf, posinf=torch.inf)
 
     @property
     def _values(self) -> Tensor:
@@ -62,13 +85,14 @@ class Tap:
 
     @cached_property
     def size(self) -> float:
-        """The largest value that is not huge beside the middle one, as what is masked by a large number is."""
+        """The largest value that is not huge beside the middle one and no mask, as one of -1e9 among logits is."""
         values = self._values
         values = values if self.real is None else values[self.real]
-        values = values[values > 0]
+        values = values[(values > 0) & values.isfinite()]
         if not values.numel():
             return 0.0
-        return float(values[values <= HUGE * values.median()].max())
+        values = values[values <= HUGE * values.median()]
+        return largest_of(values.numpy())
 
     def within(self, limits: Mapping[torch.dtype, float]) -> bool:
         """Whether the difference is allowed."""

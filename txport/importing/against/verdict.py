@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,7 +48,8 @@ BEFORE = "all that was computed before agrees, this is off"
 class Agreement:
     """One output: how far the two are apart at most, the largest value, and how many places were compared.
 
-    `alike` are those of logits over the vocabulary whose likeliest token is the same.
+    `alike` are those of logits over the vocabulary whose likeliest token is the same. `ordinary` is the largest value
+    that is not huge beside the others, where some are, such as masks of -1e9.
     """
 
     output: str
@@ -58,6 +58,7 @@ class Agreement:
     places: int
     alike: int | None
     passed: bool
+    ordinary: float | None = None
 
     def describe(self) -> str:
         """In one line."""
@@ -67,7 +68,8 @@ class Agreement:
             every = self.alike == self.places
             ties = ", the others are tied within twice that" if self.passed else ""
             tokens = ", with the same likeliest token" + ("" if every else f" at {self.alike}{ties}")
-        return f"{self.output} {off}, the largest value is {self.largest:.3g}, at {self.places} places{tokens}"
+        beside = "" if self.ordinary is None else f" ({self.ordinary:.3g} but for huge ones)"
+        return f"{self.output} {off}, the largest value is {self.largest:.3g}{beside}, at {self.places} places{tokens}"
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,10 @@ class Verdict:
 
 
 def compare(model: Model, made: Plan, original: Original) -> Verdict:
-    """Both over all batches; where outputs differ, the first place at which the two part."""
+    """Both over all batches; where outputs differ, the first place at which the two part.
+
+    Both models are then in the type in which they were compared.
+    """
     batches = list(draw_batches(model.facts, padded=original.masks))
     single = original.widen(batches[0])
     model = _like(model, original)
@@ -238,8 +243,9 @@ def _require_steady(original: Original, run: Run) -> None:
 
 
 def _like(model: Model, original: Original) -> Model:
-    """The import in the type of the original; none of its tensors is another's."""
-    return copy.deepcopy(model).to(original.dtype).eval()
+    """The import in the type of the original, in place: a copy would take its memory once more."""
+    model.to(original.dtype)
+    return model.eval()
 
 
 def _agreement(output: str, runs: Sequence[Run], rounding: Rounding) -> Agreement:
@@ -248,8 +254,9 @@ def _agreement(output: str, runs: Sequence[Run], rounding: Rounding) -> Agreemen
     alike, places = None, sum(tap.ours[..., 0].numel() for tap in taps)
     if output == LOGITS:
         alike = sum(int((tap.ours.argmax(-1) == tap.theirs.argmax(-1)).sum()) for tap in taps)
-    largest = max(tap.size for tap in taps)
-    return Agreement(output, max(tap.error for tap in taps), largest, places, alike, passed)
+    largest, usual = max(tap.largest for tap in taps), max(tap.size for tap in taps)
+    ordinary = usual if usual < largest else None
+    return Agreement(output, max(tap.gap for tap in taps), largest, places, alike, passed, ordinary)
 
 
 def _parting(
@@ -320,7 +327,7 @@ def _described(evidence: Beside, cause: Cause | None, also: tuple[str, ...]) -> 
         part=tap.key[0],
         side=tap.key[2],
         theirs=tap.names,
-        error=tap.error,
+        error=tap.worst,
         allowed=(SURELY if not tap.within(SURELY) else CLOSELY)[tap.ours.dtype] * tap.size,
         kind="unknown" if cause is None else cause.kind,
         what=_unknown(tap) if cause is None else cause.what,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from txport.models.sources.rules import parse_rule
 from txport.models.sources.source import Format, Source, generation, no_defaults, place_of, read_weights
 from txport.models.weights.rules import Rule, Settle
 from txport.system.documents import LARGEST_TOML, DocumentError, parse_toml, read_text
+from txport.system.terminal import one_line
 
 KEYS = ("architecture", "base", "weights", "at", "config", "rule")
 BASE = "hugging-face:"
@@ -109,14 +110,26 @@ def _read_document(path: Path) -> Document:
 
 def _require_answers(document: Document) -> None:
     """Raise `ConfigError` while a value is still a question."""
-    if not any(each.startswith(QUESTION) for each in _texts(document.values)):
+    questions = [each for each in _texts(document.values) if each.startswith(QUESTION)]
+    if not questions:
         return
-    asked = []
-    for number, line in enumerate(document.text.splitlines(), 1):
-        if found := re.search(rf"""(?<!#)=\s*\[?\s*["']({QUESTION}[^"']*)["']""", line):
-            asked.append(f"line {number}: {found[1].removeprefix(QUESTION).lstrip(': ')}")
-    more = f"; and {len(asked) - MOST_QUESTIONS} more" if len(asked) > MOST_QUESTIONS else ""
-    raise document.error(f"answer its questions first: {'; '.join(asked[:MOST_QUESTIONS])}{more}")
+    told = (each.removeprefix(QUESTION).lstrip(": ") for each in questions[:MOST_QUESTIONS])
+    lines = _lines_of(document.text, questions[:MOST_QUESTIONS])
+    asked = [one_line(each if at is None else f"line {at}: {each}") for each, at in zip(told, lines, strict=True)]
+    more = f"; and {len(questions) - MOST_QUESTIONS} more" if len(questions) > MOST_QUESTIONS else ""
+    raise document.error(f"answer its questions first: {'; '.join(asked)}{more}")
+
+
+def _lines_of(text: str, questions: Sequence[str]) -> Iterator[int | None]:
+    """On which lines texts begin, each behind the one before it; None for one that is written in another way."""
+    done: dict[str, int] = {}
+    for each in questions:
+        begin = re.match(r"[^\"'\\\n]*", each)
+        assert begin is not None
+        found = re.compile(rf"""[=,\[]\s*["']+{re.escape(begin[0])}(?=[\\"'\n])""").search(text, done.get(begin[0], 0))
+        if found is not None:
+            done[begin[0]] = found.end()
+        yield None if found is None else text.count("\n", 0, found.end()) + 1
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -1,0 +1,113 @@
+"""Questions in a draft about tensors: what nothing tells is asked so that a pattern or a number answers it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from txport.importing.likeness import Role, Template
+from txport.importing.match import FUSED, Match
+from txport.importing.sizes import Sizes, shape_of
+from txport.importing.written import own_name, pattern_of, rule
+from txport.models.sources.rules import toml, written
+from txport.models.sources.toml import QUESTION
+from txport.models.weights.rules import Split
+from txport.models.weights.values import Shape
+
+CANDIDATES = 6  # in a question
+
+
+def questions(left: Match, sizes: Sizes) -> Iterator[str]:
+    """What of the model and of the file has no counterpart."""
+    offered: set[str] = set()
+    fused: set[str] = set()
+    for holders, parts in _fused(left, sizes):
+        offered |= {each.name for each in holders}
+        fused |= {each.name for each in parts}
+        yield from _split(holders, parts, sizes)
+    whole = frozenset(offered)
+    for own in (each for each in left.own if each.name not in fused):
+        candidates = [each.name for each in left.given if each.name not in whole and _may_be(each, own, sizes)]
+        offered |= set(candidates)
+        shape = shape_of(own, sizes)
+        none = "" if shape is None else f" none has its shape, {shape}"
+        shown = " or ".join(pattern_of(each) for each in candidates[:CANDIDATES])
+        question = f"{QUESTION}: which tensor is it?{f' {shown}' if candidates else none}"
+        yield from rule(f"rename = {{ pattern = {toml(question)}, to = {toml(own_name(own.name))} }}")
+    for given in left.given:
+        if given.name not in offered:
+            question = f"{pattern_of(given.name)} if no weight, else a rule for it; its shape is {given.shape}"
+            yield from rule(f"drop = {toml(f'{QUESTION}: {question}')}")
+
+
+def with_groups(split: str, first: str) -> str:
+    """A rule that splits, with the question how its parts lie, of which one is the `first`."""
+    question = f"{QUESTION}: 1 if all of {first} comes first, or the number of heads if each head has its own?"
+    return f"{split.removesuffix(' }')}, groups = {json.dumps(question)} }}"
+
+
+def _split(holders: Sequence[Template], parts: Sequence[Template], sizes: Sizes) -> Iterator[str]:
+    """Of a tensor as large as several of the model's together."""
+    roles = [each.role.what for each in parts]
+    shown = " or ".join(pattern_of(each.name) for each in holders[:CANDIDATES])
+    question = f"{QUESTION}: {shown} if it holds {', '.join(roles)}; else a rename for each in place of this rule"
+    whole = _together(parts, sizes) or (max(holders[0].shape), min(holders[0].shape))
+    axis = 0 if holders[0].shape == whole else -1
+    text = written(Split(question, tuple(own_name(each.name) for each in parts), axis))
+    is_of_heads = parts[0].role.part in ("attention", "cross")
+    yield from rule(with_groups(text, roles[0]) if is_of_heads else text, f"it has the shape {holders[0].shape}")
+
+
+def _fused(left: Match, sizes: Sizes) -> Iterator[tuple[list[Template], list[Template]]]:
+    """Parts that one tensor may hold together, where fewer tensors than these may each be one; and such tensors."""
+    done: set[str] = set()
+    for own in left.own:
+        for names in FUSED.values():
+            several = [_of_role(left.own, replace(own.role, what=name)) for name in names]
+            parts = [each for each in several if each is not None]
+            if len(parts) < len(names) or done & {each.name for each in parts}:
+                continue
+            holders = [each for each in left.given if _is_of(each, own) and _may_hold(each, parts, sizes)]
+            alone = [each for each in left.given if _may_be(each, parts[0], sizes) and each not in holders]
+            if holders and len(alone) < len(parts):
+                done |= {each.name for each in parts}
+                yield holders, parts
+
+
+def _of_role(own: Sequence[Template], role: Role) -> Template | None:
+    return next((each for each in own if each.role == role), None)
+
+
+def _together(parts: Sequence[Template], sizes: Sizes) -> Shape | None:
+    """The shape of what holds some tensors of the model, one after the other."""
+    shapes = [shape_of(each, sizes) for each in parts]
+    known = [each for each in shapes if each is not None]
+    if not known or len(known) < len(shapes) or len({each[1:] for each in known}) > 1:
+        return None
+    return (sum(each[0] for each in known), *known[0][1:])
+
+
+def _may_hold(given: Template, parts: Sequence[Template], sizes: Sizes) -> bool:
+    """Whether a tensor of the file has the shape of several together; where that is not known, one that is likely."""
+    whole = _together(parts, sizes)
+    if given.is_stacked:
+        return False
+    if whole is not None:
+        return given.shape in (whole, whole[::-1])
+    least, most = min(given.shape), max(given.shape)
+    if len(parts) == len(FUSED["qkv"]):  # of which keys and values may be smaller than queries
+        return len(given.shape) == 2 and least < most <= len(parts) * least
+    return len(given.shape) == 2 and most == len(parts) * least
+
+
+def _may_be(given: Template, own: Template, sizes: Sizes) -> bool:
+    """Whether a tensor of the file may be one of the model: none of another shape, as far as shapes are known."""
+    shape = shape_of(own, sizes)
+    return _is_of(given, own) and (shape is None or given.shape in (shape, shape[::-1]))
+
+
+def _is_of(given: Template, own: Template) -> bool:
+    """Whether nothing says that a tensor of the file is of another part of the model."""
+    same = given.role.side in ("", own.role.side) and given.role.part in ("", own.role.part)
+    return same and bool(given.numbers) == bool(own.numbers) and len(given.shape) == len(own.shape)
