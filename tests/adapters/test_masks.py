@@ -19,7 +19,7 @@ from tests.adapters import modules
 from tests.tiny import edit_graph
 from txport import adapters
 from txport.bundles.ports import DECODER, LOGITS
-from txport.proof.parity.masks import bound_of, cut_off, largest_of
+from txport.proof.masks import bound_of, cut_off, largest_of
 from txport.proof.verify.check import verify
 from txport.release import parity
 

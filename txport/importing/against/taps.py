@@ -22,7 +22,7 @@ from txport.importing.against.watching import Watched, aligned, watching
 from txport.models.model import Model
 from txport.models.parts import Attention, Residual
 from txport.proof.bisect.calls import WATCHED, PartCall, Record, recording
-from txport.proof.parity.masks import largest_of
+from txport.proof.masks import largest_of
 
 IN, OUT, BLOCK, END = "in", "out", "block", "end"
 # How far one part may be from the original over its largest value when both read the same: `surely` is no rounding,

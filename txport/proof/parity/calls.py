@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from txport.bundles.ports import IDS, LOG_PROBS, LOGITS
 from txport.errors import ParityError, brief
+from txport.proof.masks import bound_of, cut_off, largest_of
 from txport.proof.parity.cases import Case
-from txport.proof.parity.masks import bound_of, cut_off, largest_of
 from txport.proof.parity.measures import Comparison, compare, wrong
 from txport.proof.parity.replay import Call, Reference
 from txport.proof.parity.tolerances import Tolerance

@@ -23,7 +23,7 @@ from txport.models.audio.facts import Features
 from txport.models.model import Model
 from txport.models.ops import padding_mask
 from txport.models.weights.streamed import converted
-from txport.proof.parity.masks import bound_of, cut_off
+from txport.proof.masks import bound_of, cut_off
 from txport.proof.parity.tolerances import DRAWS
 from txport.runtimes.inputs import Sources, batch
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.ports import LOGITS
+from txport.proof.masks import largest_of
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact
-from txport.proof.parity.masks import largest_of
 from txport.proof.parity.measures import FORCED, WHOLE, Comparison, compare
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import Ints, Runtime

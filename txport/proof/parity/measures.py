@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.ports import LOGITS
-from txport.proof.parity.masks import bound_of, cut_off
+from txport.proof.masks import bound_of, cut_off
 
 Array = NDArray[Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from txport.proof.parity.masks import bound_of, cut_off
+from txport.proof.masks import bound_of, cut_off
 from txport.runtimes.base import Inputs, Ints, Runtime, Scores, State, scores
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.models.facts import Facts
+from txport.proof.masks import largest_of
 from txport.proof.parity.cases import MANY, Case, most_rows, sides
 from txport.proof.parity.exact import Exact
-from txport.proof.parity.masks import largest_of
 from txport.proof.parity.noise import Noisy
 from txport.proof.parity.tolerances import DRAWS, Tolerance
 from txport.runtimes.base import Doubles, Runtime, log_softmax

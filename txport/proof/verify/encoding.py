@@ -16,8 +16,8 @@ from txport.bundles.manifest import Manifest
 from txport.errors import BundleError
 from txport.models.facts import Facts, Output
 from txport.models.names import GOLDEN
+from txport.proof.masks import largest_of
 from txport.proof.parity.cases import Draw
-from txport.proof.parity.masks import largest_of
 from txport.proof.verify.gaps import Check, check_of, differences, gap_of, in_turn, limit_of
 from txport.proof.verify.golden import (
     DRAWN,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.manifest import Manifest
 from txport.errors import brief
-from txport.proof.parity.masks import ROOM, cut_off
+from txport.proof.masks import ROOM, cut_off
 from txport.proof.parity.tolerances import tolerance_of
 from txport.proof.verify.golden import SUMS, TINY, GoldenLogits, fold
 from txport.runtimes.base import Floats

@@ -20,8 +20,8 @@ from txport.errors import BundleError, quoted
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.names import GOLDEN
+from txport.proof.masks import ROOM, cut_off, largest_of
 from txport.proof.parity.cases import WINDOWED, Draw, most_rows, sides
-from txport.proof.parity.masks import ROOM, cut_off, largest_of
 from txport.proof.parity.noise import Noisy
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.runtimes.inputs import Source, Sources, drawn_features

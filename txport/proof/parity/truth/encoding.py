@@ -15,10 +15,10 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.facts import LOGITS, Facts
 from txport.models.model import Model
 from txport.models.tokenizers.load import load_tokenizer
+from txport.proof.masks import largest_of
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact, largest_difference
-from txport.proof.parity.masks import largest_of
 from txport.proof.parity.measures import INFERRED, WHOLE, Comparison, compare
 from txport.proof.parity.quality import BATCH, Texts, compare_quality
 from txport.proof.parity.tokens import TINY, Tie, TokenComparison

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import Checkpoint
+from txport.proof.masks import largest_of
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case, brief
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.forced import compare_forced
-from txport.proof.parity.masks import largest_of
 from txport.proof.parity.quality import Texts, compare_quality, right_ones
 from txport.proof.parity.tokens import TokenComparison, compare_search, search_together
 from txport.proof.parity.tolerances import Tolerance
