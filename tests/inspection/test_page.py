@@ -214,3 +214,11 @@ def test_a_damaged_bundle_has_no_page(copied: Path, tmp_path: Path) -> None:
     mend(copied)
     assert isinstance(inspect(copied, "--html", tmp_path / "page.html").exception, BundleError)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_tensor_of_an_unknown_type_has_no_bytes(copied: Path) -> None:
+    file = load_bundle(copied).file(ENCODER)
+    model = onnx.load(str(file))
+    model.graph.initializer[0].data_type = 99
+    onnx.save(model, str(file))
+    assert "other: 0 B" in read(page(reseal(copied)))

@@ -77,7 +77,7 @@ def _shortened(parts: Iterable[Part]) -> Iterator[Part]:
         if each.name in large:
             yield each
         else:
-            rest.held += each.held
+            rest.held.update(each.held)
             rest.tensors += each.tensors
     if rest.tensors:
         yield rest
@@ -87,5 +87,5 @@ def by_kind(parts: Iterable[Part]) -> Counter[str]:
     """Bytes by how they are held, of all parts."""
     total: Counter[str] = Counter()
     for each in parts:
-        total += each.held
+        total.update(each.held)  # those of no bytes stay
     return total
