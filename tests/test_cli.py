@@ -643,6 +643,7 @@ FILES = [
     "config.json",
     "generation_config.json",
     "golden.npz",
+    "README.md",
 ]
 
 

@@ -32,8 +32,8 @@ ALLOWED = {
 }
 ROOMS = tuple(ALLOWED)
 PROOF = {  # rooms of proof -> what of proof they may import; what lies beside them joins them
-    "parity": {"parity", "reports.report"},
-    "verify": {"verify", "parity"},
+    "parity": {"parity", "masks", "reports.report"},
+    "verify": {"verify", "masks", "parity"},
     "bisect": {"bisect", "parity"},
     "reports": {"reports", "parity", "bisect", "matrix"},
 }

@@ -47,12 +47,17 @@ def tiny_model(config: TransformerConfig, seed: int = 0) -> Transformer:
 
 def reseal(path: Path) -> Bundle:
     """Mend the hashes in the manifest, so that only the numbers can tell that a file was altered."""
+    mend(path)
+    return load_bundle(path)
+
+
+def mend(path: Path) -> None:
+    """Mend the hashes in the manifest; whether the bundle is sound nobody asks."""
     values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     values["files"] = {
         name: {"sha256": sha256(path / name), "bytes": (path / name).stat().st_size} for name in values["files"]
     }
     write_json(path / MANIFEST, values)
-    return load_bundle(path)
 
 
 def edit_graph(path: Path, role: str, edit: Callable[[onnx.ModelProto], None]) -> Bundle:

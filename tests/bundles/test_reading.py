@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 import txport
 import txport.api
 import txport.release
-from tests.tiny import edit_graph, reseal, tiny_config, tiny_facts, tiny_model
+from tests.tiny import edit_graph, mend, reseal, tiny_config, tiny_facts, tiny_model
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.ports import DECODER, ENCODER
 from txport.bundles.reading import least_bytes, read_manifest
@@ -220,12 +221,28 @@ def test_a_graph_that_is_cut_off_is_no_graph(role: str, share: float, bundle: Bu
     assert verify(copied).wrong.startswith("files: ")
 
 
-def test_graphs_in_one_anothers_place_are_refused(bundle: Bundle, copied: Path) -> None:
-    files = [copied / bundle.manifest.graphs[role].file for role in (ENCODER, DECODER)]
-    one, other = (file.read_bytes() for file in files)
+def exchange(path: Path, bundle: Bundle, change: Callable[[bytes], bytes]) -> None:
+    files = [path / bundle.manifest.graphs[role].file for role in (ENCODER, DECODER)]
+    one, other = (change(file.read_bytes()) for file in files)
     files[0].write_bytes(other)
     files[1].write_bytes(one)
-    reseal(copied)
+    mend(path)
+
+
+def test_graphs_in_one_anothers_place_are_refused(bundle: Bundle, copied: Path) -> None:
+    exchange(copied, bundle, lambda whole: whole)
+    with pytest.raises(BundleError, match=r"says 'decoder' for txport\.role, the manifest 'encoder'"):
+        txport.load(copied)
+    assert verify(copied).wrong.startswith("files: ")
+
+
+def test_graphs_in_one_anothers_place_that_say_nothing_of_themselves_are_refused(bundle: Bundle, copied: Path) -> None:
+    def silent(whole: bytes) -> bytes:
+        model = onnx.load_from_string(whole)
+        model.ClearField("metadata_props")
+        return model.SerializeToString()
+
+    exchange(copied, bundle, silent)
     with pytest.raises(BundleError, match=r"does not hold the graphs of its manifest: .*input .* is missing"):
         txport.load(copied)
     assert verify(copied).wrong.startswith("ports: ")

@@ -66,10 +66,10 @@ def test_doctor_says_so(name: str, tmp_path: Path) -> None:
     assert any(f"needs {name}, which is installed but does not import: /x/libbar.so" in each for each in problems)
 
 
-def test_inspect_shows_what_it_can(bundle: Bundle, tmp_path: Path) -> None:
+def test_inspect_needs_no_onnx(bundle: Bundle, tmp_path: Path) -> None:
     done = run("inspect", bundle.path, env=broken(tmp_path, "onnx", BREAKS["OSError"]))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "operators: counting them needs onnx, which is installed but does not import" in done.stdout
+    assert " operators: " in done.stdout
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "tokenizers"])

@@ -71,7 +71,7 @@ def add_weight_to_branch(model: ModelProto) -> None:
 
 
 def set_metadata(model: ModelProto, text: str) -> None:
-    helper.set_model_props(model, {"note": text})
+    model.metadata_props.add(key="note", value=text)
 
 
 def constant_of_text(model: ModelProto, text: str) -> None:

@@ -22,6 +22,7 @@ from tests.tiny import LETTERS, SAMPLES, VOCABULARY, tiny_config, tiny_model, un
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.manifest import Manifest
+from txport.bundles.metadata import metadata
 from txport.bundles.ports import DECODER, ENCODER, SELECT, Graph
 from txport.errors import UnsupportedError
 from txport.exporters import passes
@@ -91,6 +92,7 @@ def test_layout(bundle: Bundle) -> None:
         "tokenizer_config.json",
         "samples.txt",
         "golden.npz",
+        "README.md",
         "txport.json",
         "onnx/encoder_model.onnx",
         "onnx/decoder_model_merged.onnx",
@@ -107,11 +109,7 @@ def test_manifest_says_where_it_comes_from(bundle: Bundle, checkpoint: Path) -> 
     assert 0 < bundle.measured["worst_logit_difference"] < 1e-4
     model = onnx.load(str(bundle.file(ENCODER)))
     assert (model.producer_name, model.producer_version) == ("txport", txport.__version__)
-    assert {entry.key: entry.value for entry in model.metadata_props} == {
-        "txport.target": "portable",
-        "txport.precision": "fp32",
-        "txport.checkpoint": manifest.checkpoint["sha256"],
-    }
+    assert {entry.key: entry.value for entry in model.metadata_props} == metadata(manifest, ENCODER)
 
 
 def test_no_path_of_this_machine_in_any_file(bundle: Bundle, checkpoint: Path, half: tuple[Checkpoint, Bundle]) -> None:

@@ -87,7 +87,7 @@ def readers(
 ) -> list[Command]:
     """The cheap commands that read a bundle."""
     return [
-        command("inspect", bundle, codes=inspect),
+        command("inspect", bundle, "--html", place.out / "page.html", codes=inspect),
         command("inspect", bundle, "--json", codes=inspect),
         command("run", bundle, "bad", "chief", "--threads", 1, codes=run),
         command("run", bundle, "bad", "--json", "--beams", 3, "--threads", 1, codes=run),

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from txport.bundles.graphs import contained, read_outline
+from txport.bundles.graphs import STANDARD, contained, read_outline
 from txport.bundles.manifest import Manifest
+from txport.bundles.metadata import contradictions
 from txport.bundles.reading import read_manifest
+from txport.bundles.readme.page import readme
+from txport.bundles.readme.tables import README
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.models.names import COMPANIONS, LARGEST_SAMPLES, MANIFEST, SAMPLES
 from txport.system.documents import DocumentError, read_text, write_json
@@ -88,8 +91,11 @@ def _differences(found: Any, expected: Any, where: str = "") -> Iterator[tuple[s
 
 
 def seal(folder: Path, manifest: Manifest) -> Bundle:
-    """Write the manifest over the files that lie in `folder`."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    """Write the README and the manifest over the files that lie in `folder`."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    page = readme(manifest, [path.relative_to(folder).as_posix() for path in found if path != folder / README])
+    (folder / README).write_text(page, encoding="utf-8", newline="\n")
+    paths = sorted({*found, folder / README})
     files = {
         path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in paths
     }
@@ -147,12 +153,13 @@ def _strange(bundle: Bundle, role: str) -> list[str]:
     if bundle.manifest.weightless:  # nothing reads what is not there
         places = {name: place for name, place in places.items() if place in files or not _is_plain(name)}
     strange = sorted(name for name, place in places.items() if place not in files or place == file)
-    loops = sorted(LOOPS & outline.operators)
-    opsets = sorted(version for domain, version in outline.opsets if domain in ("", "ai.onnx"))
+    loops = sorted(LOOPS & {name.rpartition(".")[2] for name in outline.operators})
+    opsets = sorted(version for domain, version in outline.opsets if domain in STANDARD)
     opset = bundle.manifest.opset
     return [
         *(f"{file} has opset {each}, the manifest says {opset}" for each in opsets if each != opset),
         *(f"{file} reads {quoted(name)}, which is no file of weights that the manifest lists" for name in strange),
         *(f"{file} leaves out an input of {name}, which needs them all" for name in sorted(outline.gaps - OPTIONAL)),
         *(f"{file} has the operator {name}, which may run for ever" for name in loops),
+        *(f"{file} says {each}" for each in contradictions(outline.metadata, bundle.manifest, role)),
     ]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import mmap
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from txport.bundles.protobuf import VARINT, known, varint
 from txport.errors import BundleError, brief, quoted
 
 if TYPE_CHECKING:
@@ -22,19 +23,19 @@ if TYPE_CHECKING:
 # Where ONNX's protobuf schema names files and operators: message -> number of a field -> what that is.
 # https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 MESSAGES: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 8: "opset", 20: "training", 25: "function"},
+    "model": {7: "graph", 8: "opset", 14: "metadata", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
     "function": {7: "node", 11: "attribute"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "node": {1: "input", 4: "operator", 5: "attribute"},
+    "node": {1: "input", 4: "operator", 5: "attribute", 7: "domain"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "entry"},
 }
 OPSET, ENTRY = {1: "domain", 2: "version"}, {1: "key", 2: "value"}
-OPERATOR, INPUT = "operator", "input"
-LARGEST_FIELD = (1 << 29) - 1
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+OPERATOR, INPUT, DOMAIN = "operator", "input", "domain"
+STANDARD = ("", "ai.onnx")  # names of the standard's domain
+KINDS = ("location", OPERATOR, "opset", "gap", "metadata")  # of what is named
 LONGEST_NAME = 200  # characters
 DEEPEST = 100  # messages in messages: protobuf's own limit
 
@@ -42,13 +43,14 @@ DEEPEST = 100  # messages in messages: protobuf's own limit
 class Outline(NamedTuple):
     """What a graph file names: the files from which it takes tensors, the operators of its nodes, and their opsets.
 
-    An opset is a domain, "" for the standard's, and a version.
+    An opset is a domain, "" for the standard's, and a version. `metadata` is what the file says of itself.
     """
 
     files: frozenset[str]
-    operators: frozenset[str]
+    operators: Counter[str]  # how often each occurs, with its domain unless it is the standard's; in branches too
     opsets: frozenset[tuple[str, int]]
     gaps: frozenset[str]  # operators of nodes that leave an input out
+    metadata: Mapping[str, str]
 
 
 def read_outline(path: Path) -> Outline:
@@ -60,13 +62,17 @@ def read_outline(path: Path) -> Outline:
     if path.stat().st_size == 0:
         raise BundleError(f"{path.name} is not an ONNX file: it is empty")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        found: dict[str, set[Any]] = {kind: set() for kind in ("location", OPERATOR, "opset", "gap")}
+        found: dict[str, Counter[Any]] = {kind: Counter() for kind in KINDS}
         try:
             for kind, name in _names(content):
-                found[kind].add(name)
+                found[kind][name] += 1
         except ValueError as error:
             raise BundleError(f"{path.name} is not an ONNX file: {error}") from error
-    return Outline(*(frozenset(found[kind]) for kind in ("location", OPERATOR, "opset", "gap")))
+    metadata: dict[str, str] = dict(found["metadata"].keys())
+    if len(metadata) < found["metadata"].total():  # readers do not agree on which one counts
+        raise BundleError(f"{path.name} is not an ONNX file: its metadata has a key twice")
+    files, opsets, gaps = (frozenset(found[kind]) for kind in ("location", "opset", "gap"))
+    return Outline(files, found[OPERATOR], opsets, gaps, metadata)
 
 
 def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
@@ -76,70 +82,28 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
         message, start, end, depth = pending.pop()
         if depth > DEEPEST:
             raise ValueError(f"its messages are more than {DEEPEST} deep")
-        given = {OPERATOR: "", INPUT: "whole"}
-        for inner, first, last in _known(content, start, end, MESSAGES[message]):
-            if inner in (OPERATOR, INPUT):
-                given[inner] = content[first:last].decode() if inner == OPERATOR or first == last else given[inner]
+        given = {OPERATOR: "", INPUT: "whole", DOMAIN: ""}
+        for inner, first, last in known(content, start, end, MESSAGES[message]):
+            if inner in (OPERATOR, INPUT, DOMAIN):
+                given[inner] = content[first:last].decode() if inner != INPUT or first == last else given[inner]
             elif inner == "opset":
-                fields = {name: place for name, *place in _known(content, first, last, OPSET, {2: VARINT})}
+                fields = {name: place for name, *place in known(content, first, last, OPSET, {2: VARINT})}
                 domain = content[slice(*fields["domain"])].decode() if "domain" in fields else ""
-                yield inner, (domain, _varint(content, *fields["version"])[0] if "version" in fields else 0)
+                yield inner, (domain, varint(content, *fields["version"])[0] if "version" in fields else 0)
+            elif inner == "metadata":
+                said = {name: content[a:b].decode() for name, a, b in known(content, first, last, ENTRY)}
+                yield inner, (said.get("key", ""), said.get("value", ""))
             elif inner == "entry":
-                entry = {name: content[a:b] for name, a, b in _known(content, first, last, ENTRY)}
+                entry = {name: content[a:b] for name, a, b in known(content, first, last, ENTRY)}
                 if entry.get("key") == b"location":
                     yield "location", entry.get("value", b"").decode()
             else:
                 pending.append((inner, first, last, depth + 1))
         if message == "node":
-            yield OPERATOR, given[OPERATOR]
+            domain = "" if given[DOMAIN] in STANDARD else f"{given[DOMAIN]}."
+            yield OPERATOR, domain + given[OPERATOR]
             if not given[INPUT]:
                 yield "gap", given[OPERATOR]
-
-
-def _fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The number and the wire type of each field in a message, and where its value lies."""
-    while start < end:
-        tag, start = _varint(content, start, end)
-        kind, size = tag & 7, {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
-        if not 0 < tag >> 3 <= LARGEST_FIELD:  # readers do not agree on what it is
-            raise ValueError(f"there is no field {tag >> 3}")
-        if kind == VARINT:
-            size = _varint(content, start, end)[1] - start
-        elif kind == BYTES:
-            size, start = _varint(content, start, end)
-        elif kind not in (FIXED64, FIXED32):
-            raise ValueError(f"there is no field of kind {kind}")
-        if start + size > end:
-            raise ValueError("it is cut off, or its parts do not fit into one another")
-        yield tag >> 3, kind, start, start + size
-        start += size
-
-
-def _known(
-    content: mmap.mmap, start: int, end: int, schema: Mapping[int, str], kinds: Mapping[int, int] = MappingProxyType({})
-) -> Iterator[tuple[str, int, int]]:
-    """What each field of a message is that the schema knows, and where its value lies: bytes, unless `kinds` says else.
-
-    `ValueError` for one of another wire type: readers do not agree on what it says.
-    """
-    for number, kind, first, last in _fields(content, start, end):
-        if number in schema:
-            if kind != kinds.get(number, BYTES):
-                raise ValueError(f"its field {schema[number]!r} is of another type")
-            yield schema[number], first, last
-
-
-def _varint(content: mmap.mmap, start: int, end: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if start >= end:
-            raise ValueError("it is cut off")
-        byte = content[start]
-        start += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, start
-    raise ValueError("it has a number of more than 64 bits")
 
 
 def read_model(path: Path, *, weights: bool = True) -> onnx.ModelProto:

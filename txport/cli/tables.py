@@ -11,8 +11,6 @@ from rich.text import Text
 
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
-from txport.errors import UnavailableError
-from txport.system.packages import needed
 from txport.system.terminal import one_line
 
 if TYPE_CHECKING:
@@ -176,12 +174,9 @@ def _short(value: Any) -> str:
 
 
 def _operators(bundle: Bundle, role: str) -> str:
-    try:
-        with needed("txport[export]", "counting them"):
-            from txport.exporters.check import operators
-    except UnavailableError as error:
-        return f"operators: {error}"
-    counts = operators(bundle.file(role))
+    from txport.bundles.graphs import read_outline
+
+    counts = read_outline(bundle.file(role)).operators
     return f"{counts.total()} operators: " + ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
 

@@ -15,6 +15,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from txport.bundles.graphs import read_model
 from txport.bundles.manifest import Manifest
+from txport.bundles.metadata import metadata
 from txport.bundles.ports import Dim, Graph, Port
 from txport.errors import TxportError
 
@@ -43,7 +44,8 @@ def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
         *_operators(model, domains, CONTROL_FLOW[manifest.target]),
         *_versions(model, manifest.opset, domains),
         *_unread(model),
-        *_paths(model),
+        *_paths(model, metadata(manifest, graph.role)),
+        *_metadata(model, graph.role, manifest),
     ]
     if problems:
         raise GraphError(f"{path.name} breaks the {manifest.target} contract: {'; '.join(problems)}")
@@ -112,8 +114,16 @@ def _unread(model: ModelProto) -> Iterator[str]:
         yield f"initializers that no node reads: {', '.join(unread)}"
 
 
-def _paths(model: ModelProto) -> Iterator[str]:
-    found = [text for text in _strings(model) if ABSOLUTE_PATH.search(text)]
+def _metadata(model: ModelProto, role: str, manifest: Manifest) -> Iterator[str]:
+    found = {entry.key: entry.value for entry in model.metadata_props}
+    for name, value in metadata(manifest, role).items():
+        if found.get(name) != value:
+            yield f"metadata says {found.get(name)!r:.100} for {name}, expected {value!r:.100}"
+
+
+def _paths(model: ModelProto, said: Mapping[str, str]) -> Iterator[str]:
+    """Those of the machine; labels, which the metadata holds as they are, may look like paths."""
+    found = [text for text in _strings(model) if ABSOLUTE_PATH.search(text) and text not in said.values()]
     if found:
         yield f"absolute paths, such as {found[0][:120]!r}"
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from txport.bundles.manifest import Manifest
+from txport.bundles.metadata import metadata
 from txport.bundles.ports import (
     ALL_ROWS,
     BATCH,
@@ -121,10 +122,4 @@ def sign(model: ir.Model, role: str, manifest: Manifest) -> None:
     """Say in the file what it is and what it was made from."""
     model.producer_name, model.producer_version = "txport", __version__
     model.graph.name = role
-    model.metadata_props.update(
-        {
-            "txport.target": manifest.target,
-            "txport.precision": manifest.precision,
-            "txport.checkpoint": manifest.checkpoint["sha256"],
-        }
-    )
+    model.metadata_props.update(metadata(manifest, role))

@@ -19,8 +19,8 @@ from txport.proof.parity.check import check
 from txport.proof.parity.measures import GRAPH, WEIGHTS
 from txport.proof.parity.quality import Quality
 from txport.proof.reports import render
-from txport.proof.reports.markdown import code
 from txport.proof.reports.report import Broken, Report
+from txport.system.markdown import code
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,9 @@ from txport.bundles.manifest import AUTO_LIMIT, PRECISIONS, TARGETS, percent
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
 from txport.cli.options import provider_option, threads_option, trust_option
+from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
+from txport.models.names import MANIFEST
 from txport.runtimes import GRAPH_RUNTIMES
 
 
@@ -91,12 +93,27 @@ def _size(size: float) -> str:
 @click.argument("bundle", shell_complete=completion.models)
 @click.option("--brief", is_flag=True, help="Print only what it is, its parity figures, and where it lies.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
-def inspect(bundle: str, brief: bool, as_json: bool) -> None:
-    """Show what BUNDLE is: ports, operators, sizes, and how far it is from PyTorch."""
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    help="Write a page that draws it: how it runs, weights, graphs, operators.",
+)
+def inspect(bundle: str, brief: bool, as_json: bool, html: Path | None) -> None:
+    """Show what BUNDLE is: ports, operators, sizes, and how far it is from PyTorch.
+
+    The page that --html writes is one file without scripts, which needs nothing else.
+    """
     from txport.cli import tables
     from txport.locate import find_bundle
 
+    require_outputs({"--html": html})
     found = find_bundle(bundle, progress=progress)
+    if html:
+        from txport.inspection.page import page
+
+        for name in (MANIFEST, *found.manifest.files):
+            require_outputs({"--html": html}, inputs={"BUNDLE": found.path / name})
+        textio.write_text(html, page(found))
     if as_json:
         textio.print_json({"path": str(found.path.resolve()), **found.manifest.to_dict()})
     else:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator
 
 from txport.proof.matrix import Cell, Matrix
-from txport.proof.reports.markdown import line, plain
+from txport.system.markdown import line, plain
 from txport.system.terminal import one_line
 
 COLUMNS = (

@@ -13,8 +13,8 @@ import numpy as np
 from txport.proof.parity.measures import RUNS, WEIGHTS, Comparison, badness
 from txport.proof.parity.quality import Quality
 from txport.proof.parity.tokens import TokenComparison
-from txport.proof.reports.markdown import code, line, plain
 from txport.proof.reports.report import Broken, Part, Report
+from txport.system.markdown import code, line, plain
 from txport.system.terminal import printable
 
 COLUMNS = ("case", "runtime", "largest difference", "of allowed", "where", "rows equal", "verdict")

@@ -1,0 +1,115 @@
+"""A small bundle of each task in each target, without a proof, and the right answers of `txport run`'s own search."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import txport
+from tests.architectures.seeded import seeded_model
+from tests.tiny import tiny_config
+from txport.bundles.bundle import Bundle
+from txport.models.audio.facts import Features
+from txport.models.audio.spectrogram import log_mel
+from txport.models.checkpoint import load_checkpoint, save_checkpoint
+from txport.models.names import preset_config
+from txport.proof.proven import write
+from txport.runtimes.inputs import drawn_features
+
+SOURCE = [5, 9, 11, 8, 7]
+RULES = {
+    "forced_bos_token_id": 9,
+    "suppress_tokens": [4, 11, 12],
+    "begin_suppress_tokens": [2, 13],
+    "min_new_tokens": 3,
+    "forced_eos_token_id": 2,
+    "max_new_tokens": 9,
+}
+LABELS = ("no", "/m/01 a|b", "<b>yes</b>")
+PLANS = [("portable", "fp32"), ("portable", "fp16"), ("cpu", "fp32")]
+
+
+def configs() -> dict[str, tuple[Any, dict[str, Any]]]:
+    """A config for each task, and what its checkpoint says of search or pooling."""
+    bert = preset_config("bert-tiny")
+    return {
+        "seq2seq": (tiny_config(), {}),
+        "rules": (tiny_config(), RULES),
+        "speech": (preset_config("whisper-mini-tiny"), {"suppress_tokens": [30, 63]}),
+        "causal": (preset_config("gpt2-tiny"), {"max_new_tokens": 20}),
+        "embed": (dataclasses.replace(bert, head="hidden"), {"pooling": "mean", "normalize": True}),  # type: ignore
+        "classify": (dataclasses.replace(bert, head="labels", labels=LABELS), {}),  # type: ignore
+        "tag": (dataclasses.replace(bert, head="token_labels", labels=LABELS), {}),  # type: ignore
+        "fill": (bert, {}),
+    }
+
+
+CASES = tuple(configs())
+
+
+def made(case: str, target: str, precision: str, folder: Path) -> Bundle:
+    """The bundle of a case."""
+    config, generation = configs()[case]
+    save_checkpoint(folder / "model", seeded_model(config, seed=3))
+    checkpoint = dataclasses.replace(load_checkpoint(str(folder / "model")), generation=generation)
+    (folder / "out").mkdir()
+    return write(checkpoint, folder / "out", target=target, precision=precision)
+
+
+def audio(reads: Features) -> Any:
+    """Samples of one window."""
+    noise = Features(size=1, frames=reads.samples, longest=1, sampling_rate=1, hop_length=1, n_fft=2)
+    return drawn_features(noise, 1)[0]
+
+
+def source_of(bundle: Bundle) -> Any:
+    """What a driver is given: ids with special ones, or features."""
+    facts = bundle.manifest.facts
+    if isinstance(facts.source, Features):
+        return log_mel(audio(facts.source), facts.source)
+    ids = [facts.vocabulary.mask, *SOURCE] if facts.ability == "fill" else SOURCE
+    return facts.vocabulary.with_special([each for each in ids if each is not None])
+
+
+def right(bundle: Bundle) -> Any:
+    """What txport makes of the same."""
+    model, facts = txport.load(bundle.path), bundle.manifest.facts
+    if isinstance(facts.source, Features):
+        return model.transcribe([audio(facts.source)], language="en")[0].tokens
+    if facts.task == "encode":
+        text = " ".join(map(str, ([facts.vocabulary.mask] if facts.ability == "fill" else []) + SOURCE))
+        return {"embed": _embed, "classify": _classify, "tag": _tag, "fill": _fill}[str(facts.ability)](model, text)
+    found = next(iter(model.generate([" ".join(map(str, SOURCE))])))
+    return list(found.hypotheses[0].tokens)
+
+
+def _embed(model: Any, text: str) -> Any:
+    return model.embed([text])[0]
+
+
+def _classify(model: Any, text: str) -> int:
+    return LABELS.index(model.classify([text], top=1)[0][0].label)
+
+
+def _tag(model: Any, text: str) -> list[int]:
+    return [LABELS.index(each.label) for each in model.tag([text])[0]]
+
+
+def _fill(model: Any, text: str) -> list[int]:
+    return [each[0].id for each in model.fill([text], top=1)[0]]
+
+
+def same(found: Any, expected: Any, bundle: Bundle) -> bool:
+    """Whether a driver gives what txport does; tags of special tokens do not count."""
+    facts = bundle.manifest.facts
+    if facts.ability == "embed":
+        return bool(np.allclose(found, expected, atol=1e-3 if bundle.manifest.precision == "fp16" else 1e-6))
+    if facts.ability == "tag":
+        found = found[len(facts.vocabulary.before) : len(found) - len(facts.vocabulary.after)]
+    if facts.speech is not None:
+        found = [each for each in found if each not in facts.writes.ends]
+        expected = [each for each in expected if each not in facts.writes.ends]
+    return bool(found == expected)

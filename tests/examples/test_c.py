@@ -1,0 +1,43 @@
+"""The examples in C and C++ say what `txport run` says, where a compiler and ONNX Runtime's headers are here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import txport
+from txport.locate import find_bundle
+
+ROOT = Path(__file__).parents[2]
+WORDS = ("hello", "world", "attention", "transformer")
+LANGUAGES = {"c": ("cc", "onnxruntime_c_api.h"), "cpp": ("c++", "onnxruntime_cxx_api.h")}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_it_pronounces_words_as_txport_does(language: str, tmp_path: Path) -> None:
+    compiler, header = LANGUAGES[language]
+    include = os.environ.get("ORT_INCLUDE", "")
+    if not include or not Path(include, header).is_file():
+        pytest.skip(f"there is no {header} here: set ORT_INCLUDE to the folder that holds it (docs/embedding.md)")
+    if shutil.which(compiler) is None or shutil.which("make") is None:
+        pytest.skip(f"there is no {compiler} or no make here")
+    folder, bundle = ROOT / "examples" / language, find_bundle("g2p-en").path
+    command = ["make", "-s", "-C", str(folder), f"ORT_INCLUDE={include}", f"PYTHON={sys.executable}", f"OUT={tmp_path}"]
+    made = subprocess.run(command, capture_output=True, text=True)
+    assert (made.returncode, made.stderr) == (0, "")
+    done = subprocess.run([str(tmp_path / "pronounce"), str(bundle), *WORDS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [each.output for each in txport.load("g2p-en").generate(WORDS)]
+    wrong = subprocess.run([str(tmp_path / "pronounce"), str(bundle), "h3llo"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "letter" in wrong.stderr
+
+
+def test_what_is_built_is_not_committed() -> None:
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert {"examples/c*/pronounce", "examples/c*/libonnxruntime.so.1"} <= set(ignored)

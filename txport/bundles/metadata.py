@@ -1,0 +1,116 @@
+"""What each graph says of itself, in its metadata, so that a program that runs it needs no other file.
+
+Values are plain text, so that C reads them too: numbers as digits, several apart by spaces. Only labels and the
+checkpoint's settings for search are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import Graph
+from txport.errors import quoted
+from txport.models.audio.facts import TASKS, Features, Speech
+from txport.models.audio.targets import prompt
+from txport.models.facts import Facts, Tokens
+
+PREFIX = "txport."
+ENGLISH = "en"
+
+
+def metadata(manifest: Manifest, role: str) -> dict[str, str]:
+    """The metadata of one graph of a bundle; docs/embedding.md has the table of keys."""
+    facts = manifest.facts
+    values: dict[str, Any] = {
+        "format": manifest.format,
+        "target": manifest.target,
+        "precision": manifest.precision,
+        "checkpoint": manifest.checkpoint["sha256"],
+        "architecture": manifest.architecture,
+        "task": facts.task,
+        "role": role,
+        **dict(_source(facts)),
+        **dict(_target(facts)),
+        **dict(_state(manifest.graphs[role])),
+        "ability": facts.ability,
+        "windows": facts.windows or None,
+        "labels": json.dumps(facts.labels) if facts.labels else None,
+        "generation": json.dumps(manifest.generation, sort_keys=True) if manifest.generation else None,
+    }
+    return {f"{PREFIX}{name}": _text(value) for name, value in values.items() if value is not None}
+
+
+def contradictions(found: Mapping[str, str], manifest: Manifest, role: str) -> Iterator[str]:
+    """Where the metadata of a graph says something else than its bundle's manifest."""
+    expected = metadata(manifest, role)
+    for name in (name for name in expected if found.get(name, expected[name]) != expected[name]):
+        yield f"{quoted(found[name])} for {name}, the manifest {quoted(expected[name])}"
+
+
+def target_start(facts: Facts) -> tuple[int, ...]:
+    """What targets of a model with a source begin with: the start token, and what speech is told by default.
+
+    Without a language of its own, a model of speech is told English, or its first language.
+    """
+    assert facts.writes.start is not None
+    return (facts.writes.start, *(_spoken(facts.speech) if facts.speech else ()))
+
+
+def _spoken(speech: Speech) -> list[int]:
+    language = ENGLISH if ENGLISH in speech.languages else next(iter(speech.languages), None)
+    return prompt(speech, speech.language or language, speech.task or TASKS[0], times=False)
+
+
+def _source(facts: Facts) -> Iterator[tuple[str, Any]]:
+    """Of what a model reads, where that is no prompt."""
+    source = facts.source
+    if isinstance(source, Tokens):
+        yield "source_vocabulary", source.size
+        yield "source_longest", source.longest
+        yield "source_pad", source.pad
+        yield "source_before", source.before
+        yield "source_after", source.after
+        yield "source_mask", source.mask
+    elif isinstance(source, Features):
+        yield "source_places", source.longest
+        yield "mel_bins", source.size
+        yield "frames", source.frames
+        yield "sampling_rate", source.sampling_rate
+        yield "hop_length", source.hop_length
+        yield "n_fft", source.n_fft
+
+
+def _target(facts: Facts) -> Iterator[tuple[str, Any]]:
+    """Of what a model writes."""
+    target = facts.target
+    if target is None:
+        return
+    yield "vocabulary", target.size
+    yield "longest", target.longest
+    yield "pad", target.pad
+    yield "ends", target.ends
+    if facts.task == "seq2seq":
+        yield "start", target_start(facts)
+    else:
+        yield "before", target.before
+        yield "after", target.after
+    if facts.speech is not None:
+        yield "languages", facts.speech.languages or None
+        yield "language_ids", facts.speech.language_ids or None
+        for name in (*TASKS, "no_timestamps", "previous"):
+            yield name, getattr(facts.speech, name)
+
+
+def _state(graph: Graph) -> Iterator[tuple[str, str]]:
+    """By which beginnings of names outputs become inputs of the next run."""
+    for present, past in list(graph.becomes.items())[:1]:
+        yield "present", present.partition(".")[0] + "."
+        yield "past", past.partition(".")[0] + "."
+
+
+def _text(value: Any) -> str:
+    """As C reads it."""
+    return " ".join(map(str, value)) if isinstance(value, Iterable) and not isinstance(value, str) else str(value)

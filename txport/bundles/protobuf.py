@@ -1,0 +1,57 @@
+"""Reading protobuf: the fields of a message, by numbers and places, and nothing that readers do not agree on."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+LARGEST_FIELD = (1 << 29) - 1
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+
+
+def fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """The number and the wire type of each field in a message, and where its value lies."""
+    while start < end:
+        tag, start = varint(content, start, end)
+        kind, size = tag & 7, {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
+        if not 0 < tag >> 3 <= LARGEST_FIELD:  # readers do not agree on what it is
+            raise ValueError(f"there is no field {tag >> 3}")
+        if kind == VARINT:
+            size = varint(content, start, end)[1] - start
+        elif kind == BYTES:
+            size, start = varint(content, start, end)
+        elif kind not in (FIXED64, FIXED32):
+            raise ValueError(f"there is no field of kind {kind}")
+        if start + size > end:
+            raise ValueError("it is cut off, or its parts do not fit into one another")
+        yield tag >> 3, kind, start, start + size
+        start += size
+
+
+def known(
+    content: mmap.mmap, start: int, end: int, schema: Mapping[int, str], kinds: Mapping[int, int] = MappingProxyType({})
+) -> Iterator[tuple[str, int, int]]:
+    """What each field of a message is that the schema knows, and where its value lies: bytes, unless `kinds` says else.
+
+    `ValueError` for one of another wire type: readers do not agree on what it says.
+    """
+    for number, kind, first, last in fields(content, start, end):
+        if number in schema:
+            if kind != kinds.get(number, BYTES):
+                raise ValueError(f"its field {schema[number]!r} is of another type")
+            yield schema[number], first, last
+
+
+def varint(content: mmap.mmap, start: int, end: int) -> tuple[int, int]:
+    """A number of up to 64 bits, and where the next value begins; `ValueError` for one that is longer, or cut off."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if start >= end:
+            raise ValueError("it is cut off")
+        byte = content[start]
+        start += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, start
+    raise ValueError("it has a number of more than 64 bits")

@@ -1,0 +1,182 @@
+"""The tables of a README: what the bundle is, its files, and the ports of its graphs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from txport.bundles import ports as names
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import Dim, Graph, Port
+from txport.models.facts import Facts
+from txport.models.names import GOLDEN, MANIFEST, SAMPLES, TARGET_TOKENIZER, TEXT, TOKENIZER
+from txport.system.markdown import code, plain
+
+README = "README.md"
+BAR, ESCAPED = re.compile(r"(?<!\\)\|"), r"\\|"
+LAYER = re.compile(r"\.(\d+)(?=\.|$)")
+DIMS = {
+    names.BATCH: "rows that are run at once",
+    names.SOURCE: "places of the source",
+    names.TARGET: "new tokens of the target: all of its beginning in the first step, then 1",
+    names.PAST_TARGET: "tokens that the decoder has seen: 0 in the first step",
+    names.PAST_SOURCE: "0 in the first step, then `encoder_sequence_length`",
+    names.TOKENS: "tokens of this run",
+    names.PAST: "tokens of all runs before: 0 in the first",
+    names.BEAMS: "rows of each source",
+    names.ALL_ROWS: "`batch_size` x `beams`",
+    names.ROOM: "places of a cache: `cache_capacity`",
+    names.COUNT: "how many of the best tokens are asked for",
+    "selected_rows": "rows to keep",
+}
+PORTS = {
+    names.INPUT_IDS: "ids of tokens",
+    names.INPUT_FEATURES: "log-mel features",
+    names.ATTENTION_MASK: "1 for a token, 0 for padding",
+    names.POSITION_IDS: "the place of each token in its row",
+    names.LAST_HIDDEN_STATE: "a vector for each place",
+    names.ENCODER_HIDDEN_STATES: "what the encoder gives as `last_hidden_state`",
+    names.ENCODER_ATTENTION_MASK: "the source's mask",
+    names.SOURCE_LENGTHS: "how many places of each source are real",
+    names.PAST_LENGTHS: "how many tokens the caches of each row hold already",
+    names.LAST_PLACES: "the place of the last token of each prompt",
+    names.PROMPT_SIZE: "the length of the longest prompt",
+    names.CAPACITY: "the places that caches have",
+    names.LOGITS: "scores",
+    names.COUNT: "how many of the best tokens are wanted; 0 for none",
+    names.LOG_PROBS: "log-probabilities of the best tokens",
+    names.IDS: "the best tokens, the likeliest first",
+    names.ALIGN: "whether the attention over the source is wanted",
+    names.CROSS_ATTENTION: "attention over the source, the mean of all heads",
+    names.ROWS: "numbers of the rows to keep",
+}
+FILES = {
+    MANIFEST: "the manifest: all that is known of the bundle, and the SHA-256 of each file",
+    README: "this page",
+    TOKENIZER: "the tokenizer, of the `tokenizers` library",
+    TARGET_TOKENIZER: "the target's tokenizer",
+    TEXT: "how texts become ids beside the tokenizer: languages, templates of chats",
+    SAMPLES: "real inputs of the checkpoint",
+    GOLDEN: "what PyTorch gave for some inputs, for `txport verify`",
+    "config.json": "for Optimum and transformers.js",
+    "generation_config.json": "for Optimum and transformers.js",
+    "tokenizer_config.json": "for `AutoTokenizer`",
+    "preprocessor_config.json": "for `AutoFeatureExtractor`",
+    "onnx/weights.bin": "the weights of all graphs, each once",
+}
+TASKS = {"seq2seq": "sequence to sequence", "causal": "causal language model", "encode": "encoder"}
+TARGETS = {"portable": "portable: standard ONNX operators", "cpu": "cpu: ONNX Runtime's fused operators"}
+KINDS = {
+    "encoder": "the source, once",
+    "decoder": "the first step and all later ones",
+    "select": "picks rows of the state, for beam search",
+    "step": "one token of every row",
+    "prefill": "prompts into the caches",
+    "model": "the whole model",
+}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows of cells that are Markdown already; a bar in code ends no cell."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(BAR.sub(ESCAPED, cell) for cell in cells)} |" for cells in lines)
+
+
+def files(manifest: Manifest, found: Iterable[str]) -> str:
+    """What each file is."""
+    graphs = {graph.file: KINDS[role] for role, graph in manifest.graphs.items()}
+    kinds = {**FILES, **graphs}
+    rows = []
+    for name in sorted({*found, MANIFEST, README}):
+        kind = kinds.get(name) or kinds.get(name.rpartition("/")[2])
+        kind = kind or ("weights of the graph of that name" if name.endswith("_data") else "")
+        rows.append((code(name), kind))
+    return table(["file", "what"], rows)
+
+
+def ports(graph: Graph, facts: Facts) -> str:
+    """The inputs and outputs of a graph; those that each layer has stand in one row."""
+    rows = [(side, code(name), dtype, code(dims), said) for side, name, dtype, dims, said in port_rows(graph, facts)]
+    return table(["", "port", "type", "dims", "what"], rows)
+
+
+def port_rows(graph: Graph, facts: Facts) -> Iterator[tuple[str, str, str, str, str]]:
+    """Each port, or all of one kind: in or out, its name, type and dims, and what it is, which is Markdown."""
+    for side, every in (("in", graph.inputs), ("out", graph.outputs)):
+        for port, layers in _grouped(every):
+            name = LAYER.sub(".L", port.name, count=1) if layers else port.name
+            dims = "[" + ", ".join(map(str, port.dims)) + "]"
+            yield side, name, port.dtype, dims, _said(port, graph, facts, layers)
+
+
+def _grouped(every: Sequence[Port]) -> Iterator[tuple[Port, int]]:
+    """One port for all that differ in the layer alone, and how many there are; 0 for one without a layer."""
+    groups: dict[tuple[str, tuple[Dim, ...]], list[Port]] = {}
+    for port in every:
+        of_layer = port.state is not None or port.name.startswith("selected.past")
+        key = LAYER.sub(".L", port.name, count=1) if of_layer else port.name
+        groups.setdefault((key, port.dims), []).append(port)
+    for (key, _), found in groups.items():
+        yield found[0], len(found) if key != found[0].name else 0
+
+
+def _said(port: Port, graph: Graph, facts: Facts, layers: int) -> str:
+    if port.is_attention:
+        return "attention over the source"
+    if port.name.startswith("selected."):
+        return "the rows that were kept"
+    if port.state is None:
+        if port.name == names.LOGITS and facts.labels:
+            return "scores of the labels"
+        return PORTS.get(port.name, "")
+    of = "the source" if port.state.owner == "source" else "the tokens so far"
+    what = f"{port.state.role}s of {of}" + (f"; L = 0 to {layers - 1}" if layers > 1 else "; L = 0" if layers else "")
+    into = graph.becomes.get(port.name)
+    return what + (f"; becomes {code(LAYER.sub('.L', into, count=1))}" if into else "")
+
+
+def dims(manifest: Manifest) -> str:
+    """What the names of dynamic dims mean."""
+    return table(["dim", "what"], [(code(name), text) for name, text in dim_rows(manifest)])
+
+
+def dim_rows(manifest: Manifest) -> list[tuple[str, str]]:
+    """The name of each dynamic dim, and what it means, which is Markdown."""
+    found = {str(dim) for graph in manifest.graphs.values() for port in (*graph.inputs, *graph.outputs)
+             for dim in port.dims if isinstance(dim, str)}  # fmt: skip
+    used = {word for dim in found for word in dim.split(" + ")}
+    said = DIMS | ({names.BATCH: "sources that are run at once"} if names.BEAMS in used else {})
+    return [(name, text) for name, text in said.items() if name in used]
+
+
+def about(manifest: Manifest) -> str:
+    """What the bundle is."""
+    checkpoint, tools = manifest.checkpoint, manifest.tools
+    rows = [
+        ("task", TASKS[manifest.facts.task]),
+        ("architecture", f"{plain(manifest.architecture)}{_sizes(manifest.facts)}"),
+        ("target", TARGETS[manifest.target]),
+        ("precision", plain(manifest.described_precision)),
+        ("opset", str(manifest.opset)),
+        ("checkpoint", f"{code(checkpoint['name'])}, SHA-256 {code(checkpoint['sha256'])}"),
+        ("parity with PyTorch", parity(manifest)),
+        ("made with", plain(", ".join(f"{name} {version}" for name, version in tools.items()))),
+    ]  # fmt: skip
+    return table(["", ""], rows)
+
+
+def parity(manifest: Manifest) -> str:
+    """What the comparison at export said; nothing that depends on the machine."""
+    found = manifest.parity
+    if manifest.weightless:
+        return "not compared: these are graphs without weights"
+    if not found:
+        return "not compared yet"
+    cases, rows = (found.get(name) for name in ("cases", "rows_searched"))
+    return plain(f"{found.get('verdict')}: {cases} cases, {rows} rows searched or encoded, seed {found.get('seed')}")
+
+
+def _sizes(facts: Facts) -> str:
+    layers = 1 + max((each.layer for each in facts.state), default=-1)
+    found = [f"width {facts.width}"] + ([f"{layers} decoder layers"] if layers else [])
+    return f" ({', '.join(found)})"

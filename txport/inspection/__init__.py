@@ -1,0 +1,1 @@
+"""A bundle as a page that people look at: `txport inspect --html`."""

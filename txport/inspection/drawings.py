@@ -1,0 +1,206 @@
+"""The drawings of the page, as SVG that takes its colours and fonts from the page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import DECODER, ENCODER, MODEL, PREFILL, SELECT, STEP, Graph
+from txport.inspection.weights import Part
+from txport.models.audio.facts import Features
+from txport.system.terminal import one_line
+
+LONGEST = 60  # characters of a name
+WIDTH, BOX, ARROW, EDGE = 440, 220, 34, 12  # of the diagram
+MIDDLE, REACH = WIDTH // 2, 28
+TIP = (
+    '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    '<path d="M0 0 8 4 0 8z" class="tip"/></marker></defs>'
+)
+CHART, GAP = 720, 2
+
+
+def text_of(value: object) -> str:
+    """Anything as text in HTML, in one line; a long one is cut."""
+    text = one_line(str(value))
+    return html.escape(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
+
+
+class Stop(NamedTuple):
+    """One row of the diagram: a graph, or what goes in or comes out; `over` stands on the arrow that leads to it."""
+
+    label: str
+    note: str = ""
+    over: str = ""
+    file: str = ""
+
+
+def flow(manifest: Manifest) -> str:
+    """How values go from graph to graph, and from step to step, from top to bottom."""
+    stops = list(_stops(manifest))
+    tops = [EDGE + sum(_high(each) + ARROW for each in stops[:number]) for number in range(len(stops) + 1)]
+    shapes = [shape for stop, top in zip(stops, tops, strict=False) for shape in _stop(stop, top)]
+    if manifest.facts.task != "encode":
+        at = next(number for number, stop in enumerate(stops) if stop.file in _running(manifest))
+        shapes += _loops(manifest, tops[at], tops[-3])
+    height = tops[-1] - ARROW + EDGE
+    label = "how values go from graph to graph and from step to step"
+    head = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" class="flow">'
+    return f"{head}{TIP}{''.join(shapes)}</svg>"
+
+
+def _running(manifest: Manifest) -> set[str]:
+    """The file of the graph that each step runs."""
+    return {graph.file for role, graph in manifest.graphs.items() if role in (DECODER, STEP)}
+
+
+def _stops(manifest: Manifest) -> Iterator[Stop]:
+    graphs, facts, portable = manifest.graphs, manifest.facts, manifest.target == "portable"
+    if facts.task == "encode":
+        yield Stop("ids of a text")
+        yield _graph(graphs[MODEL], "once a text", "input_ids")
+        yield Stop(", ".join(each.name for each in facts.outputs))
+        return
+    if facts.task == "causal":
+        yield Stop("ids of a prompt")
+        if PREFILL in graphs:
+            yield _graph(graphs[PREFILL], "once a prompt", "all ids but the last")
+            yield _graph(graphs[STEP], "once a token", "caches, and the last id")
+        else:
+            yield _graph(graphs[DECODER], "the prompt, then once a token", "input_ids")
+    else:
+        features = isinstance(facts.source, Features)
+        yield Stop("log-mel features" if features else "ids of a source")
+        yield _graph(graphs[ENCODER], "once a source", "input_features" if features else "input_ids")
+        over = "last_hidden_state" if portable else "cross.L.key, cross.L.value"
+        yield _graph(graphs[DECODER if portable else STEP], "once a token", over)
+    yield Stop("the next token", "the likeliest, or drawn", "logits")
+    yield Stop("an end token: done")
+
+
+def _graph(graph: Graph, note: str, over: str) -> Stop:
+    return Stop(graph.file.rpartition("/")[2], note, over, graph.file)
+
+
+def _high(stop: Stop) -> int:
+    return 46 if stop.note else 30
+
+
+def _stop(stop: Stop, top: int) -> Iterator[str]:
+    """A box and the arrow that leads to it from above."""
+    left, high = MIDDLE - BOX // 2, _high(stop)
+    kind, corner = ("graph", 6) if stop.file else ("value", 15)
+    if top > EDGE:
+        yield f'<path d="M{MIDDLE} {top - ARROW}V{top - 1}" class="arrow" marker-end="url(#tip)"/>'
+    if stop.over:
+        yield f'<text x="{MIDDLE + 9}" y="{top - ARROW // 2 + 3}" class="small">{text_of(stop.over)}</text>'
+    yield f'<rect x="{left}" y="{top}" width="{BOX}" height="{high}" rx="{corner}" class="{kind}"/>'
+    yield f'<text x="{MIDDLE}" y="{top + 20}" text-anchor="middle">{text_of(stop.label)}</text>'
+    if stop.note:
+        yield f'<text x="{MIDDLE}" y="{top + 37}" text-anchor="middle" class="small">{text_of(stop.note)}</text>'
+
+
+def _loops(manifest: Manifest, top: int, chosen: int) -> Iterator[str]:
+    """The state from each step to the next at the left, the chosen token at the right."""
+    left, right = MIDDLE - BOX // 2, MIDDLE + BOX // 2
+    state = f"M{left} {top + 36}H{left - REACH}V{top + 12}H{left - 1}"
+    yield f'<path d="{state}" class="arrow state" marker-end="url(#tip)"/>'
+    lines = [(top + 14, "present"), (top + 28, "becomes"), (top + 42, "past")]
+    lines += [(top + 62, "select_rows"), (top + 76, "for beams")] if SELECT in manifest.graphs else []
+    for y, line in lines:
+        yield f'<text x="{left - REACH - 6}" y="{y}" text-anchor="end" class="small">{line}</text>'
+    back = f"M{right} {chosen + 23}H{right + REACH}V{top + 23}H{right + 1}"
+    yield f'<path d="{back}" class="arrow" marker-end="url(#tip)"/>'
+    yield f'<text x="{right + REACH + 6}" y="{(chosen + top) // 2 + 27}" class="small">input_ids</text>'
+
+
+def treemap(parts: Sequence[Part], kinds: Sequence[str], height: int = 300) -> str:
+    """Parts as areas as large as their bytes, coloured by how most of each is held."""
+    sized = sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)
+    total = sum(part.bytes for part in sized)
+    if not total:
+        return ""
+    boxes = _squarified([part.bytes * CHART * height / total for part in sized], 0.0, 0.0, float(CHART), float(height))
+    shapes = []
+    for part, (x, y, width, tall) in zip(sized, boxes, strict=True):
+        colour = kinds.index(part.held.most_common(1)[0][0]) % COLOURS
+        title = f"{text_of(part.name)}: {megabytes(part.bytes)}"
+        shapes.append(
+            f'<g><title>{title}</title><rect x="{x + GAP / 2:.1f}" y="{y + GAP / 2:.1f}" rx="3" '
+            f'width="{max(0.0, width - GAP):.1f}" height="{max(0.0, tall - GAP):.1f}" class="k{colour}"/>'
+            f"{_inside(part, x, y, width, tall)}</g>"
+        )
+    label = "weights by part: the larger the area, the more bytes"
+    return f'<svg viewBox="0 0 {CHART} {height}" role="img" aria-label="{label}" class="map">{"".join(shapes)}</svg>'
+
+
+COLOURS = 6
+
+
+def _inside(part: Part, x: float, y: float, width: float, tall: float) -> str:
+    """Its name, as far as there is room."""
+    room = int((width - 12) / 7.2)
+    name = one_line(part.name)
+    if room < 4 or tall < 20:
+        return ""
+    name = name if len(name) <= room else name[: room - 1] + "…"
+    size = ""
+    if tall >= 38 and room >= 7:
+        size = f'<text x="{x + 7:.1f}" y="{y + 34:.1f}" class="inner small">{megabytes(part.bytes)}</text>'
+    return f'<text x="{x + 7:.1f}" y="{y + 18:.1f}" class="inner">{html.escape(name)}</text>{size}'
+
+
+def _squarified(areas: Sequence[float], x: float, y: float, width: float, tall: float) -> list[tuple[float, ...]]:
+    """Rectangles of these areas, in falling order, that fill a larger one and are as square as can be.
+
+    Bruls, Huizing and van Wijk 2000.
+    """
+    found: list[tuple[float, ...]] = []
+    rest = list(areas)
+    while rest:
+        side = min(width, tall)
+        count = 1
+        while count < len(rest) and _worst(rest[: count + 1], side) <= _worst(rest[:count], side):
+            count += 1
+        row, rest = rest[:count], rest[count:]
+        thick = sum(row) / side if side else 0.0
+        along = 0.0
+        for area in row:
+            length = area / thick if thick else 0.0
+            is_tall = width >= tall
+            found.append((x, y + along, thick, length) if is_tall else (x + along, y, length, thick))
+            along += length
+        if width >= tall:
+            x, width = x + thick, width - thick
+        else:
+            y, tall = y + thick, tall - thick
+    return found
+
+
+def _worst(row: Sequence[float], side: float) -> float:
+    """The largest ratio of sides in a row along a side."""
+    total = sum(row)
+    if not total or not side or not row[-1]:
+        return float("inf")
+    return max(side**2 * row[0] / total**2, total**2 / (side**2 * row[-1]))
+
+
+def bar(part: Part, largest: int, kinds: Sequence[str]) -> str:
+    """The bytes of a part as a bar, with a colour for each way in which they are held."""
+    shapes, x = [], 0.0
+    for kind, size in sorted(part.held.items(), key=lambda each: kinds.index(each[0])):
+        width = 100 * size / largest if largest else 0.0
+        shapes.append(f'<rect x="{x:.2f}" width="{width:.2f}" height="10" class="k{kinds.index(kind) % COLOURS}"/>')
+        x += width
+    head = '<svg viewBox="0 0 100 10" preserveAspectRatio="none" class="bar" aria-hidden="true">'
+    return f"{head}{''.join(shapes)}</svg>"
+
+
+def megabytes(size: float) -> str:
+    """Bytes as people read them."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= step:
+            return f"{size / step:.3g} {unit}"
+    return f"{size:.0f} B"

@@ -1,0 +1,216 @@
+"""One HTML page of a bundle that needs nothing else: no script, no address, no font of others.
+
+Every name may be a stranger's: it is escaped, cut where it is long, and there are only so many of them.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_outline
+from txport.bundles.manifest import Manifest
+from txport.bundles.readme.settings import Settings
+from txport.bundles.readme.steps import notes, steps
+from txport.bundles.readme.tables import KINDS, TARGETS, TASKS, dim_rows, parity, port_rows
+from txport.inspection.drawings import bar, flow, megabytes, text_of, treemap
+from txport.inspection.style import STYLE
+from txport.inspection.weights import Part, by_kind, parts_of
+from txport.models.facts import Facts
+from txport.system.terminal import one_line
+
+MOST = 60  # rows of a table
+LONGEST = 600  # characters of a sentence
+CODE = re.compile(r"`([^`]+)`")
+BOLD = re.compile(r"\*\*([^*]+)\*\*")
+ESCAPED = re.compile(r"\\([\\`*_\[\]|#~])")
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+Row = Sequence[str]
+
+
+def page(bundle: Bundle) -> str:
+    """The page of a bundle whose files are what its manifest says; the same bundle gives the same bytes."""
+    title = text_of(f"{bundle.manifest.checkpoint['name']}, {bundle.manifest.target} {bundle.manifest.precision}")
+    return PAGE.format(title=title, style=STYLE, body="\n".join(_body(bundle, title)))
+
+
+def _body(bundle: Bundle, title: str) -> Iterator[str]:
+    manifest = bundle.manifest
+    yield f"<header><h1>{title}</h1>{_facts(bundle)}</header>"
+    yield "<h2>How it runs</h2>"
+    items = "".join(f"<li>{_marked(step)}</li>" for step in steps(manifest))
+    yield f'<div class="two">{flow(manifest)}<div><ol>{items}</ol></div></div>'
+    yield f"<ul>{''.join(f'<li>{_marked(note)}</li>' for note in notes(manifest))}</ul>"
+    yield "<h2>Weights</h2>"
+    yield from _weights(bundle)
+    yield "<h2>Graphs</h2>"
+    yield from _graphs(manifest)
+    yield "<h2>Operators</h2>"
+    yield _operators(bundle)
+    yield "<h2>Parity</h2>"
+    yield _pairs({"compared with PyTorch at export": parity(manifest).replace("\\", ""), **_proof(manifest)})
+    if manifest.generation:
+        yield "<h2>Defaults of the checkpoint</h2>"
+        yield _pairs(manifest.generation)
+    yield "<h2>Ids and limits</h2>"
+    yield _pairs(dict(_limits(manifest)))
+    yield "<h2>Files</h2>"
+    rows = [
+        (_code(name), megabytes(each["bytes"]), _code(each["sha256"][:16])) for name, each in manifest.files.items()
+    ]
+    yield _table(["file", "size", "SHA-256 begins"], rows, numbers=(1,))
+    tools = ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
+    yield f"<footer>Checkpoint SHA-256 {text_of(manifest.checkpoint['sha256'])}; made with {_text(tools)}.</footer>"
+
+
+def _facts(bundle: Bundle) -> str:
+    """What it is in a few words."""
+    manifest = bundle.manifest
+    verdict = "not compared" if manifest.weightless else str(manifest.parity.get("verdict", "not compared"))
+    kind = {"pass": "pass", "fail": "fail", "FAIL": "fail"}.get(verdict, "")
+    said = [
+        ("", TASKS[manifest.facts.task]),
+        ("", f"architecture {manifest.architecture}"),
+        ("", TARGETS[manifest.target]),
+        ("", manifest.described_precision),
+        ("", f"opset {manifest.opset}"),
+        ("", megabytes(bundle.size)),
+        (kind, f"parity: {verdict}"),
+    ]
+    items = "".join(f'<li class="{name}">{text_of(each)}</li>' for name, each in said)
+    return f'<ul class="facts">{items}</ul>'
+
+
+def _weights(bundle: Bundle) -> Iterator[str]:
+    parts = parts_of(bundle)
+    held = by_kind(parts)
+    kinds = [kind for kind, _ in held.most_common()]
+    total, most = held.total(), max((part.bytes for part in parts), default=0)
+    where = "would take" if bundle.manifest.weightless else "take"
+    yield (
+        f"<p>The weights {where} {megabytes(total)}. What several graphs read from one file counts once; what each "
+        "holds itself counts in each.</p>"
+    )
+    swatch = '<svg viewBox="0 0 10 10" aria-hidden="true"><rect width="10" height="10" rx="2" class="k{}"/></svg>'
+    legend = "".join(
+        f"<li>{swatch.format(number % 6)}{text_of(kind)}: {megabytes(held[kind])}</li>"
+        for number, kind in enumerate(kinds[:MOST])
+    )
+    yield f'<ul class="legend">{legend}</ul>'
+    yield treemap(parts, kinds)
+    rows = [(_code(part.name), bar(part, most, kinds), megabytes(part.bytes), _percent(part, total), str(part.tensors))
+            for part in parts]  # fmt: skip
+    yield _table(["part", "", "size", "of all", "tensors"], rows, numbers=(2, 3, 4))
+
+
+def _percent(part: Part, total: int) -> str:
+    return f"{100 * part.bytes / total:.1f} %" if total else ""
+
+
+def _graphs(manifest: Manifest) -> Iterator[str]:
+    for role, graph in manifest.graphs.items():
+        yield f"<h3>{_code(graph.file)}: {html.escape(KINDS[role])}</h3>"
+        rows = [
+            (side, _code(name), text_of(dtype), _code(dims), _marked(said))
+            for side, name, dtype, dims, said in port_rows(graph, manifest.facts)
+        ]
+        yield _table(["", "port", "type", "dims", "what"], rows, first="")
+    dims = [(_code(name), _marked(said)) for name, said in dim_rows(manifest)]
+    yield "<h3>Symbolic dims</h3>"
+    yield _table(["dim", "what"], dims)
+
+
+def _operators(bundle: Bundle) -> str:
+    """How often each operator stands in each graph, the most frequent first."""
+    counts = {role: read_outline(bundle.file(role)).operators for role in bundle.manifest.graphs}
+    names = sorted({name for each in counts.values() for name in each}, key=lambda name: (-_total(counts, name), name))
+    rows = [(_code(name), *(str(each[name] or "") for each in counts.values())) for name in names]
+    rows.insert(0, ("all", *(str(each.total()) for each in counts.values())))
+    return _table(["operator", *counts], rows, numbers=range(1, len(counts) + 1))
+
+
+def _total(counts: Mapping[str, Counter[str]], name: str) -> int:
+    return sum(each[name] for each in counts.values())
+
+
+def _proof(manifest: Manifest) -> dict[str, object]:
+    found = {"runtimes": ", ".join(map(str, manifest.parity.get("runtimes", [])))} if manifest.parity else {}
+    kept = manifest.kept_in_fp32.get("kept", [])
+    return {**found, **({"kept in fp32": ", ".join(map(str, kept))} if kept else {})}
+
+
+def _limits(manifest: Manifest) -> Iterator[tuple[str, object]]:
+    facts: Facts = manifest.facts
+    for side in ("source", "target"):
+        values = getattr(facts, side)
+        for name, value in vars(values).items() if values is not None else ():
+            if value not in (None, (), []):
+                yield f"{side} {name}", ", ".join(map(str, value)) if isinstance(value, tuple) else value
+    if facts.task == "seq2seq":
+        yield "a target begins with", ", ".join(map(str, Settings(manifest).start))
+    if facts.windows:
+        yield "windows", ", ".join(map(str, facts.windows))
+    if facts.labels:
+        yield "labels", ", ".join(facts.labels)
+
+
+def _pairs(values: dict[str, object]) -> str:
+    rows = [(f"{text_of(name)}", _text(value)) for name, value in values.items()]
+    return _table([], rows, first="key")
+
+
+def _table(head: Sequence[str], rows: Iterable[Row], numbers: Sequence[int] = (), first: str = "name") -> str:
+    """Rows of cells that are HTML already; only so many, and how many more there are."""
+    waiting = iter(rows)
+    shown = list(islice(waiting, MOST))
+    rest = sum(1 for _ in waiting)
+    kinds = {0: first} | dict.fromkeys(numbers, "number")
+    body = "".join(
+        f"<tr>{''.join(_cell('td', kinds.get(at), cell) for at, cell in enumerate(row))}</tr>" for row in shown
+    )
+    cells = "".join(_cell("th", "number" if at in numbers else None, html.escape(cell)) for at, cell in enumerate(head))
+    top = f"<thead><tr>{cells}</tr></thead>" if head else ""
+    more = f'<p class="soft">and {rest} more</p>' if rest else ""
+    return f'<div class="wide"><table>{top}<tbody>{body}</tbody></table></div>{more}'
+
+
+def _cell(tag: str, kind: str | None, content: str) -> str:
+    return f"<{tag}{f' class={kind}' if kind else ''}>{content}</{tag}>"
+
+
+def _code(text: str) -> str:
+    return f"<code>{text_of(text)}</code>"
+
+
+def _text(value: object) -> str:
+    text = one_line(str(value))
+    return html.escape(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
+
+
+def _marked(text: str) -> str:
+    """Markdown of one line as HTML: code, bold text, and nothing else."""
+    found = html.escape(html.unescape(ESCAPED.sub(r"\1", _cut(text))), quote=False)
+    return BOLD.sub(r"<strong>\1</strong>", CODE.sub(r"<code>\1</code>", found))
+
+
+def _cut(text: str) -> str:
+    text = one_line(text)
+    return text if len(text) <= 2 * LONGEST else text[: 2 * LONGEST - 1] + "…"

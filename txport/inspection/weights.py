@@ -1,0 +1,91 @@
+"""How large the weights of a bundle are, by the parts of the model and by how their numbers are held."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from txport.bundles.bundle import Bundle
+from txport.bundles.initializers import read_initializers
+from txport.bundles.manifest import Manifest
+
+OTHERS = "all others"
+MOST = 40  # parts that are shown one by one
+LEAST = 0.002  # of all bytes; smaller parts are shown together
+
+
+@dataclass
+class Part:
+    """One part of a model, such as a layer, and its bytes by how they are held; `tensors` counts its initializers."""
+
+    name: str
+    held: Counter[str] = field(default_factory=Counter)
+    tensors: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """All of them."""
+        return self.held.total()
+
+
+def parts_of(bundle: Bundle) -> list[Part]:
+    """The parts in the order of the graphs; what several graphs read of one file counts once."""
+    manifest, found, seen = bundle.manifest, dict[str, Part](), set[tuple[str, int]]()
+    kinds, names = _tables(manifest)
+    for role in manifest.graphs:
+        for each in read_initializers(bundle.file(role)):
+            if each.place is not None and each.place in seen:
+                continue
+            if each.place is not None:
+                seen.add(each.place)
+            name = part_of(names.get(each.name, each.name))
+            part = found.setdefault(name, Part(name))
+            part.held[kinds.get(each.name, each.dtype)] += each.bytes
+            part.tensors += 1
+    return list(_shortened(found.values()))
+
+
+def _tables(manifest: Manifest) -> tuple[dict[str, str], dict[str, str]]:
+    """How the weights in an initializer are held, and a weight of the checkpoint that is in it; for scales too."""
+    kinds, names = dict[str, str](), dict[str, str]()
+    for initializer, stored in manifest.weights.items():
+        for name in (initializer, stored.scales, stored.lookup_scales):
+            if name is not None:
+                names[name] = stored.weights[0]
+                if stored.form is not None:
+                    kinds[name] = stored.form.describe() if stored.is_quantised else "float32"
+    return kinds, names
+
+
+def part_of(weight: str) -> str:
+    """A layer of a stack, or the module: `decoder.2` of `decoder.2.attention.query.weight`."""
+    words = weight.split(".")
+    number = next((at for at, word in enumerate(words) if word.isdecimal()), None)
+    if number is not None:
+        return ".".join(words[: number + 1])
+    return ".".join(words[:-1]) or weight
+
+
+def _shortened(parts: Iterable[Part]) -> Iterator[Part]:
+    """The largest, in their order, and what is left as one."""
+    every = list(parts)
+    total = sum(each.bytes for each in every)
+    large = {each.name for each in sorted(every, key=lambda each: -each.bytes)[:MOST] if each.bytes >= LEAST * total}
+    rest = Part(OTHERS)
+    for each in every:
+        if each.name in large:
+            yield each
+        else:
+            rest.held.update(each.held)
+            rest.tensors += each.tensors
+    if rest.tensors:
+        yield rest
+
+
+def by_kind(parts: Iterable[Part]) -> Counter[str]:
+    """Bytes by how they are held, of all parts."""
+    total: Counter[str] = Counter()
+    for each in parts:
+        total.update(each.held)  # those of no bytes stay
+    return total
