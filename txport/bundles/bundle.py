@@ -10,13 +10,14 @@ from typing import Any
 
 from txport.bundles.graphs import contained, read_outline
 from txport.bundles.manifest import Manifest
+from txport.bundles.ports import GENERATE
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.models.names import COMPANIONS, LARGEST_SAMPLES, MANIFEST, SAMPLES
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import sha256
 
-LOOPS = frozenset({"Loop", "Scan"})  # no exporter writes them
+LOOPS = frozenset({"Loop", "Scan"})  # no exporter writes them, but the one loop of a single graph
 # Operators that may do without an input; ONNX Runtime 1.31 dies of one that may not.
 OPTIONAL = frozenset({"GroupQueryAttention", "MultiHeadAttention", "MatMulNBits", "DynamicQuantizeMatMul"})
 
@@ -147,7 +148,8 @@ def _strange(bundle: Bundle, role: str) -> list[str]:
     if bundle.manifest.weightless:  # nothing reads what is not there
         places = {name: place for name, place in places.items() if place in files or not _is_plain(name)}
     strange = sorted(name for name, place in places.items() if place not in files or place == file)
-    loops = sorted(LOOPS & outline.operators)
+    allowed = {"Loop"} if role == GENERATE else set()
+    loops = sorted(LOOPS & outline.operators - allowed)
     opsets = sorted(version for domain, version in outline.opsets if domain in ("", "ai.onnx"))
     opset = bundle.manifest.opset
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from onnx.reference.op_run import OpRun
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
-from txport.bundles.ports import Port
+from txport.bundles.ports import GENERATE, Port
 from txport.errors import BundleError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.portable import PortableRuntime
+from txport.runtimes.single import SingleRuntime
 
 
 class MatMul(OpRun):
@@ -56,10 +58,10 @@ class LayerNormalization(OpRun):
 
 
 class ReferenceEngine:
-    """The graphs of a bundle; tensors are arrays."""
+    """Graphs of a bundle; tensors are arrays."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._graphs = {role: _evaluator(bundle.file(role)) for role in bundle.manifest.graphs}
+    def __init__(self, bundle: Bundle, roles: Iterable[str]) -> None:
+        self._graphs = {role: _evaluator(bundle.file(role)) for role in roles}
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
@@ -107,6 +109,15 @@ def require(provider: str) -> None:
 
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on the reference evaluator, which knows the CPU and one thread only."""
+    return PortableRuntime(_engine(bundle, threads, bundle.manifest.driven), bundle.manifest)
+
+
+def load_single(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[Any]:
+    """Start the graph that searches by itself."""
+    return SingleRuntime(_engine(bundle, threads, [GENERATE]), bundle.manifest)
+
+
+def _engine(bundle: Bundle, threads: int | None, roles: Iterable[str]) -> ReferenceEngine:
     if threads not in (None, 1):
         raise UnsupportedError(f"the reference runtime has one thread, got {threads}")
-    return PortableRuntime(ReferenceEngine(bundle), bundle.manifest)
+    return ReferenceEngine(bundle, roles)

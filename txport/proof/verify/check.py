@@ -111,7 +111,7 @@ def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> It
     except BundleError as error:
         yield check_of(PORTS, [str(error)], "")
         return
-    yield check_of(PORTS, [], f"those of {', '.join(manifest.graphs)}")
+    yield check_of(PORTS, [], f"those of {', '.join(manifest.driven)}")
     yield _tokenizer(bundle, golden.sources)
     yield from task.compare(golden, runtime, manifest, unlike=_unlike(manifest, name, provider))
 
