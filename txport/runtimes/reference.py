@@ -57,6 +57,15 @@ class LayerNormalization(OpRun):
         return (normal if bias is None else normal + bias), mean, inverse
 
 
+class GatherElements(OpRun):
+    """Over more than 64 values too: the evaluator of onnx 1.23 chooses among arrays, of which NumPy takes no more."""
+
+    op_domain = ""
+
+    def _run(self, data: NDArray[Any], indices: NDArray[Any], axis: int = 0) -> tuple[NDArray[Any]]:
+        return (np.take_along_axis(data, indices, axis=axis),)
+
+
 class ReferenceEngine:
     """Graphs of a bundle; tensors are arrays."""
 
@@ -90,7 +99,7 @@ class ReferenceEngine:
 def _evaluator(file: Path) -> ReferenceEvaluator:
     model = read_model(file)
     try:
-        return ReferenceEvaluator(model, new_ops=[MatMul, LayerNormalization])
+        return ReferenceEvaluator(model, new_ops=[MatMul, LayerNormalization, GatherElements])
     except Exception as error:  # its errors share no other base
         raise BundleError(f"onnx {onnx.__version__} can't evaluate {file}: {brief(error)}; export it again") from error
 

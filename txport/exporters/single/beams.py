@@ -14,13 +14,13 @@ import numpy as np
 import onnx_ir as ir
 
 from txport.exporters.single.block import Block
+from txport.exporters.single.history import LEAST, History
 from txport.exporters.single.rules import Rules
 
 INT64, DOUBLE, FLOAT, BOOL, INT32 = (
     int(each) for each in (ir.DataType.INT64, ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.BOOL, ir.DataType.INT32)
 )
 TYPES = (ir.DataType.INT64, ir.DataType.DOUBLE, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT64, ir.DataType.BOOL)
-LEAST = -np.inf
 NOTHING = -1  # in place of a token
 
 
@@ -46,6 +46,7 @@ class Asked:
     prefix: ir.Value  # (1,) how many tokens each target begins with
     limits: ir.Value  # (B, 1) how many tokens it may have, the prefix counted
     forced: ir.Value | None  # (B, P + 1) what it begins with, and NOTHING
+    front: ir.Value  # (R, F) the start token or the prompt, NOTHING for padding
     candidates: ir.Value  # (1,) C
     kept: ir.Value  # (1,) N
     starts: ir.Value  # (B, 1) the first row of each source
@@ -110,24 +111,36 @@ def likeliest(
     block: Block, rules: Rules, asked: Asked, found: Found, logits: ir.Value, step: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """The best tokens of each row that may come next: log-probs and ids (R, C)."""
-    allowed = _allow(block, rules, asked, found, logits, step)
-    values, ids = block.ops("TopK", allowed, asked.candidates, count=2, axis=1)
     shift = block.op("ReduceMax", logits, [1], keepdims=1)
     total = block.op("Log", block.op("ReduceSum", block.op("Exp", block.op("Sub", logits, shift)), [1], keepdims=1))
-    log_probs = block.op("Sub", block.op("Sub", values, shift), total)
+    places = block.op("Range", 0, block.op("Squeeze", asked.candidates), 1)
+    is_best = block.op("Equal", places, 0)
+    history = History(block, asked.front, found.ids) if rules.looks_back else None
+    if history is None or rules.repetition_penalty == 1:
+        allowed = _allow(block, rules, asked, history, logits, step)
+        values, ids = block.ops("TopK", allowed, asked.candidates, count=2, axis=1)
+        log_probs = block.op("Sub", block.op("Sub", values, shift), total)
+    else:  # greedy search is penalised in logits, and adds up log-probs without penalty; beam search in log-probs
+        own = block.op("Sub", block.op("Sub", logits, shift), total)
+        is_greedy = block.op("Equal", asked.beams, 1)
+        penalised = history.penalise(block.op("Where", is_greedy, logits, own), rules.repetition_penalty)
+        allowed = _allow(block, rules, asked, history, penalised, step)
+        values, ids = block.ops("TopK", allowed, asked.candidates, count=2, axis=1)
+        is_chosen = block.op("And", is_best, block.op("Greater", values, LEAST))
+        own = block.op("Where", is_chosen, block.op("GatherElements", own, ids, axis=1), LEAST)
+        log_probs = block.op("Where", is_greedy, own, values)
     token = _forced(block, rules, asked, step)
     if token is None:
         return log_probs, ids
     shape = block.op("Concat", asked.batch, asked.beams, axis=0)
     token = block.op("Reshape", block.op("Expand", token, shape), [-1, 1])  # -> (R, 1)
     is_free = block.op("Less", token, 0)
-    places = block.op("Range", 0, block.op("Squeeze", asked.candidates), 1)
-    certain = block.op("Where", block.op("Equal", places, 0), 0.0, LEAST)
+    certain = block.op("Where", is_best, 0.0, LEAST)
     return block.op("Where", is_free, log_probs, certain), block.op("Where", is_free, ids, token)
 
 
 def _allow(
-    block: Block, rules: Rules, asked: Asked, found: Found, logits: ir.Value, step: ir.Value
+    block: Block, rules: Rules, asked: Asked, history: History | None, logits: ir.Value, step: ir.Value
 ) -> ir.Value:
     """Logits without those of tokens that must not come next."""
     said = block.op("Sub", step, asked.prefix)
@@ -141,7 +154,7 @@ def _allow(
         banned.append(block.op("And", asked.bans["ends"], block.op("Less", said, rules.min_new_tokens)))
     for each in banned:
         logits = block.op("Where", each, LEAST, logits)
-    return logits
+    return logits if history is None else history.forbid(logits, rules)
 
 
 def _forced(block: Block, rules: Rules, asked: Asked, step: ir.Value) -> ir.Value | None:

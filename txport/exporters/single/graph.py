@@ -73,8 +73,15 @@ class Builder:
         """The model's."""
         return self.manifest.facts
 
-    def asked(self, batch: ir.Value, prefix: ir.Value, limits: ir.Value, forced: ir.Value | None) -> Asked:
-        """What is asked of the search, from the sizes of the inputs and the inputs that say how to search."""
+    def asked(
+        self,
+        batch: ir.Value,
+        prefix: ir.Value,
+        limits: ir.Value,
+        front: ir.Value,
+        forced: ir.Value | None,
+    ) -> Asked:
+        """What is asked of the search; `front` (B, F) are the tokens that stand before the new ones."""
         block, words = self.block, self.facts.writes
         beams = block.op("Max", self.given[NUM_BEAMS], 1)
         wanted = block.op("Mul", beams, max(2, 1 + len(words.ends)))
@@ -88,6 +95,7 @@ class Builder:
             prefix=prefix,
             limits=limits,
             forced=forced,
+            front=self.of_rows(batch, beams, front),
             candidates=candidates,
             kept=block.op("Min", wanted, block.op("Mul", beams, candidates)),
             starts=block.op("Mul", block.op("Unsqueeze", sources, [1]), beams),
@@ -108,10 +116,10 @@ class Builder:
                 found.append((name, self.block.known(banned)))
         return found
 
-    def of_rows(self, asked: Asked, values: ir.Value) -> ir.Value:
+    def of_rows(self, batch: ir.Value, beams: ir.Value, values: ir.Value) -> ir.Value:
         """What each source has (B, ...), for each of its rows: (R, ...)."""
-        sources = self.block.op("Range", 0, self.block.op("Squeeze", asked.batch), 1)
-        shape = self.block.op("Concat", asked.batch, asked.beams, axis=0)
+        sources = self.block.op("Range", 0, self.block.op("Squeeze", batch), 1)
+        shape = self.block.op("Concat", batch, beams, axis=0)
         every = self.block.op("Expand", self.block.op("Unsqueeze", sources, [1]), shape)
         return self.block.op("Gather", values, self.block.op("Reshape", every, [-1]), axis=0)
 
@@ -198,15 +206,15 @@ def seq2seq(build: Builder) -> list[ir.Value]:
     column = block.op("Concat", batch, [1], axis=0)
     most = block.op("Min", block.op("Add", size, build.given[MAX_NEW_TOKENS]), facts.writes.longest)
     forced = block.op("Concat", prefix, block.op("Expand", NOTHING, column), axis=1)
-    asked = build.asked(batch, size, block.op("Expand", most, column), forced)
+    front = block.op("Expand", facts.writes.start or 0, column)
+    asked = build.asked(batch, size, block.op("Expand", most, column), front, forced)
     source = encoded(build)
     before = {**source, **build.empty("source", batch)}
     shared = block.inline(build.models[DECODER], DECODER, before, build.present("source"))
     fixed = {**source, **dict(zip(build.present("source"), shared, strict=True))}
-    fixed = {name: build.of_rows(asked, value) for name, value in fixed.items()}
-    start = block.op("Expand", facts.writes.start or 0, block.op("Concat", asked.rows, [1], axis=0))
+    fixed = {name: build.of_rows(batch, asked.beams, value) for name, value in fixed.items()}
     caches = build.empty("row", asked.rows)
-    return build.search(asked, caches, start, lambda body, last, step: {**fixed, INPUT_IDS: last})
+    return build.search(asked, caches, asked.front, lambda body, last, step: {**fixed, INPUT_IDS: last})
 
 
 def encoded(build: Builder) -> dict[str, ir.Value]:
@@ -250,10 +258,12 @@ def causal(build: Builder) -> list[ir.Value]:
     given |= build.empty("row", batch)
     filled = block.inline(build.models[DECODER], DECODER, given, build.present("row"))
     limits = block.op("Min", build.given[MAX_NEW_TOKENS], block.op("Sub", words.longest, sizes))
-    asked = build.asked(batch, block.known([0]), limits, None)
-    caches = {name: build.of_rows(asked, each) for name, each in zip(build.past("row"), filled, strict=True)}
-    last = build.of_rows(asked, block.op("Slice", inputs[INPUT_IDS], [-1], [END], [1]))
-    padding, sizes = build.of_rows(asked, before), build.of_rows(asked, sizes)
+    front = block.op("Where", is_real, moved, NOTHING)
+    asked = build.asked(batch, block.known([0]), limits, front, None)
+    newest = block.op("Slice", inputs[INPUT_IDS], [-1], [END], [1])
+    last, padding, sizes = (build.of_rows(batch, asked.beams, each) for each in (newest, before, sizes))
+    filled = [build.of_rows(batch, asked.beams, each) for each in filled]
+    caches = dict(zip(build.past("row"), filled, strict=True))
 
     def feeds(body: Block, token: ir.Value, step: ir.Value) -> dict[str, ir.Value]:
         seen = body.op("Range", 0, body.op("Squeeze", body.op("Add", step, width)), 1)

@@ -22,9 +22,11 @@ BUILT_IN = frozenset(
         "forced_bos_token_id",
         "forced_eos_token_id",
         "no_repeat_ngram_size",
+        "repetition_penalty",
     }
 )
-WITHOUT = {"repetition_penalty": 1.0, "beam_groups": 1, "do_sample": False, "diversity_penalty": 0.0}  # no effect
+WITHOUT = {"beam_groups": 1, "do_sample": False, "diversity_penalty": 0.0}  # what has no effect
+MOST_WORDS = 64  # sequences of tokens that must not be said: each is some nodes of every step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +42,26 @@ class Rules:
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = None
     no_repeat_ngram_size: int = 0
+    repetition_penalty: float = 1.0
 
     @property
     def never(self) -> tuple[int, ...]:
         """The tokens that no target has."""
-        return tuple(sorted({*self.suppress_tokens, *(token for (token,) in self.bad_words_ids)}))
+        single = (words[0] for words in self.bad_words_ids if len(words) == 1)
+        return tuple(sorted({*self.suppress_tokens, *single}))
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what may come next depends on the tokens so far."""
+        has_sequences = any(len(words) > 1 for words in self.bad_words_ids)
+        return has_sequences or self.no_repeat_ngram_size > 0 or self.repetition_penalty != 1
 
 
 def rules_of(manifest: Manifest) -> Rules:
     """Those of a bundle; `UnsupportedError` for what one graph of standard operators can't search by."""
     for problem in _problems(manifest.generation):
-        raise UnsupportedError(f"single graphs search greedily and by beams, and this checkpoint's defaults {problem}")
+        fix = "change its generation_config.json, or leave single out"
+        raise UnsupportedError(f"single searches greedily and by beams, and this checkpoint's defaults {problem}; {fix}")
     found = {name: _fixed(value) for name, value in manifest.generation.items() if name in BUILT_IN}
     return Rules(facts=manifest.facts, **found)
 
@@ -59,13 +70,10 @@ def _problems(generation: Mapping[str, Any]) -> Iterator[str]:
     """Why the options of a checkpoint can't be built into a graph."""
     if generation.get("do_sample"):
         yield "draw samples (do_sample)"
-    if generation.get("repetition_penalty", 1.0) != 1.0:
-        yield f"have a repetition_penalty, {quoted(generation['repetition_penalty'])}, which the graph has not"
     if generation.get("beam_groups", 1) != 1:
         yield f"have {quoted(generation['beam_groups'])} groups of beams (num_beam_groups), and the graph has one"
-    long = [words for words in generation.get("bad_words_ids", ()) if len(words) != 1]
-    if long:
-        yield f"forbid sequences of tokens (bad_words_ids {quoted(list(long[0]))}), and the graph forbids single tokens"
+    if (count := sum(len(words) > 1 for words in generation.get("bad_words_ids", ()))) > MOST_WORDS:
+        yield f"forbid {count} sequences of tokens (bad_words_ids), and a graph may forbid {MOST_WORDS}"
     if others := sorted(name for name in generation if name not in {*ASKED, *BUILT_IN, *WITHOUT}):
         yield f"have {others[0]} {quoted(generation[others[0]])}, which the graph has not"
 
