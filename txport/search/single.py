@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,11 @@ def longest_new(options: SearchOptions, prefix: int, longest: int) -> int:
     if options.max_new_tokens is not None:
         return options.max_new_tokens
     return longest if options.max_length is None else min(longest, options.max_length - 1) - prefix
+
+
+def built_in(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a bundle that no call of its graph chooses."""
+    return {name: value for name, value in defaults.items() if name not in ASKED}
 
 
 def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions) -> None:
