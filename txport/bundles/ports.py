@@ -286,7 +286,11 @@ def single_graph(facts: Facts, dtype: str) -> Graph:
         inputs.append(Port(ATTENTION_MASK, "int64", source.dims))
     if facts.task == "seq2seq":  # what each target begins with, after the start token
         inputs.append(Port(PREFIX_IDS, "int64", (BATCH, PREFIX)))
-    inputs += [Port(MAX_NEW_TOKENS, "int64", (1,)), Port(NUM_BEAMS, "int64", (1,)), Port(LENGTH_PENALTY, "float32", (1,))]
+    inputs += [
+        Port(MAX_NEW_TOKENS, "int64", (1,)),
+        Port(NUM_BEAMS, "int64", (1,)),
+        Port(LENGTH_PENALTY, "float32", (1,)),
+    ]
     outputs = (
         Port(SEQUENCES, "int64", (BATCH, HYPOTHESES, NEW_TOKENS)),  # num_beams hypotheses, the best first
         Port(SEQUENCES_SCORES, "float32", (BATCH, HYPOTHESES)),

@@ -105,9 +105,7 @@ def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | Non
     return runtime
 
 
-def load_single(
-    name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None
-) -> SingleRuntime[Any]:
+def load_single(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[Any]:
     """Start the graph of a bundle that searches by itself; raises as `load` does.
 
     `UnsupportedError` for a bundle that has none, and for a runtime that runs no graphs.

@@ -67,9 +67,10 @@ class GatherElements(OpRun):
 
 
 class ReferenceEngine:
-    """Graphs of a bundle; tensors are arrays."""
+    """Graphs of a bundle, those that are driven step by step unless others are named; tensors are arrays."""
 
-    def __init__(self, bundle: Bundle, roles: Iterable[str]) -> None:
+    def __init__(self, bundle: Bundle, roles: Iterable[str] | None = None) -> None:
+        roles = bundle.manifest.driven if roles is None else roles
         self._graphs = {role: _evaluator(bundle.file(role)) for role in roles}
 
     def ports(self, role: str) -> GraphPorts:
@@ -118,7 +119,7 @@ def require(provider: str) -> None:
 
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on the reference evaluator, which knows the CPU and one thread only."""
-    return PortableRuntime(_engine(bundle, threads, bundle.manifest.driven), bundle.manifest)
+    return PortableRuntime(_engine(bundle, threads), bundle.manifest)
 
 
 def load_single(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[Any]:
@@ -126,7 +127,7 @@ def load_single(bundle: Bundle, *, provider: str = "cpu", threads: int | None = 
     return SingleRuntime(_engine(bundle, threads, [GENERATE]), bundle.manifest)
 
 
-def _engine(bundle: Bundle, threads: int | None, roles: Iterable[str]) -> ReferenceEngine:
+def _engine(bundle: Bundle, threads: int | None, roles: Iterable[str] | None = None) -> ReferenceEngine:
     if threads not in (None, 1):
         raise UnsupportedError(f"the reference runtime has one thread, got {threads}")
     return ReferenceEngine(bundle, roles)

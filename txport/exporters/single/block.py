@@ -57,6 +57,13 @@ class Block:
             root._known[key] = root.initializers[name] = value
         return root._known[key]
 
+    def named(self, name: str, array: NDArray[Any]) -> ir.Value:
+        """A constant that can be told from others."""
+        root, name = self.root, f"search/{name}"
+        if name not in root.initializers:
+            root.initializers[name] = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+        return root.initializers[name]
+
     def _add(
         self, operator: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, ir.Attr], count: int
     ) -> Sequence[ir.Value]:

@@ -31,9 +31,20 @@ from txport.bundles.ports import (
     PREFIX_IDS,
     TOGETHER,
 )
-from txport.exporters.single.beams import BOOL, DOUBLE, FLOAT, INT32, INT64, NOTHING, TYPES, Asked, Found, advance, begin
+from txport.exporters.single.beams import (
+    DOUBLE,
+    FLOAT,
+    INT32,
+    INT64,
+    NOTHING,
+    TYPES,
+    Asked,
+    Found,
+    Step,
+    begin,
+)
 from txport.exporters.single.block import Block
-from txport.exporters.single.rules import Rules, rules_of
+from txport.exporters.single.rules import rules_of
 from txport.exporters.trace import IR_VERSION, value_of
 from txport.models.facts import Facts, Owner
 
@@ -113,7 +124,7 @@ class Builder:
             if tokens:
                 banned = np.zeros(words.size, np.bool_)
                 banned[list(tokens)] = True
-                found.append((name, self.block.known(banned)))
+                found.append((name, self.block.named(f"banned_{name}", banned)))
         return found
 
     def of_rows(self, batch: ir.Value, beams: ir.Value, values: ir.Value) -> ir.Value:
@@ -145,19 +156,17 @@ class Builder:
     def search(self, asked: Asked, caches: Mapping[str, ir.Value], last: ir.Value, feeds: Feeds) -> list[ir.Value]:
         """The loop, from caches by the decoder's inputs and the last tokens (R, 1); -> the graph's outputs."""
         block, body = self.block, Block(self.block)
-        state = begin(block, asked, block.op("LessOrEqual", asked.limits, 0))
+        state = begin(block, asked)
         step = body.op("Reshape", iteration := body.input("search/iteration", ir.DataType.INT64, ()), [1])
         going = body.input("search/going", ir.DataType.BOOL, ())
         pasts = {name: body.input(name, self.dtype) for name in caches}
         token = body.input("search/last", ir.DataType.INT64)
-        found = Found(
-            *(body.input(f"search/{name}", kind) for name, kind in zip(Found._fields, TYPES, strict=True))
-        )
+        found = Found(**{name: body.input(f"search/{name}", kind) for name, kind in TYPES.items()})
         given = {**feeds(body, token, step), **pasts}
         logits, *present = body.inline(self.models[DECODER], DECODER, given, [LOGITS, *self.present("row")])
         scores = body.op("Squeeze", logits, [1])
         scores = scores if self.dtype == ir.DataType.FLOAT else body.op("Cast", scores, to=FLOAT)
-        after, rows, spoken = advance(body, self.rules, asked, found, scores, step)
+        after, rows, spoken = Step(body, self.rules, asked, step).advance(found, scores)
         kept = [body.op("Gather", each, rows, axis=0) for each in present]
         every = body.op("ReduceMin", body.op("Cast", after.done, to=INT32), keepdims=0)
         goes_on = body.op("Equal", every, body.known(0, np.int32))
@@ -166,7 +175,7 @@ class Builder:
             value.type = like.type
         graph = ir.Graph(inputs, outputs, nodes=body.nodes, opset_imports={"": self.manifest.opset}, name="step")
         initial = [*caches.values(), last, *state]
-        *_, ids, _, best, finished, lengths, _ = block.ops(
+        *_, best, finished, lengths, _ = block.ops(
             "Loop",
             asked.longest,
             block.known(np.array(True)),
@@ -189,7 +198,7 @@ class Builder:
         ids = block.op("Reshape", ids, shape, allowzero=1)
         is_real = block.op("Less", block.op("Range", 0, longest, 1), block.op("Unsqueeze", lengths, [2]))
         outputs = [
-            block.op("Where", is_real, ids, self.facts.writes.pad),
+            block.op("Where", is_real, ids, block.named("pad_token", np.array(self.facts.writes.pad))),
             block.op("Cast", scores, to=FLOAT),
             block.op("Identity", lengths),
         ]
@@ -206,7 +215,8 @@ def seq2seq(build: Builder) -> list[ir.Value]:
     column = block.op("Concat", batch, [1], axis=0)
     most = block.op("Min", block.op("Add", size, build.given[MAX_NEW_TOKENS]), facts.writes.longest)
     forced = block.op("Concat", prefix, block.op("Expand", NOTHING, column), axis=1)
-    front = block.op("Expand", facts.writes.start or 0, column)
+    assert facts.writes.start is not None
+    front = block.op("Expand", block.named("start_token", np.array(facts.writes.start)), column)
     asked = build.asked(batch, size, block.op("Expand", most, column), front, forced)
     source = encoded(build)
     before = {**source, **build.empty("source", batch)}

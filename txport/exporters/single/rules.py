@@ -61,7 +61,9 @@ def rules_of(manifest: Manifest) -> Rules:
     """Those of a bundle; `UnsupportedError` for what one graph of standard operators can't search by."""
     for problem in _problems(manifest.generation):
         fix = "change its generation_config.json, or leave single out"
-        raise UnsupportedError(f"single searches greedily and by beams, and this checkpoint's defaults {problem}; {fix}")
+        raise UnsupportedError(
+            f"single searches greedily and by beams, and this checkpoint's defaults {problem}; {fix}"
+        )
     found = {name: _fixed(value) for name, value in manifest.generation.items() if name in BUILT_IN}
     return Rules(facts=manifest.facts, **found)
 

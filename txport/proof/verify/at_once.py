@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from txport import runtimes
@@ -13,12 +14,12 @@ from txport.proof.verify.gaps import Check, check_of
 from txport.proof.verify.golden import Golden
 from txport.runtimes.base import Runtime
 from txport.search.generate import generate
-from txport.search.options import Found
+from txport.search.options import Found, SearchOptions
 from txport.search.scoring import score
 from txport.search.single import built_in, generate_at_once
 
 SINGLE = "single graph"
-BEAMS = (1, 4)
+SEARCHES = ((1, 1.0), (4, 0.5))  # beams, and the length penalty
 ROUNDING = 1e-5  # of a score
 
 
@@ -37,14 +38,14 @@ def look_at_single(
     sources, limits = [sources[row] for row in rows], [limits[row] for row in rows]
     problems, equal, count = list[str](), 0, 0
     for prefixes in _prefixes(golden, rows, facts, rules):
-        for beams in BEAMS if rows else ():
+        for beams, penalty in SEARCHES if rows else ():
             longest = min(golden.longest, facts.writes.longest - max(map(len, prefixes)))
-            options = options_of(facts, beams, longest, rules)
+            options = replace(options_of(facts, beams, longest, rules), length_penalty=penalty)
             driven = [each[0] for each in generate(runtime, sources, facts, options, prefixes)]
             at_once = [each[0] for each in generate_at_once(single, sources, options, prefixes)]
             equal += sum(one.tokens == two.tokens for one, two in zip(driven, at_once, strict=True))
             count += len(rows)
-            for at in _wrong(runtime, sources, facts, driven, at_once, limits, beams):
+            for at in _wrong(runtime, sources, facts, driven, at_once, limits, options):
                 both = f"{list(at_once[at].tokens)}, search over the other graphs {list(driven[at].tokens)}"
                 problems.append(f"source {rows[at]}, {beams} beam{'s' if beams > 1 else ''}: {both}")
     return check_of(SINGLE, problems[:1], f"{equal} of {count} rows are those of search over the other graphs")
@@ -74,7 +75,7 @@ def _wrong(
     driven: Sequence[Found],
     at_once: Sequence[Found],
     limits: Sequence[float],
-    beams: int,
+    options: SearchOptions,
 ) -> Iterator[int]:
     """The rows whose scores differ, or whose tokens do and are not as good."""
     other = [row for row, (one, two) in enumerate(zip(driven, at_once, strict=True)) if one.tokens != two.tokens]
@@ -86,8 +87,8 @@ def _wrong(
         if not all(pair):  # what is scored has a token
             yield row
             continue
-        one, two = score(runtime, [sources[row]] * 2, pair, facts)
-        gap = _parting(one, two) / 2 if beams == 1 else abs(one.score - two.score)
+        one, two = score(runtime, [sources[row]] * 2, pair, facts, options.length_penalty)
+        gap = _parting(one, two) / 2 if options.beams == 1 else abs(one.score - two.score)
         if not gap <= _limit(one, limits[row]):
             yield row
 

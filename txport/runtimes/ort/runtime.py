@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,9 @@ OrtValue = Any  # onnxruntime has no types
 class OrtEngine:
     """Sessions of a bundle, with tensors that stay on the provider's device."""
 
-    def __init__(self, bundle: Bundle, provider: str, threads: int | None, roles: Collection[str]) -> None:
+    def __init__(self, bundle: Bundle, provider: str, threads: int | None, roles: Iterable[str] | None = None) -> None:
         self._device = device_of(full_name(provider))
-        self._sessions = start_sessions(bundle, provider, threads, roles)
+        self._sessions = start_sessions(bundle, provider, threads, roles=roles)
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
@@ -66,10 +66,10 @@ def require(provider: str) -> None:
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on ONNX Runtime; `UnavailableError` if the provider can't work here."""
     if bundle.manifest.target == "portable":
-        return PortableRuntime(OrtEngine(bundle, provider, threads, bundle.manifest.driven), bundle.manifest)
+        return PortableRuntime(OrtEngine(bundle, provider, threads), bundle.manifest)
     if full_name(provider) != CPU:
         raise UnsupportedError(f"{bundle.path} was exported for the cpu; export --target portable for {provider}")
-    return FusedRuntime(bundle, start_sessions(bundle, provider, threads, bundle.manifest.driven, spinning=STEP))
+    return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP))
 
 
 def load_single(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[OrtValue]:

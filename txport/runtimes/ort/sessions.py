@@ -6,7 +6,7 @@ import math
 import mmap
 import platform
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,18 @@ class Sessions(dict[str, ort.InferenceSession]):
 
 
 def start_sessions(
-    bundle: Bundle, provider: str, threads: int | None, roles: Collection[str], *, spinning: str = ""
+    bundle: Bundle,
+    provider: str,
+    threads: int | None,
+    *,
+    spinning: str = "",
+    roles: Iterable[str] | None = None,
 ) -> Sessions:
-    """A session for each graph, by role; only the threads of the graph that is `spinning` stay awake between runs."""
+    """A session for each graph, by role; only the threads of the graph that is `spinning` stay awake between runs.
+
+    Without `roles`, they are those that are driven step by step.
+    """
+    roles = bundle.manifest.driven if roles is None else roles
     name, (weights, maps) = full_name(provider), _map_weights(bundle)
     sessions = {role: _session(bundle, role, name, threads, weights, spins=role == spinning) for role in roles}
     for each in maps:  # the kernels have read and packed what they need; what is looked up comes back by itself
