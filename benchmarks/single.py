@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -48,7 +49,7 @@ def main(
         tokens = {}
         for name in list(ways)[:: 1 if number % 2 else -1]:
             started = time.perf_counter()
-            how = {"batch_size": batch, "beams": beams, "max_new_tokens": longest}
+            how: dict[str, Any] = {"batch_size": batch, "beams": beams, "max_new_tokens": longest}
             found = [ways[name].search(part, **how) for part in parts]
             if number:  # the first warms up
                 times[name].append(1e3 * (time.perf_counter() - started))
