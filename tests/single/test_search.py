@@ -8,12 +8,15 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnxruntime
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txport import runtimes
-from txport.models.checkpoint import load_checkpoint
+from txport.models.architectures.gpt2 import GPT2, GPT2Config
+from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.facts import Facts
 from txport.proof.parity.cases import Draw
 from txport.proof.proven import write
@@ -24,10 +27,11 @@ from txport.search.options import Found, SearchOptions
 from txport.search.single import generate_at_once
 
 NEAR = 1e-4  # of scores
+FOUR = {"beams": 4, "max_new_tokens": 10, "length_penalty": 1.0}
 TIE = 1e-6
 MODELS = [
     "tiny", "t5-tiny", "additive-tiny", "annotated-tiny", "relative-tiny", "whisper-mini-tiny",
-    "gpt2-tiny", "opt-tiny", "llama-tiny", "llama-windows-tiny",
+    "gpt2-tiny", "opt-tiny", "llama-tiny", "llama-windows-tiny", FEW := "few words",
 ]  # fmt: skip
 RULES: dict[str, dict[str, Any]] = {
     "early": {"beams": 4, "early_stopping": True},
@@ -49,15 +53,24 @@ class Pair(NamedTuple):
     single: SingleRuntime[Any]
 
 
+def few_words(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A causal model with fewer tokens than there may be beams."""
+    config = GPT2Config(vocab_size=4, d_model=8, heads=2, decoder_layers=1, max_length=32, pad_id=0, eos_id=1)
+    folder = tmp_path_factory.mktemp("few")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        save_checkpoint(folder, GPT2(config).eval())
+    return load_checkpoint(str(folder))
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
     @cache
-    def make(name: str, rules: str | None = None, precision: str = "fp32", runtime: str = "ort") -> Pair:
-        checkpoint = load_checkpoint(f"preset:{name}")
+    def make(name: str, rules: str | None = None, precision: str = "fp32") -> Pair:
+        checkpoint = few_words(tmp_path_factory) if name == FEW else load_checkpoint(f"preset:{name}")
         checkpoint = replace(checkpoint, generation=RULES.get(rules or "", {}))
         bundle = write(checkpoint, tmp_path_factory.mktemp(name), precision=precision, single=True)
-        single = runtimes.load_single(runtime, bundle)
-        return Pair(checkpoint.facts, runtimes.load(runtime, bundle), single)
+        return Pair(checkpoint.facts, runtimes.load("ort", bundle), runtimes.load_single("ort", bundle))
 
     return make
 
@@ -135,3 +148,46 @@ def test_what_a_checkpoint_says_of_search_is_built_in(name: str, rules: str, pai
         assert_same(*search(pair(name, rules), asked, prefixed=prefixed))
 
     hold()
+
+
+@pytest.mark.parametrize("name", ["tiny", "gpt2-tiny"])
+def test_in_half_precision_the_same_is_found(name: str, pair: Callable[..., Pair]) -> None:
+    asked = Asked([5, 2, 7], [0, 1, 0], 0, {"beams": 3, "max_new_tokens": 9, "length_penalty": 1.0})
+    driven, at_once = search(pair(name, precision="fp16"), asked, prefixed=True)
+    assert [[each.tokens for each in one] for one in driven] == [[each.tokens for each in one] for one in at_once]
+
+
+@pytest.mark.parametrize("name", ["tiny", "gpt2-tiny"])
+def test_a_row_finds_alone_what_it_finds_beside_others(name: str, pair: Callable[..., Pair]) -> None:
+    together = search(pair(name), asked := Asked([8, 1, 5], [0] * 3, 3, FOUR), prefixed=False)[1]
+    facts, rng = pair(name).facts, np.random.default_rng(asked.seed)
+    sources = Draw(facts, rng).sources(*asked.lengths)
+    options = SearchOptions(**FOUR, nbest=4)
+    alone = [generate_at_once(pair(name).single, [source], options)[0] for source in sources]
+    assert_same(alone, together)
+
+
+def test_padding_of_prompts_may_be_anywhere(pair: Callable[..., Pair]) -> None:
+    single = pair("gpt2-tiny").single
+    left = np.array([[0, 0, 9, 12, 7]])
+    among = np.array([[9, 0, 12, 0, 7]])
+    found = []
+    for ids in (np.array([[9, 12, 7]]), left, among):
+        given = {"input_ids": ids, "attention_mask": (ids != 0).astype(np.int64)}
+        given |= {"max_new_tokens": np.array([8]), "num_beams": np.array([2])}
+        given["length_penalty"] = np.ones(1, np.float32)
+        found.append(single._engine.run("generate", {k: ort(v) for k, v in given.items()}, ["sequences"])["sequences"])
+    assert all(np.array_equal(found[0].numpy(), each.numpy()) for each in found)
+
+
+def test_no_room_is_no_hypothesis(pair: Callable[..., Pair]) -> None:
+    """What a caller without txport may give: the driver refuses it, the graph can only give nothing."""
+    prompts, prefixes = np.full((1, 64), 5), np.zeros((1, 0), np.int64)
+    found = pair("gpt2-tiny").single.search(prompts, np.array([64]), prefixes, max_new_tokens=5)
+    assert found.ids.shape == (1, 1, 0)
+    assert found.lengths.tolist() == [[0]]
+    assert found.scores.tolist() == [[-np.inf]]
+
+
+def ort(array: np.ndarray[Any, Any]) -> Any:
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)

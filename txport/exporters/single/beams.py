@@ -1,8 +1,8 @@
 """One step of beam search in standard operators, for all sources at once; with one beam it is greedy search.
 
 It is `search/beams.py`, to the order of equals: which hypotheses go on, which have ended, and when a source is done.
-Letters: B sources, K beams, R rows (B x K, those of a source side by side), V vocabulary, C candidates a row, N of a
-source, T tokens so far, P tokens of a prefix, F tokens before the new ones.
+Letters: B sources, K beams, W rows a source (K, but 1 in the first step of prompts), R rows (B x W, those of a source
+side by side), V vocabulary, C candidates a row, N of a source, T tokens so far, P of a prefix, F before the new ones.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Found(NamedTuple):
     """What the loop carries of a search."""
 
     ids: ir.Value  # (R, T) the running hypotheses
-    sums: ir.Value  # (B, K) and their log-probs together, the best first
+    sums: ir.Value  # (B, W) and their log-probs together, the best first
     scores: ir.Value  # (B, K) of the finished hypotheses, in falling order; -inf where there is none
-    finished: ir.Value  # (R, T) their tokens, padded
+    finished: ir.Value  # (B x K, T) their tokens, padded
     lengths: ir.Value  # (B, K)
     done: ir.Value  # (B, 1)
 
@@ -51,7 +51,6 @@ class Asked:
 
     batch: ir.Value  # (1,) B
     beams: ir.Value  # (1,) K
-    rows: ir.Value  # (1,) R
     candidates: ir.Value  # (1,) C
     kept: ir.Value  # (1,) N
     penalty: ir.Value  # (1,) float64, the power of the length in a score
@@ -59,8 +58,8 @@ class Asked:
     limits: ir.Value  # (B, 1) how many tokens it may have, the prefix counted
     longest: ir.Value  # () of the limits
     forced: ir.Value | None  # (B, P + 1) what it begins with, and NOTHING
-    front: ir.Value  # (R, F) the start token or the prompt, NOTHING for padding
-    starts: ir.Value  # (B, 1) the first row of each source
+    front: ir.Value  # (B, F) the start token or the prompt, NOTHING for padding
+    sources: ir.Value  # (B, 1) from 0 on
     bans: Mapping[str, ir.Value]  # (V,) bool each
 
 
@@ -74,25 +73,28 @@ class Candidates(NamedTuple):
 
 
 class Hypotheses(NamedTuple):
-    """Some that may be finished: scores (B, K), -inf for none, tokens (R, T + 1), and how many of them (1,)."""
+    """Some that may be finished, n of each source."""
 
-    scores: ir.Value
-    ids: ir.Value
-    length: ir.Value
+    scores: ir.Value  # (B, n), -inf for none
+    ids: ir.Value  # (B x n, T + 1)
+    length: ir.Value  # (1,) how many of them are their tokens
 
 
-def begin(block: Block, asked: Asked) -> Found:
-    """The state before the first token; all beams of a source but the first are none yet."""
-    places = block.op("Range", 0, block.op("Squeeze", asked.beams), 1)
+def begin(block: Block, asked: Asked, width: ir.Value) -> Found:
+    """The state before the first token, of W rows a source (1,); all of them but the first are none yet."""
+    places = block.op("Range", 0, block.op("Squeeze", width), 1)
     shape = block.op("Concat", asked.batch, asked.beams, axis=0)
     first = block.op("Where", block.op("Equal", places, 0), double(block, 0.0), double(block, LEAST))
-    none = block.op("Concat", asked.rows, [0], axis=0)
-    empty = block.op("ConstantOfShape", none, value=ir.tensor(np.zeros(1, np.int64)))
+
+    def empty(rows: ir.Value) -> ir.Value:
+        none = block.op("Concat", block.op("Mul", asked.batch, rows), [0], axis=0)
+        return block.op("ConstantOfShape", none, value=ir.tensor(np.zeros(1, np.int64)))
+
     return Found(
-        ids=empty,
-        sums=block.op("Expand", first, shape),
+        ids=empty(width),
+        sums=block.op("Expand", first, block.op("Concat", asked.batch, width, axis=0)),
         scores=block.op("ConstantOfShape", shape, value=ir.tensor(np.array([LEAST]))),
-        finished=empty,
+        finished=empty(asked.beams),
         lengths=block.op("ConstantOfShape", shape, value=ir.tensor(np.zeros(1, np.int64))),
         done=block.op("LessOrEqual", asked.limits, 0),
     )
@@ -103,11 +105,21 @@ def double(block: Block, number: float) -> ir.Value:
     return block.known(number, np.float64)
 
 
-class Step:
-    """A step of the loop, in its body."""
+def of_rows(block: Block, batch: ir.Value, width: ir.Value, values: ir.Value) -> ir.Value:
+    """What each source has (B, n), for each of its W rows: (R, n)."""
+    size = block.op("Shape", values, start=1, end=2)
+    shape = block.op("Concat", batch, width, size, axis=0)
+    every = block.op("Expand", block.op("Unsqueeze", values, [1]), shape)
+    return block.op("Reshape", every, block.op("Concat", [-1], size, axis=0), allowzero=1)
 
-    def __init__(self, block: Block, rules: Rules, asked: Asked, number: ir.Value) -> None:
-        self._block, self._rules, self._asked, self._number = block, rules, asked, number  # (1,), from 0 on
+
+class Step:
+    """A step of the loop, in its body, with W rows a source."""
+
+    def __init__(self, block: Block, rules: Rules, asked: Asked, number: ir.Value, width: ir.Value) -> None:
+        self._block, self._rules, self._asked = block, rules, asked
+        self._number, self._width = number, width  # (1,) each, steps from 0 on
+        self._starts = block.op("Mul", asked.sources, width)  # the first row of each source: (B, 1)
         self._length = block.op("Add", number, 1)
         self._power = self._power_of(self._length)
         self._none = double(block, LEAST)
@@ -135,7 +147,9 @@ class Step:
         total = block.op("Log", block.op("ReduceSum", block.op("Exp", block.op("Sub", logits, shift)), [1], keepdims=1))
         places = block.op("Range", 0, block.op("Squeeze", asked.candidates), 1)
         is_best = block.op("Equal", places, 0)
-        history = History(block, asked.front, found.ids) if rules.looks_back else None
+        history = None
+        if rules.looks_back:
+            history = History(block, of_rows(block, asked.batch, self._width, asked.front), found.ids)
         if history is None or rules.repetition_penalty == 1:
             values, ids = block.ops("TopK", self._allow(logits, history), asked.candidates, count=2, axis=1)
             log_probs = block.op("Sub", block.op("Sub", values, shift), total)
@@ -150,8 +164,7 @@ class Step:
         token = self._forced()
         if token is None:
             return log_probs, ids
-        shape = block.op("Concat", asked.batch, asked.beams, axis=0)
-        token = block.op("Reshape", block.op("Expand", token, shape), [-1, 1])  # -> (R, 1)
+        token = of_rows(block, asked.batch, self._width, token)  # -> (R, 1)
         is_free = block.op("Less", token, 0)
         certain = block.op("Where", is_best, 0.0, LEAST)
         return block.op("Where", is_free, log_probs, certain), block.op("Where", is_free, ids, token)
@@ -189,19 +202,27 @@ class Step:
     def _candidates(self, found: Found, log_probs: ir.Value, ids: ir.Value) -> Candidates:
         """The best of all rows of each source; of equals, the better beam's, then the likelier token."""
         block, asked = self._block, self._asked
-        shape = block.op("Concat", asked.batch, asked.beams, asked.candidates, axis=0)
+        shape = block.op("Concat", asked.batch, self._width, asked.candidates, axis=0)
         added = block.op("Reshape", block.op("Cast", log_probs, to=DOUBLE), shape)
         sums = block.op("Add", block.op("Unsqueeze", found.sums, [2]), added)
         flat = block.op("Concat", asked.batch, [-1], axis=0)
-        sums, order = block.ops("TopK", block.op("Reshape", sums, flat), asked.kept, count=2, axis=1)
-        tokens = block.op("GatherElements", block.op("Reshape", ids, flat), order, axis=1)
-        parents = block.op("Div", order, asked.candidates)
+        # of a small vocabulary, the rows of the first step may have fewer candidates than there are beams
+        rest = block.op("Mul", block.op("Sub", asked.beams, self._width), asked.candidates)
+        sums, ids = block.op("Reshape", sums, flat), block.op("Reshape", ids, flat)
+        sums, ids = block.op("Pad", sums, self._behind(rest), self._none), block.op("Pad", ids, self._behind(rest), 0)
+        sums, order = block.ops("TopK", sums, asked.kept, count=2, axis=1)
+        tokens = block.op("GatherElements", ids, order, axis=1)
+        parents = block.op("Min", block.op("Div", order, asked.candidates), block.op("Sub", self._width, 1))
         ends = self._rules.facts.writes.ends
         if not ends:
             return Candidates(sums, parents, tokens, None)
         same = block.op("Equal", block.op("Unsqueeze", tokens, [2]), block.named("end_tokens", np.array(ends)))
         ended = block.op("ReduceMax", block.op("Cast", same, to=INT32), [2], keepdims=0)
         return Candidates(sums, parents, tokens, block.op("Cast", ended, to=BOOL))
+
+    def _behind(self, count: ir.Value) -> ir.Value:
+        """So many columns more, as `Pad` reads it."""
+        return self._block.op("Concat", [0, 0, 0], count, axis=0)
 
     def _going_on(self, best: Candidates) -> tuple[ir.Value, ir.Value, ir.Value]:
         """The first K candidates that have not ended: sums, parents and tokens (B, K); those that had to are none."""
@@ -221,7 +242,7 @@ class Step:
 
     def _rows(self, parents: ir.Value) -> ir.Value:
         """Beams (B, K) -> the rows that they are: (R,)."""
-        return self._block.op("Reshape", self._block.op("Add", self._asked.starts, parents), [-1])
+        return self._block.op("Reshape", self._block.op("Add", self._starts, parents), [-1])
 
     def _power_of(self, length: ir.Value) -> ir.Value:
         """What sums at a length are divided by: its new tokens, at least one, to the power of the penalty."""
@@ -247,13 +268,13 @@ class Step:
         return Hypotheses(scores, self._padded(found.ids), self._number)
 
     def _are_none(self, scores: ir.Value) -> ir.Value:
-        """(B, K) -> (B, 1)."""
+        """(B, n) -> (B, 1)."""
         return self._block.op("Equal", self._block.op("ReduceMax", scores, [1], keepdims=1), self._none)
 
     def _padded(self, ids: ir.Value) -> ir.Value:
-        """(R, T) -> (R, T + 1)."""
+        """(n, T) -> (n, T + 1)."""
         block = self._block
-        shape = block.op("Concat", self._asked.rows, [1], axis=0)
+        shape = block.op("Concat", block.op("Shape", ids, start=0, end=1), [1], axis=0)
         return block.op("Concat", ids, block.op("Expand", self._pad, shape), axis=1)
 
     def _compete(self, found: Found, new: list[Hypotheses]) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -261,14 +282,15 @@ class Step:
         block, asked = self._block, self._asked
         late = block.op("Concat", *(each.scores for each in new), axis=1)
         late = block.op("Where", found.done, self._none, late)
-        scores, order = block.ops("TopK", block.op("Concat", found.scores, late, axis=1), asked.beams, count=2, axis=1)
-        shape = block.op("Shape", found.scores)
-        lengths = [found.lengths, *(block.op("Expand", each.length, shape) for each in new)]
-        rows = block.op("Concat", asked.batch, asked.beams, [-1], axis=0)
+        joined = block.op("Concat", found.scores, late, axis=1)
+        scores, order = block.ops("TopK", joined, asked.beams, count=2, axis=1)
+        lengths = [found.lengths, *(block.op("Expand", each.length, block.op("Shape", each.scores)) for each in new)]
+        rows = block.op("Concat", asked.batch, [-1], self._length, axis=0)
         parts = [self._padded(found.finished), *(each.ids for each in new)]
-        every = block.op("Concat", *(block.op("Reshape", ids, rows) for ids in parts), axis=1)  # -> (B, n x K, T + 1)
+        every = block.op("Concat", *(block.op("Reshape", ids, rows) for ids in parts), axis=1)  # -> (B, all, T + 1)
         flat = block.op("Reshape", every, block.op("Concat", [-1], self._length, axis=0))
-        places = block.op("Add", block.op("Mul", asked.starts, len(parts)), order)
+        width = block.op("Shape", joined, start=1, end=2)
+        places = block.op("Add", block.op("Mul", asked.sources, width), order)
         finished = block.op("Gather", flat, block.op("Reshape", places, [-1]), axis=0)
         return scores, finished, block.op("GatherElements", block.op("Concat", *lengths, axis=1), order, axis=1)
 

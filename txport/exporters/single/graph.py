@@ -42,6 +42,7 @@ from txport.exporters.single.beams import (
     Found,
     Step,
     begin,
+    of_rows,
 )
 from txport.exporters.single.block import Block
 from txport.exporters.single.rules import rules_of
@@ -49,8 +50,10 @@ from txport.exporters.trace import IR_VERSION, value_of
 from txport.models.facts import Facts, Owner
 
 Models = Mapping[str, ir.Model]
-Feeds = Callable[[Block, ir.Value, ir.Value], dict[str, ir.Value]]  # body, last tokens (R, 1), step (1,) -> inputs
+# The body, rows a source (1,), the tokens that the decoder is given (R, T), step (1,) -> the decoder's inputs.
+Feeds = Callable[[Block, ir.Value, ir.Value, ir.Value], dict[str, ir.Value]]
 END = np.iinfo(np.int64).max
+FOLLOWING = ("Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Identity")  # what may come between a product and the logits
 
 
 def single_model(models: Models, manifest: Manifest) -> ir.Model:
@@ -101,15 +104,14 @@ class Builder:
         return Asked(
             batch=batch,
             beams=beams,
-            rows=block.op("Mul", batch, beams),
             penalty=block.op("Cast", self.given[LENGTH_PENALTY], to=DOUBLE),
             prefix=prefix,
             limits=limits,
             forced=forced,
-            front=self.of_rows(batch, beams, front),
+            front=front,
             candidates=candidates,
             kept=block.op("Min", wanted, block.op("Mul", beams, candidates)),
-            starts=block.op("Mul", block.op("Unsqueeze", sources, [1]), beams),
+            sources=block.op("Unsqueeze", sources, [1]),
             longest=block.op("Max", block.op("ReduceMax", limits, keepdims=0), 0),
             bans=dict(self._bans()),
         )
@@ -127,8 +129,8 @@ class Builder:
                 found.append((name, self.block.named(f"banned_{name}", banned)))
         return found
 
-    def of_rows(self, batch: ir.Value, beams: ir.Value, values: ir.Value) -> ir.Value:
-        """What each source has (B, ...), for each of its rows: (R, ...)."""
+    def of_beams(self, batch: ir.Value, beams: ir.Value, values: ir.Value) -> ir.Value:
+        """What each source has (B, ...), for each of its beams: (B x K, ...)."""
         sources = self.block.op("Range", 0, self.block.op("Squeeze", batch), 1)
         shape = self.block.op("Concat", batch, beams, axis=0)
         every = self.block.op("Expand", self.block.op("Unsqueeze", sources, [1]), shape)
@@ -153,28 +155,34 @@ class Builder:
             found[name] = made[dims]
         return found
 
-    def search(self, asked: Asked, caches: Mapping[str, ir.Value], last: ir.Value, feeds: Feeds) -> list[ir.Value]:
-        """The loop, from caches by the decoder's inputs and the last tokens (R, 1); -> the graph's outputs."""
+    def search(
+        self, asked: Asked, width: ir.Value, caches: Mapping[str, ir.Value], first: ir.Value, feeds: Feeds
+    ) -> list[ir.Value]:
+        """The loop, from W rows a source (1,), their caches by the decoder's inputs, and the first tokens (R, any).
+
+        -> the graph's outputs. Steps after the first give the decoder one token of each row.
+        """
         block, body = self.block, Block(self.block)
-        state = begin(block, asked)
+        state = begin(block, asked, width)
         step = body.op("Reshape", iteration := body.input("search/iteration", ir.DataType.INT64, ()), [1])
         going = body.input("search/going", ir.DataType.BOOL, ())
         pasts = {name: body.input(name, self.dtype) for name in caches}
         token = body.input("search/last", ir.DataType.INT64)
         found = Found(**{name: body.input(f"search/{name}", kind) for name, kind in TYPES.items()})
-        given = {**feeds(body, token, step), **pasts}
+        rows = body.op("Shape", found.sums, start=1, end=2)
+        given = {**feeds(body, rows, token, step), **pasts}
         logits, *present = body.inline(self.models[DECODER], DECODER, given, [LOGITS, *self.present("row")])
-        scores = body.op("Squeeze", logits, [1])
+        scores = body.op("Squeeze", body.op("Slice", logits, [-1], [END], [1]), [1])
         scores = scores if self.dtype == ir.DataType.FLOAT else body.op("Cast", scores, to=FLOAT)
-        after, rows, spoken = Step(body, self.rules, asked, step).advance(found, scores)
-        kept = [body.op("Gather", each, rows, axis=0) for each in present]
+        after, chosen, spoken = Step(body, self.rules, asked, step, rows).advance(found, scores)
+        kept = [body.op("Gather", each, chosen, axis=0) for each in present]
         every = body.op("ReduceMin", body.op("Cast", after.done, to=INT32), keepdims=0)
         goes_on = body.op("Equal", every, body.known(0, np.int32))
         inputs, outputs = [iteration, going, *pasts.values(), token, *found], [goes_on, *kept, spoken, *after]
         for value, like in zip(outputs, inputs[1:], strict=True):
             value.type = like.type
         graph = ir.Graph(inputs, outputs, nodes=body.nodes, opset_imports={"": self.manifest.opset}, name="step")
-        initial = [*caches.values(), last, *state]
+        initial = [*caches.values(), first, *state]
         *_, best, finished, lengths, _ = block.ops(
             "Loop",
             asked.longest,
@@ -222,9 +230,11 @@ def seq2seq(build: Builder) -> list[ir.Value]:
     before = {**source, **build.empty("source", batch)}
     shared = block.inline(build.models[DECODER], DECODER, before, build.present("source"))
     fixed = {**source, **dict(zip(build.present("source"), shared, strict=True))}
-    fixed = {name: build.of_rows(batch, asked.beams, value) for name, value in fixed.items()}
-    caches = build.empty("row", asked.rows)
-    return build.search(asked, caches, asked.front, lambda body, last, step: {**fixed, INPUT_IDS: last})
+    fixed = {name: build.of_beams(batch, asked.beams, value) for name, value in fixed.items()}
+    rows = block.op("Mul", batch, asked.beams)
+    first = of_rows(block, batch, asked.beams, front)
+    feeds: Feeds = lambda body, width, token, step: {**fixed, INPUT_IDS: token}  # noqa: E731
+    return build.search(asked, asked.beams, build.empty("row", rows), first, feeds)
 
 
 def encoded(build: Builder) -> dict[str, ir.Value]:
@@ -249,49 +259,59 @@ def encoded(build: Builder) -> dict[str, ir.Value]:
 
 
 def causal(build: Builder) -> list[ir.Value]:
-    """All but the last token of each prompt, and the loop; prompts are moved to the right, so that all end together."""
+    """The loop, whose first step reads the prompts; they are moved to the right, so that all end together."""
     block, words = build.block, build.facts.writes
     ids, mask = build.given[INPUT_IDS], build.given[ATTENTION_MASK]
     batch = block.op("Shape", ids, start=0, end=1)
     sizes = block.op("ReduceSum", mask, [1], keepdims=1)  # -> (B, 1)
-    width = block.op("Max", block.op("ReduceMax", sizes, [0, 1], keepdims=0), 2)
+    width = block.op("ReduceMax", sizes, [0, 1], keepdims=0)
     moved = _moved(build, ids, mask, width)  # -> (B, width)
-    before = block.op("Sub", width, sizes)  # padding: (B, 1)
-    places = block.op("Sub", block.op("Range", 0, width, 1), before)  # -> (B, width)
-    is_real = block.op("GreaterOrEqual", places, 0)
-    inputs = {
-        INPUT_IDS: block.op("Where", is_real, moved, words.pad),
-        ATTENTION_MASK: block.op("Cast", is_real, to=INT64),
-        POSITION_IDS: block.op("Max", places, 0),
-    }
-    given = {name: block.op("Slice", value, [0], [-1], [1]) for name, value in inputs.items()}
-    given |= build.empty("row", batch)
-    filled = block.inline(build.models[DECODER], DECODER, given, build.present("row"))
+    padding = block.op("Sub", width, sizes)  # -> (B, 1)
+    is_real = block.op("GreaterOrEqual", block.op("Range", 0, width, 1), padding)
     limits = block.op("Min", build.given[MAX_NEW_TOKENS], block.op("Sub", words.longest, sizes))
-    front = block.op("Where", is_real, moved, NOTHING)
-    asked = build.asked(batch, block.known([0]), limits, front, None)
-    newest = block.op("Slice", inputs[INPUT_IDS], [-1], [END], [1])
-    last, padding, sizes = (build.of_rows(batch, asked.beams, each) for each in (newest, before, sizes))
-    filled = [build.of_rows(batch, asked.beams, each) for each in filled]
-    caches = dict(zip(build.past("row"), filled, strict=True))
+    asked = build.asked(batch, block.known([0]), limits, block.op("Where", is_real, moved, NOTHING), None)
+    one = block.known([1])
 
-    def feeds(body: Block, token: ir.Value, step: ir.Value) -> dict[str, ir.Value]:
+    def feeds(body: Block, rows: ir.Value, token: ir.Value, step: ir.Value) -> dict[str, ir.Value]:
         seen = body.op("Range", 0, body.op("Squeeze", body.op("Add", step, width)), 1)
-        place = body.op("Min", body.op("Sub", body.op("Add", sizes, step), 1), words.longest - 1)  # of done rows too
-        real = body.op("Cast", body.op("GreaterOrEqual", seen, padding), to=INT64)
-        return {INPUT_IDS: token, ATTENTION_MASK: real, POSITION_IDS: place}
+        places = body.op("Sub", seen, of_rows(body, batch, rows, padding))  # -> (R, all tokens)
+        count = body.op("Shape", token, start=1, end=2)
+        newest = body.op("Slice", places, body.op("Neg", count), [END], [1])
+        return {
+            INPUT_IDS: token,
+            ATTENTION_MASK: body.op("Cast", body.op("GreaterOrEqual", places, 0), to=INT64),
+            POSITION_IDS: body.op("Min", body.op("Max", newest, 0), words.longest - 1),  # those of done rows too
+        }
 
-    return build.search(asked, caches, last, feeds)
+    only_last(build.models[DECODER])
+    prompts = block.op("Where", is_real, moved, words.pad)
+    return build.search(asked, one, build.empty("row", batch), prompts, feeds)
+
+
+def only_last(model: ir.Model) -> None:
+    """Let a decoder compute the logits of the last token alone, in place; as it is where their product is not found."""
+    (logits,) = (value for value in model.graph.outputs if value.name == LOGITS)
+    node = logits.producer()
+    while node is not None and node.op_type in FOLLOWING:
+        computed = [value for value in node.inputs if value is not None and not value.is_initializer()]
+        node = computed[0].producer() if len(computed) == 1 else None
+    if node is None or node.op_type != "MatMul":
+        return
+    numbers = [ir.Value(name=f"last.{at}", const_value=ir.tensor(np.array([at]))) for at in (-1, END, 1)]
+    for value in numbers:
+        model.graph.register_initializer(value)
+    last = ir.node("Slice", [node.inputs[0], *numbers])
+    last.outputs[0].name = "last"
+    model.graph.insert_before(node, last)
+    node.replace_input_with(0, last.outputs[0])
 
 
 def _moved(build: Builder, ids: ir.Value, mask: ir.Value, width: ir.Value) -> ir.Value:
     """Prompts (B, S) with padding anywhere -> (B, width) with all of it at the left."""
     block = build.block
-    one = [0, 1, 0, 0]  # a place more, so that there are two
-    ids, mask = block.op("Pad", ids, one, build.facts.writes.pad), block.op("Pad", mask, one, 0)
     size = block.op("Shape", ids, start=1, end=2)
     keys = block.op("Range", 0, block.op("Squeeze", size), 1)
     keys = block.op("Where", block.op("Greater", mask, 0), keys, -1)
     _, order = block.ops("TopK", keys, size, count=2, axis=1, largest=0)
     moved = block.op("GatherElements", ids, order, axis=1)
-    return block.op("Slice", moved, block.op("Neg", block.op("Reshape", width, [1])), [END], [1])
+    return block.op("Slice", moved, block.op("Sub", size, block.op("Reshape", width, [1])), size, [1])
