@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -103,6 +104,17 @@ def test_onnx_runtime_alone_generates_in_one_call(beams: int, single: Bundle) ->
     assert done.returncode == 0, done.stderr
     found = txport.load(single.path).search([[4, 5, 6, 2], [7, 2]], beams=beams, max_new_tokens=9)
     assert json.loads(done.stdout) == [list(each[0].tokens) for each in found]
+
+
+def test_the_example_on_its_page_runs(single: Bundle, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "single-graph.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert example is not None
+    shutil.copytree(single.path, tmp_path / "bundle")
+    done = subprocess.run([sys.executable, "-c", example[1]], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = txport.load(single.path).search([[4, 5, 6, 2], [7, 2]], beams=4, max_new_tokens=20)
+    assert done.stdout.splitlines() == [str(list(each[0].tokens)) for each in found]
 
 
 def test_the_driver_starts_the_other_graphs_only(single: Bundle) -> None:
