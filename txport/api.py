@@ -34,12 +34,14 @@ from txport.models.tokenizers.load import load_chat, load_tokenizer
 from txport.release import Progress, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.runtimes.inputs import Source
+from txport.runtimes.single import SingleRuntime
 from txport.search.batching import in_batches
 from txport.search.continuous import GenerationRequest, Scheduler
 from txport.search.generate import Ids, generate, require_fit, require_room, search
 from txport.search.numbers import numbers_only
 from txport.search.options import Found, SearchOptions, require_defaults, require_length_penalty
 from txport.search.scoring import logits, score
+from txport.search.single import generate_at_once
 from txport.system.numbers import switch, whole
 from txport.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcript
 
@@ -311,6 +313,9 @@ class Model(Encoder):
         self, requests: Sequence[GenerationRequest], options: SearchOptions, slots: int | None
     ) -> list[list[Found]]:
         """Search one batch, or, with so many slots, one after the other as slots get free."""
+        if isinstance(self.runtime, SingleRuntime):
+            sources, prefixes = zip(*requests, strict=True)
+            return generate_at_once(self.runtime, sources, options, prefixes)
         if slots is not None and isinstance(self._numbers, ContinuousRuntime):
             return Scheduler(self._numbers, requests, self.facts, options, slots).run()
         sources, prefixes = zip(*requests, strict=True)
@@ -374,6 +379,7 @@ def load(
     workers: int = 1,
     checkpoint: str | Path | None = None,
     trust_code: bool = False,
+    single: bool = False,
     progress: Progress = silent,
 ) -> Model:
     """Load a bundle: a folder that `export` wrote, or the name of a checkpoint that ships.
@@ -383,7 +389,8 @@ def load(
 
     The provider is the one asked for, or `UnavailableError` says what it lacks; there is no fallback.
     The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship; behind `trust_code`
-    it may be a file of code and the name of an adapter in it, `model.py:NAME`.
+    it may be a file of code and the name of an adapter in it, `model.py:NAME`. The `single` graph of a bundle that has
+    one searches by itself.
     """
     runtimes.require(runtime, provider)
     workers = whole("workers", workers, 1)
@@ -396,7 +403,10 @@ def load(
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
     bundle = find_bundle(str(name), progress=progress)
     bundle.require_weights()
-    if runtime == "torch":
+    engine: Runtime
+    if switch("single", single):
+        engine = runtimes.load_single(runtime, bundle, provider=provider, threads=threads)
+    elif runtime == "torch":
         source = load_checkpoint(checkpoint_of(bundle) if checkpoint is None else checkpoint, trust_code=trust_code)
         bundle.require_source(source.name, source.sha256)
         bundle.require_model(source.described)

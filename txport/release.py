@@ -78,6 +78,7 @@ def export(
     auto: bool = False,
     auto_limit: float | None = None,
     weights: bool = True,
+    single: bool = False,
     force: bool = False,
     trust_code: bool = False,
     progress: Progress = silent,
@@ -92,7 +93,8 @@ def export(
     fastest for them. If a quantised bundle differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it
     does not; the manifest says which (`kept_in_fp32`), and what it cost. At most the share `auto_limit` of the weights
     that the precision quantises stays in fp32 (default: `AUTO_LIMIT`); where that is not enough, the export fails.
-    Without `weights`, the graphs are written alone, to be looked at: nothing is compared, and nothing runs them.
+    Without `weights`, the graphs are written alone, to be looked at: nothing is compared, and nothing runs them. With
+    `single`, a portable bundle has one graph more, which searches by itself: docs/single-graph.md.
 
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
     that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
@@ -117,6 +119,7 @@ def export(
             "opset": opset,
             "rows": rows,
             "weights": weights,
+            "single": switch("single", single),
         }
         bundle = write(checkpoint, folder, **how)
         if not weights:

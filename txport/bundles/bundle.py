@@ -11,6 +11,7 @@ from typing import Any
 from txport.bundles.graphs import STANDARD, contained, read_outline
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import contradictions
+from txport.bundles.ports import GENERATE
 from txport.bundles.reading import read_manifest
 from txport.bundles.readme.page import readme
 from txport.bundles.readme.tables import README
@@ -19,7 +20,7 @@ from txport.models.names import COMPANIONS, LARGEST_SAMPLES, MANIFEST, SAMPLES
 from txport.system.documents import DocumentError, read_text, write_json
 from txport.system.files import sha256
 
-LOOPS = frozenset({"Loop", "Scan"})  # no exporter writes them
+LOOPS = frozenset({"Loop", "Scan"})  # no exporter writes them, but the one loop of a single graph
 # Operators that may do without an input; ONNX Runtime 1.31 dies of one that may not.
 OPTIONAL = frozenset({"GroupQueryAttention", "MultiHeadAttention", "MatMulNBits", "DynamicQuantizeMatMul"})
 
@@ -153,7 +154,8 @@ def _strange(bundle: Bundle, role: str) -> list[str]:
     if bundle.manifest.weightless:  # nothing reads what is not there
         places = {name: place for name, place in places.items() if place in files or not _is_plain(name)}
     strange = sorted(name for name, place in places.items() if place not in files or place == file)
-    loops = sorted(LOOPS & {name.rpartition(".")[2] for name in outline.operators})
+    allowed = {"Loop"} if role == GENERATE else set()
+    loops = sorted(LOOPS & {name.rpartition(".")[2] for name in outline.operators} - allowed)
     opsets = sorted(version for domain, version in outline.opsets if domain in STANDARD)
     opset = bundle.manifest.opset
     return [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from txport.bundles.forms import Form, Stored
-from txport.bundles.ports import CONTRACTS, Graph
+from txport.bundles.ports import CONTRACTS, Graph, single_graph
 from txport.errors import UnsupportedError, quoted
 from txport.models.facts import Facts
 
@@ -19,6 +19,7 @@ OFFERED = {"portable": ("fp32", "fp16"), "cpu": ("fp32", "int8", "int4")}
 # The largest share of the weights that `export --auto` keeps in fp32, of those that int8 or int4 quantises. With a
 # quarter, int8 takes 14 bits a weight and int4 11; with a third, int8 would take 16, as much as half precision.
 AUTO_LIMIT = 0.25
+RARE = ("weightless", "single")  # what a manifest says only where it is so
 
 
 def is_quantised(target: str, precision: str) -> bool:
@@ -38,6 +39,16 @@ def require_offer(target: str, precision: str) -> None:
     if precision not in OFFERED[target]:
         offers = "; ".join(f"{name}: {', '.join(each)}" for name, each in OFFERED.items())
         raise UnsupportedError(f"there are no {target} bundles in {quoted(precision)}, but of {offers}")
+
+
+def require_single(target: str, facts: Facts) -> None:
+    """Raise `UnsupportedError` unless a bundle of this target can have a single graph for a model of these facts."""
+    if target != "portable":
+        why = f"single is a graph of standard operators, and the {target} target has others"
+        raise UnsupportedError(f"{why}; export --target portable")
+    if facts.task == "encode":
+        what = "its model.onnx is one graph already; leave single out"
+        raise UnsupportedError(f"single is for models that generate, and this one only encodes: {what}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +76,7 @@ class Manifest:
     parity: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> sha256, bytes
     weightless: bool = False  # whether the graphs say where their weights would lie, and there are none
+    single: bool = False  # whether there is a graph beside the others that searches by itself
 
     @property
     def dtype(self) -> str:
@@ -92,6 +104,15 @@ class Manifest:
     @property
     def graphs(self) -> dict[str, Graph]:
         """The bundle's graphs by role, with their ports."""
+        if not self.single:
+            return self.driven
+        require_single(self.target, self.facts)
+        single = single_graph(self.facts, self.dtype)
+        return {**self.driven, single.role: single}
+
+    @property
+    def driven(self) -> dict[str, Graph]:
+        """Those that a runtime runs step by step; the others search by themselves."""
         return {graph.role: graph for graph in CONTRACTS[self.target][self.facts.task](self.facts, self.dtype)}
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,6 +121,7 @@ class Manifest:
         values["facts"] = self.facts.to_dict()
         values["weights"] = {name: stored.to_dict() for name, stored in self.weights.items()}
         values["graphs"] = {role: graph.to_dict() for role, graph in self.graphs.items()}
-        if not self.weightless:
-            del values["weightless"]
+        for name in RARE:
+            if not values[name]:
+                del values[name]
         return values

@@ -27,6 +27,7 @@ SELECT = "select"
 STEP = "step"
 PREFILL = "prefill"
 MODEL = "model"
+GENERATE = "generate"
 
 INPUT_IDS = "input_ids"
 INPUT_FEATURES = "input_features"
@@ -46,11 +47,18 @@ LOG_PROBS, IDS = "log_probs", "ids"
 ALIGN = "align"
 CROSS_ATTENTION = "cross_attention"
 ROWS = "rows"
+PREFIX_IDS, MAX_NEW_TOKENS, NUM_BEAMS, LENGTH_PENALTY = "prefix_ids", "max_new_tokens", "num_beams", "length_penalty"
+SEQUENCES, SEQUENCES_SCORES, SEQUENCES_LENGTHS = "sequences", "sequences_scores", "sequences_lengths"
 
 BATCH, SOURCE, TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
 PAST_TARGET, PAST_SOURCE = "past_decoder_sequence_length", "past_encoder_sequence_length"
 TOKENS, PAST = "sequence_length", "past_sequence_length"
+PREFIX, NEW_TOKENS, HYPOTHESES = "prefix_length", "new_tokens", "hypotheses"
 BEAMS, ALL_ROWS, ROOM = "beams", "rows", "capacity"  # rows = batch_size x beams, those of one source side by side
+
+# Attention of the portable driver sums over so many places of a source at a time, and over what is left otherwise; over
+# more in fp16, for which ONNX Runtime has no softmax on the CPU and takes a ReduceSum.
+TOGETHER = {"float32": 4, "float16": 8}
 
 
 @dataclass(frozen=True)
@@ -265,6 +273,30 @@ def _outputs(facts: Facts, dtype: str) -> tuple[Port, ...]:
 def _select(kept: tuple[Port, ...]) -> Graph:
     picked = tuple(Port(f"selected.{port.name}", port.dtype, ("selected_rows", *port.dims[1:])) for port in kept)
     return Graph(SELECT, "onnx/select_rows.onnx", (*kept, Port(ROWS, "int64", ("selected_rows",))), picked)
+
+
+def single_graph(facts: Facts, dtype: str) -> Graph:
+    """The whole of a search in one graph, for a model that generates; `dtype` is that of the bundle's other graphs.
+
+    A hypothesis whose score is -inf is none: there were no more. Features come in fp32 in any precision.
+    """
+    source = source_port(facts, "float32") if facts.task == "seq2seq" else Port(INPUT_IDS, "int64", (BATCH, TOKENS))
+    inputs = [source]
+    if facts.task == "causal" or facts.masks_source:
+        inputs.append(Port(ATTENTION_MASK, "int64", source.dims))
+    if facts.task == "seq2seq":  # what each target begins with, after the start token
+        inputs.append(Port(PREFIX_IDS, "int64", (BATCH, PREFIX)))
+    inputs += [
+        Port(MAX_NEW_TOKENS, "int64", (1,)),
+        Port(NUM_BEAMS, "int64", (1,)),
+        Port(LENGTH_PENALTY, "float32", (1,)),
+    ]
+    outputs = (
+        Port(SEQUENCES, "int64", (BATCH, HYPOTHESES, NEW_TOKENS)),  # num_beams hypotheses, the best first
+        Port(SEQUENCES_SCORES, "float32", (BATCH, HYPOTHESES)),
+        Port(SEQUENCES_LENGTHS, "int64", (BATCH, HYPOTHESES)),  # the end token counted; what follows is padding
+    )
+    return Graph(GENERATE, "onnx/generate.onnx", tuple(inputs), outputs)
 
 
 Contract = Callable[[Facts, str], tuple[Graph, ...]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from txport.bundles.forms import Stored, require_distinct
 from txport.bundles.graphs import contained
-from txport.bundles.manifest import FORMAT, Manifest, is_quantised, require_offer
+from txport.bundles.manifest import FORMAT, RARE, Manifest, is_quantised, require_offer
 from txport.errors import BundleError, ConfigError, UnsupportedError, quoted
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST
@@ -71,8 +71,9 @@ def read_manifest(path: Path) -> Manifest:
 def _manifest(values: dict[str, Any]) -> Manifest:
     """The manifest of JSON values; `ValueError`, `TypeError` or `KeyError` for what is wrong with them."""
     _check_types(values, VALUES)
-    if type(values.get("weightless", False)) is not bool:
-        raise TypeError(f"weightless must be true or false, got {quoted(values['weightless'])}")
+    for name in RARE:
+        if type(values.get(name, False)) is not bool:
+            raise TypeError(f"{name} must be true or false, got {quoted(values[name])}")
     _check_types(values["checkpoint"], CHECKPOINT_VALUES)
     if values["kept_in_fp32"]:
         _check_types(values["kept_in_fp32"], KEPT_VALUES)

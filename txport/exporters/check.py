@@ -16,7 +16,7 @@ from onnx import ModelProto, ValueInfoProto
 from txport.bundles.graphs import read_model
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import metadata
-from txport.bundles.ports import Dim, Graph, Port
+from txport.bundles.ports import GENERATE, Dim, Graph, Port
 from txport.errors import TxportError
 
 PORTABLE_IR = 10
@@ -41,7 +41,7 @@ def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
     domains = DOMAINS[manifest.target]
     problems = [
         *_ports(model, graph),
-        *_operators(model, domains, CONTROL_FLOW[manifest.target]),
+        *_operators(model, domains, CONTROL_FLOW[manifest.target] - ({"Loop"} if graph.role == GENERATE else set())),
         *_versions(model, manifest.opset, domains),
         *_unread(model),
         *_paths(model, metadata(manifest, graph.role)),

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from txport.bundles.manifest import Manifest, is_quantised, require_offer
+from txport.bundles.manifest import Manifest, is_quantised, require_offer, require_single
 from txport.errors import UnsupportedError
 from txport.exporters import portable
 from txport.exporters.cpu.write import write as write_cpu
+from txport.exporters.single.rules import rules_of
 from txport.exporters.targets import TARGETS
 from txport.models import architecture
 from txport.models.adapters.adapted import Adapted
@@ -23,6 +24,16 @@ from txport.version import __version__
 
 DEFAULT_OPSET = 18
 OPSETS = range(DEFAULT_OPSET, 26)
+
+
+def _require_single(checkpoint: Checkpoint, target: str, *, weights: bool) -> None:
+    """Raise `UnsupportedError` for what has no single graph."""
+    if isinstance(checkpoint.outline, Adapted):
+        why = "its loop is made of what txport itself traces, and PyTorch's exporter traces adapters"
+        raise UnsupportedError(f"single is for architectures, and this is an adapter: {why}; leave single out")
+    if not weights:
+        raise UnsupportedError("single reads the weights of the other graphs, and there are to be none; leave one out")
+    require_single(target, checkpoint.facts)
 
 
 def _no_weights(name: str) -> Tensor:
@@ -40,12 +51,14 @@ def export_graphs(
     keep: Collection[str] = (),
     external_above: int = portable.EXTERNAL_ABOVE,
     weights: bool = True,
+    single: bool = False,
 ) -> Manifest:
     """Write the files of a bundle into `folder`, checked, all but the manifest; -> the manifest, not sealed yet.
 
     Without an `opset`, it is `DEFAULT_OPSET`, or the later one that the target prefers for the model. Weights named in
     `keep` are not quantised. The kernels of the others are the fastest for a step of `rows` rows, or, for None, those
-    by which no row depends on the others. Without `weights`, the graphs say where these would lie.
+    by which no row depends on the others. Without `weights`, the graphs say where these would lie. A `single` graph
+    that searches by itself goes beside the others.
     """
     if opset is not None and opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
@@ -57,6 +70,8 @@ def export_graphs(
     if rows is not None and not is_quantised(target, precision):
         what = "the kernels of int8 and int4 on the cpu target"
         raise UnsupportedError(f"rows chooses {what}; {target} {precision} has no choice")
+    if single:
+        _require_single(checkpoint, target, weights=weights)
     manifest = Manifest(
         target=target,
         precision=precision,
@@ -69,7 +84,10 @@ def export_graphs(
         generation=dict(checkpoint.generation),
         rows=rows,
         weightless=not weights,
+        single=single,
     )
+    if single:
+        rules_of(manifest)
     if not weights:
         checkpoint = replace(checkpoint, outline=emptied(checkpoint.outline), read=_no_weights)
     (folder / "onnx").mkdir()

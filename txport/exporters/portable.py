@@ -11,8 +11,9 @@ import onnx_ir as ir
 import torch
 
 from txport.bundles.manifest import PRECISIONS, Manifest
-from txport.bundles.ports import SELECT
+from txport.bundles.ports import GENERATE, SELECT
 from txport.exporters.check import check_graph
+from txport.exporters.single.graph import single_model
 from txport.exporters.targets import TARGETS, Job
 from txport.exporters.trace import sign
 from txport.exporters.weights import leave_out, standing_in
@@ -35,7 +36,8 @@ Counts = dict[str, dict[str, int]]
 def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_above: int = EXTERNAL_ABOVE) -> Manifest:
     """Write the graphs, checked, and the JSON that other programs read; -> the manifest with what was done to them."""
     models, counts = _build(checkpoint, manifest)
-    external = manifest.weightless or any(_weight_bytes(model) > external_above for model in models.values())
+    lies_beside = manifest.weightless or manifest.single  # a single graph reads what the others hold
+    external = lies_beside or any(_weight_bytes(model) > external_above for model in models.values())
     for role, model in models.items():
         graph = manifest.graphs[role]
         path = folder / graph.file
@@ -45,6 +47,8 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_abo
         ir.save(model, path, external_data=data if external and role != SELECT and not manifest.weightless else None)
         with standing_in(path.with_name(data), manifest.weightless):
             check_graph(path, graph, manifest)
+    if manifest.single:
+        _write_single(manifest, folder)
     facts = checkpoint.facts
     described = _published(checkpoint)
     js = transformers_js_config(manifest.precision, external)
@@ -58,6 +62,15 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, external_abo
     return dataclasses.replace(manifest, passes=counts)
 
 
+def _write_single(manifest: Manifest, folder: Path) -> None:
+    """Write the graph that searches by itself; its weights are those in the files of the others."""
+    graph = manifest.graphs[GENERATE]
+    model = single_model({role: ir.load(folder / each.file) for role, each in manifest.driven.items()}, manifest)
+    sign(model, GENERATE, manifest)
+    ir.save(model, folder / graph.file)
+    check_graph(folder / graph.file, graph, manifest)
+
+
 def _published(checkpoint: Checkpoint) -> dict[str, Any]:
     if isinstance(checkpoint.outline, Adapted):
         return published(checkpoint.facts)
@@ -69,7 +82,7 @@ def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Mod
     module = checkpoint.outline if dtype == torch.float32 else copy.deepcopy(checkpoint.outline).to(dtype)
     models, counts = {}, {}
     target = TARGETS[manifest.target]
-    for role in manifest.graphs:
+    for role in manifest.driven:
         job = Job(module, manifest, role, read=checkpoint.reader)
         models[role] = target.trace(job)
         target.run(models[role], job)

@@ -269,7 +269,7 @@ def _held_parts(bundle: Bundle, model: nn.Module, *, plain: bool) -> dict[str, C
     """What reads each weight, by its first name, that a bundle holds in fewer bits, or, if `plain`, as it is."""
     found: dict[str, Callable[[], Array]] = {}
     first, shapes = first_names(model), {name: tuple(each.shape) for name, each in model.named_parameters()}
-    for role in bundle.manifest.graphs:
+    for role in bundle.manifest.driven:
         tensors = graph_weights(bundle.file(role))
         for name, values in tensors.items():
             stored = bundle.manifest.weights.get(name, Stored((name,)))

@@ -10,9 +10,10 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txport.bundles.ports import compare_ports
+from txport.bundles.ports import GENERATE, Graph, compare_ports
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.system.machine import cores
 from txport.system.numbers import whole
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from txport.bundles.bundle import Bundle
     from txport.models.checkpoint import Checkpoint
     from txport.runtimes.base import GraphRuntime, Runtime
+    from txport.runtimes.single import SingleRuntime
 
 THREADS_A_CORE, LEAST_THREADS = 4, 16  # more wait for each other, and thousands are never done with starting
 NAMED = 3  # ports in an error
@@ -99,12 +101,32 @@ def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | Non
     require_target(name, bundle.manifest.target)
     bundle.require_weights()
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
-    graphs = bundle.manifest.graphs.values()
+    _require_ports(bundle, runtime, bundle.manifest.driven.values())
+    return runtime
+
+
+def load_single(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[Any]:
+    """Start the graph of a bundle that searches by itself; raises as `load` does.
+
+    `UnsupportedError` for a bundle that has none, and for a runtime that runs no graphs.
+    """
+    require(name, provider)
+    require_threads("threads", threads)
+    if not bundle.manifest.single:
+        raise UnsupportedError(f"{bundle.path} has no graph that searches by itself; export it with --single")
+    require_target(name, bundle.manifest.target)
+    bundle.require_weights()
+    runtime: SingleRuntime[Any] = _module(name).load_single(bundle, provider=provider, threads=threads)
+    _require_ports(bundle, runtime, [bundle.manifest.graphs[GENERATE]])
+    return runtime
+
+
+def _require_ports(bundle: Bundle, runtime: GraphRuntime | SingleRuntime[Any], graphs: Iterable[Graph]) -> None:
+    """Raise `BundleError` where an engine found other ports than the manifest's."""
     if problems := [problem for graph in graphs for problem in compare_ports(graph, *runtime.ports(graph.role))]:
         more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
         which = "; ".join(problems[:NAMED]) + more
         raise BundleError(f"{bundle.path} does not hold the graphs of its manifest: {which}")
-    return runtime
 
 
 def load_torch(

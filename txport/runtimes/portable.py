@@ -23,16 +23,13 @@ from txport.bundles.ports import (
     POSITION_IDS,
     ROWS,
     SELECT,
+    TOGETHER,
 )
 from txport.errors import RunError
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, scores
 from txport.runtimes.encoding import outputs_of
 
 T = TypeVar("T")
-
-# Attention sums over so many places of a source at a time, and over what is left otherwise; over more in fp16, for
-# which ONNX Runtime has no softmax on the CPU and takes a ReduceSum.
-TOGETHER = {"float32": 4, "float16": 8}
 
 
 class Engine(Protocol[T]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from onnx.reference.op_run import OpRun
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
-from txport.bundles.ports import Port
+from txport.bundles.ports import GENERATE, Port
 from txport.errors import BundleError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.portable import PortableRuntime
+from txport.runtimes.single import SingleRuntime
 
 
 class MatMul(OpRun):
@@ -55,11 +57,21 @@ class LayerNormalization(OpRun):
         return (normal if bias is None else normal + bias), mean, inverse
 
 
-class ReferenceEngine:
-    """The graphs of a bundle; tensors are arrays."""
+class GatherElements(OpRun):
+    """Over more than 64 values too: the evaluator of onnx 1.23 chooses among arrays, of which NumPy takes no more."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._graphs = {role: _evaluator(bundle.file(role)) for role in bundle.manifest.graphs}
+    op_domain = ""
+
+    def _run(self, data: NDArray[Any], indices: NDArray[Any], axis: int = 0) -> tuple[NDArray[Any]]:
+        return (np.take_along_axis(data, indices, axis=axis),)
+
+
+class ReferenceEngine:
+    """Graphs of a bundle, those that are driven step by step unless others are named; tensors are arrays."""
+
+    def __init__(self, bundle: Bundle, roles: Iterable[str] | None = None) -> None:
+        roles = bundle.manifest.driven if roles is None else roles
+        self._graphs = {role: _evaluator(bundle.file(role)) for role in roles}
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
@@ -88,7 +100,7 @@ class ReferenceEngine:
 def _evaluator(file: Path) -> ReferenceEvaluator:
     model = read_model(file)
     try:
-        return ReferenceEvaluator(model, new_ops=[MatMul, LayerNormalization])
+        return ReferenceEvaluator(model, new_ops=[MatMul, LayerNormalization, GatherElements])
     except Exception as error:  # its errors share no other base
         raise BundleError(f"onnx {onnx.__version__} can't evaluate {file}: {brief(error)}; export it again") from error
 
@@ -107,6 +119,15 @@ def require(provider: str) -> None:
 
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on the reference evaluator, which knows the CPU and one thread only."""
+    return PortableRuntime(_engine(bundle, threads), bundle.manifest)
+
+
+def load_single(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[Any]:
+    """Start the graph that searches by itself."""
+    return SingleRuntime(_engine(bundle, threads, [GENERATE]), bundle.manifest)
+
+
+def _engine(bundle: Bundle, threads: int | None, roles: Iterable[str] | None = None) -> ReferenceEngine:
     if threads not in (None, 1):
         raise UnsupportedError(f"the reference runtime has one thread, got {threads}")
-    return PortableRuntime(ReferenceEngine(bundle), bundle.manifest)
+    return ReferenceEngine(bundle, roles)

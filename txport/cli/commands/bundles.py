@@ -47,6 +47,11 @@ from txport.runtimes import GRAPH_RUNTIMES
     show_default=True,
     help="none: write the graphs alone, which say where weights would lie; `inspect` shows them, nothing runs them.",
 )
+@click.option(
+    "--single",
+    is_flag=True,
+    help="Add onnx/generate.onnx, one graph of standard operators that searches by itself (docs/single-graph.md).",
+)
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @trust_option
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")

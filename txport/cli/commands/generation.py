@@ -54,6 +54,7 @@ NOT_STREAMED = {
 )
 @checkpoint_option("For --runtime torch: the checkpoint, if it does not ship.")
 @trust_option
+@click.option("--single", is_flag=True, help="Run the one graph that searches by itself (export --single).")
 @search_options
 @texts.text_options
 @encoding.encoding_options
@@ -80,6 +81,7 @@ def run(
     workers: int,
     checkpoint: str | None,
     trust_code: bool,
+    single: bool,
     inputs: tuple[Path, ...],
     output: Path | None,
     as_ids: bool,
@@ -107,7 +109,8 @@ def run(
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
-    model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
+    how: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code, "single": single}
+    model = api.load(bundle, **where, **how, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
     shown = {name: options.pop(name) for name in encoding.FLAGS}

@@ -47,7 +47,7 @@ def roundings(bundle: Bundle, model: Model, inputs: Mapping[str, Array]) -> list
     """Every quantised matrix of a bundle, those of the largest error first; `inputs` (rows, in) by module."""
     weights = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, Rounding] = {}
-    for role in bundle.manifest.graphs:
+    for role in bundle.manifest.driven:
         for held in held_weights(graph_weights(bundle.file(role)), bundle.manifest.weights):
             if held.form is not None and held.name not in found:
                 expected = weights[held.name].detach().numpy().astype(np.float64)

@@ -11,7 +11,7 @@ import contextlib
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -35,10 +35,11 @@ from txport.proof.parity.truth.encoding import EncoderTruth
 from txport.proof.parity.truth.generation import GeneratorTruth
 from txport.proof.parity.weights import compare_weights, unheld
 from txport.proof.reports.report import Report
-from txport.runtimes.base import GraphRuntime
 from txport.version import __version__
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
+
+Loaded = TypeVar("Loaded")
 
 HUGE, LARGE, THREADED = 500_000_000, 20_000_000, 2_000_000  # parameters
 TRUTHS: dict[Task, Callable[[Bundle, Checkpoint, Exact, list[Case], Texts], Truth]] = {
@@ -88,11 +89,16 @@ def check(
         report.about["pytorch"] = truth.pytorch
         for name, provider in providers.items():
             label = name if provider == "cpu" else f"{name} {provider}"
-            runtime = _load(name, bundle, provider)
+            runtime = _load(name, bundle, provider, runtimes.load)
             report.about["ran"][label] = runtime.placement()
             for case in truth.cases:
                 report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerances[name], seed))
             truth.compare(report, label, runtime, tolerances[name])
+            if bundle.manifest.single and isinstance(truth, GeneratorTruth):
+                del runtime  # each holds the weights
+                single = _load(name, bundle, provider, runtimes.load_single)
+                report.about["ran"][label] |= single.placement()
+                truth.compare_at_once(report, label, single, tolerances[name])
     return report
 
 
@@ -143,10 +149,10 @@ def exact_of(bundle: Bundle, checkpoint: Checkpoint) -> Exact:
     return Exact.of(held, manifest.precision, together=together, plain=plain)
 
 
-def _load(name: str, bundle: Bundle, provider: str) -> GraphRuntime:
+def _load(name: str, bundle: Bundle, provider: str, load: Callable[..., Loaded]) -> Loaded:
     """A runtime that is here, so that a graph which it can't load is at fault."""
     try:
-        return runtimes.load(name, bundle, provider=provider)
+        return load(name, bundle, provider=provider)
     except (LoadError, BundleError) as error:
         raise ParityError(str(error)) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +20,15 @@ from txport.proof.parity.tolerances import DRAWS, Tolerance
 from txport.runtimes.base import Doubles, Runtime, log_softmax
 from txport.runtimes.inputs import Source
 from txport.runtimes.pytorch import TorchRuntime
+from txport.runtimes.single import SingleRuntime
 from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
+from txport.search.single import generate_at_once
 
 Array = NDArray[Any]
 
+Rules = Mapping[str, Any]  # options that are built into a graph
+NO_RULES: Rules = MappingProxyType({})
 BEAMS = 4
 SEARCHES = {"greedy": 1, f"beam {BEAMS}": BEAMS}  # name -> beams
 LAST_BIT = float(np.finfo(np.float32).eps)
@@ -61,15 +66,23 @@ class TokenComparison:
         return f"{self.runtime}, case {self.case}: {self.search} tokens differ: {self.wrong}"
 
 
-def search_all(case: Case, runtime: Runtime, facts: Facts) -> dict[str, list[Found]]:
-    """The best target of each source by each kind of search."""
+def search_all(case: Case, runtime: Runtime, facts: Facts, rules: Rules = NO_RULES) -> dict[str, list[Found]]:
+    """The best target of each source by each kind of search; `rules` are more options, where they fit it."""
     if not case.search_tokens:
         return {}
-    options = {name: _options(facts, beams, case.search_tokens) for name, beams in SEARCHES.items()}
-    return {name: [each[0] for each in generate(runtime, case.sources, facts, options[name])] for name in SEARCHES}
+    options = {name: options_of(facts, beams, case.search_tokens, rules) for name, beams in SEARCHES.items()}
+    return {name: [each[0] for each in _find(runtime, case.sources, facts, options[name])] for name in SEARCHES}
 
 
-def search_together(cases: Sequence[Case], runtime: Runtime, facts: Facts) -> dict[str, dict[str, list[Found]]]:
+def _find(runtime: Runtime, sources: Sequence[Source], facts: Facts, options: SearchOptions) -> list[list[Found]]:
+    if isinstance(runtime, SingleRuntime):
+        return generate_at_once(runtime, sources, options)
+    return generate(runtime, sources, facts, options)
+
+
+def search_together(
+    cases: Sequence[Case], runtime: Runtime, facts: Facts, rules: Rules = NO_RULES
+) -> dict[str, dict[str, list[Found]]]:
     """As `search_all` for several cases at once, on a runtime in float64, which gives no row anything of the others.
 
     Features, which are large, are searched case by case.
@@ -79,15 +92,18 @@ def search_together(cases: Sequence[Case], runtime: Runtime, facts: Facts) -> di
     for kind in dict.fromkeys(alike[case.name] for case in cases if case.search_tokens):
         chosen = [case for case in cases if alike[case.name] == kind]
         every = replace(chosen[0], sources=[source for case in chosen for source in case.sources])
-        for name, found in search_all(every, runtime, facts).items():
+        for name, found in search_all(every, runtime, facts, rules).items():
             rest = iter(found)
             for case in chosen:
                 together[case.name][name] = list(islice(rest, len(case.sources)))
     return together
 
 
-def _options(facts: Facts, beams: int, tokens: int) -> SearchOptions:
-    return SearchOptions(max_new_tokens=min(tokens, sides(facts)[1]), beams=beams)
+def options_of(facts: Facts, beams: int, tokens: int, rules: Rules = NO_RULES) -> SearchOptions:
+    """A search of so many tokens, or as many as the rules want at least."""
+    kept = {name: value for name, value in rules.items() if beams > 1 or name != "early_stopping"}
+    most = max(min(tokens, sides(facts)[1]), kept.get("min_new_tokens", 0))
+    return SearchOptions(max_new_tokens=most, beams=beams, **kept)
 
 
 def compare_search(
@@ -97,13 +113,15 @@ def compare_search(
     expected: Mapping[str, Sequence[Found]],
     exact: Exact,
     tolerance: Tolerance,
+    rules: Rules = NO_RULES,
 ) -> Iterator[TokenComparison]:
     """Greedy and beam tokens, row by row, with what PyTorch found; a row that differs passes only as a near-tie."""
-    for search, actual in search_all(case, runtime, exact.model.facts).items():
+    kind = "single " if isinstance(runtime, SingleRuntime) else ""
+    for search, actual in search_all(case, runtime, exact.model.facts, rules).items():
         wanted, ties, wrong = expected[search], list[Tie](), None
         other = [row for row, (one, two) in enumerate(zip(wanted, actual, strict=True)) if one.tokens != two.tokens]
         for row in other:
-            tie = near_tie(exact, case.sources[row], wanted[row], actual[row], SEARCHES[search], tolerance)
+            tie = near_tie(exact, case.sources[row], wanted[row], actual[row], SEARCHES[search], tolerance, rules)
             if tie is None:
                 wrong = {"row": row, "expected": wanted[row].tokens, "actual": actual[row].tokens}
                 break
@@ -112,7 +130,7 @@ def compare_search(
         yield TokenComparison(
             case=case.name,
             runtime=label,
-            search=search,
+            search=f"{kind}{search}",
             rows=len(wanted),
             equal=len(wanted) - len(other),
             near_ties=len(ties),
@@ -130,7 +148,13 @@ class Tie(NamedTuple):
 
 
 def near_tie(
-    exact: Exact, source: Source, expected: Found, actual: Found, beams: int, tolerance: Tolerance
+    exact: Exact,
+    source: Source,
+    expected: Found,
+    actual: Found,
+    beams: int,
+    tolerance: Tolerance,
+    rules: Rules = NO_RULES,
 ) -> Tie | None:
     """How much better PyTorch's own tokens are, if noise explains that others were found; None if it does not.
 
@@ -157,15 +181,22 @@ def near_tie(
         noise = max(noise, tolerance.noise_of(largest, exact.own_error(sources, targets, draw)))
         if margin <= (2 * noise if beams == 1 else noise):
             return Tie(margin, noise)
-    if beams == 1:
+    if beams == 1 and not rules:  # rules may choose by other numbers than the logits
         return None
     share = noise / max(largest, TINY)
-    found = _found_in_noise(exact, source, expected, actual, beams, share, few_bits)
-    return Tie(abs(worse), noise) if found else None
+    found = _found_in_noise(exact, source, expected, actual, beams, share, few_bits, rules)
+    return Tie(margin if beams == 1 else abs(worse), noise) if found else None
 
 
 def _found_in_noise(
-    exact: Exact, source: Source, expected: Found, actual: Found, beams: int, noise: float, few_bits: bool
+    exact: Exact,
+    source: Source,
+    expected: Found,
+    actual: Found,
+    beams: int,
+    noise: float,
+    few_bits: bool,
+    rules: Rules,
 ) -> bool:
     """Whether search on PyTorch, its logits moved by the noise, finds these tokens, or, in few bits, others as bad.
 
@@ -173,7 +204,7 @@ def _found_in_noise(
     """
     facts, runtime = exact.model.facts, TorchRuntime(exact.model)
     own = score_of(exact, source, actual.tokens).mean()
-    options = _options(facts, beams, max(len(expected.tokens), len(actual.tokens)))
+    options = options_of(facts, beams, max(len(expected.tokens), len(actual.tokens)), rules)
     for share in SHARES:
         found = generate(Noisy(runtime, share * noise, 0), [source] * NOISY_RUNS, facts, options)
         others = {tokens for (each, *_) in found if (tokens := each.tokens) != expected.tokens}

@@ -23,6 +23,7 @@ from txport.errors import BundleError, TxportError, UnavailableError
 from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.cases import sides
 from txport.proof.verify import encoding
+from txport.proof.verify.at_once import SINGLE, look_at_single
 from txport.proof.verify.gaps import Check, check_of, differences, gap_of, in_turn, limit_of
 from txport.proof.verify.golden import (
     GREEDY,
@@ -83,7 +84,7 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     bundle.require_weights()
     checks = list(_checks(bundle, runtime, provider, threads))
     seen = {check.name for check in checks}
-    names = (*FIRST, *TASKS[bundle.manifest.facts.task].names)
+    names = (*FIRST, *TASKS[bundle.manifest.facts.task].names, *([SINGLE] if bundle.manifest.single else []))
     checks += [Check(name, "not run", "what comes before it failed") for name in names if name not in seen]
     return Verification(_about(bundle, runtime, provider), checks, time.perf_counter() - begun)
 
@@ -111,9 +112,11 @@ def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> It
     except BundleError as error:
         yield check_of(PORTS, [str(error)], "")
         return
-    yield check_of(PORTS, [], f"those of {', '.join(manifest.graphs)}")
+    yield check_of(PORTS, [], f"those of {', '.join(manifest.driven)}")
     yield _tokenizer(bundle, golden.sources)
     yield from task.compare(golden, runtime, manifest, unlike=_unlike(manifest, name, provider))
+    if manifest.single:
+        yield from in_turn({SINGLE: partial(look_at_single, golden, runtime, bundle, name, provider, threads)})
 
 
 def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:

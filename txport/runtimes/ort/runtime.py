@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import STEP
+from txport.bundles.ports import GENERATE, STEP
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.ort.fused import FusedRuntime
@@ -16,16 +17,17 @@ from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.providers import CPU, device_of, full_name, require_provider
 from txport.runtimes.ort.sessions import placement, session_ports, start_sessions
 from txport.runtimes.portable import PortableRuntime
+from txport.runtimes.single import SingleRuntime
 
 OrtValue = Any  # onnxruntime has no types
 
 
 class OrtEngine:
-    """The sessions of a bundle, with tensors that stay on the provider's device."""
+    """Sessions of a bundle, with tensors that stay on the provider's device."""
 
-    def __init__(self, bundle: Bundle, provider: str, threads: int | None) -> None:
+    def __init__(self, bundle: Bundle, provider: str, threads: int | None, roles: Iterable[str] | None = None) -> None:
         self._device = device_of(full_name(provider))
-        self._sessions = start_sessions(bundle, provider, threads)
+        self._sessions = start_sessions(bundle, provider, threads, roles=roles)
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
@@ -68,3 +70,8 @@ def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -
     if full_name(provider) != CPU:
         raise UnsupportedError(f"{bundle.path} was exported for the cpu; export --target portable for {provider}")
     return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP))
+
+
+def load_single(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[OrtValue]:
+    """Start the graph that searches by itself."""
+    return SingleRuntime(OrtEngine(bundle, provider, threads, [GENERATE]), bundle.manifest)

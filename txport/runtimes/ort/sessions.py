@@ -6,7 +6,7 @@ import math
 import mmap
 import platform
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,21 @@ class Sessions(dict[str, ort.InferenceSession]):
         self.weights = weights
 
 
-def start_sessions(bundle: Bundle, provider: str, threads: int | None, *, spinning: str = "") -> Sessions:
-    """A session for each graph, by role; only the threads of the graph that is `spinning` stay awake between runs."""
+def start_sessions(
+    bundle: Bundle,
+    provider: str,
+    threads: int | None,
+    *,
+    spinning: str = "",
+    roles: Iterable[str] | None = None,
+) -> Sessions:
+    """A session for each graph, by role; only the threads of the graph that is `spinning` stay awake between runs.
+
+    Without `roles`, they are those that are driven step by step.
+    """
+    roles = bundle.manifest.driven if roles is None else roles
     name, (weights, maps) = full_name(provider), _map_weights(bundle)
-    sessions = {
-        role: _session(bundle, role, name, threads, weights, spins=role == spinning) for role in bundle.manifest.graphs
-    }
+    sessions = {role: _session(bundle, role, name, threads, weights, spins=role == spinning) for role in roles}
     for each in maps:  # the kernels have read and packed what they need; what is looked up comes back by itself
         if hasattr(mmap, "MADV_DONTNEED"):
             each.madvise(mmap.MADV_DONTNEED)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import Checkpoint
+from txport.models.facts import Facts
 from txport.proof.masks import largest_of
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case, brief
@@ -18,7 +20,9 @@ from txport.proof.parity.tolerances import Tolerance
 from txport.proof.reports.report import Report
 from txport.runtimes.base import GraphRuntime, Runtime
 from txport.runtimes.pytorch import TorchRuntime
+from txport.runtimes.single import SingleRuntime
 from txport.search.options import Found
+from txport.search.single import built_in
 
 
 class GeneratorTruth:
@@ -34,6 +38,11 @@ class GeneratorTruth:
         self._found = search_together(cases, runtime, checkpoint.facts)
         self.cases = [replace(case, targets=case.targets or self._said(case)) for case in cases]
         self.pytorch = self._compare_pytorch(checkpoint)
+        self._rules = built_in(bundle.manifest.generation) if bundle.manifest.single else {}
+        self._at_once = [case for case in cases if self._has_room(case, checkpoint.facts)]
+        self._found_at_once = self._found
+        if self._rules:
+            self._found_at_once = search_together(self._at_once, runtime, checkpoint.facts, self._rules)
         self._right = right_ones(bundle, TorchRuntime(Exact.of(checkpoint.model).model), texts) if texts else []
 
     def _compare_pytorch(self, checkpoint: Checkpoint) -> dict[str, float]:
@@ -60,6 +69,20 @@ class GeneratorTruth:
             with no_crash(f"{label}, texts: a search"):
                 right = right_ones(self._bundle, runtime, self._texts)
             report.quality.append(compare_quality(label, right, self._right, tolerance))
+
+    def compare_at_once(self, report: Report, label: str, runtime: SingleRuntime[Any], tolerance: Tolerance) -> None:
+        """Add to a report what the graph finds that searches by itself, with the rules that are built into it."""
+        for case in self._at_once:
+            with no_crash(f"{label}, case {case.name}: the single graph"):
+                found = self._found_at_once[case.name]
+                report.tokens.extend(compare_search(case, label, runtime, found, self._exact, tolerance, self._rules))
+
+    def _has_room(self, case: Case, facts: Facts) -> bool:
+        """Whether as many tokens may follow each prompt as the rules want at least."""
+        if facts.task != "causal":
+            return True
+        longest = max(map(len, case.sources)) + int(self._rules.get("min_new_tokens", 0))
+        return longest <= facts.writes.longest
 
     def _compare_search(
         self, case: Case, label: str, runtime: Runtime, tolerance: Tolerance

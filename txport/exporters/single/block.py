@@ -1,0 +1,157 @@
+"""Nodes that are written one after the other, in a graph or in the body of its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from txport.errors import UnsupportedError
+
+Given = ir.Value | int | float | Sequence[int] | NDArray[Any]
+
+
+class Block:
+    """The nodes of a graph, or, with an `outer` one, of a body that sees what is in it.
+
+    What is known at export is an initializer of the outermost graph.
+    """
+
+    def __init__(self, outer: Block | None = None) -> None:
+        self.nodes: list[ir.Node] = []
+        self.root: Block = self if outer is None else outer.root
+        self.initializers: dict[str, ir.Value] = {}
+        self._outer, self._own, self._count = outer, set[ir.Value](), 0
+        self._known: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._copies: dict[tuple[Any, ...], Sequence[ir.Value]] = {}
+
+    def input(self, name: str, dtype: ir.DataType, dims: Sequence[int | str | None] | None = None) -> ir.Value:
+        """A value that comes from outside, which the body of a loop must not take for a constant."""
+        shape = None if dims is None else ir.Shape(dims)
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape)
+        self._own.add(value)
+        return value
+
+    def op(self, operator: str, *inputs: Given, **attributes: Any) -> ir.Value:
+        """The only output of a new node."""
+        return self.ops(operator, *inputs, count=1, **attributes)[0]
+
+    def ops(self, operator: str, *inputs: Given, count: int, **attributes: Any) -> Sequence[ir.Value]:
+        """The outputs of a new node; numbers among its inputs are constants."""
+        given = [each if isinstance(each, ir.Value) else self.known(each) for each in inputs]
+        return self._add(operator, given, ir.node(operator, [], attributes).attributes, count)
+
+    def known(self, number: Given, dtype: Any = None) -> ir.Value:
+        """A constant: whole numbers are int64, others float32, unless a type is given."""
+        array = np.asarray(number, dtype)
+        if dtype is None and not isinstance(number, np.ndarray):
+            array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+        root = self.root
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in root._known:
+            name = f"search/constant_{len(root._known)}"
+            value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+            root._known[key] = root.initializers[name] = value
+        return root._known[key]
+
+    def named(self, name: str, array: NDArray[Any]) -> ir.Value:
+        """A constant that can be told from others."""
+        root, name = self.root, f"search/{name}"
+        if name not in root.initializers:
+            root.initializers[name] = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+        return root.initializers[name]
+
+    def _add(
+        self, operator: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, ir.Attr], count: int
+    ) -> Sequence[ir.Value]:
+        self.root._count += 1
+        name = f"search/{operator.lower()}_{self.root._count}"
+        outputs = [ir.Value(name=name if count == 1 else f"{name}.{at}") for at in range(count)]
+        self.nodes.append(ir.Node("", operator, inputs, attributes.values(), outputs=outputs, name=name))
+        self._own.update(outputs)
+        return outputs
+
+    def _holds(self, value: ir.Value | None) -> bool:
+        return value in self._own
+
+    def inline(
+        self, model: ir.Model, role: str, given: Mapping[str, ir.Value], wanted: Sequence[str]
+    ) -> list[ir.Value]:
+        """The nodes of a model that the `wanted` values follow from; -> these values.
+
+        `given` are its inputs by name, and values that take the place of what it would compute. What does not depend on
+        a step of the loop goes to the graph around it, once.
+        """
+        made: dict[ir.Value | None, ir.Value | None] = {None: None}
+        needed = _needed(model, given, wanted)
+        for value in model.graph.inputs:
+            if str(value.name) in given:
+                made[value] = given[str(value.name)]
+        for node in model.graph:
+            if node not in needed:
+                continue
+            inputs = [self._input(value, made, given, role) for value in node.inputs]
+            inner = self._outer is None or any(map(self._holds, inputs))
+            block = self if inner else self.root
+            copies = block._copy(node, inputs, role)
+            made.update({old: given.get(str(old.name), new) for old, new in zip(node.outputs, copies, strict=True)})
+        outputs = {value.name: value for node in needed for value in node.outputs}
+        found = [given.get(name) or made[outputs[name]] for name in wanted]
+        return [value for value in found if value is not None]
+
+    def _input(
+        self, value: ir.Value | None, made: Mapping[Any, Any], given: Mapping[str, ir.Value], role: str
+    ) -> ir.Value | None:
+        if value in made:
+            return made[value]  # type: ignore[no-any-return]
+        assert value is not None
+        if str(value.name) in given:
+            return given[str(value.name)]
+        if not value.is_initializer():
+            raise UnsupportedError(f"a single graph has no {value.name} for the {role} graph, which needs it")
+        return self.root.weight(value, role)
+
+    def weight(self, value: ir.Value, role: str) -> ir.Value:
+        """An initializer of another graph in this one: those of one name are one weight, constants may differ."""
+        tensor, name = value.const_value, str(value.name)
+        assert tensor is not None
+        if name in self.initializers and not _are_equal(self.initializers[name].const_value, tensor):
+            name = f"{role}/{name}"
+        if name not in self.initializers:
+            self.initializers[name] = ir.Value(
+                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+            )
+        return self.initializers[name]
+
+    def _copy(self, node: ir.Node, inputs: Sequence[ir.Value | None], role: str) -> Sequence[ir.Value]:
+        """A node like another; where there is the same already, that."""
+        key = (node.op_type, *map(id, inputs), len(node.outputs), *map(str, node.attributes.values()))
+        if key not in self._copies:
+            attributes = {name: ir.Attr(name, each.type, each.value) for name, each in node.attributes.items()}
+            self._copies[key] = self._add(node.op_type, inputs, attributes, len(node.outputs))
+        return self._copies[key]
+
+
+def _needed(model: ir.Model, given: Mapping[str, ir.Value], wanted: Sequence[str]) -> set[ir.Node]:
+    """The nodes that the wanted values follow from, up to what is given."""
+    outputs = {value.name: value for node in model.graph for value in node.outputs}
+    pending = [outputs[name] for name in wanted if name not in given]
+    needed: set[ir.Node] = set()
+    while pending:
+        node = pending.pop().producer()
+        if node is not None and node not in needed:
+            needed.add(node)
+            pending += [value for value in node.inputs if value is not None and value.name not in given]
+    return needed
+
+
+def _are_equal(one: ir.TensorProtocol | None, other: ir.TensorProtocol) -> bool:
+    """Whether two tensors of one name are one: weights are, by their names; constants by what they hold."""
+    if one is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if isinstance(one, ir.ExternalTensor) and isinstance(other, ir.ExternalTensor):
+        return True
+    return bool(np.array_equal(one.numpy(), other.numpy()))

@@ -1,0 +1,317 @@
+"""Encoder, decoder and search as one graph: a loop of standard operators, whose body is the portable decoder.
+
+What no step changes is computed once, around the loop: the keys and values of the source, masks, transposed weights.
+Letters: B sources, K beams, R rows (B x K), S places of a source or prompt, P tokens of a prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import (
+    ATTENTION_MASK,
+    DECODER,
+    ENCODER,
+    ENCODER_ATTENTION_MASK,
+    ENCODER_HIDDEN_STATES,
+    GENERATE,
+    INPUT_FEATURES,
+    INPUT_IDS,
+    LAST_HIDDEN_STATE,
+    LENGTH_PENALTY,
+    LOGITS,
+    MAX_NEW_TOKENS,
+    NUM_BEAMS,
+    POSITION_IDS,
+    PREFIX_IDS,
+    TOGETHER,
+)
+from txport.exporters.single.beams import (
+    DOUBLE,
+    FLOAT,
+    INT32,
+    INT64,
+    NOTHING,
+    TYPES,
+    Asked,
+    Found,
+    Step,
+    begin,
+    of_rows,
+)
+from txport.exporters.single.block import Block
+from txport.exporters.single.rules import rules_of
+from txport.exporters.trace import IR_VERSION, value_of
+from txport.models.facts import Facts, Owner
+
+Models = Mapping[str, ir.Model]
+# The body, rows a source (1,), the tokens that the decoder is given (R, T), step (1,) -> the decoder's inputs.
+Feeds = Callable[[Block, ir.Value, ir.Value, ir.Value], dict[str, ir.Value]]
+END = np.iinfo(np.int64).max
+FOLLOWING = ("Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Identity")  # what may come between a product and the logits
+
+
+def single_model(models: Models, manifest: Manifest) -> ir.Model:
+    """The graphs of a portable bundle, by role, as one; `UnsupportedError` for a search that it can't have."""
+    build = Builder(models, manifest)
+    outputs = causal(build) if manifest.facts.task == "causal" else seq2seq(build)
+    body = ir.Graph(
+        list(build.given.values()),
+        outputs,
+        nodes=build.block.nodes,
+        initializers=list(build.block.initializers.values()),
+        opset_imports={"": manifest.opset},
+        name=GENERATE,
+    )
+    model = ir.Model(body, ir_version=IR_VERSION)
+    passes.RemoveUnusedNodesPass()(model)
+    return model
+
+
+class Builder:
+    """One graph on its way."""
+
+    def __init__(self, models: Models, manifest: Manifest) -> None:
+        self.models, self.manifest, self.rules = models, manifest, rules_of(manifest)
+        self.block, self.ports, self.decoder = Block(), manifest.graphs[GENERATE], manifest.graphs[DECODER]
+        self.given = {port.name: value_of(port) for port in self.ports.inputs}
+        self.dtype = ir.DataType.from_numpy(np.dtype(manifest.dtype))
+
+    @property
+    def facts(self) -> Facts:
+        """The model's."""
+        return self.manifest.facts
+
+    def asked(
+        self,
+        batch: ir.Value,
+        prefix: ir.Value,
+        limits: ir.Value,
+        front: ir.Value,
+        forced: ir.Value | None,
+    ) -> Asked:
+        """What is asked of the search; `front` (B, F) are the tokens that stand before the new ones."""
+        block, words = self.block, self.facts.writes
+        beams = block.op("Max", self.given[NUM_BEAMS], 1)
+        wanted = block.op("Mul", beams, max(2, 1 + len(words.ends)))
+        candidates = block.op("Min", wanted, words.size)
+        sources = block.op("Range", 0, block.op("Squeeze", batch), 1)
+        return Asked(
+            batch=batch,
+            beams=beams,
+            penalty=block.op("Cast", self.given[LENGTH_PENALTY], to=DOUBLE),
+            prefix=prefix,
+            limits=limits,
+            forced=forced,
+            front=front,
+            candidates=candidates,
+            kept=block.op("Min", wanted, block.op("Mul", beams, candidates)),
+            sources=block.op("Unsqueeze", sources, [1]),
+            longest=block.op("Max", block.op("ReduceMax", limits, keepdims=0), 0),
+            bans=dict(self._bans()),
+        )
+
+    def _bans(self) -> list[tuple[str, ir.Value]]:
+        """Which tokens of the vocabulary never come, not first, or not among the first few: (V,) bool each."""
+        rules, words = self.rules, self.facts.writes
+        ends = words.ends if rules.min_new_tokens else ()
+        lists: dict[str, Sequence[int]] = {"never": rules.never, "first": rules.begin_suppress_tokens, "ends": ends}
+        found = []
+        for name, tokens in lists.items():
+            if tokens:
+                banned = np.zeros(words.size, np.bool_)
+                banned[list(tokens)] = True
+                found.append((name, self.block.named(f"banned_{name}", banned)))
+        return found
+
+    def of_beams(self, batch: ir.Value, beams: ir.Value, values: ir.Value) -> ir.Value:
+        """What each source has (B, ...), for each of its beams: (B x K, ...)."""
+        sources = self.block.op("Range", 0, self.block.op("Squeeze", batch), 1)
+        shape = self.block.op("Concat", batch, beams, axis=0)
+        every = self.block.op("Expand", self.block.op("Unsqueeze", sources, [1]), shape)
+        return self.block.op("Gather", values, self.block.op("Reshape", every, [-1]), axis=0)
+
+    def past(self, owner: Owner) -> list[str]:
+        """The decoder's inputs that bring the state of one owner, in order."""
+        return list(self.decoder.past(owner).values())
+
+    def present(self, owner: Owner) -> list[str]:
+        """And the outputs that hold it as the decoder leaves it."""
+        return [self.decoder.present(owner)[each] for each in self.decoder.past(owner)]
+
+    def empty(self, owner: Owner, rows: ir.Value) -> dict[str, ir.Value]:
+        """The state before the first token, by the decoder's inputs."""
+        zero, found, made = np.zeros(1, self.manifest.dtype), {}, dict[tuple[int, ...], ir.Value]()
+        for each, name in self.decoder.past(owner).items():
+            dims = each.shape(0, 0)[1:]
+            if dims not in made:
+                shape = self.block.op("Concat", rows, list(dims), axis=0)
+                made[dims] = self.block.op("ConstantOfShape", shape, value=ir.tensor(zero))
+            found[name] = made[dims]
+        return found
+
+    def search(
+        self, asked: Asked, width: ir.Value, caches: Mapping[str, ir.Value], first: ir.Value, feeds: Feeds
+    ) -> list[ir.Value]:
+        """The loop, from W rows a source (1,), their caches by the decoder's inputs, and the first tokens (R, any).
+
+        -> the graph's outputs. Steps after the first give the decoder one token of each row.
+        """
+        block, body = self.block, Block(self.block)
+        state = begin(block, asked, width)
+        step = body.op("Reshape", iteration := body.input("search/iteration", ir.DataType.INT64, ()), [1])
+        going = body.input("search/going", ir.DataType.BOOL, ())
+        pasts = {name: body.input(name, self.dtype) for name in caches}
+        token = body.input("search/last", ir.DataType.INT64)
+        found = Found(**{name: body.input(f"search/{name}", kind) for name, kind in TYPES.items()})
+        rows = body.op("Shape", found.sums, start=1, end=2)
+        given = {**feeds(body, rows, token, step), **pasts}
+        logits, *present = body.inline(self.models[DECODER], DECODER, given, [LOGITS, *self.present("row")])
+        scores = body.op("Squeeze", body.op("Slice", logits, [-1], [END], [1]), [1])
+        scores = scores if self.dtype == ir.DataType.FLOAT else body.op("Cast", scores, to=FLOAT)
+        after, chosen, spoken = Step(body, self.rules, asked, step, rows).advance(found, scores)
+        kept = [body.op("Gather", each, chosen, axis=0) for each in present]
+        every = body.op("ReduceMin", body.op("Cast", after.done, to=INT32), keepdims=0)
+        goes_on = body.op("Equal", every, body.known(0, np.int32))
+        inputs, outputs = [iteration, going, *pasts.values(), token, *found], [goes_on, *kept, spoken, *after]
+        for value, like in zip(outputs, inputs[1:], strict=True):
+            value.type = like.type
+        graph = ir.Graph(inputs, outputs, nodes=body.nodes, opset_imports={"": self.manifest.opset}, name="step")
+        initial = [*caches.values(), first, *state]
+        *_, best, finished, lengths, _ = block.ops(
+            "Loop",
+            asked.longest,
+            block.known(np.array(True)),
+            *initial,
+            count=len(initial),
+            body=graph,
+        )
+        return self._outputs(asked, finished, lengths, best)
+
+    def _outputs(self, asked: Asked, finished: ir.Value, lengths: ir.Value, scores: ir.Value) -> list[ir.Value]:
+        """Without the prefix, padded after the end, and no longer than the longest."""
+        block = self.block
+        is_none = block.op("Equal", scores, block.known(-np.inf, np.float64))
+        lengths = block.op("Max", block.op("Sub", lengths, asked.prefix), 0)
+        lengths = block.op("Where", is_none, 0, lengths)
+        longest = block.op("ReduceMax", lengths, keepdims=0)
+        stop = block.op("Add", asked.prefix, longest)
+        ids = block.op("Slice", finished, asked.prefix, stop, [1])  # -> (R, L)
+        shape = block.op("Concat", asked.batch, asked.beams, block.op("Reshape", longest, [1]), axis=0)
+        ids = block.op("Reshape", ids, shape, allowzero=1)
+        is_real = block.op("Less", block.op("Range", 0, longest, 1), block.op("Unsqueeze", lengths, [2]))
+        outputs = [
+            block.op("Where", is_real, ids, block.named("pad_token", np.array(self.facts.writes.pad))),
+            block.op("Cast", scores, to=FLOAT),
+            block.op("Identity", lengths),
+        ]
+        for value, port in zip(outputs, self.ports.outputs, strict=True):
+            wanted = value_of(port)
+            value.name, value.type, value.shape = wanted.name, wanted.type, wanted.shape
+        return outputs
+
+
+def seq2seq(build: Builder) -> list[ir.Value]:
+    """The encoder, the source's keys and values, and the loop."""
+    block, facts, prefix = build.block, build.facts, build.given[PREFIX_IDS]
+    batch, size = (block.op("Shape", prefix, start=at, end=at + 1) for at in (0, 1))
+    column = block.op("Concat", batch, [1], axis=0)
+    most = block.op("Min", block.op("Add", size, build.given[MAX_NEW_TOKENS]), facts.writes.longest)
+    forced = block.op("Concat", prefix, block.op("Expand", NOTHING, column), axis=1)
+    assert facts.writes.start is not None
+    front = block.op("Expand", block.named("start_token", np.array(facts.writes.start)), column)
+    asked = build.asked(batch, size, block.op("Expand", most, column), front, forced)
+    source = encoded(build)
+    before = {**source, **build.empty("source", batch)}
+    shared = block.inline(build.models[DECODER], DECODER, before, build.present("source"))
+    fixed = {**source, **dict(zip(build.present("source"), shared, strict=True))}
+    fixed = {name: build.of_beams(batch, asked.beams, value) for name, value in fixed.items()}
+    rows = block.op("Mul", batch, asked.beams)
+    first = of_rows(block, batch, asked.beams, front)
+    feeds: Feeds = lambda body, width, token, step: {**fixed, INPUT_IDS: token}  # noqa: E731
+    return build.search(asked, asked.beams, build.empty("row", rows), first, feeds)
+
+
+def encoded(build: Builder) -> dict[str, ir.Value]:
+    """What the decoder reads of the source, by its inputs; sources are filled up as the driver fills them up."""
+    block, facts = build.block, build.facts
+    if not facts.masks_source:
+        features = build.given[INPUT_FEATURES]
+        features = features if build.dtype == ir.DataType.FLOAT else block.op("Cast", features, to=int(build.dtype))
+        (hidden,) = block.inline(build.models[ENCODER], ENCODER, {INPUT_FEATURES: features}, [LAST_HIDDEN_STATE])
+        return {ENCODER_HIDDEN_STATES: hidden}
+    ids, mask = build.given[INPUT_IDS], build.given[ATTENTION_MASK]
+    size = block.op("Shape", ids, start=1, end=2)
+    room = block.op("Max", block.op("Sub", facts.reads.longest, size), 0)
+    rest = block.op("Min", block.op("Mod", block.op("Neg", size), TOGETHER[build.manifest.dtype]), room)
+    widths = block.op("Concat", [0], rest, axis=0)
+    given = {
+        INPUT_IDS: block.op("Pad", ids, widths, facts.vocabulary.pad, [1]),
+        ATTENTION_MASK: block.op("Pad", mask, widths, 0, [1]),
+    }
+    (hidden,) = block.inline(build.models[ENCODER], ENCODER, given, [LAST_HIDDEN_STATE])
+    return {ENCODER_HIDDEN_STATES: hidden, ENCODER_ATTENTION_MASK: given[ATTENTION_MASK]}
+
+
+def causal(build: Builder) -> list[ir.Value]:
+    """The loop, whose first step reads the prompts; they are moved to the right, so that all end together."""
+    block, words = build.block, build.facts.writes
+    ids, mask = build.given[INPUT_IDS], build.given[ATTENTION_MASK]
+    batch = block.op("Shape", ids, start=0, end=1)
+    sizes = block.op("ReduceSum", mask, [1], keepdims=1)  # -> (B, 1)
+    width = block.op("ReduceMax", sizes, [0, 1], keepdims=0)
+    moved = _moved(build, ids, mask, width)  # -> (B, width)
+    padding = block.op("Sub", width, sizes)  # -> (B, 1)
+    is_real = block.op("GreaterOrEqual", block.op("Range", 0, width, 1), padding)
+    limits = block.op("Min", build.given[MAX_NEW_TOKENS], block.op("Sub", words.longest, sizes))
+    asked = build.asked(batch, block.known([0]), limits, block.op("Where", is_real, moved, NOTHING), None)
+    one = block.known([1])
+
+    def feeds(body: Block, rows: ir.Value, token: ir.Value, step: ir.Value) -> dict[str, ir.Value]:
+        seen = body.op("Range", 0, body.op("Squeeze", body.op("Add", step, width)), 1)
+        places = body.op("Sub", seen, of_rows(body, batch, rows, padding))  # -> (R, all tokens)
+        count = body.op("Shape", token, start=1, end=2)
+        newest = body.op("Slice", places, body.op("Neg", count), [END], [1])
+        return {
+            INPUT_IDS: token,
+            ATTENTION_MASK: body.op("Cast", body.op("GreaterOrEqual", places, 0), to=INT64),
+            POSITION_IDS: body.op("Min", body.op("Max", newest, 0), words.longest - 1),  # those of done rows too
+        }
+
+    only_last(build.models[DECODER])
+    prompts = block.op("Where", is_real, moved, words.pad)
+    return build.search(asked, one, build.empty("row", batch), prompts, feeds)
+
+
+def only_last(model: ir.Model) -> None:
+    """Let a decoder compute the logits of the last token alone, in place; as it is where their product is not found."""
+    (logits,) = (value for value in model.graph.outputs if value.name == LOGITS)
+    node = logits.producer()
+    while node is not None and node.op_type in FOLLOWING:
+        computed = [value for value in node.inputs if value is not None and not value.is_initializer()]
+        node = computed[0].producer() if len(computed) == 1 else None
+    if node is None or node.op_type != "MatMul":
+        return
+    numbers = [ir.Value(name=f"last.{at}", const_value=ir.tensor(np.array([at]))) for at in (-1, END, 1)]
+    for value in numbers:
+        model.graph.register_initializer(value)
+    last = ir.node("Slice", [node.inputs[0], *numbers])
+    last.outputs[0].name = "last"
+    model.graph.insert_before(node, last)
+    node.replace_input_with(0, last.outputs[0])
+
+
+def _moved(build: Builder, ids: ir.Value, mask: ir.Value, width: ir.Value) -> ir.Value:
+    """Prompts (B, S) with padding anywhere -> (B, width) with all of it at the left."""
+    block = build.block
+    size = block.op("Shape", ids, start=1, end=2)
+    keys = block.op("Range", 0, block.op("Squeeze", size), 1)
+    keys = block.op("Where", block.op("Greater", mask, 0), keys, -1)
+    _, order = block.ops("TopK", keys, size, count=2, axis=1, largest=0)
+    moved = block.op("GatherElements", ids, order, axis=1)
+    return block.op("Slice", moved, block.op("Sub", size, block.op("Reshape", width, [1])), size, [1])

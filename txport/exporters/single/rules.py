@@ -1,0 +1,85 @@
+"""What the single graph's search is told at export: special tokens, and what a bundle says of how to search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from txport.bundles.manifest import Manifest
+from txport.errors import UnsupportedError, quoted
+from txport.models.facts import Facts
+
+# Options of a search that are inputs of the graph, so that a call gives them anew.
+ASKED = frozenset({"beams", "length_penalty", "max_new_tokens", "max_length"})
+BUILT_IN = frozenset(
+    {
+        "early_stopping",
+        "min_new_tokens",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "bad_words_ids",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "no_repeat_ngram_size",
+        "repetition_penalty",
+    }
+)
+WITHOUT = {"beam_groups": 1, "do_sample": False, "diversity_penalty": 0.0}  # what has no effect
+MOST_WORDS = 64  # sequences of tokens that must not be said: each is some nodes of every step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What holds for every search of a graph; names and meanings are those of `SearchOptions`."""
+
+    facts: Facts
+    early_stopping: bool | str = False
+    min_new_tokens: int = 0
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
+    no_repeat_ngram_size: int = 0
+    repetition_penalty: float = 1.0
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """The tokens that no target has."""
+        single = (words[0] for words in self.bad_words_ids if len(words) == 1)
+        return tuple(sorted({*self.suppress_tokens, *single}))
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what may come next depends on the tokens so far."""
+        has_sequences = any(len(words) > 1 for words in self.bad_words_ids)
+        return has_sequences or self.no_repeat_ngram_size > 0 or self.repetition_penalty != 1
+
+
+def rules_of(manifest: Manifest) -> Rules:
+    """Those of a bundle; `UnsupportedError` for what one graph of standard operators can't search by."""
+    for problem in _problems(manifest.generation):
+        fix = "change its generation_config.json, or leave single out"
+        raise UnsupportedError(
+            f"single searches greedily and by beams, and this checkpoint's defaults {problem}; {fix}"
+        )
+    found = {name: _fixed(value) for name, value in manifest.generation.items() if name in BUILT_IN}
+    return Rules(facts=manifest.facts, **found)
+
+
+def _problems(generation: Mapping[str, Any]) -> Iterator[str]:
+    """Why the options of a checkpoint can't be built into a graph."""
+    if generation.get("do_sample"):
+        yield "draw samples (do_sample)"
+    if generation.get("beam_groups", 1) != 1:
+        yield f"have {quoted(generation['beam_groups'])} groups of beams (num_beam_groups), and the graph has one"
+    if (count := sum(len(words) > 1 for words in generation.get("bad_words_ids", ()))) > MOST_WORDS:
+        yield f"forbid {count} sequences of tokens (bad_words_ids), and a graph may forbid {MOST_WORDS}"
+    if others := sorted(name for name in generation if name not in {*ASKED, *BUILT_IN, *WITHOUT}):
+        yield f"have {others[0]} {quoted(generation[others[0]])}, which the graph has not"
+
+
+def _fixed(value: Any) -> Any:
+    """A JSON value as an option: lists are tuples."""
+    return tuple(map(_fixed, value)) if isinstance(value, list | tuple) else value

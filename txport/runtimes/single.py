@@ -1,0 +1,114 @@
+"""The graph of a bundle that searches by itself, once for every engine that can run it."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import (
+    ATTENTION_MASK,
+    GENERATE,
+    INPUT_FEATURES,
+    INPUT_IDS,
+    LENGTH_PENALTY,
+    MAX_NEW_TOKENS,
+    NUM_BEAMS,
+    PREFIX_IDS,
+    SEQUENCES,
+    SEQUENCES_LENGTHS,
+    SEQUENCES_SCORES,
+)
+from txport.errors import RunError, UnsupportedError
+from txport.runtimes.base import Floats, GraphPorts, Inputs, Ints, Scores, State
+from txport.runtimes.portable import Engine
+
+T = TypeVar("T")
+
+
+class Targets(NamedTuple):
+    """The hypotheses of each source, the best first: tokens (B, K, T), scores (B, K), -inf for none, lengths (B, K)."""
+
+    ids: Ints
+    scores: Floats
+    lengths: Ints
+
+
+class SingleRuntime(Generic[T]):
+    """One run from sources, or prompts, to targets. It is a `Runtime` that refuses to be run step by step."""
+
+    def __init__(self, engine: Engine[T], manifest: Manifest) -> None:
+        self._engine, self._manifest, self.facts = engine, manifest, manifest.facts
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The options that are built into the graph, and those that a call gives."""
+        return self._manifest.generation
+
+    def search(
+        self,
+        source: Inputs,
+        lengths: Ints,
+        prefixes: Ints,
+        *,
+        max_new_tokens: int,
+        beams: int = 1,
+        length_penalty: float = 1.0,
+    ) -> Targets:
+        """Sources as `Runtime.start` takes them, and what their targets begin with (B, P), which none of them repeats.
+
+        Raises `RunError` for a graph that fails, or whose outputs are none of a search.
+        """
+        given: dict[str, NDArray[Any]] = {}
+        if self.facts.task == "causal" or self.facts.masks_source:
+            mask = np.arange(source.shape[1])[None, :] < lengths[:, None]
+            given |= {INPUT_IDS: source, ATTENTION_MASK: mask.astype(np.int64)}
+        else:
+            given[INPUT_FEATURES] = np.ascontiguousarray(source, np.float32)
+        if self.facts.task == "seq2seq":
+            given[PREFIX_IDS] = prefixes
+        given |= {MAX_NEW_TOKENS: np.array([max_new_tokens]), NUM_BEAMS: np.array([beams])}
+        given[LENGTH_PENALTY] = np.array([length_penalty], np.float32)
+        tensors = {name: self._engine.from_numpy(array) for name, array in given.items()}
+        names = [SEQUENCES, SEQUENCES_SCORES, SEQUENCES_LENGTHS]
+        found = self._engine.run(GENERATE, tensors, names)
+        ids, scores, sizes = (self._engine.to_numpy(found[name]) for name in names)
+        self._require_targets(ids, scores, sizes, (len(source), beams))
+        return Targets(ids, scores, sizes)
+
+    def _require_targets(self, ids: Ints, scores: Floats, lengths: Ints, dims: tuple[int, int]) -> None:
+        fix = "the bundle is damaged, and `txport verify` says where"
+        if scores.shape != dims or lengths.shape != dims or ids.ndim != 3 or ids.shape[:2] != dims:
+            shapes = f"{ids.shape}, {scores.shape} and {lengths.shape}"
+            raise RunError(f"the {GENERATE} graph gives shapes {shapes} for {dims[0]} x {dims[1]} targets; {fix}")
+        if np.isnan(scores).any():
+            raise RunError("the scores of the targets are NaN; look for NaN or infinity in the model's weights")
+        if lengths.size and not 0 <= lengths.min() <= lengths.max() <= ids.shape[2]:
+            raise RunError(f"the {GENERATE} graph gives lengths beyond its {ids.shape[2]} tokens; {fix}")
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.facts.writes.size:
+            raise RunError(f"the {GENERATE} graph gives tokens outside the vocabulary; {fix}")
+
+    def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> State:
+        """Raise `UnsupportedError`: there are no steps from outside."""
+        what = "the single graph finds whole targets, and has no steps to stream, score or give logits by"
+        raise UnsupportedError(f"{what}; load the bundle without single")
+
+    def step(
+        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True, align: bool = False
+    ) -> tuple[Scores, State]:
+        """As `start`."""
+        return self.start(tokens, tokens, max_length=0), state
+
+    def select(self, state: State, rows: Ints) -> State:
+        """As `start`."""
+        return self.start(rows, rows, max_length=0)
+
+    def ports(self, role: str) -> GraphPorts:
+        """See `GraphRuntime.ports`."""
+        return self._engine.ports(role)
+
+    def placement(self) -> dict[str, dict[str, int]]:
+        """See `GraphRuntime.placement`."""
+        return self._engine.placement()

@@ -1,0 +1,83 @@
+"""A search that a graph makes by itself: what it can be asked for, and what it finds, as `generate` finds it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from txport.errors import UnsupportedError, quoted
+from txport.runtimes.inputs import Sources, batch
+from txport.runtimes.single import SingleRuntime, Targets
+from txport.search.generate import Ids, prompts_of, require_fit, require_room
+from txport.search.options import Found, SearchOptions
+
+ASKED = ("beams", "nbest", "length_penalty", "max_new_tokens", "max_length", "scores")  # what a call may choose
+
+
+def generate_at_once(
+    runtime: SingleRuntime[Any], sources: Sources, options: SearchOptions, prefixes: Ids | None = None
+) -> list[list[Found]]:
+    """As `generate`, in one run of the graph for all sources whose prefixes are of one length; without token scores.
+
+    Raises `UnsupportedError` for options that are not those of the graph.
+    """
+    facts, prefixes = runtime.facts, [()] * len(sources) if prefixes is None else prefixes
+    require_built_in(runtime, options)
+    require_fit(prefixes, facts, options)
+    for prompt in prompts_of(sources, facts):
+        require_room(prompt, facts, options)
+    found: dict[int, list[Found]] = {}
+    sizes = np.array([len(prefix) for prefix in prefixes])
+    for size in np.unique(sizes).tolist():
+        rows = np.flatnonzero(sizes == size).tolist()
+        begin = np.array([prefixes[row] for row in rows], np.int64).reshape(len(rows), size)
+        most = longest_new(options, size, facts.writes.longest)
+        together, lengths = batch([sources[row] for row in rows], facts)
+        how: dict[str, Any] = {"beams": options.beams, "length_penalty": options.length_penalty}
+        targets = runtime.search(together, lengths, begin, max_new_tokens=most, **how)
+        found |= {row: _found(targets, at, prefixes[row], options.nbest) for at, row in enumerate(rows)}
+    return [found[row] for row in range(len(sources))]
+
+
+def longest_new(options: SearchOptions, prefix: int, longest: int) -> int:
+    """How many new tokens a target may have after a prefix; the graph gives no more than fit."""
+    if options.max_new_tokens is not None:
+        return options.max_new_tokens
+    return longest if options.max_length is None else min(longest, options.max_length - 1) - prefix
+
+
+def built_in(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a bundle that no call of its graph chooses."""
+    return {name: value for name, value in defaults.items() if name not in ASKED}
+
+
+def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions) -> None:
+    """Raise `UnsupportedError` for an option with another value than is built into the graph."""
+    idle = {"early_stopping", "patience"} if options.beams == 1 else set()
+    known = {**runtime.defaults, "eos_token_id": runtime.facts.writes.ends}
+    for entry in dataclasses.fields(SearchOptions):
+        if entry.name in (*ASKED, *idle):
+            continue
+        value, built_in = getattr(options, entry.name), _plain(known.get(entry.name, entry.default))
+        if _plain(value) != built_in and not (entry.name == "eos_token_id" and value is None):
+            what = f"the single graph searches with {entry.name} {quoted(built_in)}, as it was exported"
+            raise UnsupportedError(f"{what}, got {quoted(value)}; leave it out, or search without the single graph")
+
+
+def _plain(value: Any) -> Any:
+    """Sequences of any kind as tuples."""
+    return tuple(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _found(targets: Targets, row: int, prefix: Sequence[int], nbest: int) -> list[Found]:
+    """The hypotheses of one source, their prefix in front."""
+    found = []
+    for place in range(min(nbest, targets.scores.shape[1])):
+        score, length = float(targets.scores[row, place]), int(targets.lengths[row, place])
+        if score != -np.inf:
+            tokens = targets.ids[row, place, :length].tolist()
+            found.append(Found((*prefix, *tokens), score))
+    return found
