@@ -4,6 +4,7 @@ VENV := .venv
 PEERS := .venv-peers
 HF := .venv-hf
 JS := tests/transformers_js
+PACKAGE := txport/runtimes/js
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORDS := transformer attention onnx pronunciation
@@ -15,8 +16,10 @@ run: $(INSTALLED)
 	$(BIN)/txport verify g2p-en
 
 # The second run holds search and tokenizers against Hugging Face's, in an environment without ONNX Runtime. Bundles are
-# also run by transformers.js, where there is npm.
-test: $(INSTALLED) $(HF)/.installed $(if $(shell command -v npm),$(JS)/node_modules/.installed,no-npm)
+# also run by transformers.js and by the package for JavaScript, where there is npm.
+NPM := $(if $(shell command -v npm),$(JS)/node_modules/.installed $(PACKAGE)/node_modules/.installed,no-npm)
+
+test: $(INSTALLED) $(HF)/.installed $(NPM)
 	$(BIN)/pytest --numprocesses logical --dist worksteal
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(HF)/bin/python -m pytest --numprocesses logical --dist worksteal --confcutdir tests/hugging_face tests/hugging_face
 
@@ -43,7 +46,7 @@ gpu:
 	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(HF) $(JS)/node_modules build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(HF) $(JS)/node_modules $(PACKAGE)/node_modules build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'
@@ -57,12 +60,12 @@ $(HF)/.installed: tests/hugging_face/requirements.txt
 	touch $@
 
 # No install scripts: that of onnxruntime-node fetches CUDA's libraries, which nothing here needs.
-$(JS)/node_modules/.installed: $(JS)/package-lock.json
-	npm ci --prefix $(JS) --ignore-scripts --no-audit --no-fund --loglevel=error
+%/node_modules/.installed: %/package-lock.json
+	npm ci --prefix $* --ignore-scripts --no-audit --no-fund --loglevel=error
 	touch $@
 
 no-npm:
-	@echo 'there is no npm here: what is tested with transformers.js is skipped'
+	@echo 'there is no npm here: what is tested in JavaScript is skipped'
 
 $(PEERS)/.installed: benchmarks/peers/requirements.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
