@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORDS := transformer attention onnx pronunciation
 
-.PHONY: run test check format bench bench-peers gpu clean no-npm
+.PHONY: run test check format bench bench-peers examples gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
@@ -17,7 +17,7 @@ run: $(INSTALLED)
 
 # The second run holds search and tokenizers against Hugging Face's, in an environment without ONNX Runtime. Bundles are
 # also run by transformers.js and by the package for JavaScript, where there is npm.
-NPM := $(if $(shell command -v npm),$(JS)/node_modules/.installed $(PACKAGE)/node_modules/.installed,no-npm)
+NPM := $(if $(shell command -v npm),$(foreach each,$(JS) $(PACKAGE) examples/node,$(each)/node_modules/.installed),no-npm)
 
 test: $(INSTALLED) $(HF)/.installed $(NPM)
 	$(BIN)/pytest --numprocesses logical --dist worksteal
@@ -40,13 +40,17 @@ bench: $(INSTALLED)
 bench-peers: $(INSTALLED) $(PEERS)/.installed
 	$(BIN)/python -m benchmarks.peers --peers-python $(PEERS)/bin/python
 
+# Those for which this machine has what they need; it says which it passes over.
+examples: $(INSTALLED)
+	$(BIN)/python -m examples.run
+
 # Uses the packages of the Python that runs it, so that it works on a machine without network:
 # make gpu PYTHON=python3
 gpu:
 	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(HF) $(JS)/node_modules $(PACKAGE)/node_modules build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(HF) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import txport
+from tests import transformers_js
 from tests.architectures.test_bert import model_of, tiny
 from tests.javascript import in_chromium, on_node
+from tests.tiny import tiny_config, tiny_model
 from txport.locate import find_bundle
 from txport.models.checkpoint import save_checkpoint
 
@@ -179,3 +182,28 @@ def test_a_search_ends_where_it_is_left_or_cancelled(g2p: tuple[Path, txport.Mod
     assert left == [whole.split()[0], whole]
     first = {"error": "Error", "message": whole.split()[0]}
     assert cancelled == [first, first, {"error": "Error", "message": "before it began"}]
+
+
+def test_a_tokenizer_of_a_library_reads_what_the_package_does_not(tmp_path: Path) -> None:
+    library = transformers_js.HERE / "node_modules" / "@huggingface" / "tokenizers"
+    if not library.is_dir():
+        pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
+    words = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))  # noqa: S106
+    words.pre_tokenizer, words.decoder = pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder("</w>")
+    texts = ["the cat sat", "a cat ate the hat", "that heat"]
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    words.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=40, special_tokens=special, end_of_word_suffix="</w>")
+    )
+    words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    sizes = {"source_vocab_size": words.get_vocab_size(), "target_vocab_size": words.get_vocab_size()}
+    save_checkpoint(tmp_path / "checkpoint", tiny_model(tiny_config(**sizes)), words.to_str())
+    bundle = txport.export(tmp_path / "checkpoint", tmp_path / "bundle").path
+    expected = txport.load(bundle).generate(texts, beams=3)
+    requests = [("generate", text, {"beams": 3}) for text in texts]
+    answered = on_node(bundle, requests, library=str(library / "dist" / "tokenizers.min.mjs"))
+    assert [each["output"] for each in answered] == [each.output for each in expected]
+    assert len({each.output for each in expected}) > 1
+    (refusal,) = on_node(bundle, requests[:1])
+    assert "does not read a tokenizer with a BPE model" in refusal["message"]
+    assert refusal["message"].endswith("such as transformers.js has, or token ids to search()")
