@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import txport
-from tests.javascript import in_chromium, on_node
+from tests.javascript import in_chromium, on_node, run
 from tests.tiny import edit_graph, reseal
 from txport.bundles.bundle import Bundle
 from txport.errors import BundleError
@@ -209,3 +209,13 @@ def test_a_page_without_threads(bundle: Bundle) -> None:
 def test_an_engine_without_simd(bundle: Bundle) -> None:
     message = "this browser's WebAssembly has no SIMD, which ONNX Runtime needs; use a newer browser"
     assert refused(bundle.path, web=True, simd=False) == ("UnavailableError", message)
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_any_value_in_a_document_is_run_or_refused(target: str, checkpoint: Path, tmp_path: Path) -> None:
+    """Of the manifest and the tokenizer, with one value in place of another, or without it."""
+    path = txport.export(checkpoint, tmp_path / "bundle", target=target).path
+    told = run("faults.mjs", {"bundle": str(path), "count": 160, "seed": 1})
+    assert told["found"] == []
+    assert told["run"] > 5
+    assert told["refused"] > 50

@@ -131,7 +131,7 @@ export interface CrossAttention {
   heads: number;
 }
 
-/** What is true of the model. */
+/** What is true of the model; one that only encodes has no target, and one without a source no encoder. */
 export interface Facts {
   task: Task;
   width: number;

@@ -78,7 +78,12 @@ function* wrongSide(side) {
     if (!isCount(side[name]) || side[name] < 1) yield `${name} must be a positive number, got ${quoted(side[name])}`;
   }
   if ("frames" in side) return;
-  const several = [...(side.ends ?? []), ...(side.before ?? []), ...(side.after ?? [])];
+  for (const name of ["ends", "before", "after"]) {
+    if (Array.isArray(side[name])) continue;
+    yield `${name} must be a list of tokens, got ${quoted(side[name])}`;
+    return;
+  }
+  const several = [...side.ends, ...side.before, ...side.after];
   for (const id of [side.pad, ...several, side.start ?? 0, side.mask ?? 0]) {
     if (!isCount(id) || id >= side.size) yield `a token must lie in 0 to ${side.size - 1}, got ${quoted(id)}`;
   }

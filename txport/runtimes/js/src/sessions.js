@@ -164,13 +164,13 @@ async function create({ files, platform, manifest, role, shared, graph }) {
   const { file, outputs } = manifest.graphs[role];
   /** @type {Record<string, any>} */
   const options = { executionProviders: [platform.provider], logSeverityLevel: 3 };
-  if (platform.isWeb && shared.length) options.externalData = shared;
+  const onDisk = !platform.isWeb && shared.length && files.path; // where ONNX Runtime maps the weights itself
+  if (shared.length && !onDisk) options.externalData = shared;
   if (!platform.isWeb && platform.threads !== undefined) options.intraOpNumThreads = platform.threads;
   if (platform.provider === "webgpu") {
     const kept = outputs.filter((port) => OWN.test(port.name)).map((port) => [port.name, "gpu-buffer"]);
     options.preferredOutputLocation = Object.fromEntries(kept);
   }
-  const onDisk = !platform.isWeb && shared.length && files.path;
   try {
     return await platform.ort.InferenceSession.create(onDisk ? onDisk(file) : graph, options);
   } catch (error) {
