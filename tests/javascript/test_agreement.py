@@ -199,11 +199,12 @@ def test_a_tokenizer_of_a_library_reads_what_the_package_does_not(tmp_path: Path
     sizes = {"source_vocab_size": words.get_vocab_size(), "target_vocab_size": words.get_vocab_size()}
     save_checkpoint(tmp_path / "checkpoint", tiny_model(tiny_config(**sizes)), words.to_str())
     bundle = txport.export(tmp_path / "checkpoint", tmp_path / "bundle").path
-    expected = txport.load(bundle).generate(texts, beams=3)
-    requests = [("generate", text, {"beams": 3}) for text in texts]
+    drawn_so = {"do_sample": True, "seed": 5, "nbest": 3}
+    expected = [[one.output for one in each.hypotheses] for each in txport.load(bundle).generate(texts, **drawn_so)]
+    requests = [("generate", text, drawn_so) for text in texts]
     answered = on_node(bundle, requests, library=str(library / "dist" / "tokenizers.min.mjs"))
-    assert [each["output"] for each in answered] == [each.output for each in expected]
-    assert len({each.output for each in expected}) > 1
+    assert [[one["output"] for one in each["hypotheses"]] for each in answered] == expected
+    assert len({output for outputs in expected for output in outputs}) > 1
     (refusal,) = on_node(bundle, requests[:1])
     assert "does not read a tokenizer with a BPE model" in refusal["message"]
     assert refusal["message"].endswith("such as transformers.js has, or token ids to search()")

@@ -30,14 +30,14 @@ const SHOWN = 10; // unknown characters that a message names
  */
 export async function tokenizerOf(files, manifest, given) {
   const { facts } = manifest;
-  if (given !== undefined) return foreign(given, facts);
   const listed = (/** @type {string} */ name) => Object.hasOwn(manifest.files, name);
-  if (!listed("tokenizer.json")) return numbers(facts);
   const read = async (/** @type {string} */ name) => {
     return parse(files, name, await readChecked(files, name, manifest.files[name]));
   };
   const usage = listed("text.json") ? await read("text.json") : { clean_up: false, languages: null };
-  if (usage.languages || usage.clean_up) {
+  if (given !== undefined) return foreign(given, facts, Boolean(usage?.clean_up));
+  if (!listed("tokenizer.json")) return numbers(facts);
+  if (usage?.languages || usage?.clean_up) {
     const what = usage.languages ? "the languages of a source by tokens" : "how decoded text is cleaned up";
     return refused(`text.json of ${files.where} says ${what}, which this package does not do`);
   }
@@ -219,9 +219,10 @@ function specialOf(side) {
  *
  * @param {NonNullable<import("./index.js").LoadOptions["tokenizer"]>} given
  * @param {import("./index.js").Facts} facts
+ * @param {boolean} cleansUp whether decoded text has no spaces before punctuation
  * @returns {Reader}
  */
-function foreign(given, facts) {
+function foreign(given, facts, cleansUp) {
   const { source, target } = "source" in given ? given : { source: given, target: given };
   if (typeof source?.encode !== "function" || typeof target?.decode !== "function") {
     throw new UnsupportedError("tokenizer must have the methods encode and decode, or be { source, target } of such");
@@ -238,7 +239,8 @@ function foreign(given, facts) {
       throw new UnsupportedError("the tokenizer's encode must give token ids, or an object with ids");
     return ids.map(Number);
   };
-  const decode = (/** @type {number[]} */ ids) => String(target.decode(ids, { skip_special_tokens: true }));
+  const how = { skip_special_tokens: true, clean_up_tokenization_spaces: cleansUp };
+  const decode = (/** @type {number[]} */ ids) => (ids.length ? String(target.decode(ids, how)) : "");
   return {
     encode: (text) => encode(source, text),
     decode: (ids) => decode(ids.filter((id) => !special.has(id))),
