@@ -4,19 +4,22 @@ VENV := .venv
 PEERS := .venv-peers
 HF := .venv-hf
 JS := tests/transformers_js
+PACKAGE := txport/runtimes/js
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORDS := transformer attention onnx pronunciation
 
-.PHONY: run test check format bench bench-peers gpu clean no-npm
+.PHONY: run test check format bench bench-peers examples gpu clean no-npm
 
 run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
 	$(BIN)/txport verify g2p-en
 
 # The second run holds search and tokenizers against Hugging Face's, in an environment without ONNX Runtime. Bundles are
-# also run by transformers.js, where there is npm.
-test: $(INSTALLED) $(HF)/.installed $(if $(shell command -v npm),$(JS)/node_modules/.installed,no-npm)
+# also run by transformers.js and by the package for JavaScript, where there is npm.
+NPM := $(if $(shell command -v npm),$(foreach each,$(JS) $(PACKAGE) examples/node,$(each)/node_modules/.installed),no-npm)
+
+test: $(INSTALLED) $(HF)/.installed $(NPM)
 	$(BIN)/pytest --numprocesses logical --dist worksteal
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(HF)/bin/python -m pytest --numprocesses logical --dist worksteal --confcutdir tests/hugging_face tests/hugging_face
 
@@ -37,13 +40,17 @@ bench: $(INSTALLED)
 bench-peers: $(INSTALLED) $(PEERS)/.installed
 	$(BIN)/python -m benchmarks.peers --peers-python $(PEERS)/bin/python
 
+# Those for which this machine has what they need; it says which it passes over.
+examples: $(INSTALLED)
+	$(BIN)/python -m examples.run
+
 # Uses the packages of the Python that runs it, so that it works on a machine without network:
 # make gpu PYTHON=python3
 gpu:
 	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(HF) $(JS)/node_modules build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(HF) $(JS)/node_modules $(PACKAGE)/node_modules examples/node/node_modules build examples/build examples/browser/build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "txport needs Python 3.11 or newer, found " + sys.version)'
@@ -57,12 +64,12 @@ $(HF)/.installed: tests/hugging_face/requirements.txt
 	touch $@
 
 # No install scripts: that of onnxruntime-node fetches CUDA's libraries, which nothing here needs.
-$(JS)/node_modules/.installed: $(JS)/package-lock.json
-	npm ci --prefix $(JS) --ignore-scripts --no-audit --no-fund --loglevel=error
+%/node_modules/.installed: %/package-lock.json
+	npm ci --prefix $* --ignore-scripts --no-audit --no-fund --loglevel=error
 	touch $@
 
 no-npm:
-	@echo 'there is no npm here: what is tested with transformers.js is skipped'
+	@echo 'there is no npm here: what is tested in JavaScript is skipped'
 
 $(PEERS)/.installed: benchmarks/peers/requirements.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)

@@ -1,0 +1,1 @@
+"""The examples, as `make examples` runs them."""

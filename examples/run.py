@@ -1,0 +1,128 @@
+"""Build and run the examples, and hold what they print against what txport says: `make examples`.
+
+`python -m examples.run [NAME ...]` runs all, or those. A machine that lacks what one needs is told of it, and goes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PACKAGE = HERE.parent / "txport" / "runtimes" / "js"
+BUILD = HERE / "build"
+WORDS = ("hello", "transformer", "phonetics")
+# What a command may say in place of itself -> the first program of these that is there.
+PROGRAMS = {
+    "node": ("node",),
+    "npm": ("npm",),
+    "chromium": ("chromium", "chromium-browser", "google-chrome"),
+}
+INSTALL = ("{npm}", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", "--prefix")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A program that is given a bundle of g2p-en and words, and prints how each is pronounced, one a line.
+
+    In `prepare` and `command`, `{bundle}` is the bundle, `{python}` this Python, `{build}` a folder to build in, and a
+    key of `PROGRAMS` in braces that program; `{words}` are several arguments. What they need is what they name.
+    `packages` is a folder whose packages of npm it uses. `options` are those of txport whose output is expected.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    prepare: tuple[tuple[str, ...], ...] = ()
+    packages: Path | None = None
+    options: Mapping[str, Any] | None = None
+
+
+EXAMPLES = (
+    Example(
+        name="python",
+        command=("{python}", "python/pronounce.py", "{bundle}", "{words}"),
+    ),
+    Example(
+        name="node",
+        packages=HERE / "node",
+        command=("{node}", "node/portable.mjs", "{bundle}", "{words}"),
+    ),
+    Example(
+        name="node-package",
+        packages=HERE / "node",
+        command=("{node}", "node/package.mjs", "{bundle}", "{words}"),
+        options={"beams": 5},
+    ),
+    Example(
+        name="browser",
+        packages=PACKAGE,
+        prepare=(("{python}", "browser/build.py", "--bundle", "{bundle}", "--out", "{build}/browser"),),
+        command=("{node}", "browser/check.mjs", "{chromium}", "{build}/browser", "{words}"),
+        options={"beams": 5},
+    ),
+)
+
+
+def steps(example: Example) -> tuple[tuple[str, ...], ...]:
+    """The commands before an example runs; packages that are there are not installed again."""
+    if example.packages is None or (example.packages / "node_modules").is_dir():
+        return example.prepare
+    return ((*INSTALL, str(example.packages)), *example.prepare)
+
+
+def lacks(example: Example) -> list[str]:
+    """The programs that an example needs and this machine has not."""
+    named = {part.strip("{}") for command in (*steps(example), example.command) for part in command}
+    return [name for name, programs in PROGRAMS.items() if name in named and not any(map(shutil.which, programs))]
+
+
+def run(example: Example, bundle: Path, build: Path, words: Sequence[str] = WORDS) -> list[str]:
+    """What an example prints, a line a word; `CalledProcessError` where it fails."""
+    paths = {name: next(filter(None, map(shutil.which, programs)), "") for name, programs in PROGRAMS.items()}
+    values = {**paths, "bundle": str(bundle), "python": sys.executable, "build": str(build)}
+    for command in steps(example):
+        called(command, values, words)
+    return called(example.command, values, words).splitlines()
+
+
+def called(command: Sequence[str], values: Mapping[str, str], words: Sequence[str]) -> str:
+    """What a command prints, which is run in the folder of the examples."""
+    parts = [part for each in command for part in (words if each == "{words}" else [each.format_map(values)])]
+    done = subprocess.run(parts, cwd=HERE, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, parts, done.stdout, done.stderr)
+    return done.stdout
+
+
+def main(names: Sequence[str]) -> int:
+    """Run the examples of these names, or all; 1 where one says something else than txport."""
+    import txport
+    from txport.locate import find_bundle
+
+    known = {example.name: example for example in EXAMPLES}
+    if strange := [name for name in names if name not in known]:
+        print(f"there is no example {strange[0]!r}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    bundle, model, wrong = find_bundle("g2p-en").path, txport.load("g2p-en"), 0
+    for example in (known[name] for name in names or known):
+        if missing := lacks(example):
+            print(f"{example.name:16} skipped: this machine has no {' and no '.join(missing)}")
+            continue
+        expected = [each.output for each in model.generate(WORDS, **(example.options or {}))]
+        try:
+            found = run(example, bundle, BUILD)
+            problem = "" if found == expected else f"wrong: {found}, expected {expected}"
+        except subprocess.CalledProcessError as error:
+            problem = f"failed: {error.stderr.strip() or error.stdout.strip()}"
+        wrong += bool(problem)
+        print(f"{example.name:16} {problem or 'as txport: ' + ', '.join(expected)}")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,210 @@
+"""What JavaScript finds is what Python finds: the same tokens, by every kind of search, and the same scores."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+import txport
+from tests import transformers_js
+from tests.architectures.test_bert import model_of, tiny
+from tests.javascript import in_chromium, on_node
+from tests.tiny import tiny_config, tiny_model
+from txport.locate import find_bundle
+from txport.models.checkpoint import save_checkpoint
+
+PAGES = Path(__file__).parents[2] / "docs"
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beams": {"beams": 5, "nbest": 3},
+    "samples": {"do_sample": True, "seed": 3, "nbest": 2, "temperature": 1.3, "top_p": 0.9},
+    "of the likeliest": {"do_sample": True, "seed": 12345678901234, "top_k": 5, "min_p": 0.05},
+}
+OPTIONS: dict[str, Sequence[Any]] = {  # what a search is drawn from; the first is what stands for nothing
+    "max_new_tokens": (8, 1, 3),
+    "min_new_tokens": (0, 2),
+    "length_penalty": (1.0, 0.3, -1.0),
+    "repetition_penalty": (1.0, 1.0, 1.4, 0.8),
+    "no_repeat_ngram_size": (0, 0, 1, 2),
+    "suppress_tokens": ((), (), (5, 6), tuple(range(3, 22))),
+    "begin_suppress_tokens": ((), (7,)),
+    "bad_words_ids": ((), ((8,), (9, 10)), ((5, 9),)),
+    "forced_eos_token_id": (None, None, 9),
+    "eos_token_id": (None, None, (2, 9), 11),
+}
+KINDS: dict[str, dict[str, Sequence[Any]]] = {
+    "greedy": {},
+    "beams": {"beams": (3, 2, 4), "early_stopping": (False, True, "never"), "patience": (1.0, 0.5, 2.0)},
+    "samples": {
+        "do_sample": (True,),
+        "seed": (0, 2**32, 10**30),
+        "temperature": (1.0, 0.4, 3.0),
+        "top_k": (0, 4, 1),
+        "top_p": (1.0, 0.7),
+        "min_p": (0.0, 0.0, 0.2),
+    },
+}
+
+
+def words(count: int) -> list[str]:
+    """Words of the documents of this project, drawn by seed."""
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES.glob("*.md"))
+    return random.Random(0).sample(sorted(set(re.findall("[a-z]{2,20}", pages))), count)
+
+
+def drawn(seed: int, more: dict[str, Any]) -> dict[str, Any]:
+    """Options of one search that make sense together."""
+    draw = random.Random(seed)
+    table = {**OPTIONS, **KINDS[draw.choice(list(KINDS))], **more}
+    found = {name: draw.choice(values) for name, values in table.items()}
+    found["min_new_tokens"] = min(found["min_new_tokens"], found["max_new_tokens"])
+    if "beams" in found:
+        found["nbest"] = max(1, round(found["beams"] * found["patience"] / 2))
+    elif "seed" in found:
+        found["nbest"] = draw.choice((1, 3))
+    if found["forced_eos_token_id"] in found["suppress_tokens"]:
+        found["suppress_tokens"] = ()
+    return {name: value for name, value in found.items() if value not in (None, ())}
+
+
+def sent(options: dict[str, Any]) -> dict[str, Any]:
+    """As JSON may hold them: a number of JavaScript's has 53 bits."""
+    return {**options, "seed": str(options["seed"])} if options.get("seed", 0) > 2**53 else options
+
+
+def found_by(model: txport.Model, source: list[int], options: dict[str, Any]) -> list[dict[str, Any]]:
+    """As JSON tells it."""
+    prefixes = [options.pop("prefix")] if "prefix" in options else None
+    found = model.search([source], prefixes=prefixes, **options)[0]
+    return [{"tokens": list(each.tokens), "score": each.score, "alignment": each.alignment} for each in found]
+
+
+def require_same(theirs: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]], case: object) -> None:
+    assert [list(each["tokens"]) for each in theirs] == [list(each["tokens"]) for each in ours], case
+    scores = [[each["score"] for each in side] for side in (theirs, ours)]
+    np.testing.assert_allclose(*scores, atol=1e-4, err_msg=str(case))
+    for each, other in zip(theirs, ours, strict=True):
+        if other["alignment"]:
+            np.testing.assert_allclose(each["alignment"], other["alignment"], atol=1e-4, err_msg=str(case))
+
+
+@pytest.fixture(scope="module", params=["seq2seq portable", "seq2seq cpu", "causal portable", "causal cpu"])
+def made(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    task, target = request.param.split()
+    source = checkpoint if task == "seq2seq" else "preset:gpt2-tiny"
+    return txport.export(source, tmp_path_factory.mktemp("bundles") / "made", target=target).path
+
+
+def test_searches_drawn_by_seed(made: Path) -> None:
+    """Each option alone and beside others, of models with random weights, which say little of any token."""
+    model, draw = txport.load(made), random.Random(1)
+    is_seq2seq = model.facts.task == "seq2seq"
+    more: dict[str, Any] = {"alignment": (None, "soft", "hard"), "prefix": ((), (), (12, 13))} if is_seq2seq else {}
+    cases = [([draw.randrange(4, 20) for _ in range(draw.randrange(1, 9))], drawn(seed, more)) for seed in range(60)]
+    if not is_seq2seq:  # more than a first cache holds, and a prompt that is filled in by parts
+        cases += [([5, 9], {"max_new_tokens": 50, "min_new_tokens": 40}), ([7, 5] * 29, {"beams": 2})]
+    answered = on_node(made, [("search", source, sent(options)) for source, options in cases])
+    for (source, options), theirs in zip(cases, answered, strict=True):
+        assert "error" not in theirs, (options, theirs)
+        require_same(theirs, found_by(model, source, dict(options)), (source, options))
+
+
+@pytest.fixture(scope="module")
+def g2p() -> tuple[Path, txport.Model]:
+    return find_bundle("g2p-en").path, txport.load("g2p-en")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_500_words_on_node(g2p: tuple[Path, txport.Model], way: str) -> None:
+    bundle, model = g2p
+    chosen = words(500 if way == "greedy" else 100)
+    answered = on_node(bundle, [("generate", word, WAYS[way]) for word in chosen], load={"threads": 1})
+    for ours, theirs in zip(model.generate(chosen, **WAYS[way]), answered, strict=True):
+        require_same(theirs["hypotheses"], [vars(each) for each in ours.hypotheses], ours.input)
+        assert (theirs["output"], theirs["input"]) == (ours.output, ours.input)
+
+
+def test_words_in_chromium(g2p: tuple[Path, txport.Model]) -> None:
+    """In a page, over WebAssembly; texts that are asked for at once wait for one another."""
+    bundle, model = g2p
+    chosen = words(40)
+    requests: list[list[Any]] = [["generate", word, WAYS[way]] for way in ("greedy", "beams") for word in chosen]
+    (answered,) = in_chromium(bundle, [{"requests": [*requests, ["together", chosen[:3]]]}])
+    ours = [each for way in ("greedy", "beams") for each in model.generate(chosen, **WAYS[way])]
+    for theirs, each in zip(answered, ours, strict=False):
+        require_same(theirs["hypotheses"], [vars(one) for one in each.hypotheses], each.input)
+    assert answered[-1] == [each.output for each in ours[:3]]
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_models_that_only_encode(target: str, tmp_path: Path) -> None:
+    texts, models = ["5 6 7 8 9", "11"], {}
+    for head in ("hidden", "labels"):
+        save_checkpoint(tmp_path / head, model_of(tiny(head)))
+        models[head] = txport.load(txport.export(tmp_path / head, tmp_path / f"{head}-out", target=target).path)
+    ways = [{"pooling": "mean"}, {"pooling": "first", "normalize": True}, {"pooling": "none"}]
+    requests = [*(("vector", text, how) for text in texts for how in ways), *(("outputs", text) for text in texts)]
+    answered = iter(on_node(tmp_path / "hidden-out", requests))
+    for text in texts:
+        for how in ways:
+            np.testing.assert_allclose(next(answered), np.ravel(models["hidden"].embed([text], **how)[0]), atol=1e-5)
+    for ours, theirs in zip(models["hidden"].infer(texts), answered, strict=True):
+        for name, array in ours.items():
+            assert tuple(theirs[name]["dims"]) == array.shape
+            np.testing.assert_allclose(theirs[name]["data"], array.ravel(), atol=1e-5)
+    labelled = on_node(tmp_path / "labels-out", [("classify", text) for text in texts])
+    for ours, theirs in zip(models["labels"].classify(texts), labelled, strict=True):
+        assert [each["label"] for each in theirs] == [each.label for each in ours]
+        np.testing.assert_allclose([each["score"] for each in theirs], [each.score for each in ours], atol=1e-5)
+
+
+def test_what_grows_is_what_python_streams(g2p: tuple[Path, txport.Model]) -> None:
+    bundle, model = g2p
+    given: list[tuple[str, dict[str, Any]]]
+    given = [("phonetics", {}), ("attention", {"beams": 4}), ("a", {"max_new_tokens": 1})]
+    requests = [("grow", word, options) for word, options in given]
+    for (word, options), theirs in zip(given, on_node(bundle, requests), strict=True):
+        assert [each["output"] for each in theirs] == list(model.stream(word, **options))
+
+
+def test_a_search_ends_where_it_is_left_or_cancelled(g2p: tuple[Path, txport.Model]) -> None:
+    bundle, model = g2p
+    requests = [("leave", "hello"), ("cancel", "hello", {}), ("cancel", "hello", {"beams": 3}), ("cancelled", "hello")]
+    left, *cancelled = on_node(bundle, requests)
+    whole = model.generate("hello")[0].output
+    assert left == [whole.split()[0], whole]
+    first = {"error": "Error", "message": whole.split()[0]}
+    assert cancelled == [first, first, {"error": "Error", "message": "before it began"}]
+
+
+def test_a_tokenizer_of_a_library_reads_what_the_package_does_not(tmp_path: Path) -> None:
+    library = transformers_js.HERE / "node_modules" / "@huggingface" / "tokenizers"
+    if not library.is_dir():
+        pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
+    words = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))  # noqa: S106
+    words.pre_tokenizer, words.decoder = pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder("</w>")
+    texts = ["the cat sat", "a cat ate the hat", "that heat"]
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    words.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=40, special_tokens=special, end_of_word_suffix="</w>")
+    )
+    words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    sizes = {"source_vocab_size": words.get_vocab_size(), "target_vocab_size": words.get_vocab_size()}
+    save_checkpoint(tmp_path / "checkpoint", tiny_model(tiny_config(**sizes)), words.to_str())
+    bundle = txport.export(tmp_path / "checkpoint", tmp_path / "bundle").path
+    drawn_so = {"do_sample": True, "seed": 5, "nbest": 3}
+    expected = [[one.output for one in each.hypotheses] for each in txport.load(bundle).generate(texts, **drawn_so)]
+    requests = [("generate", text, drawn_so) for text in texts]
+    answered = on_node(bundle, requests, library=str(library / "dist" / "tokenizers.min.mjs"))
+    assert [[one["output"] for one in each["hypotheses"]] for each in answered] == expected
+    assert len({output for outputs in expected for output in outputs}) > 1
+    (refusal,) = on_node(bundle, requests[:1])
+    assert "does not read a tokenizer with a BPE model" in refusal["message"]
+    assert refusal["message"].endswith("such as transformers.js has, or token ids to search()")

@@ -1,0 +1,40 @@
+/** Anything that txport refuses or that fails while it works: one line that says what to do. */
+export class TxportError extends Error {
+  /** @param {string} message @param {ErrorOptions} [options] */
+  constructor(message, options) {
+    super(message, options);
+    this.name = new.target.name;
+  }
+}
+
+/** A bundle that is damaged, incomplete, or of another format. */
+export class BundleError extends TxportError {}
+
+/** What this package, this build of ONNX Runtime or this model can't do. */
+export class UnsupportedError extends TxportError {}
+
+/** What the platform lacks: a package, WebAssembly's SIMD, threads. */
+export class UnavailableError extends TxportError {}
+
+/** A text, or token ids, that the model can't take. */
+export class TextError extends TxportError {}
+
+/** A graph that fails while it runs. */
+export class RunError extends TxportError {}
+
+const LONGEST = 40; // characters of a text that a message quotes
+
+/** A value as a message quotes it. @param {unknown} value @returns {string} */
+export function quoted(value) {
+  const text =
+    typeof value === "string" ? `'${value}'` : typeof value === "bigint" ? String(value) : JSON.stringify(value);
+  const shown = text ?? String(value);
+  return shown.length > LONGEST + 3 ? `${shown.slice(0, LONGEST)}...` : shown;
+}
+
+/** What a foreign error says, in one line. @param {unknown} error @returns {string} */
+export function brief(error) {
+  const text = error instanceof Error ? error.message : String(error);
+  const line = text.replace(/\s+/g, " ").trim();
+  return line.length > 300 ? `${line.slice(0, 297)}...` : line;
+}

@@ -1,0 +1,112 @@
+/** Where the files of a bundle lie: a folder, a web address, or a function that reads them. */
+
+import { BundleError, UnavailableError, UnsupportedError, brief, quoted } from "./errors.js";
+
+/**
+ * @typedef {object} Files
+ * @property {string} where as messages name it
+ * @property {(name: string) => Promise<Uint8Array<ArrayBuffer>>} read bytes of a file, or `BundleError`
+ * @property {(name: string) => string} [path] where a file lies, if it lies on a disk
+ */
+
+export const IN_NODE = typeof process === "object" && Boolean(process.versions?.node);
+
+/**
+ * @param {import("./index.js").Place} place
+ * @returns {Promise<Files>}
+ */
+export async function filesOf(place) {
+  if (typeof place === "function") return fromFunction(place);
+  if (!(place instanceof URL) && typeof place !== "string") {
+    throw new UnsupportedError(`a bundle is a folder, a URL or a function that reads files, got ${quoted(place)}`);
+  }
+  const text = String(place);
+  if (IN_NODE && !/^https?:/.test(text)) return (await import("./folder.js")).fromFolder(place);
+  return fromAddress(text.endsWith("/") ? text : `${text}/`);
+}
+
+/** @param {(name: string) => Promise<Uint8Array | ArrayBuffer>} read @returns {Files} */
+function fromFunction(read) {
+  return {
+    where: "the bundle",
+    async read(name) {
+      const found = await read(name);
+      if (found === undefined || found === null) throw missing("the bundle", name, "the function gives nothing for it");
+      return new Uint8Array(found instanceof ArrayBuffer ? found : found.slice());
+    },
+  };
+}
+
+/** @param {string} address @returns {Files} */
+function fromAddress(address) {
+  const base = new URL(address, globalThis.location?.href);
+  return {
+    where: base.href.replace(/\/$/, ""),
+    async read(name) {
+      const url = new URL(name.split("/").map(encodeURIComponent).join("/"), base);
+      const answer = await fetch(url).catch((error) => {
+        throw missing(base.href, name, brief(error));
+      });
+      if (!answer.ok) throw missing(base.href, name, `HTTP ${answer.status}`);
+      return new Uint8Array(await answer.arrayBuffer());
+    },
+  };
+}
+
+/** @param {string} where @param {string} name @param {string} why @returns {BundleError} */
+export function missing(where, name, why) {
+  const what = name === "txport.json" ? "is not a bundle" : "is incomplete";
+  const fix = name === "txport.json" ? "`txport export CHECKPOINT OUT` makes one" : "copy all of its files";
+  return new BundleError(`${where.replace(/\/$/, "")} ${what}: ${name} can't be read (${why}); ${fix}`);
+}
+
+/**
+ * A file that the manifest lists, held against its size and its hash. A page that is neither local nor https has no
+ * SHA-256, so that there only the size counts.
+ *
+ * @param {Files} files
+ * @param {string} name
+ * @param {import("./index.js").FileEntry} entry
+ */
+export async function readChecked(files, name, entry) {
+  const bytes = await files.read(name);
+  if (bytes.length !== entry.bytes) {
+    const sizes = `${bytes.length} bytes, ${entry.bytes} in the manifest`;
+    throw new BundleError(`${files.where} is damaged: ${name} has ${sizes}; copy or export it again`);
+  }
+  if (globalThis.crypto?.subtle === undefined) return bytes;
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+  const hash = Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  if (hash !== entry.sha256) {
+    throw new BundleError(
+      `${files.where} is damaged: ${name} has another SHA-256 than the manifest; copy or export it again`,
+    );
+  }
+  return bytes;
+}
+
+/**
+ * JSON, or `BundleError` that says where it lies.
+ *
+ * @param {Files} files
+ * @param {string} name
+ * @param {Uint8Array} bytes
+ * @returns {any}
+ */
+export function parse(files, name, bytes) {
+  try {
+    return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
+  } catch (error) {
+    throw new BundleError(`${files.where} is damaged: ${name} is not JSON (${brief(error)}); export the bundle again`);
+  }
+}
+
+/** A package that may be absent. @param {string} name @returns {Promise<any>} */
+export async function importPackage(name) {
+  try {
+    return await import(/* @vite-ignore */ /* webpackIgnore: true */ name);
+  } catch (error) {
+    const fix = `\`npm install ${name}\`, or give the module itself: load(bundle, { ort })`;
+    throw new UnavailableError(`${name} can't be imported (${brief(error)}); ${fix}`);
+  }
+}

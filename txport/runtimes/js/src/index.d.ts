@@ -1,0 +1,201 @@
+/** Bundles of txport in JavaScript: on Node.js and in browsers, over ONNX Runtime. */
+
+/** A folder (Node.js), an address below which the files lie, or a function that reads a file of the bundle. */
+export type Place = string | URL | ((name: string) => Promise<Uint8Array | ArrayBuffer>);
+export type Provider = "cpu" | "wasm" | "webgpu";
+export type Task = "seq2seq" | "causal" | "encode";
+export type Pooling = "mean" | "first" | "none";
+
+/**
+ * What to do with what is not in the vocabulary: take the unknown token, refuse the text, leave it out, or, "auto",
+ * what suits the tokenizer: its unknown token, unless it reads letter by letter.
+ */
+export type Unknown = "auto" | "token" | "error" | "skip";
+
+/** A tokenizer of a library, such as `AutoTokenizer` of transformers.js. Of options it is given Hugging Face's. */
+export interface ForeignTokenizer {
+  encode(text: string, options?: any): any; // ids, or an object with `ids`
+  decode(ids: any, options?: any): string;
+}
+
+export interface LoadOptions {
+  /** The module of onnxruntime-node or onnxruntime-web; without it, the one that is installed is imported. */
+  ort?: unknown;
+  /** What runs the graphs: "cpu" on Node.js; in browsers "wasm", the default, or "webgpu". */
+  provider?: Provider;
+  /** Threads for one operator; without it, as many as ONNX Runtime takes, or one where a page can't have more. */
+  threads?: number;
+  /** In place of the bundle's `tokenizer.json`, where that is of a kind that this package does not read. */
+  tokenizer?: ForeignTokenizer | { source: ForeignTokenizer; target: ForeignTokenizer };
+}
+
+/** How to search; names, meanings and defaults are those of txport in Python. */
+export interface SearchOptions {
+  max_new_tokens?: number;
+  max_length?: number;
+  min_new_tokens?: number;
+  beams?: number;
+  nbest?: number;
+  length_penalty?: number;
+  early_stopping?: boolean | "never";
+  patience?: number;
+  do_sample?: boolean;
+  temperature?: number;
+  top_k?: number;
+  top_p?: number;
+  min_p?: number;
+  /** The same seed draws the same tokens as in Python. */
+  seed?: number | bigint;
+  repetition_penalty?: number;
+  no_repeat_ngram_size?: number;
+  suppress_tokens?: number[];
+  begin_suppress_tokens?: number[];
+  bad_words_ids?: number[][];
+  forced_bos_token_id?: number;
+  forced_eos_token_id?: number;
+  eos_token_id?: number | number[];
+  /** What each token looked at in the source: how much at each place, or where most. */
+  alignment?: "soft" | "hard";
+}
+
+export interface GenerateOptions extends SearchOptions {
+  /** What the target of a seq2seq model begins with: tokens as the vocabulary writes them, apart by spaces. */
+  prefix?: string;
+  unknown?: Unknown;
+  /** Ends the search between two steps; the promise is then rejected with the signal's reason. */
+  signal?: AbortSignal;
+}
+
+export interface EmbedOptions {
+  pooling?: Pooling;
+  normalize?: boolean;
+  unknown?: Unknown;
+}
+
+/** One target: its token ids, the end token included if it was reached, its score, and the log-prob of each token. */
+export interface Found {
+  tokens: number[];
+  score: number;
+  token_scores: number[];
+  alignment?: number[][] | number[];
+}
+
+export interface Hypothesis extends Found {
+  output: string;
+}
+
+export interface Generated {
+  input: string;
+  output: string;
+  score: number;
+  hypotheses: Hypothesis[];
+}
+
+/** A target as far as it is certain. */
+export interface Grown {
+  output: string;
+  tokens: number[];
+}
+
+/** An output of a model that only encodes: its numbers, row by row, and its dims. */
+export interface Output {
+  dims: number[];
+  data: Float32Array;
+}
+
+export interface Label {
+  label: string;
+  score: number;
+}
+
+export interface Tokens {
+  size: number;
+  longest: number;
+  pad: number;
+  start: number | null;
+  ends: number[];
+  before: number[];
+  after: number[];
+  mask: number | null;
+}
+
+export interface StateTensor {
+  layer: number;
+  role: "key" | "value";
+  owner: "row" | "source";
+  dims: (number | "length")[];
+}
+
+export interface CrossAttention {
+  layer: number;
+  heads: number;
+}
+
+/** What is true of the model; one that only encodes has no target, and one without a source no encoder. */
+export interface Facts {
+  task: Task;
+  width: number;
+  source: Tokens | null;
+  target: Tokens;
+  state: StateTensor[];
+  attention: CrossAttention | null;
+  outputs: { name: string; dims: (number | "length")[] }[];
+  labels: string[];
+}
+
+export interface FileEntry {
+  bytes: number;
+  sha256: string;
+}
+
+export interface Graph {
+  file: string;
+  inputs: { name: string; dtype: string; dims: (number | string)[] }[];
+  outputs: { name: string; dtype: string; dims: (number | string)[] }[];
+}
+
+/** `txport.json`. */
+export interface Manifest {
+  format: number;
+  target: "portable" | "cpu";
+  precision: "fp32" | "fp16" | "int8" | "int4";
+  architecture: string;
+  facts: Facts;
+  generation: SearchOptions;
+  graphs: Record<string, Graph>;
+  files: Record<string, FileEntry>;
+}
+
+export interface Model {
+  readonly manifest: Manifest;
+  readonly facts: Facts;
+  readonly provider: Provider;
+  /** What is slower here than it could be, and why. */
+  readonly notes: string[];
+  encode(text: string, unknown?: Unknown): number[];
+  decode(ids: number[]): string;
+  tokens(ids: number[]): string[];
+  generate(text: string, options?: GenerateOptions): Promise<Generated>;
+  stream(text: string, options?: GenerateOptions): AsyncGenerator<Grown, void>;
+  search(source: number[], options?: SearchOptions & { prefix?: number[]; signal?: AbortSignal }): Promise<Found[]>;
+  infer(text: string, options?: { unknown?: Unknown }): Promise<Record<string, Output>>;
+  embed(text: string, options?: EmbedOptions): Promise<Float32Array>;
+  classify(text: string, options?: { unknown?: Unknown }): Promise<Label[]>;
+  release(): Promise<void>;
+}
+
+/** Load a bundle of the portable target, or of the cpu target on wasm and Node.js. */
+export function load(place: Place, options?: LoadOptions): Promise<Model>;
+
+/** Anything that txport refuses or that fails while it works: one line that says what to do. */
+export class TxportError extends Error {}
+/** A bundle that is damaged, incomplete, or of another format. */
+export class BundleError extends TxportError {}
+/** What this package, this build of ONNX Runtime or this model can't do. */
+export class UnsupportedError extends TxportError {}
+/** What the platform lacks: a package, WebAssembly's SIMD, threads. */
+export class UnavailableError extends TxportError {}
+/** A text, or token ids, that the model can't take. */
+export class TextError extends TxportError {}
+/** A graph that fails while it runs. */
+export class RunError extends TxportError {}

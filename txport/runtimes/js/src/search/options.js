@@ -1,0 +1,225 @@
+/** How to search: the options of `docs/search.md`, by the same names, and what is wrong with them. */
+
+import { UnsupportedError, quoted } from "../errors.js";
+
+/**
+ * @typedef {import("../index.js").SearchOptions} SearchOptions
+ *
+ * Options of which each has its value; those that may be left out are undefined then.
+ * @typedef {Required<Omit<SearchOptions, Optional>> & Pick<SearchOptions, Optional> & { ends: number[] }} Chosen
+ * @typedef {"max_new_tokens" | "max_length" | "seed" | "alignment" | "eos_token_id" | Forced} Optional
+ * @typedef {"forced_bos_token_id" | "forced_eos_token_id"} Forced
+ */
+
+const DEFAULTS = {
+  max_new_tokens: undefined,
+  max_length: undefined,
+  min_new_tokens: 0,
+  beams: 1,
+  nbest: 1,
+  length_penalty: 1,
+  early_stopping: false,
+  patience: 1,
+  do_sample: false,
+  temperature: 1,
+  top_k: 0,
+  top_p: 1,
+  min_p: 0,
+  seed: undefined,
+  repetition_penalty: 1,
+  no_repeat_ngram_size: 0,
+  suppress_tokens: [],
+  begin_suppress_tokens: [],
+  bad_words_ids: [],
+  forced_bos_token_id: undefined,
+  forced_eos_token_id: undefined,
+  eos_token_id: undefined,
+  alignment: undefined,
+};
+const NOT_HERE = { beam_groups: 1, diversity_penalty: 0, coverage_penalty: 0, scores: true };
+const OPTIONAL = ["max_new_tokens", "max_length", "seed", "forced_bos_token_id", "forced_eos_token_id"];
+const WHOLE = [
+  ...OPTIONAL.filter((name) => name !== "seed"),
+  "min_new_tokens",
+  "beams",
+  "nbest",
+  "top_k",
+  "no_repeat_ngram_size",
+];
+const REAL = ["length_penalty", "patience", "temperature", "top_p", "min_p", "repetition_penalty"];
+const MOST_ROWS = 4096;
+const GREATEST = 1e9; // of penalties, so that scores stay numbers in fp32
+
+/**
+ * The defaults of a bundle, and what differs from them, checked.
+ *
+ * @param {Record<string, any>} bundle
+ * @param {SearchOptions} given
+ * @param {import("../index.js").Facts} facts
+ * @returns {Chosen}
+ */
+export function chosenOptions(bundle, given, facts) {
+  /** @type {Record<string, any>} */
+  const options = { ...DEFAULTS };
+  for (const [name, value] of [...Object.entries(bundle), ...Object.entries(given)]) {
+    if (value === undefined || (value === null && !(name in NOT_HERE))) continue;
+    if (Object.hasOwn(NOT_HERE, name)) {
+      if (value === NOT_HERE[/** @type {keyof typeof NOT_HERE} */ (name)]) continue;
+      throw new UnsupportedError(`${name} is for txport in Python; leave it out here`);
+    }
+    if (!Object.hasOwn(DEFAULTS, name)) {
+      throw new UnsupportedError(`there is no option ${quoted(name)}; there are ${Object.keys(DEFAULTS).join(", ")}`);
+    }
+    options[name] = value;
+  }
+  for (const problem of wrongTypes(options)) throw new UnsupportedError(problem);
+  for (const problem of problems(options)) throw new UnsupportedError(problem);
+  const ends = options.eos_token_id === undefined ? facts.target.ends : [options.eos_token_id].flat();
+  const chosen = { ...options, ends };
+  for (const problem of unfit(chosen, facts)) throw new UnsupportedError(problem);
+  return /** @type {any} */ (chosen);
+}
+
+/** How many finished hypotheses are waited for, half of one rounded to even. @param {Chosen} options */
+export function keptOf({ beams, patience }) {
+  const product = beams * patience;
+  const below = Math.floor(product);
+  const rounded = product - below === 0.5 ? below + (below % 2) : Math.round(product);
+  return Math.max(1, rounded);
+}
+
+/** @param {Record<string, any>} options @returns {Generator<string>} */
+function* wrongTypes(options) {
+  for (const name of WHOLE) {
+    const value = options[name];
+    if (value !== undefined && !Number.isSafeInteger(value))
+      yield `${name} must be a whole number, got ${quoted(value)}`;
+  }
+  for (const name of REAL) {
+    if (typeof options[name] !== "number") yield `${name} must be a number, got ${quoted(options[name])}`;
+  }
+  const { seed, early_stopping: early, alignment, do_sample: draws } = options;
+  if (seed !== undefined && !Number.isSafeInteger(seed) && typeof seed !== "bigint") {
+    yield `seed must be a whole number, got ${quoted(seed)}`;
+  }
+  if (typeof draws !== "boolean") yield `do_sample must be true or false, got ${quoted(draws)}`;
+  if (![true, false, "never"].includes(early))
+    yield `early_stopping must be true, false or 'never', got ${quoted(early)}`;
+  if (![undefined, "soft", "hard"].includes(alignment))
+    yield `alignment must be 'soft' or 'hard', got ${quoted(alignment)}`;
+  for (const name of ["suppress_tokens", "begin_suppress_tokens"]) {
+    if (!isTokens(options[name])) yield `${name} must be a list of token ids, got ${quoted(options[name])}`;
+  }
+  const words = options.bad_words_ids;
+  if (!Array.isArray(words) || !words.every((each) => isTokens(each) && each.length)) {
+    yield `bad_words_ids must be lists of token ids, got ${quoted(words)}`;
+  }
+  const ends = options.eos_token_id;
+  if (ends !== undefined && (!isTokens([ends].flat()) || ![ends].flat().length)) {
+    yield `eos_token_id must name at least one token, got ${quoted(ends)}`;
+  }
+}
+
+/** @param {any} value */
+function isTokens(value) {
+  return Array.isArray(value) && value.every(Number.isSafeInteger);
+}
+
+/** Why options make no sense, most basic first. @param {Record<string, any>} options @returns {Generator<string>} */
+function* problems(options) {
+  for (const name of ["max_new_tokens", "beams", "nbest"]) {
+    if (options[name] !== undefined && options[name] < 1) yield `${name} must be at least 1, got ${options[name]}`;
+  }
+  if (options.max_length < 2)
+    yield `max_length must be at least 2, the start token and another, got ${options.max_length}`;
+  for (const name of ["beams", "nbest"]) {
+    if (options[name] > MOST_ROWS) yield `${name} must not exceed ${MOST_ROWS}, got ${options[name]}`;
+  }
+  for (const name of ["min_new_tokens", "top_k", "no_repeat_ngram_size", "seed"]) {
+    if (options[name] < 0) yield `${name} must not be negative, got ${options[name]}`;
+  }
+  if (options.min_new_tokens > (options.max_new_tokens ?? Infinity)) {
+    yield `min_new_tokens must lie in 0 to max_new_tokens, ${options.max_new_tokens}; got ${options.min_new_tokens}`;
+  }
+  for (const name of ["patience", "temperature", "repetition_penalty"]) {
+    if (!(options[name] > 0 && options[name] < Infinity))
+      yield `${name} must be a positive number, got ${options[name]}`;
+  }
+  if (!(Math.abs(options.length_penalty) <= 20))
+    yield `length_penalty must lie in -20 to 20, got ${options.length_penalty}`;
+  if (options.patience > 100) yield `patience must not exceed 100, got ${options.patience}`;
+  const repetition = options.repetition_penalty;
+  if (repetition > GREATEST || repetition < 1 / GREATEST)
+    yield `repetition_penalty must lie in 1e-9 to 1e9, got ${repetition}`;
+  if (!(options.top_p > 0 && options.top_p <= 1)) yield `top_p must lie above 0 and up to 1, got ${options.top_p}`;
+  if (!(options.min_p >= 0 && options.min_p <= 1)) yield `min_p must lie in 0 to 1, got ${options.min_p}`;
+  yield* clashes(options);
+}
+
+/** @param {Record<string, any>} options @returns {Generator<string>} */
+function* clashes(options) {
+  /** @type {Record<string, any>} */
+  const defaults = DEFAULTS;
+  const changed = (/** @type {string} */ name) => options[name] !== defaults[name];
+  if (!options.do_sample) {
+    for (const name of ["min_p", "seed", "temperature", "top_k", "top_p"].filter(changed)) {
+      yield `${name} is for sampling; give do_sample too`;
+    }
+    if (options.nbest > options.beams) yield `nbest can't exceed beams, got ${options.nbest} of ${options.beams}`;
+  } else if (options.beams > 1) {
+    yield "do_sample and beams exclude each other; give one of them";
+  }
+  if (options.beams === 1) {
+    for (const name of ["early_stopping", "patience"].filter(changed))
+      yield `${name} is for beam search; give beams too`;
+  } else if (options.nbest > keptOf(/** @type {any} */ (options))) {
+    const waited = keptOf(/** @type {any} */ (options));
+    yield `nbest can't exceed beams x patience: so many hypotheses are waited for, ${waited}`;
+  }
+  const single = options.bad_words_ids.filter((/** @type {number[]} */ words) => words.length === 1).flat();
+  const forbidden = { suppress_tokens: options.suppress_tokens, bad_words_ids: single };
+  for (const [name, tokens] of Object.entries(forbidden)) {
+    for (const forced of ["forced_bos_token_id", "forced_eos_token_id"]) {
+      if (tokens.includes(options[forced])) yield `${name} must not forbid what ${forced} says; got ${options[forced]}`;
+    }
+  }
+}
+
+/**
+ * What this model can't take.
+ *
+ * @param {Record<string, any>} options
+ * @param {import("../index.js").Facts} facts
+ * @returns {Generator<string>}
+ */
+function* unfit(options, facts) {
+  const { size, longest } = facts.target;
+  if (options.alignment && facts.attention === null) {
+    yield `alignment needs attention over a source, which this ${facts.task} model has not`;
+  }
+  for (const name of ["max_length", "forced_bos_token_id"]) {
+    if (facts.task === "causal" && options[name] !== undefined)
+      yield `${name} is not for a causal model, which starts from a prompt`;
+  }
+  for (const name of ["max_new_tokens", "min_new_tokens"]) {
+    if (options[name] > longest)
+      yield `${name} must not exceed the model's longest sequence, ${longest}; got ${options[name]}`;
+  }
+  /** @type {Record<string, number[]>} */
+  const named = {
+    suppress_tokens: options.suppress_tokens,
+    begin_suppress_tokens: options.begin_suppress_tokens,
+    bad_words_ids: options.bad_words_ids.flat(),
+    forced_bos_token_id: [options.forced_bos_token_id ?? 0],
+    forced_eos_token_id: [options.forced_eos_token_id ?? 0],
+    eos_token_id: options.ends,
+  };
+  for (const [name, tokens] of Object.entries(named)) {
+    const strange = tokens.find((token) => token < 0 || token >= size);
+    if (strange !== undefined) yield `${name} must lie in the vocabulary, 0 to ${size - 1}; got ${strange}`;
+  }
+  if (options.min_new_tokens && options.ends.includes(options.forced_bos_token_id)) {
+    const fault = "forced_bos_token_id must not be an end token where min_new_tokens forbids it";
+    yield `${fault}; got ${options.forced_bos_token_id}`;
+  }
+}

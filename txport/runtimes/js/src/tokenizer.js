@@ -1,0 +1,250 @@
+/**
+ * Text to token ids and back. A `tokenizer.json` of whole words or letters is read here; any other needs a library,
+ * which the caller gives: a text is never cut in a way that the model was not trained with.
+ */
+
+import { BundleError, TextError, UnsupportedError, brief, quoted } from "./errors.js";
+import { parse, readChecked } from "./files.js";
+import { largest } from "./search/numbers.js";
+
+/**
+ * @typedef {import("./index.js").Unknown} Unknown
+ * @typedef {object} Reader what a model does with texts
+ * @property {(text: string, unknown: Unknown) => number[]} encode special tokens included
+ * @property {(ids: number[]) => string} decode special tokens left out
+ * @property {(ids: number[]) => string[]} tokens each as the vocabulary writes it
+ * @property {(text: string) => number[]} ids of tokens as the vocabulary writes them, apart by spaces
+ */
+
+const SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"; // Unicode's White_Space
+const FORMS = ["NFC", "NFD", "NFKC", "NFKD"];
+const SHOWN = 10; // unknown characters that a message names
+
+/**
+ * The tokenizer of a bundle, or the one that the caller gives in its place.
+ *
+ * @param {import("./files.js").Files} files
+ * @param {import("./index.js").Manifest} manifest
+ * @param {import("./index.js").LoadOptions["tokenizer"]} given
+ * @returns {Promise<Reader>}
+ */
+export async function tokenizerOf(files, manifest, given) {
+  const { facts } = manifest;
+  const listed = (/** @type {string} */ name) => Object.hasOwn(manifest.files, name);
+  const read = async (/** @type {string} */ name) => {
+    return parse(files, name, await readChecked(files, name, manifest.files[name]));
+  };
+  const usage = listed("text.json") ? await read("text.json") : { clean_up: false, languages: null };
+  if (given !== undefined) return foreign(given, facts, Boolean(usage?.clean_up));
+  if (!listed("tokenizer.json")) return numbers(facts);
+  if (usage?.languages || usage?.clean_up) {
+    const what = usage.languages ? "the languages of a source by tokens" : "how decoded text is cleaned up";
+    return refused(`text.json of ${files.where} says ${what}, which this package does not do`);
+  }
+  try {
+    const reads = /** @type {import("./index.js").Tokens} */ (facts.source ?? facts.target);
+    const source = simple(await read("tokenizer.json"), reads.size, facts);
+    if (!listed("target_tokenizer.json")) return source;
+    const target = simple(await read("target_tokenizer.json"), facts.target.size, facts);
+    return { ...target, encode: source.encode };
+  } catch (error) {
+    if (error instanceof UnsupportedError) return refused(`${error.message} (${files.where}/tokenizer.json)`);
+    throw error instanceof TypeError
+      ? new BundleError(`${files.where}/tokenizer.json is damaged: ${brief(error)}`)
+      : error;
+  }
+}
+
+/** What refuses every text, since ids may be given all the same. @param {string} why @returns {Reader} */
+function refused(why) {
+  const refuse = () => {
+    const fix = "give load(bundle, { tokenizer }), such as transformers.js has, or token ids to search()";
+    throw new UnsupportedError(`${why}; ${fix}`);
+  };
+  return { encode: refuse, decode: refuse, tokens: refuse, ids: refuse };
+}
+
+/**
+ * A `tokenizer.json` whose model is a list of words, as txport itself writes it; `UnsupportedError` for any other.
+ *
+ * @param {any} parts
+ * @param {number} size of the model's vocabulary
+ * @param {import("./index.js").Facts} facts
+ * @returns {Reader}
+ */
+export function simple(parts, size, facts) {
+  const { model, added_tokens: added = [] } = parts;
+  if (model.type !== "WordLevel") throw unread(`a ${model.type} model`);
+  if (parts.decoder !== null) throw unread(`a decoder of the kind ${parts.decoder.type}`);
+  if (added.some((/** @type {any} */ token) => !token.special))
+    throw unread("tokens that were added and are not special");
+  const normalize = normalizer(parts.normalizer);
+  const split = splitter(parts.pre_tokenizer);
+  const around = template(parts.post_processor);
+  /** @type {Map<string, number>} */
+  const ids = new Map(Object.entries(model.vocab));
+  for (const { content, id } of added) ids.set(content, id);
+  const most = largest([...ids.values()]);
+  if (most >= size)
+    throw new BundleError(
+      `tokenizer.json has ids up to ${most}, the model ${size} tokens: it belongs to another model`,
+    );
+  const names = new Map([...ids].map(([token, id]) => [id, token]));
+  const special = new Set([
+    ...specialOf(facts.target ?? facts.source),
+    ...added.map((/** @type {any} */ token) => token.id),
+  ]);
+  const spells = parts.pre_tokenizer?.type === "Split";
+  const unknownId = ids.get(model.unk_token);
+  return {
+    encode(text, unknown) {
+      const known = [];
+      const strange = new Set();
+      for (const piece of split(normalize(text))) {
+        const id = Object.hasOwn(model.vocab, piece) ? model.vocab[piece] : undefined;
+        const takes = unknown === "token" || (unknown === "auto" && !spells);
+        if (id !== undefined && id !== unknownId) known.push(id);
+        else if (takes && unknownId !== undefined) known.push(unknownId);
+        else strange.add(piece);
+      }
+      if (strange.size && unknown !== "skip") throw outside(text, [...strange]);
+      if (known.length === 0) throw new TextError(`${quoted(text)} has no character of the vocabulary`);
+      return [...around.before, ...known, ...around.after];
+    },
+    decode: (kept) => written(kept.filter((id) => !special.has(id))).join(" "),
+    tokens: written,
+    ids: (text) => idsOf(text, (token) => ids.get(token)),
+  };
+
+  /** @param {number[]} wanted @returns {string[]} */
+  function written(wanted) {
+    return wanted.map((id) => {
+      const token = names.get(id);
+      if (token !== undefined) return token;
+      throw new BundleError(`tokenizer.json has no token for id ${id}; export the checkpoint with its own tokenizer`);
+    });
+  }
+}
+
+/** @param {string} what */
+function unread(what) {
+  return new UnsupportedError(`this package does not read a tokenizer with ${what}`);
+}
+
+/** @param {string} text @param {string[]} pieces */
+function outside(text, pieces) {
+  const more = pieces.length > SHOWN ? ` and ${pieces.length - SHOWN} more` : "";
+  const shown = pieces.slice(0, SHOWN).map(quoted).join(", ");
+  return new TextError(
+    `${quoted(text)} has characters outside the vocabulary: ${shown}${more}; unknown: "skip" leaves them out`,
+  );
+}
+
+/** @param {any} part @returns {(text: string) => string} */
+function normalizer(part) {
+  if (part === null) return (text) => text;
+  if (part.type === "Sequence") {
+    const steps = part.normalizers.map(normalizer);
+    return (text) =>
+      steps.reduce((/** @type {string} */ found, /** @type {(text: string) => string} */ step) => step(found), text);
+  }
+  if (FORMS.includes(part.type)) return (text) => text.normalize(part.type);
+  if (part.type === "Lowercase") return (text) => Array.from(text, (letter) => letter.toLowerCase()).join("");
+  throw unread(`a normalizer of the kind ${part.type}`);
+}
+
+/** @param {any} part @returns {(text: string) => string[]} */
+function splitter(part) {
+  if (part?.type === "WhitespaceSplit") {
+    const spaces = new RegExp(`[${SPACE}]+`, "u");
+    return (text) => text.split(spaces).filter((word) => word !== "");
+  }
+  const isPlain = part?.type === "Split" && part.invert === false && part.behavior;
+  if (isPlain === "Isolated" && part.pattern.Regex === "[\\s\\S]") return (text) => Array.from(text);
+  if (isPlain === "Removed" && (part.pattern.Regex === " +" || part.pattern.String === " ")) {
+    return (text) => text.split(/ +/).filter((word) => word !== "");
+  }
+  throw unread(part === null ? "no rule for where words end" : `a rule for words of the kind ${part.type}`);
+}
+
+/** The special tokens around a text. @param {any} part @returns {{ before: number[], after: number[] }} */
+function template(part) {
+  if (part === null) return { before: [], after: [] };
+  if (part.type !== "TemplateProcessing") throw unread(`a post-processor of the kind ${part.type}`);
+  const place = part.single.findIndex((/** @type {any} */ each) => each.Sequence?.id === "A");
+  const idsOf = (/** @type {any[]} */ several) =>
+    several.flatMap((each) => part.special_tokens[each.SpecialToken.id].ids);
+  return { before: idsOf(part.single.slice(0, place)), after: idsOf(part.single.slice(place + 1)) };
+}
+
+/**
+ * Text is token ids, apart by spaces, for a model without a tokenizer.
+ *
+ * @param {import("./index.js").Facts} facts
+ * @returns {Reader}
+ */
+function numbers(facts) {
+  const reads = /** @type {import("./index.js").Tokens} */ (facts.source ?? facts.target);
+  const writes = facts.target ?? facts.source;
+  const special = specialOf(writes);
+  const number = (/** @type {number} */ size) => (/** @type {string} */ word) =>
+    /^\d{1,9}$/.test(word) && Number(word) < size ? Number(word) : undefined;
+  return {
+    encode: (text) => [...reads.before, ...idsOf(text, number(reads.size)), ...reads.after],
+    decode: (ids) => ids.filter((id) => !special.has(id)).join(" "),
+    tokens: (ids) => ids.map(String),
+    ids: (text) => idsOf(text, number(writes.size)),
+  };
+}
+
+/** @param {string} text @param {(token: string) => number | undefined} idOf @returns {number[]} */
+function idsOf(text, idOf) {
+  const words = text.split(new RegExp(`[${SPACE}]+`, "u")).filter((word) => word !== "");
+  return words.map((word) => {
+    const id = idOf(word);
+    if (id === undefined) throw new TextError(`${quoted(word)} is not a token of the vocabulary`);
+    return id;
+  });
+}
+
+/** The tokens that are no text. @param {import("./index.js").Tokens | null} side @returns {Set<number>} */
+function specialOf(side) {
+  if (side === null || "frames" in side) return new Set();
+  const ones = [side.pad, side.start, side.mask].filter((id) => id !== null);
+  return new Set([...ones, ...side.ends, ...side.before, ...side.after]);
+}
+
+/**
+ * A tokenizer of a library: `encode` gives ids, or an object with `ids`; `decode` takes them.
+ *
+ * @param {NonNullable<import("./index.js").LoadOptions["tokenizer"]>} given
+ * @param {import("./index.js").Facts} facts
+ * @param {boolean} cleansUp whether decoded text has no spaces before punctuation
+ * @returns {Reader}
+ */
+function foreign(given, facts, cleansUp) {
+  const { source, target } = "source" in given ? given : { source: given, target: given };
+  if (typeof source?.encode !== "function" || typeof target?.decode !== "function") {
+    throw new UnsupportedError("tokenizer must have the methods encode and decode, or be { source, target } of such");
+  }
+  const special = specialOf(facts.target ?? facts.source);
+  const encode = (
+    /** @type {import("./index.js").ForeignTokenizer} */ tokenizer,
+    /** @type {string} */ text,
+    plain = false,
+  ) => {
+    const found = tokenizer.encode(text, plain ? { add_special_tokens: false } : {});
+    const ids = Array.isArray(found) ? found : found?.ids;
+    if (!Array.isArray(ids))
+      throw new UnsupportedError("the tokenizer's encode must give token ids, or an object with ids");
+    return ids.map(Number);
+  };
+  const how = { skip_special_tokens: true, clean_up_tokenization_spaces: cleansUp };
+  const decode = (/** @type {number[]} */ ids) => (ids.length ? String(target.decode(ids, how)) : "");
+  return {
+    encode: (text) => encode(source, text),
+    decode: (ids) => decode(ids.filter((id) => !special.has(id))),
+    tokens: (ids) => ids.map((id) => String(target.decode([id], { skip_special_tokens: false }))),
+    ids: (text) => encode(target, text, true),
+  };
+}
