@@ -6,10 +6,12 @@ pyproject.toml.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.bundles.ports import compare_ports
@@ -29,21 +31,37 @@ ONNX_RUNTIME = re.compile(r"onnxruntime(-\w+)*")
 
 
 class Entry(NamedTuple):
-    """A runtime: its module, the package that it needs, what to install for that, and whose bundles it runs."""
+    """A runtime: its module, the package that it needs, what to install for that, and whose bundles it runs.
+
+    `computes` is a precision that it computes in whatever the bundle's is. One that `aborts` may end the whole process
+    where a graph is damaged, instead of raising.
+    """
 
     module: str
     needs: str
     install: str
     targets: tuple[str, ...]  # none: it runs the checkpoint
+    computes: str = ""
+    aborts: bool = False
+
+    @property
+    def how(self) -> dict[str, str]:
+        """What its module is told beside the bundle."""
+        return {"precision": self.computes} if self.computes else {}
 
 
 RUNTIMES = {
     "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu")),
+    "openvino": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",)),
+    "openvino-bf16": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "bf16"),
+    "openvino-int8": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "int8"),
     "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable",)),
     "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
+    "tract": Entry("txport.runtimes.tract", "tract", "txport[tract]", ("portable",), aborts=True),
 }
 MODULES = {name: entry.module for name, entry in RUNTIMES.items()}
 GRAPH_RUNTIMES = tuple(name for name, entry in RUNTIMES.items() if entry.targets)
+USUAL = tuple(name for name in GRAPH_RUNTIMES if not RUNTIMES[name].computes)  # others run where they are named
 PROVIDERS = {  # of ONNX Runtime, by short name
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
@@ -64,7 +82,12 @@ def require(name: str, provider: str) -> None:
         raise UnsupportedError(f"unknown runtime {name!r}; there are {', '.join(RUNTIMES)}")
     if not isinstance(provider, str):
         raise UnsupportedError(f"provider must be a name, got {quoted(provider)}")
-    _module(name).require(provider)
+    _module(name).require(provider, **RUNTIMES[name].how)
+
+
+def computes(name: str, precision: str) -> str:
+    """The precision that a runtime computes a bundle of one precision in."""
+    return RUNTIMES[name].computes or precision
 
 
 def require_threads(name: str, count: int | None) -> None:
@@ -78,14 +101,19 @@ def require_threads(name: str, count: int | None) -> None:
 def require_target(name: str, target: str) -> None:
     """Raise `UnsupportedError` unless a runtime runs bundles of a target."""
     if target not in RUNTIMES[name].targets:
-        others = ", ".join(other for other, entry in RUNTIMES.items() if target in entry.targets)
-        raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can")
+        able = (other for other, entry in RUNTIMES.items() if target in entry.targets and not entry.computes)
+        others = ", ".join(able)
+        own = "".join(f", and {name} runs what `export --target {each}` makes" for each in RUNTIMES[name].targets[:1])
+        raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can{own}")
 
 
 def installed(target: str) -> list[str]:
-    """The ONNX runtimes that run bundles of a target and whose packages are here."""
-    able = {name: entry.needs for name, entry in RUNTIMES.items() if target in entry.targets}
-    return [name for name, package in able.items() if importlib.util.find_spec(package)]
+    """The ONNX runtimes to hold any bundle of a target against: they keep its precision and tell what is damaged."""
+    return [
+        name
+        for name, entry in RUNTIMES.items()
+        if target in entry.targets and not (entry.computes or entry.aborts) and importlib.util.find_spec(entry.needs)
+    ]
 
 
 def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
@@ -98,7 +126,7 @@ def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | Non
     require_threads("threads", threads)
     require_target(name, bundle.manifest.target)
     bundle.require_weights()
-    runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
+    runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads, **RUNTIMES[name].how)
     graphs = bundle.manifest.graphs.values()
     if problems := [problem for graph in graphs for problem in compare_ports(graph, *runtime.ports(graph.role))]:
         more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
@@ -121,6 +149,15 @@ def _module(name: str) -> Any:
     entry = RUNTIMES[name]
     with needed(entry.install, f"the {name} runtime"):
         return importlib.import_module(entry.module)
+
+
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """The version of every ONNX Runtime wheel, and of the packages that some runtimes need, if they are here."""
+    found = versions()
+    for package in sorted({RUNTIMES[name].needs for name in names} - {"onnxruntime"}):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def versions() -> dict[str, str]:
