@@ -303,17 +303,26 @@ def _drop_an_input(model: onnx.ModelProto) -> None:
     node.input[0] = "nowhere"
 
 
+def _close_a_circle(model: onnx.ModelProto) -> None:
+    """Engines that take a graph's order for granted crash."""
+    nodes = list(model.graph.node)
+    first = next(at for at, node in enumerate(nodes) if node.op_type == "Add")
+    nodes[first].input[0] = nodes[-1].output[0]
+
+
 def _cut(model: onnx.ModelProto) -> None:
     tensor = next(each for each in model.graph.initializer if len(each.raw_data) > 64)
     tensor.raw_data = tensor.raw_data[:-8]
 
 
-@pytest.mark.parametrize("edit", [_rename, _drop_an_input, _cut])
+@pytest.mark.parametrize("edit", [_rename, _drop_an_input, _cut, _close_a_circle])
 def test_a_damaged_graph_is_one_error(edit: Callable[[Any], None], engine: str, copied: Path) -> None:
     """Operators that it lacks exit with 3, as what is not here does; files that are damaged with 2."""
     with pytest.raises((BundleError, LoadError)) as caught:
         runtimes.load(engine, edit_graph(copied, ENCODER, edit), threads=1)
     assert "encoder_model.onnx: " in str(caught.value)
+    if edit is _close_a_circle:
+        assert "which nothing before it gives" in str(caught.value)
     assert "\n" not in str(caught.value)
     if edit is _rename:
         assert isinstance(caught.value, LoadError)

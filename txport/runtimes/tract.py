@@ -10,6 +10,7 @@ import tract
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import require_order
 from txport.bundles.ports import UNNAMED, Dim, Graph, Port
 from txport.errors import BundleError, LoadError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
@@ -26,6 +27,7 @@ class Loaded:
     """A graph that runs: tract takes inputs and gives outputs by their order."""
 
     def __init__(self, file: Path, graph: Graph) -> None:
+        require_order(file)
         try:
             model = tract.onnx().load(str(file))
             inputs = [model.input_name(at) for at in range(model.input_count())]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import require_order
 from txport.bundles.ports import DECODER, PAST_SOURCE, SELECT, SOURCE, UNNAMED, Graph, Port
 from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
@@ -190,6 +191,7 @@ def _split(graph: Graph) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
 
 
 def _read(file: Path) -> Model:
+    require_order(file)
     try:
         return _core().read_model(str(file))
     except Exception as error:  # its errors share no other base
