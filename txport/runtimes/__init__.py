@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 RUNTIMES = {
     "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu")),
-    "openvino": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",)),
+    "openvino": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), aborts=True),
     "openvino-bf16": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "bf16"),
     "openvino-int8": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "int8"),
     "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable",)),

@@ -29,7 +29,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
     "names",
     type=click.Choice(GRAPH_RUNTIMES),
     multiple=True,
-    help="Compare this runtime.  [repeatable; default: those of ort, openvino, reference that are here and run it]",
+    help="Compare this runtime.  [repeatable; default: ort and reference, where they run it]",
 )
 @provider_option
 @click.option(
