@@ -403,7 +403,7 @@ def test_doctor(call: Cli) -> None:
     assert re.search(r"CPUExecutionProvider +starts", done.out)
     assert "no problems found" in done.out
     values = json.loads(call("doctor", "--json").out)
-    assert list(values) == ["versions", "providers", "problems"]
+    assert list(values) == ["versions", "runtimes", "providers", "problems", "fastest"]
     assert values["versions"]["txport"] == txport.__version__
     assert values["providers"]["CPUExecutionProvider"] is None
     assert values["problems"] == []
@@ -905,7 +905,7 @@ def test_export_refuses(call: Cli, place: Place, command: str, message: str) -> 
         "run {bundle} bad --beams two",
         "run {bundle} bad --batch-size 0",
         "run {bundle} bad --max-new-tokens 0",
-        "run {bundle} bad --runtime tract",
+        "run {bundle} bad --runtime tvm",
         "run {bundle} bad --early-stopping sometimes",
         "run {bundle} bad --beam 2",
         "export {checkpoint} {tmp}/out --opset 17",

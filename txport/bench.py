@@ -84,7 +84,7 @@ def run(
         ends = {name: worker.ask("end") for name, worker in workers.items()}
     return {
         "machine": machine.describe(),
-        "versions": {**runtimes.versions(), "python": platform.python_version()},
+        "versions": {**runtimes.versions_of(names), "python": platform.python_version()},
         "bundle": {"checkpoint": bundle.manifest.checkpoint, "precision": bundle.manifest.precision},
         "protocol": asdict(protocol),
         "units": {**WORK[facts.task].units, **(BANDWIDTH if size else {})},
@@ -96,7 +96,7 @@ def run(
 def _reached(speed: float, size: int, newest: dict[str, dict[str, float]]) -> None:
     """Add to each runtime's newest round what the memory gave beside it, in bytes per second."""
     for name, times in newest.items():
-        if name != "torch":  # it reads the checkpoint's weights, not the bundle's
+        if name != "torch" and not runtimes.RUNTIMES[name].computes:  # those read other weights than the bundle's
             times["read bandwidth"] = speed / 1e9
             times["bandwidth reached"] = 100 * size / (1e-3 * times["further token"]) / speed
 

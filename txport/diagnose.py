@@ -11,25 +11,35 @@ from typing import Any
 
 from txport import runtimes
 from txport.errors import UnavailableError
+from txport.fastest import Fact, facts_for
+from txport.system import machine
 from txport.system.packages import needed
 from txport.version import __version__
 
 BASE = ("numpy", "click", "tokenizers")
-PACKAGES = (*BASE, "torch", "onnx", "onnxscript", "safetensors")
+PACKAGES = (*BASE, "torch", "onnx", "onnxscript", "safetensors", "openvino", "tract")
+IMPORTED = {"openvino": "txport.runtimes.openvino.library"}  # where a package is imported with care
 WHEELS_FIX = "pip uninstall all of them, then install one: the wheels overwrite each other's files"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Versions by package (None if it is absent), why each provider can't start (None if it does), what is broken."""
+    """What is here, and what is broken.
+
+    Versions by package (None if it is absent); why each runtime can't run, and each provider of ONNX Runtime can't
+    start (None if it does). `fastest` is what was measured on processors like this one.
+    """
 
     versions: dict[str, str | None]
+    runtimes: dict[str, str | None]
     providers: dict[str, str | None]
     problems: list[str]
+    fastest: list[Fact]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        return asdict(self)
+        facts = [{name: _plain(value) for name, value in fact._asdict().items()} for fact in self.fastest]
+        return {**asdict(self), "fastest": facts}
 
 
 def examine() -> Diagnosis:
@@ -49,14 +59,28 @@ def examine() -> Diagnosis:
             found = {name: providers.start(name) for name in providers.candidates()}
     except UnavailableError as error:
         problems.append(str(error))
-    return Diagnosis(versions, found, problems)
+    able = {name: _missing(name) for name in runtimes.RUNTIMES}
+    return Diagnosis(versions, able, found, problems, facts_for(machine.flags()))
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, frozenset) else value
+
+
+def _missing(name: str) -> str | None:
+    """Why a runtime can't run on the CPU here."""
+    try:
+        runtimes.require(name, "cpu")
+    except UnavailableError as error:
+        return str(error)
+    return None
 
 
 def _problem(name: str) -> str | None:
     """Why a package that is installed, or has to be, does not import."""
     try:
         with needed("txport", "txport"):
-            importlib.import_module(name)
+            importlib.import_module(IMPORTED.get(name, name))
     except UnavailableError as error:
         is_absent = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == name
         return None if is_absent and name not in BASE else str(error)

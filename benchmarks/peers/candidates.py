@@ -8,10 +8,11 @@ from itertools import product
 from typing import Any
 
 from benchmarks.peers.engines import Model
-from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, LLAMA, OPTIMUM, Line, Task
+from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, LLAMA, OPENVINO, OPTIMUM, Line, Task
 
 ENGINES = "benchmarks.peers.engines."
-OURS, FOLDERS = ENGINES + "txport_cpu", ENGINES + "hf_folder"
+OURS, FOLDERS, PORTABLE = ENGINES + "txport_cpu", ENGINES + "hf_folder", ENGINES + "txport_portable"
+OWN = (OURS, PORTABLE)  # these run in txport's own environment
 BULK_BATCHES = (16, 32, 64, 128)
 MANY_ROWS = 32
 # What CTranslate2 takes by itself; oneDNN; matrices packed for MKL at load.
@@ -108,10 +109,24 @@ def pytorch(compiled: bool) -> Callable[[Task, int], list[Candidate]]:
     return candidates
 
 
+def openvino(runtime: str) -> Callable[[Task, int], list[Candidate]]:
+    """A portable bundle on OpenVINO."""
+
+    def candidates(task: Task, cores: int) -> list[Candidate]:
+        model = Model(checkpoint=task.checkpoint)
+        return [
+            Candidate(engine=PORTABLE, model=model, options={**options, "runtime": runtime})
+            for options in threads_of(task, cores)
+        ]
+
+    return candidates
+
+
 PEERS: dict[str, Callable[[Task, int], list[Candidate]]] = {
     CT2_INT8: ctranslate2("int8"),
     CT2_FP32: ctranslate2("fp32"),
     OPTIMUM: optimum,
     EAGER: pytorch(compiled=False),
     COMPILED: pytorch(compiled=True),
+    **{name: openvino(runtime) for name, runtime in OPENVINO.items()},
 }

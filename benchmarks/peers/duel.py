@@ -45,14 +45,14 @@ class Place:
 
     def start(self, candidate: Candidate) -> Worker:
         """A process for a candidate."""
-        python = Path(sys.executable) if candidate.engine == candidates.OURS else self.peers_python
+        python = Path(sys.executable) if candidate.engine in candidates.OWN else self.peers_python
         log = self.work / f"{candidate.engine.rpartition('.')[2]}.log"
         return Worker(python.absolute(), candidate.environment, log.absolute())
 
     def folder(self, candidate: Candidate) -> Path:
         """Where a candidate's weights lie: another name for every checkpoint and every version of the converter."""
         model, engine = candidate.model, candidate.engine.rpartition(".")[2]
-        made_by = sorted(PACKAGE.rglob("*.py")) if candidate.engine == candidates.OURS else [PEERS / "requirements.txt"]
+        made_by = sorted(PACKAGE.rglob("*.py")) if candidate.engine in candidates.OWN else [PEERS / "requirements.txt"]
         written_by = sorted((PEERS / "engines").glob(f"{engine}*.py"))
         sources = {str(path): sha256(path) for path in [*made_by, *written_by]}
         made = model.checkpoint if candidate.engine == candidates.FOLDERS else digest_once(model.checkpoint)

@@ -93,6 +93,8 @@ class Line:
 
 def one_caller(batch: int, beams: int = 1, checkpoint: str = BASE) -> Task:
     """One batch in flight; as many batches in a round as make it last."""
+    if checkpoint == G2P:
+        return Task(checkpoint=checkpoint, batch=batch, beams=beams, sources=64 * batch)
     sources = {(1, 1): 8, (8, 1): 32, (32, 1): 64, (1, 4): 4, (8, 4): 16}
     size = sources[batch, beams] if checkpoint == BASE else {1: 2, 8: 8, 32: 32}[batch]
     return Task(checkpoint=checkpoint, batch=batch, beams=beams, sources=size)
@@ -107,6 +109,21 @@ def of_folder(name: str, batch: int, tokens: int = TARGET, after_first: bool = F
     """One batch in flight, of a folder that both sides convert."""
     task = one_caller(batch, checkpoint=FOLDER + name)
     return replace(task, tokens=tokens, after_first=after_first, streamed=name in STREAMED)
+
+
+def against_openvino(peer: str) -> list[Line]:
+    """The cpu target in the precision, or in fp32 where it has it not, and OpenVINO on the portable bundle."""
+    precision, batches = "int8" if peer.endswith("int8") else "fp32", (1, 8, 32)
+    return [
+        *(line(f"greedy, batch {batch}, {precision}", peer, one_caller(batch), None, precision) for batch in batches),
+        line(f"greedy, bulk, {precision}", peer, BULK, None, precision),
+        *(
+            line(f"g2p-en, batch {batch}, {precision}", peer, one_caller(batch, checkpoint=G2P), None, precision,
+                 unit="words/s")
+            for batch in batches
+        ),
+        line(f"g2p-en, test words, bulk, {precision}", peer, WORDS, None, precision, unit="words/s"),
+    ]  # fmt: skip
 
 
 def line(
@@ -131,7 +148,8 @@ def parts_of_speech(batch: int) -> list[tuple[str, Task, Unit]]:
 
 CT2_INT8, CT2_FP32 = "CTranslate2 int8", "CTranslate2 fp32"
 OPTIMUM, EAGER, COMPILED = "Optimum", "PyTorch eager", "torch.compile"
-BULK = Task(sources=512)
+OPENVINO = {"OpenVINO fp32": "openvino", "OpenVINO bf16": "openvino-bf16", "OpenVINO int8": "openvino-int8"}
+BULK, WORDS = Task(sources=512), Task(checkpoint=G2P, sources=12_000)
 LINES = [
     line("greedy, batch 1, int8", CT2_INT8, one_caller(1), 3.5, "int8"),
     line("greedy, batch 1, int4", CT2_INT8, one_caller(1), 4.5, "int4", "int8"),
@@ -146,7 +164,7 @@ LINES = [
     line("greedy, batch 1, int8", OPTIMUM, one_caller(1), 4.0, "int8"),
     line("greedy, batch 8, int8", OPTIMUM, one_caller(8), 4.0, "int8"),
     line("greedy, batch 32, int8", OPTIMUM, one_caller(32), 4.0, "int8"),
-    line("g2p-en, test words, bulk", CT2_INT8, Task(checkpoint=G2P, sources=12_000), 2.0, "int8", unit="words/s"),
+    line("g2p-en, test words, bulk", CT2_INT8, WORDS, 2.0, "int8", unit="words/s"),
     line("peak memory, batch 1, int8", CT2_INT8, one_caller(1), 1.0, "int8", unit="MB"),
     *(
         line(f"{short(model)}, greedy, batch {batch}, int8", CT2_INT8, one_caller(batch, checkpoint=model), 1.5, "int8")
@@ -172,6 +190,7 @@ LINES = [
         for batch in (1, 8)
         for what, task, unit in parts_of_speech(batch)
     ),
+    *(each for peer in OPENVINO for each in against_openvino(peer)),
 ]
 
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.tiny import tiny_config, tiny_model
-from txport import cli, release
+from txport import cli, release, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import OFFERED, Manifest
 from txport.bundles.ports import ENCODER
@@ -46,17 +46,16 @@ def sound(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[M
 def test_a_sound_matrix_has_every_bundle_on_every_runtime(sound: tuple[Matrix, Path]) -> None:
     result, _ = sound
     cells = cells_of(result)
-    assert set(cells) == {
-        (*bundle, *engine) for bundle in FEWER for engine in [("ort", "cpu"), ("ort", "coreml"), ("reference", "cpu")]
-    }
+    tried = [("ort", "coreml"), *((name, "cpu") for name in runtimes.GRAPH_RUNTIMES)]
+    assert set(cells) == {(*bundle, *engine) for bundle in FEWER for engine in tried}
     assert result.passed
     for (target, _, runtime, provider), cell in cells.items():
         if provider == "coreml":
             assert cell.verdict == NOT_AVAILABLE
             assert "was built without CoreMLExecutionProvider; install a wheel that has it" in cell.why
-        elif (target, runtime) == ("cpu", "reference"):
+        elif target == "cpu" and runtime != "ort":
             assert cell.verdict == NOT_AVAILABLE
-            assert cell.why == "the reference runtime can't run a bundle for the cpu; ort can"
+            assert cell.why.startswith(f"the {runtime} runtime can't run a bundle for the cpu; ort can, and")
         else:
             assert cell.verdict in (PASS, NEAR_TIE)
             assert cell.why == ""
@@ -65,7 +64,7 @@ def test_a_sound_matrix_has_every_bundle_on_every_runtime(sound: tuple[Matrix, P
             assert cell.verdict == (NEAR_TIE if cell.near_ties else PASS)
             assert cell.rows_searched
     assert sum(result.counts.values()) == len(cells)
-    assert result.counts[NOT_AVAILABLE] == 4 + 3
+    assert result.counts[NOT_AVAILABLE] == 4 + 3 * (len(runtimes.GRAPH_RUNTIMES) - 1)
 
 
 def test_bundles_that_are_kept_are_what_export_writes(sound: tuple[Matrix, Path]) -> None:
@@ -101,7 +100,8 @@ def one_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fault_in_one_target_fails_there_and_nowhere_else(checkpoint: Path, tmp_path: Path) -> None:
     report, html, text = tmp_path / "out.json", tmp_path / "out.html", tmp_path / "out.md"
     files = ["--report", report, "--html", html, "--markdown", text, "--keep", tmp_path / "keep"]
-    done = run(checkpoint, "--target", "portable", "--provider", "cpu", *files)
+    engines = ["--runtime", "ort", "--runtime", "reference", "--provider", "cpu"]
+    done = run(checkpoint, "--target", "portable", *engines, *files)
     assert (done.exit_code, done.stderr) == (1, "")
     assert "verdict: FAIL; 4 cells: 2 pass, 0 near-tie, 2 fail, 0 not available" in done.stdout
     values = json.loads(report.read_text())
@@ -147,8 +147,7 @@ def test_a_checkpoint_that_a_target_refuses_is_not_available_there(tmp_path: Pat
     keep = tmp_path / "keep"
     result = release.matrix(tmp_path / "odd", targets=["cpu"], precisions=["int8"], providers=["cpu"], keep=keep)
     assert {(cell.runtime, cell.verdict) for cell in result.cells} == {
-        ("ort", NOT_AVAILABLE),
-        ("reference", NOT_AVAILABLE),
+        (name, NOT_AVAILABLE) for name in runtimes.GRAPH_RUNTIMES
     }
     for cell in result.cells:
         assert "multiple of 8" in cell.why

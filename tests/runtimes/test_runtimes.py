@@ -29,7 +29,8 @@ from txport.runtimes.ort import runtime as ort
 from txport.system.documents import write_json
 
 TOLERANCE = 2e-5  # of the largest logit, from PyTorch in float64
-RUNTIMES = ["torch", "ort", "reference"]
+ENGINES = ["ort", "openvino", "reference", "tract"]
+RUNTIMES = ["torch", *ENGINES]
 
 # What becomes of the rows after each step; None leaves them alone.
 CASES: dict[str, tuple[list[int], list[list[int] | None]]] = {
@@ -118,7 +119,7 @@ def test_the_reference_sums_fp16_in_fp32() -> None:
     np.testing.assert_allclose(product, 4000 * float(many[0, 0]), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["ort", "reference"])
+@pytest.mark.parametrize("name", ENGINES)
 def test_the_source_is_projected_once(name: str, bundle: Bundle) -> None:
     """Every step could do it anew and compute the same, only slowly."""
     runtime: Any = runtimes.load(name, bundle)
@@ -171,7 +172,7 @@ def test_the_best_of_many_tokens_are_those_that_a_sort_finds(size: int, top: int
 def test_run_graph_returns_every_output(bundle: Bundle) -> None:
     facts = bundle.manifest.facts
     ids = np.array([[5, 6, 2], [7, 2, 0]])
-    for name in ("ort", "reference"):
+    for name in ENGINES:
         runtime = runtimes.load(name, bundle)
         mask = np.array([[1, 1, 1], [1, 1, 0]])
         hidden = runtime.run_graph(ENCODER, {"input_ids": ids, "attention_mask": mask})["last_hidden_state"]
@@ -189,8 +190,10 @@ def test_run_graph_returns_every_output(bundle: Bundle) -> None:
 def test_threads(bundle: Bundle) -> None:
     state = runtimes.load("ort", bundle, threads=1).start(*sources_of([3]), max_length=24)
     assert state.length == 0
-    with pytest.raises(UnsupportedError, match="the reference runtime has one thread, got 2"):
-        runtimes.load("reference", bundle, threads=2)
+    assert runtimes.load("openvino", bundle, threads=1)
+    for name in ("reference", "tract"):
+        with pytest.raises(UnsupportedError, match=f"the {name} runtime has one thread, got 2"):
+            runtimes.load(name, bundle, threads=2)
 
 
 def test_threads_give_way_to_other_processes(bundle: Bundle) -> None:
@@ -210,19 +213,21 @@ def test_more_threads_than_are_of_use_are_refused(bundle: Bundle, monkeypatch: p
 
 
 def test_unknown_names(bundle: Bundle) -> None:
-    with pytest.raises(UnsupportedError, match="unknown runtime 'tvm'; there are ort, reference, torch"):
+    with pytest.raises(UnsupportedError, match="unknown runtime 'tvm'; there are ort, openvino, openvino-bf16"):
         runtimes.load("tvm", bundle)
     with pytest.raises(UnsupportedError, match=r"unknown provider 'gpu'; give one of cpu, cuda"):
         runtimes.load("ort", bundle, provider="gpu")
-    with pytest.raises(UnsupportedError, match="the reference runtime runs on the cpu only, got provider 'cuda'"):
-        runtimes.load("reference", bundle, provider="cuda")
+    for name in ("openvino", "reference", "tract"):
+        with pytest.raises(UnsupportedError, match=f"the {name} runtime runs on the cpu only, got provider 'cuda'"):
+            runtimes.load(name, bundle, provider="cuda")
     with pytest.raises(UnsupportedError, match="the torch runtime runs on cpu or cuda, got provider 'tensorrt'"):
         runtimes.require("torch", "tensorrt")
 
 
 def test_torch_runs_no_bundle(bundle: Bundle) -> None:
     with pytest.raises(
-        UnsupportedError, match="the torch runtime can't run a bundle for the portable; ort, reference can"
+        UnsupportedError,
+        match="the torch runtime can't run a bundle for the portable; ort, openvino, ref",
     ):
         runtimes.load("torch", bundle)
 
@@ -231,7 +236,7 @@ def test_a_runtime_is_one_line(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) 
     entry = runtimes.Entry("txport.runtimes.reference", "onnx", "txport[export]", ("cpu",))
     monkeypatch.setitem(runtimes.RUNTIMES, "another", entry)
     assert runtimes.installed("cpu") == ["ort", "another"]
-    with pytest.raises(UnsupportedError, match="the another runtime can't run a bundle for the portable; ort, ref"):
+    with pytest.raises(UnsupportedError, match="the another runtime can't run a bundle for the portable; ort, open"):
         runtimes.load("another", bundle)
     monkeypatch.setitem(runtimes.RUNTIMES, "another", entry._replace(targets=("portable",)))
     assert runtimes.load("another", bundle).ports("encoder") == runtimes.load("reference", bundle).ports("encoder")
@@ -420,7 +425,14 @@ def test_package_that_is_not_installed(bundle: Bundle, monkeypatch: pytest.Monke
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
     monkeypatch.setattr(runtimes.importlib, "import_module", absent)
-    for name, package, extra in (("reference", "onnx", "txport[export]"), ("ort", "onnxruntime", "txport")):
+    packages = {
+        "ort": "txport",
+        "openvino": "txport[openvino]",
+        "reference": "txport[export]",
+        "tract": "txport[tract]",
+    }
+    for name, extra in packages.items():
+        package = runtimes.RUNTIMES[name].needs
         with pytest.raises(UnavailableError) as caught:
             runtimes.load(name, bundle)
         assert str(caught.value) == f"the {name} runtime needs {package}, which is not installed: pip install '{extra}'"

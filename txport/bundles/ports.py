@@ -9,7 +9,7 @@ masks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from txport.models.audio.facts import Features
 from txport.models.facts import LENGTH, Facts, Owner, StateTensor, Task
 
 Dim = str | int
+UNNAMED = "?"  # a dim of which an engine does not say what the file says
 
 LARGE_VOCABULARY = 4096  # from here on, screening finds the likeliest tokens in less time than all logits in fp32 take
 LIKELIEST = 8  # so many of them can be asked for
@@ -75,6 +76,18 @@ class Port:
     state: StateTensor | None = field(default=None, compare=False)
     is_attention: bool = field(default=False, compare=False)
 
+    def shape(self, lengths: Mapping[str, int]) -> tuple[int, ...]:
+        """Its dims as numbers; a dim may be a sum of dynamic ones."""
+        return tuple(
+            dim if isinstance(dim, int) else sum(lengths[each] for each in dim.split(" + ")) for dim in self.dims
+        )
+
+    def fits(self, other: Port) -> bool:
+        """Whether it is the same port, as far as an engine tells of the dims of either."""
+        known = (self.name, self.dtype, len(self.dims)) == (other.name, other.dtype, len(other.dims))
+        pairs = zip(self.dims, other.dims, strict=False)
+        return known and all(one == two or UNNAMED in (one, two) for one, two in pairs)
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -112,6 +125,22 @@ class Graph:
     def has_weights(self) -> bool:
         """Whether it computes with weights of the checkpoint."""
         return self.role != SELECT
+
+    @property
+    def of_source(self) -> tuple[str, ...]:
+        """The inputs that rows of one source have in common, but for its tokens or features."""
+        shared = (ENCODER_HIDDEN_STATES, ENCODER_ATTENTION_MASK, *self.past("source").values())
+        return tuple(port.name for port in self.inputs if port.name in shared)
+
+    def lengths(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """What the dynamic dims are where inputs have these shapes."""
+        return {
+            dim: length
+            for port in self.inputs
+            if port.name in shapes
+            for dim, length in zip(port.dims, shapes[port.name], strict=True)
+            if isinstance(dim, str)
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """As the manifest records it."""
@@ -312,9 +341,9 @@ def compare_ports(graph: Graph, inputs: tuple[Port, ...], outputs: tuple[Port, .
         there, wanted = ({port.name: port for port in ports} for ports in (found, expected))
         yield from (f"{graph.file}: {side} {name} is missing" for name in wanted if name not in there)
         yield from (f"{graph.file}: {side} {name} was not expected" for name in there if name not in wanted)
-        for name in (name for name in wanted if name in there and there[name] != wanted[name]):
+        for name in (name for name in wanted if name in there and not there[name].fits(wanted[name])):
             yield f"{graph.file}: {side} {name} is {_describe(there[name])}, expected {_describe(wanted[name])}"
-        if there == wanted and found != expected:
+        if there.keys() == wanted.keys() and list(there) != list(wanted):
             yield f"{graph.file}: the {side}s are in another order"
 
 

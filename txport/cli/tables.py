@@ -11,6 +11,7 @@ from rich.text import Text
 
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
+from txport.fastest import MEASURE
 from txport.system.terminal import one_line
 
 if TYPE_CHECKING:
@@ -181,13 +182,22 @@ def _operators(bundle: Bundle, role: str) -> str:
 
 
 def show_diagnosis(found: Diagnosis) -> None:
-    """Versions, providers, problems."""
+    """Versions, runtimes, providers, what is fastest, problems."""
     show("Installed", ["package", "version"], [(name, version or "-") for name, version in found.versions.items()])
+    echo()
+    here = [(name, "runs" if reason is None else f"does not run: {reason}") for name, reason in found.runtimes.items()]
+    show("Runtimes", ["runtime", "here"], here)
     rows = [
         (name, "starts" if reason is None else f"does not start: {reason}") for name, reason in found.providers.items()
     ]
     echo()
     show("Providers of ONNX Runtime", ["provider", "here"], rows)
+    echo()
+    if found.fastest:
+        fast = [(each.task, each.best, f"{each.times:.2f}", each.other, each.measured) for each in found.fastest]
+        show("Fastest on processors like this one", ["task", "best", "times", "as fast as", "measured on"], fast)
+    else:
+        echo(f"what is fastest was not measured on a processor like this one; {MEASURE} measures here")
     for problem in found.problems:
         echo()
         echo(f"problem: {problem}")

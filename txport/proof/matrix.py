@@ -102,13 +102,16 @@ def kinds(targets: Sequence[str] = (), precisions: Sequence[str] = ()) -> list[K
 
 
 def engines(names: Sequence[str] = (), providers: Sequence[str] = ()) -> list[Engine]:
-    """The runtimes and providers to try, all if none is named; where bundles are proven comes first, always."""
+    """The runtimes and providers to try, if none is named all that keep a bundle's precision.
+
+    Where bundles are proven comes first, always.
+    """
     from txport.runtimes.ort.providers import candidates, short_name
 
     wanted = list(dict.fromkeys(map(short_name, providers or candidates())))
     pairs = [
         (name, provider)
-        for name in names or runtimes.GRAPH_RUNTIMES
+        for name in names or runtimes.USUAL
         for provider in wanted
         if name == "ort" or provider == "cpu" or (names and providers)  # the others have no providers
     ]
@@ -130,12 +133,17 @@ def fill(
     runtimes.require(*PROVEN)
     with staged_folder(keep, progress=progress) if keep else temporary_folder("txport-matrix") as folder:
         cells = [cell for kind in chosen for cell in _row(checkpoint, kind, tried, folder, progress, bool(keep))]
-    return Matrix(_about(checkpoint), cells)
+    return Matrix(_about(checkpoint, tried), cells)
 
 
-def _about(checkpoint: Checkpoint) -> dict[str, Any]:
+def _about(checkpoint: Checkpoint, tried: Sequence[Engine]) -> dict[str, Any]:
     packages = {name: version(name) for name in ("torch", "onnx", "onnxscript", "numpy")}
-    versions = {"python": platform.python_version(), "txport": __version__, **packages, **runtimes.versions()}
+    versions = {
+        "python": platform.python_version(),
+        "txport": __version__,
+        **packages,
+        **runtimes.versions_of(dict(tried)),
+    }
     source = {"name": checkpoint.name, "sha256": checkpoint.sha256}
     return {"checkpoint": source, "versions": versions, "machine": platform.machine()}
 

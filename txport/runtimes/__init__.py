@@ -6,6 +6,7 @@ pyproject.toml.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -31,21 +32,38 @@ ONNX_RUNTIME = re.compile(r"onnxruntime(-\w+)*")
 
 
 class Entry(NamedTuple):
-    """A runtime: its module, the package that it needs, what to install for that, and whose bundles it runs."""
+    """A runtime: its module, the package that it needs, what to install for that, and whose bundles it runs.
+
+    `computes` is a precision that it computes in whatever the bundle's is. One that `aborts` may end the whole process
+    where a graph is damaged, instead of raising. `single` graphs need one that runs loops.
+    """
 
     module: str
     needs: str
     install: str
     targets: tuple[str, ...]  # none: it runs the checkpoint
+    computes: str = ""
+    aborts: bool = False
+    single: bool = False
+
+    @property
+    def how(self) -> dict[str, str]:
+        """What its module is told beside the bundle."""
+        return {"precision": self.computes} if self.computes else {}
 
 
 RUNTIMES = {
-    "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu")),
-    "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable",)),
+    "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu"), single=True),
+    "openvino": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), aborts=True),
+    "openvino-bf16": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "bf16"),
+    "openvino-int8": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "int8"),
+    "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable",), single=True),
     "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
+    "tract": Entry("txport.runtimes.tract", "tract", "txport[tract]", ("portable",), aborts=True),
 }
 MODULES = {name: entry.module for name, entry in RUNTIMES.items()}
 GRAPH_RUNTIMES = tuple(name for name, entry in RUNTIMES.items() if entry.targets)
+USUAL = tuple(name for name in GRAPH_RUNTIMES if not RUNTIMES[name].computes)  # others run where they are named
 PROVIDERS = {  # of ONNX Runtime, by short name
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
@@ -66,7 +84,12 @@ def require(name: str, provider: str) -> None:
         raise UnsupportedError(f"unknown runtime {name!r}; there are {', '.join(RUNTIMES)}")
     if not isinstance(provider, str):
         raise UnsupportedError(f"provider must be a name, got {quoted(provider)}")
-    _module(name).require(provider)
+    _module(name).require(provider, **RUNTIMES[name].how)
+
+
+def computes(name: str, precision: str) -> str:
+    """The precision that a runtime computes a bundle of one precision in."""
+    return RUNTIMES[name].computes or precision
 
 
 def require_threads(name: str, count: int | None) -> None:
@@ -80,14 +103,19 @@ def require_threads(name: str, count: int | None) -> None:
 def require_target(name: str, target: str) -> None:
     """Raise `UnsupportedError` unless a runtime runs bundles of a target."""
     if target not in RUNTIMES[name].targets:
-        others = ", ".join(other for other, entry in RUNTIMES.items() if target in entry.targets)
-        raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can")
+        able = (other for other, entry in RUNTIMES.items() if target in entry.targets and not entry.computes)
+        others = ", ".join(able)
+        own = "".join(f", and {name} runs what `export --target {each}` makes" for each in RUNTIMES[name].targets[:1])
+        raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can{own}")
 
 
 def installed(target: str) -> list[str]:
-    """The ONNX runtimes that run bundles of a target and whose packages are here."""
-    able = {name: entry.needs for name, entry in RUNTIMES.items() if target in entry.targets}
-    return [name for name, package in able.items() if importlib.util.find_spec(package)]
+    """The ONNX runtimes to hold any bundle of a target against: they keep its precision and tell what is damaged."""
+    return [
+        name
+        for name, entry in RUNTIMES.items()
+        if target in entry.targets and not (entry.computes or entry.aborts) and importlib.util.find_spec(entry.needs)
+    ]
 
 
 def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
@@ -100,7 +128,7 @@ def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | Non
     require_threads("threads", threads)
     require_target(name, bundle.manifest.target)
     bundle.require_weights()
-    runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
+    runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads, **RUNTIMES[name].how)
     _require_ports(bundle, runtime, bundle.manifest.driven.values())
     return runtime
 
@@ -108,13 +136,16 @@ def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | Non
 def load_single(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[Any]:
     """Start the graph of a bundle that searches by itself; raises as `load` does.
 
-    `UnsupportedError` for a bundle that has none, and for a runtime that runs no graphs.
+    `UnsupportedError` for a bundle that has none, and for a runtime that runs none.
     """
     require(name, provider)
     require_threads("threads", threads)
     if not bundle.manifest.single:
         raise UnsupportedError(f"{bundle.path} has no graph that searches by itself; export it with --single")
     require_target(name, bundle.manifest.target)
+    if not RUNTIMES[name].single:
+        others = ", ".join(other for other, entry in RUNTIMES.items() if entry.single)
+        raise UnsupportedError(f"the {name} runtime does not run graphs that search by themselves; {others} do")
     bundle.require_weights()
     runtime: SingleRuntime[Any] = _module(name).load_single(bundle, provider=provider, threads=threads)
     _require_ports(bundle, runtime, [bundle.manifest.graphs[GENERATE]])
@@ -143,6 +174,15 @@ def _module(name: str) -> Any:
     entry = RUNTIMES[name]
     with needed(entry.install, f"the {name} runtime"):
         return importlib.import_module(entry.module)
+
+
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """The version of every ONNX Runtime wheel, and of the packages that some runtimes need, if they are here."""
+    found = versions()
+    for package in sorted({RUNTIMES[name].needs for name in names} - {"onnxruntime"}):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def versions() -> dict[str, str]:

@@ -58,11 +58,12 @@ class Engine(Protocol[T]):
 
 @dataclass(frozen=True)
 class PortableState(Generic[T]):
-    """The decoder's inputs other than the tokens, by port, and how many tokens they hold."""
+    """The decoder's inputs other than the tokens, by port, how many tokens they hold, and each row's source (R,)."""
 
     tensors: dict[str, T]
     length: int
     max_length: int
+    sources: Ints
 
 
 class PortableRuntime(Generic[T]):
@@ -70,7 +71,8 @@ class PortableRuntime(Generic[T]):
 
     def __init__(self, engine: Engine[T], manifest: Manifest) -> None:
         self._engine, self._manifest, self._facts = engine, manifest, manifest.facts
-        self._decoder = manifest.graphs.get(DECODER)
+        self._graphs = manifest.graphs
+        self._decoder = self._graphs.get(DECODER)
         self._becomes = {} if self._decoder is None else self._decoder.becomes
         grown = {} if self._decoder is None else self._decoder.present("row")
         self._grows = {name: self._becomes[name] for name in grown.values()}
@@ -82,7 +84,7 @@ class PortableRuntime(Generic[T]):
         given, kept = self._sources(source, source_lengths)
         hidden = self._engine.run(ENCODER, given, [LAST_HIDDEN_STATE])[LAST_HIDDEN_STATE]
         tensors = {ENCODER_HIDDEN_STATES: hidden, **kept, **self._empty_caches(len(source))}
-        return PortableState(tensors, 0, max_length)
+        return PortableState(tensors, 0, max_length, np.arange(len(source)))
 
     def _sources(self, source: Inputs, lengths: Ints) -> tuple[dict[str, T], dict[str, T]]:
         """What the encoder reads, and what the decoder reads beside what the encoder gives."""
@@ -106,7 +108,8 @@ class PortableRuntime(Generic[T]):
             results = self._engine.run(DECODER, {**given, **tensors}, [*self._becomes])
             tensors = {name: results[output] for output, name in self._becomes.items()}
         longest = max_length + size + 1 - int(lengths.min())  # of the shortest prompt, its padding counted
-        return PortableState({ATTENTION_MASK: self._engine.from_numpy(mask), **tensors}, size, longest)
+        tensors = {ATTENTION_MASK: self._engine.from_numpy(mask), **tensors}
+        return PortableState(tensors, size, longest, np.arange(len(prompts)))
 
     def step(
         self,
@@ -145,10 +148,13 @@ class PortableRuntime(Generic[T]):
         return outputs_of(self._facts, found, len(source), source.shape[1], filled.shape[1])
 
     def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:
-        """See `Runtime.select`; the rows are gathered where the tensors live."""
-        inputs = {**state.tensors, ROWS: self._engine.from_numpy(rows)}
-        results = self._engine.run(SELECT, inputs, [f"selected.{name}" for name in state.tensors])
-        return replace(state, tensors={name: results[f"selected.{name}"] for name in state.tensors})
+        """See `Runtime.select`; rows are gathered where the tensors live, sources only where rows get others."""
+        inputs, sources = {**state.tensors, ROWS: self._engine.from_numpy(rows)}, state.sources[rows]
+        stays = self._graphs[SELECT].of_source if np.array_equal(sources, state.sources) else ()
+        moves = [name for name in state.tensors if name not in stays]
+        results = self._engine.run(SELECT, inputs, [f"selected.{name}" for name in moves])
+        tensors = {**state.tensors, **{name: results[f"selected.{name}"] for name in moves}}
+        return replace(state, tensors=tensors, sources=sources)
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
@@ -156,7 +162,7 @@ class PortableRuntime(Generic[T]):
 
     def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """See `GraphRuntime.run_graph`."""
-        wanted = [port.name for port in self._manifest.graphs[role].outputs]
+        wanted = [port.name for port in self._graphs[role].outputs]
         tensors = {name: self._engine.from_numpy(array) for name, array in inputs.items()}
         results = self._engine.run(role, tensors, wanted)
         return {name: self._engine.to_numpy(results[name]) for name in wanted}

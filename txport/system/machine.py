@@ -6,6 +6,7 @@ import errno
 import os
 import platform
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ NO_MEMORY = (
     "not enough memory",
     "could not determine the shape of object type 'torch.storage.untypedstorage'",  # a file that can't be mapped
 )
+FLAGS = ("flags", "Features")  # what Linux calls them on x86, and on Arm
 
 
 def describe() -> dict[str, Any]:
@@ -38,6 +40,25 @@ def describe() -> dict[str, Any]:
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def flags() -> frozenset[str]:
+    """Instructions that the processor has beyond the usual ones, as Linux calls them; no other system tells."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
+    lines = [line.partition(":") for line in text.splitlines()]
+    return frozenset(flag for name, _, rest in lines if name.strip() in FLAGS for flag in rest.split())
+
+
+def is_x86() -> bool:
+    """Whether the processor is one of Intel's or AMD's, or like them."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def multiplies_bytes() -> bool:
+    """Whether an x86 is known to add products of 8 bits without overflow (VNNI)."""
+    return is_x86() and any("vnni" in flag for flag in flags())
 
 
 def peak_memory() -> float:

@@ -20,8 +20,8 @@ def prepare(model: Model, folder: Path) -> None:
 class Engine:
     """Options: `threads` of one operator, `workers` (batches at once), `batch_size`."""
 
-    def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
-        self._model = txport.load(folder, threads=options["threads"], workers=options["workers"])
+    def __init__(self, folder: Path, search: Search, options: dict[str, Any], runtime: str = "ort") -> None:
+        self._model = txport.load(folder, runtime=runtime, threads=options["threads"], workers=options["workers"])
         self.end = self._model.facts.writes.end
         self._options = {
             "beams": search.beams,

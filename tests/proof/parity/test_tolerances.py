@@ -108,7 +108,7 @@ def test_loosening_is_refused_with_the_reason(precision: str, options: dict[str,
 
 
 def test_the_loosest_that_the_page_names_is_taken() -> None:
-    for precision, rtol in (("fp32", 1e-4), ("fp16", 0.2), ("int8", 0.15)):
+    for precision, rtol in (("fp32", 1e-4), ("fp16", 0.2), ("bf16", 1.5), ("int8", 0.15)):
         assert tolerance_of(precision, rtol=rtol).rtol == rtol
 
 

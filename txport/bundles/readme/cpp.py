@@ -136,7 +136,7 @@ def _ids(name: str, values: object, comment: str) -> Iterator[str]:
 
 def _sessions(manifest: Manifest) -> Iterator[str]:
     yield "Ort::Env env;"
-    for role, graph in manifest.graphs.items():
+    for role, graph in manifest.driven.items():
         if role != "select":
             yield f'Ort::Session {role}{{env, ORT_TSTR("{graph.file}"), Ort::SessionOptions{{}}}};'
 

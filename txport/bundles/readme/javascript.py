@@ -206,7 +206,7 @@ def _constant(name: str, value: object, comment: str) -> Iterator[str]:
 
 
 def _sessions(settings: Settings) -> Iterator[str]:
-    for role, graph in settings.manifest.graphs.items():
+    for role, graph in settings.manifest.driven.items():
         if role != "select":
             yield f'const {role} = await ort.InferenceSession.create("{graph.file}");'
     running = settings.graph.role

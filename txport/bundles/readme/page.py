@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from txport.bundles.manifest import Manifest, is_quantised
-from txport.bundles.readme import cpp, javascript, python, tables
+from txport.bundles.readme import at_once, cpp, javascript, python, tables
 from txport.bundles.readme.settings import Settings
 from txport.bundles.readme.steps import around, notes, steps
 from txport.models.audio.facts import Features
@@ -46,6 +46,8 @@ def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
         yield "## How to run it"
         yield _how(manifest)
         yield examples["Python, with NumPy and onnxruntime"]
+        if manifest.single:
+            yield from at_once.section(manifest)
     yield "## The loop"
     yield "\n".join(f"{number}. {step}" for number, step in enumerate(steps(manifest), 1))
     yield "\n".join(f"- {note}" for note in notes(manifest))
@@ -101,7 +103,8 @@ def _limits(manifest: Manifest) -> Iterator[str]:
     if manifest.target == "cpu":
         yield f"operators: ONNX opset {manifest.opset} and `com.microsoft`; ONNX Runtime {LEAST_RUNTIME} or newer"
     else:
-        yield f"operators: ONNX opset {manifest.opset} alone, no control flow; any runtime that has them"
+        flow = "no control flow but the loop of `generate.onnx`" if manifest.single else "no control flow"
+        yield f"operators: ONNX opset {manifest.opset} alone, {flow}; any runtime that has them"
     kinds = {"float32": "32-bit", "float16": "16-bit"}
     yield f"features, caches and logits are {kinds[manifest.dtype]} floating point numbers"
     if is_quantised(manifest.target, manifest.precision):

@@ -212,7 +212,7 @@ def constant(name: str, value: object, comment: str) -> Iterator[str]:
 
 
 def _sessions(settings: Settings) -> Iterator[str]:
-    for role, graph in settings.manifest.graphs.items():
+    for role, graph in settings.manifest.driven.items():
         if role != "select":
             yield f'{role} = onnxruntime.InferenceSession("{graph.file}")'
     if settings.manifest.target == "portable":

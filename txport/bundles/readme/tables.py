@@ -28,6 +28,9 @@ DIMS = {
     names.ROOM: "places of a cache: `cache_capacity`",
     names.COUNT: "how many of the best tokens are asked for",
     "selected_rows": "rows to keep",
+    names.PREFIX: "tokens that all targets begin with",
+    names.HYPOTHESES: "`num_beams`",
+    names.NEW_TOKENS: "tokens of the longest hypothesis",
 }
 PORTS = {
     names.INPUT_IDS: "ids of tokens",
@@ -49,6 +52,13 @@ PORTS = {
     names.ALIGN: "whether the attention over the source is wanted",
     names.CROSS_ATTENTION: "attention over the source, the mean of all heads",
     names.ROWS: "numbers of the rows to keep",
+    names.PREFIX_IDS: "what targets begin with, after the start token; (batch_size, 0) for nothing",
+    names.MAX_NEW_TOKENS: "how many tokens a target may have, the end token counted, the prefix not",
+    names.NUM_BEAMS: "how many beams; 1 is greedy search",
+    names.LENGTH_PENALTY: "a score is the sum of log-probabilities over the length to this power",
+    names.SEQUENCES: "the hypotheses, the best first, padded",
+    names.SEQUENCES_SCORES: "their scores; -inf where there is no further hypothesis",
+    names.SEQUENCES_LENGTHS: "how many tokens of each are no padding",
 }
 FILES = {
     MANIFEST: "the manifest: all that is known of the bundle, and the SHA-256 of each file",
@@ -73,6 +83,7 @@ KINDS = {
     "step": "one token of every row",
     "prefill": "prompts into the caches",
     "model": "the whole model",
+    "generate": "the whole of a search in one run",
 }
 
 

@@ -29,7 +29,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
     "names",
     type=click.Choice(GRAPH_RUNTIMES),
     multiple=True,
-    help="Compare this runtime.  [repeatable; default: all that are installed and run its target]",
+    help="Compare this runtime.  [repeatable; default: ort and reference, where they run it]",
 )
 @provider_option
 @click.option(
@@ -138,7 +138,11 @@ def _write(result: Any, seconds: float, report: Path | None, junit: Path | None,
     help="Export in this precision." + MATRIX_NOTE,
 )
 @click.option(
-    "--runtime", "names", type=click.Choice(GRAPH_RUNTIMES), multiple=True, help="Compare this runtime." + MATRIX_NOTE
+    "--runtime",
+    "names",
+    type=click.Choice(GRAPH_RUNTIMES),
+    multiple=True,
+    help="Compare this runtime.  [repeatable; default: all that keep a bundle's precision]",
 )
 @click.option(
     "--provider",

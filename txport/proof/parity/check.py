@@ -69,8 +69,8 @@ def check(
     """
     require_checkpoint(bundle, checkpoint)
     load_bundle(bundle.path)
-    precision = bundle.manifest.precision
-    tolerances = {name: tolerance_of(precision, provider, atol, rtol) for name, provider in providers.items()}
+    computed = {name: runtimes.computes(name, bundle.manifest.precision) for name in providers}
+    tolerances = {name: tolerance_of(computed[name], each, atol, rtol) for name, each in providers.items()}
     report = Report(_about(bundle, providers, tolerances, seed, cases))
     report.about["texts"] = digest_of(texts) if texts else None
     with no_crash("the comparison of the weights in the graphs"):
@@ -83,23 +83,42 @@ def check(
         if is_large(checkpoint):
             drawn, left_out = (lightest if is_huge(checkpoint) else lighten)(drawn)
         report.about["left_out"] = [*left_out, *not_reached(bundle.manifest.facts)]
-        exact = exact_of(bundle, checkpoint)
-        reference = Reference(exact, bundle.manifest, remembers=True)
-        truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
-        report.about["pytorch"] = truth.pytorch
-        for name, provider in providers.items():
-            label = name if provider == "cpu" else f"{name} {provider}"
-            runtime = _load(name, bundle, provider, runtimes.load)
-            report.about["ran"][label] = runtime.placement()
-            for case in truth.cases:
-                report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerances[name], seed))
-            truth.compare(report, label, runtime, tolerances[name])
-            if bundle.manifest.single and isinstance(truth, GeneratorTruth):
-                del runtime  # each holds the weights
-                single = _load(name, bundle, provider, runtimes.load_single)
-                report.about["ran"][label] |= single.placement()
-                truth.compare_at_once(report, label, single, tolerances[name])
+        for precision in dict.fromkeys(computed.values()):
+            exact = exact_of(bundle, checkpoint, precision)
+            truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
+            reference = Reference(exact, bundle.manifest, remembers=True)
+            report.about.setdefault("pytorch", truth.pytorch)
+            for name in (each for each in providers if computed[each] == precision):
+                _compare(report, bundle, name, providers[name], truth, reference, tolerances[name], seed)
     return report
+
+
+def _compare(
+    report: Report,
+    bundle: Bundle,
+    name: str,
+    provider: str,
+    truth: Truth,
+    reference: Reference,
+    tolerance: Tolerance,
+    seed: int,
+) -> None:
+    """One runtime, in the precision that it computes in."""
+    label = name if provider == "cpu" else f"{name} {provider}"
+    runtime = _load(name, bundle, provider, runtimes.load)
+    report.about["ran"][label] = runtime.placement()
+    for case in truth.cases:
+        report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerance, seed))
+    truth.compare(report, label, runtime, tolerance)
+    if not (bundle.manifest.single and isinstance(truth, GeneratorTruth)):
+        return
+    if not runtimes.RUNTIMES[name].single:
+        report.about["left_out"].append(f"the single graph on {label}, which runs none")
+        return
+    del runtime  # each holds the weights
+    single = _load(name, bundle, provider, runtimes.load_single)
+    report.about["ran"][label] |= single.placement()
+    truth.compare_at_once(report, label, single, tolerance)
 
 
 def require_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> None:
@@ -141,10 +160,15 @@ def fitting_threads(checkpoint: Checkpoint) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def exact_of(bundle: Bundle, checkpoint: Checkpoint) -> Exact:
-    """What a bundle is held against: the checkpoint, with the weights that it holds where they are quantised."""
+def exact_of(bundle: Bundle, checkpoint: Checkpoint, precision: str = "") -> Exact:
+    """What a bundle is held against: the checkpoint, with the weights that it holds where they are quantised.
+
+    What computes it in another `precision` than the bundle's is held against the same.
+    """
     manifest = bundle.manifest
     held, together = holding(bundle, checkpoint).model, manifest.rows is not None
+    if precision not in ("", manifest.precision):
+        return Exact.of(held, precision)
     plain = {name for name, form in manifest.forms.items() if form == PLAIN}
     return Exact.of(held, manifest.precision, together=together, plain=plain)
 
@@ -177,7 +201,7 @@ def _about(
             "python": platform.python_version(),
             "txport": __version__,
             **{name: version(name) for name in packages},
-            **runtimes.versions(),
+            **runtimes.versions_of(providers),
         },
         "machine": platform.machine(),
     }

@@ -30,6 +30,7 @@ from txport.runtimes.inputs import Sources, batch
 Array = NDArray[Any]
 Ids = Sequence[Sequence[int]]
 Computed = TypeVar("Computed")
+HALVES = {"fp16": torch.half, "bf16": torch.bfloat16}
 TINY = 1e-30
 REMEMBERED = 16  # batches of targets: more than there are cases
 # Functions whose results are numbers that were there before.
@@ -144,10 +145,9 @@ class Exact:
             return cls(exact, quantising, quantising)
         if precision == "fp32":
             return cls(exact, Computation(model, last_bits), Computation(exact, rounding(torch.float32)))
-        half = converted(model, torch.half)
-        return cls(
-            exact, Computation(half, last_bits), Computation(converted(half, torch.float64), rounding(torch.half))
-        )
+        narrow = HALVES[precision]
+        half = converted(model, narrow)
+        return cls(exact, Computation(half, last_bits), Computation(converted(half, torch.float64), rounding(narrow)))
 
     def logits(self, sources: Sources, targets: Ids) -> list[Array]:
         """What is right before each token of each target: (T, V) of each, stored in fp32."""

@@ -120,10 +120,12 @@ def _tighter(limit: float | None, given: float | None) -> float | None:
 
 FP32 = "rounding in another order: 2e-6, or 8 times what PyTorch itself is off by in fp32, in that very tensor"
 FP16 = "11 bits of significand: 4e-3, or 4 times what PyTorch itself is off by in fp16, in that very tensor"
+BF16 = "8 bits of significand: 3e-2, or 4 times what PyTorch itself is off by in bf16, in that very tensor"
 INT8 = "held against PyTorch with the bundle's own weights: what is left are activations in 8 bits, in every product"
 LOOSEST = 50.0  # times `largest`, for what the user may ask for: PyTorch's own error counts too
 FP32_LIMITS = {"largest": 2e-6, "own": 8.0, "noise": 1e-4, "rounding": 32.0, "points": 0.1}
 FP16_LIMITS = {"largest": 4e-3, "own": 4.0, "noise": 2e-2, "rounding": 4.0, "points": 0.3}
+BF16_LIMITS = {"largest": 3e-2, "own": 4.0, "noise": 2e-2, "rounding": 4.0, "points": 0.5}
 FEW_BITS = {"largest": math.inf, "own": 3.0, "noise": 1e-2, "rounding": 3.0, "rms": 1.5e-1, "place": 5e-1}
 TABLE = (
     Tolerance("fp32", "cpu", reason=FP32, **FP32_LIMITS),
@@ -136,6 +138,7 @@ TABLE = (
     ),
     Tolerance("fp16", "cpu", reason=FP16, **FP16_LIMITS),
     Tolerance("fp16", ANY, reason="as on the CPU: fp16 is rounded alike, and sums in fp32 are finer", **FP16_LIMITS),
+    Tolerance("bf16", ANY, reason=BF16, **BF16_LIMITS),
     Tolerance("int8", ANY, reason=INT8, points=0.5, **FEW_BITS),
     Tolerance("int4", ANY, reason=f"{INT8}, as in int8", points=1.0, **FEW_BITS),
 )

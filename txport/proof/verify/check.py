@@ -19,7 +19,7 @@ from txport import runtimes
 from txport.bundles.bundle import Bundle, damage
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
-from txport.errors import BundleError, TxportError, UnavailableError
+from txport.errors import BundleError, TxportError, UnavailableError, UnsupportedError
 from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.cases import sides
 from txport.proof.verify import encoding
@@ -82,6 +82,10 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     runtimes.require(runtime, provider)
     bundle = Bundle(path, read_manifest(path))
     bundle.require_weights()
+    precision, computed = bundle.manifest.precision, runtimes.computes(runtime, bundle.manifest.precision)
+    if precision != computed:
+        what = f"the goldens tell how far {precision} may be off, and {runtime} computes in {computed}"
+        raise UnsupportedError(f"{what}; `txport parity --runtime {runtime}` compares it")
     checks = list(_checks(bundle, runtime, provider, threads))
     seen = {check.name for check in checks}
     names = (*FIRST, *TASKS[bundle.manifest.facts.task].names, *([SINGLE] if bundle.manifest.single else []))
@@ -92,7 +96,7 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
 def _about(bundle: Bundle, runtime: str, provider: str) -> dict[str, Any]:
     manifest = bundle.manifest
     what = {"checkpoint": manifest.checkpoint, "target": manifest.target, "precision": manifest.precision}
-    versions = {"txport": __version__, "numpy": np.__version__, **runtimes.versions()}
+    versions = {"txport": __version__, "numpy": np.__version__, **runtimes.versions_of([runtime])}
     return {**what, "runtime": runtime, "provider": provider, "versions": versions}
 
 
@@ -115,7 +119,9 @@ def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> It
     yield check_of(PORTS, [], f"those of {', '.join(manifest.driven)}")
     yield _tokenizer(bundle, golden.sources)
     yield from task.compare(golden, runtime, manifest, unlike=_unlike(manifest, name, provider))
-    if manifest.single:
+    if manifest.single and not runtimes.RUNTIMES[name].single:
+        yield Check(SINGLE, "not run", f"{name} runs no graph that searches by itself")
+    elif manifest.single:
         yield from in_turn({SINGLE: partial(look_at_single, golden, runtime, bundle, name, provider, threads)})
 
 

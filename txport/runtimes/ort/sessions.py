@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import mmap
-import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from txport.errors import BundleError, LoadError, UnavailableError, brief
 from txport.runtimes.base import GraphPorts
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.providers import CPU, full_name, provider_options
-from txport.system.machine import is_out_of_memory
+from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes
 
 # Microseconds that a thread stays awake for more to do: from one operator to the next, but not from step to step. A
 # thread that keeps a core from another process is put to sleep in turn, in the middle of its work, and all wait for it.
@@ -150,15 +148,9 @@ def _port(value: Any) -> Port:
     return Port(value.name, KINDS.get(kind, kind), tuple(value.shape))
 
 
-@cache
 def may_saturate() -> bool:
     """Whether sums of two 8-bit products may overflow the processor's 16 bits: x86 without, or not known to have, VNNI.
 
     What is exact there takes 2.4 times as long where nothing would overflow.
     """
-    return platform.machine().lower() in ("x86_64", "amd64") and "vnni" not in _flags()
-
-
-def _flags() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
+    return is_x86() and not multiplies_bytes()

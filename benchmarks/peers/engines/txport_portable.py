@@ -1,0 +1,23 @@
+"""txport's portable bundles on another engine than ONNX Runtime: OpenVINO in fp32, bf16 or int8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import txport
+from benchmarks.peers.engines import Model, Search, txport_cpu
+
+PACKAGES = ("txport", "openvino", "numpy")
+
+
+def prepare(model: Model, folder: Path) -> None:
+    """Export, parity included; what computes in fewer bits computes the same files."""
+    txport.export(model.checkpoint, folder, target="portable")
+
+
+class Engine(txport_cpu.Engine):
+    """Options: those of the cpu bundles' engine, and the `runtime`."""
+
+    def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
+        super().__init__(folder, search, options, runtime=options["runtime"])

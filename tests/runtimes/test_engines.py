@@ -1,0 +1,393 @@
+"""Engines beside ONNX Runtime run the same files, in the precision that these have, and say what they can't."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+import txport
+from tests.architectures.seeded import bundle_of
+from tests.architectures.test_conformance import APART, CLOSE, error, infer, sources, step_through, targets
+from tests.tiny import edit_graph
+from txport import diagnose, fastest, runtimes
+from txport.bundles.bundle import Bundle
+from txport.bundles.ports import DECODER, ENCODER, UNNAMED
+from txport.cli import cli
+from txport.errors import BundleError, LoadError, RunError, UnavailableError, UnsupportedError
+from txport.models.checkpoint import load_checkpoint
+from txport.proof.matrix import engines
+from txport.proof.parity.check import check, exact_of
+from txport.proof.parity.tolerances import tolerance_of
+from txport.proof.verify.check import verify
+from txport.runtimes.base import Runtime
+from txport.runtimes.inputs import batch
+from txport.runtimes.openvino import runtime as openvino
+from txport.runtimes.openvino.eight_bits import round_weights
+from txport.runtimes.openvino.library import TELEMETRY
+from txport.runtimes.pytorch import TorchRuntime
+from txport.search.generate import first_tokens
+from txport.system import machine
+
+ENGINES = ["openvino", "tract"]
+PRESETS = {"seq2seq": "tiny", "causal": "gpt2-tiny", "encode": "bert-tiny"}
+KINDS = [(task, precision) for task in PRESETS for precision in ("fp32", "fp16")]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=" ".join)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    task, precision = request.param
+    folder = tmp_path_factory.mktemp("engines") / "out"
+    return bundle_of(load_checkpoint(f"preset:{PRESETS[task]}"), folder, "portable", precision)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def runtime(made: Bundle, engine: str) -> Runtime:
+    return runtimes.load(engine, made, threads=1)
+
+
+def said(runtime: Runtime, bundle: Bundle, rows: slice = slice(None)) -> list[Any]:
+    """What a runtime gives for some of a few sources of unequal lengths, an array each."""
+    facts = bundle.manifest.facts
+    if facts.task == "encode":
+        return [each for found in infer(runtime, facts, sources(facts)[rows]) for each in found.values()]
+    return list(step_through(runtime, facts, sources(facts)[rows], targets(facts)[rows]))
+
+
+def test_it_computes_what_pytorch_computes(made: Bundle, runtime: Runtime) -> None:
+    exact = exact_of(made, load_checkpoint(made.manifest.checkpoint["name"]))
+    expected = said(TorchRuntime(exact.model), made)
+    for found, right in zip(said(runtime, made), expected, strict=True):
+        assert error(found, right) < CLOSE[made.manifest.precision]
+
+
+def test_a_row_alone_equals_the_row_in_a_batch(made: Bundle, runtime: Runtime) -> None:
+    together = said(runtime, made)
+    for row, found in enumerate(together[: len(sources(made.manifest.facts))]):
+        if made.manifest.facts.task != "encode":
+            (alone,) = said(runtime, made, slice(row, row + 1))
+            assert error(found, alone) <= APART[made.manifest.precision]
+
+
+def test_beams_take_their_state_along(made: Bundle, runtime: Runtime) -> None:
+    """Rows that stay with their source, and rows that take the place of another's."""
+    facts = made.manifest.facts
+    if facts.task == "encode":
+        return
+    given, tokens = sources(facts), np.array(targets(facts))
+    ids, lengths = batch(given, facts)
+    for chosen in ([0, 0, 1, 1, 2, 2, 3, 3], [2, 0, 0], [3, 2, 1, 0]):
+        rows = np.array(chosen)
+        state = runtime.start(ids, lengths, max_length=8 + int(lengths.max()))
+        _, state = runtime.step(first_tokens(given, facts), state)
+        state = runtime.select(state, rows)
+        _, state = runtime.step(tokens[rows, 0], state)
+        again = (
+            np.arange(len(rows)) ^ 1 if len(rows) == 8 else np.arange(len(rows))
+        )  # beams of one source change places
+        found, _ = runtime.step(tokens[rows, 1][again], runtime.select(state, again))
+        expected = step_through(runtime, facts, given, tokens.tolist())[rows, 2]
+        assert error(found.values, expected) <= max(1e-6, APART[made.manifest.precision])
+
+
+def test_search_finds_what_it_finds_on_onnx_runtime(made: Bundle, engine: str) -> None:
+    facts = made.manifest.facts
+    if facts.task == "encode" or made.manifest.precision != "fp32":
+        return
+    models = [txport.load(made.path, runtime=name, threads=1) for name in ("ort", engine)]
+    aligned = {"beams": 2, "alignment": "soft"} if facts.attention else {}
+    for options in ({"beams": 1}, aligned, {"beams": 3, "nbest": 2}, {"do_sample": True, "seed": 5, "top_k": 5}):
+        found = [
+            [[each.tokens for each in row] for row in model.search(sources(facts), max_new_tokens=8, **options)]
+            for model in models
+        ]
+        assert found[0] == found[1]
+
+
+def test_continuous_batches_are_refused_by_name(bundle: Bundle, engine: str) -> None:
+    with pytest.raises(UnsupportedError, match="continuous batches need a bundle of the cpu target"):
+        txport.load(bundle.path, runtime=engine).generate(["bad"], continuous=True)
+
+
+def test_several_threads_may_run_it_at_once(bundle: Bundle, engine: str) -> None:
+    """Each run has a request of its own, and buffers that no other run writes to."""
+    loaded = runtimes.load(engine, bundle, threads=1)
+    expected = said(loaded, bundle)
+    with ThreadPoolExecutor(4) as executor:
+        for found in executor.map(lambda _: said(loaded, bundle), range(8)):
+            assert all(map(np.array_equal, found, expected))
+
+
+def test_its_ports_are_those_of_the_files(bundle: Bundle, engine: str) -> None:
+    """As far as the engine tells: a name that it does not keep is no other name."""
+    loaded = runtimes.load(engine, bundle)
+    for graph in bundle.manifest.graphs.values():
+        for found, expected in zip(loaded.ports(graph.role), (graph.inputs, graph.outputs), strict=True):
+            assert all(one.fits(other) for one, other in zip(found, expected, strict=True))
+            named = {dim for port in found for dim in port.dims if isinstance(dim, str)} - {UNNAMED}
+            assert bool(named) == (engine == "tract")
+    assert all(sum(counts.values()) > 1 for counts in loaded.placement().values())
+
+
+# ------------------------------------------------------------------------------------------------ precision
+
+
+def test_openvino_computes_in_32_bits_whatever_the_processor_prefers(made: Bundle) -> None:
+    """Left to itself it takes bf16 where the processor has it."""
+    loaded: Any = openvino.load(made, threads=1)
+    for parts in loaded._engine._parts.values():
+        for compiled in parts.values():
+            assert compiled._model.get_property("INFERENCE_PRECISION_HINT").to_string() == "f32"
+            assert compiled._model.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == 0
+            assert compiled._model.get_property("INFERENCE_NUM_THREADS") == 1
+            nodes = compiled._model.get_runtime_model().get_ops()
+            kinds = {str(each.get_rt_info()["runtimePrecision"].astype(str)) for each in nodes}
+            assert "bf16" not in kinds
+
+
+def test_a_precision_that_is_not_kept_to_is_no_success(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = openvino._core()
+
+    class Forgets:
+        """As OpenVINO does where nobody tells it."""
+
+        read_model = core.read_model
+
+        def compile_model(self, model: Any, device: str, options: dict[str, Any]) -> Any:
+            return core.compile_model(model, device, options | {openvino.HINT: "bf16"})
+
+    monkeypatch.setattr(openvino, "_core", Forgets)
+    with pytest.raises(UnavailableError, match="OpenVINO computes in bf16 here, expected f32; take the ort runtime"):
+        openvino.load(bundle)
+
+
+NARROW = ["bf16", "int8"]
+
+
+def here(name: str) -> str | None:
+    """Why a runtime can't run here."""
+    try:
+        runtimes.require(name, "cpu")
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("precision", NARROW)
+def test_fewer_bits_are_another_runtime_and_are_proven_as_what_they_are(
+    precision: str, bundle: Bundle, checkpoint: Path
+) -> None:
+    name = f"openvino-{precision}"
+    if reason := here(name):
+        pytest.skip(reason)
+    report = check(bundle, load_checkpoint(str(checkpoint)), {name: "cpu"})
+    assert report.passed
+    assert report.about["tolerances"][name]["reason"] == tolerance_of(precision, "cpu").reason
+    assert 1e-3 < report.worst_output < 1  # it does compute in fewer bits
+    with pytest.raises(UnsupportedError, match=f"{name} computes in {precision}; `txport parity --runtime {name}`"):
+        verify(bundle.path, runtime=name)
+
+
+def test_what_computes_in_bf16_does_not_pass_for_fp32(
+    bundle: Bundle, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := here("openvino-bf16"):
+        pytest.skip(reason)
+    monkeypatch.setattr("txport.proof.parity.check.runtimes.computes", lambda name, precision: precision)
+    assert not check(bundle, load_checkpoint(str(checkpoint)), {"openvino-bf16": "cpu"}).passed
+
+
+def test_fewer_bits_run_only_where_they_are_asked_for(bundle: Bundle) -> None:
+    assert not {"openvino-bf16", "openvino-int8"} & {*runtimes.installed("portable"), *(each for each, _ in engines())}
+    assert engines(["openvino-int8"], ["cpu"]) == [("ort", "cpu"), ("openvino-int8", "cpu")]
+
+
+@pytest.mark.parametrize(
+    ("precision", "reason"),
+    [
+        ("bf16", "openvino-bf16 needs a processor that multiplies in bf16; take openvino or ort"),
+        ("int8", "openvino-int8 needs a processor with VNNI; take openvino, or an int8 bundle on ort"),
+    ],
+)
+def test_a_processor_that_has_them_not_is_told(
+    precision: str, reason: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Plain:
+        def get_property(self, *_: str) -> list[str]:
+            return ["FP32", "INT8"]
+
+    monkeypatch.setattr(openvino, "_core", Plain)
+    monkeypatch.setattr(openvino, "multiplies_bytes", lambda: False)
+    with pytest.raises(UnavailableError) as caught:
+        runtimes.load(f"openvino-{precision}", bundle)
+    assert str(caught.value) == reason
+
+
+def test_weights_are_rounded_where_they_are_multiplied_alone(bundle: Bundle) -> None:
+    """Each by at most half a step of its output's scale; what is looked up stays as it is."""
+    model = openvino._read(bundle.file(ENCODER))
+    constants = {each.get_friendly_name(): each.get_data() for each in model.get_ops() if _is_table(each)}
+    count = round_weights(model)
+    assert count == 6 * len(bundle.manifest.facts.state) // 4
+    after = {each.get_friendly_name(): each for each in model.get_ops() if each.get_type_name() == "Constant"}
+    whole = [each.get_data() for each in after.values() if each.get_element_type().to_string() == "i8"]
+    assert len(whole) == count
+    assert all(np.abs(each).max() == 127 for each in whole)
+    tables = [name for name in constants if name in after]
+    assert tables
+    assert all(np.array_equal(constants[name], after[name].get_data()) for name in tables)
+
+
+def _is_table(node: Any) -> bool:
+    return node.get_type_name() == "Constant" and len(node.get_output_shape(0)) == 2
+
+
+def test_openvino_holds_each_weight_once(bundle: Bundle) -> None:
+    """What projects the source is in one part of the decoder, all else in the other."""
+    loaded: Any = runtimes.load("openvino", bundle)
+    parts = loaded._engine._parts[DECODER]
+    assert len(parts) == 2
+    counts = [sum(_kind(node) == "FullyConnected" for node in each._model.get_runtime_model().get_ops())
+              for each in parts.values()]  # fmt: skip
+    facts = bundle.manifest.facts
+    layers = len(facts.state) // 4
+    assert counts == [2 * layers, 8 * layers + 1]  # the source's keys and values; all others, and the logits
+
+
+def _kind(node: Any) -> str:
+    return str(node.get_rt_info()["layerType"].astype(str))
+
+
+def test_lengths_compile_nothing_anew(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = runtimes.load("openvino", bundle)
+    monkeypatch.setattr(openvino, "_core", lambda: pytest.fail("it compiles again"))
+    for length in (1, 7, 3):
+        state = loaded.start(np.full((2, length), 5), np.array([length, 1]), max_length=4)
+        for _ in range(3):
+            _, state = loaded.step(np.array([4, 5]), state)
+        loaded.select(state, np.array([1, 0]))
+
+
+# ------------------------------------------------------------------------------------------------ what it can't
+
+
+def test_a_bundle_of_another_target_is_refused(engine: str, checkpoint: Path, tmp_path: Path) -> None:
+    made = bundle_of(load_checkpoint(str(checkpoint)), tmp_path / "cpu", "cpu")
+    with pytest.raises(UnsupportedError) as caught:
+        runtimes.load(engine, made)
+    wanted = f"the {engine} runtime can't run a bundle for the cpu; ort can, and {engine} runs what"
+    assert str(caught.value) == f"{wanted} `export --target portable` makes"
+
+
+def _rename(model: onnx.ModelProto) -> None:
+    next(node for node in model.graph.node if node.op_type == "Softmax").op_type = "Nonsense"
+
+
+def _drop_an_input(model: onnx.ModelProto) -> None:
+    node = next(node for node in model.graph.node if node.op_type == "MatMul")
+    node.input[0] = "nowhere"
+
+
+def _close_a_circle(model: onnx.ModelProto) -> None:
+    """Engines that take a graph's order for granted crash."""
+    nodes = list(model.graph.node)
+    first = next(at for at, node in enumerate(nodes) if node.op_type == "Add")
+    nodes[first].input[0] = nodes[-1].output[0]
+
+
+def _cut(model: onnx.ModelProto) -> None:
+    tensor = next(each for each in model.graph.initializer if len(each.raw_data) > 64)
+    tensor.raw_data = tensor.raw_data[:-8]
+
+
+@pytest.mark.parametrize("edit", [_rename, _drop_an_input, _cut, _close_a_circle])
+def test_a_damaged_graph_is_one_error(edit: Callable[[Any], None], engine: str, copied: Path) -> None:
+    """Operators that it lacks exit with 3, as what is not here does; files that are damaged with 2."""
+    with pytest.raises((BundleError, LoadError)) as caught:
+        runtimes.load(engine, edit_graph(copied, ENCODER, edit), threads=1)
+    assert "encoder_model.onnx: " in str(caught.value)
+    if edit is _close_a_circle:
+        assert "which nothing before it gives" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if edit is _rename:
+        assert isinstance(caught.value, LoadError)
+        assert "Nonsense" in str(caught.value)
+
+
+def test_a_graph_with_other_ports_is_refused(engine: str, copied: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        old, new = model.graph.input[0].name, "other_ids"
+        model.graph.input[0].name = new
+        for node in model.graph.node:
+            node.input[:] = [new if name == old else name for name in node.input]
+
+    with pytest.raises(BundleError, match="input input_ids is missing"):
+        runtimes.load(engine, edit_graph(copied, ENCODER, edit))
+
+
+def test_a_graph_that_does_not_run_is_one_error(engine: str, bundle: Bundle) -> None:
+    loaded = runtimes.load(engine, bundle)
+    inputs = {"input_ids": np.ones((2, 3), np.int64), "attention_mask": np.ones((2, 4), np.int64)}
+    with pytest.raises(RunError, match=r"the encoder graph does not run on (OpenVINO|tract): ") as caught:
+        loaded.run_graph(ENCODER, inputs)
+    assert "\n" not in str(caught.value)
+    assert "Exception from" not in str(caught.value)
+    assert "Stack backtrace" not in str(caught.value)
+
+
+def test_openvino_sends_nothing() -> None:
+    """Its package tells its maker of each import, unless the package that does so is not there."""
+    code = f"import sys; from txport.runtimes.openvino.library import openvino; assert {TELEMETRY!r} not in sys.modules"
+    seen = "; print(sorted(name for name in sys.modules if name.startswith('openvino.tools.ovc.telemetry')))"
+    found = subprocess.run([sys.executable, "-c", code + seen], capture_output=True, text=True, check=True)
+    assert "telemetry_stub" in found.stdout or found.stdout.strip() == "[]"
+
+
+def test_doctor_tells_of_every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert diagnose.examine().runtimes == {name: here(name) for name in runtimes.RUNTIMES}
+    whole = importlib.import_module
+
+    def absent(name: str) -> Any:
+        if "openvino" in name:
+            raise ModuleNotFoundError("No module named 'openvino'", name="openvino")
+        return whole(name)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    found = diagnose.examine()
+    assert found.runtimes["openvino"] == (
+        "the openvino runtime needs openvino, which is not installed: pip install 'txport[openvino]'"
+    )
+    assert found.problems == []  # nobody has to have it
+
+
+def test_doctor_recommends_what_was_measured_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fact(has: set[str], lacks: set[str]) -> fastest.Fact:
+        how = ("one row", "portable fp32, openvino-bf16", "cpu fp32, ort", 1.25, "a processor, 2026-01-01")
+        return fastest.Fact(frozenset(has), frozenset(lacks), *how)
+
+    facts = (fact({"amx_bf16"}, set()), fact({"avx512_bf16"}, {"amx_bf16"}), fact(set(), {"avx2"}))
+    monkeypatch.setattr(fastest, "FACTS", facts)
+    assert fastest.facts_for(frozenset({"avx2", "amx_bf16", "avx512_bf16"})) == [facts[0]]
+    assert fastest.facts_for(frozenset({"avx2", "avx512_bf16"})) == [facts[1]]
+    assert fastest.facts_for(frozenset({"avx2"})) == []
+    monkeypatch.setattr(machine, "flags", lambda: frozenset({"avx2", "amx_bf16"}))
+    found = diagnose.examine()
+    assert found.to_dict()["fastest"][0]["has"] == ["amx_bf16"]
+    assert "portable fp32, openvino-bf16" in CliRunner().invoke(cli, ["doctor"]).output
+    monkeypatch.setattr(fastest, "FACTS", ())
+    assert f"{fastest.MEASURE} measures here" in CliRunner().invoke(cli, ["doctor"]).output

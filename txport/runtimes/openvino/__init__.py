@@ -1,0 +1,1 @@
+"""OpenVINO: portable bundles on Intel's processors."""

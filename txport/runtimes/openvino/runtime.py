@@ -1,0 +1,249 @@
+"""OpenVINO on the CPU: in 32 bits, or in the precision that was asked for by the runtime's name, never in another."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import require_order
+from txport.bundles.ports import DECODER, PAST_SOURCE, SELECT, SOURCE, UNNAMED, Graph, Port
+from txport.errors import BundleError, LoadError, UnavailableError, UnsupportedError, brief
+from txport.runtimes.base import GraphPorts, GraphRuntime, running
+from txport.runtimes.openvino.eight_bits import round_weights
+from txport.runtimes.openvino.library import openvino
+from txport.runtimes.openvino.parts import Model, part
+from txport.runtimes.portable import PortableRuntime
+from txport.system.machine import cores, is_out_of_memory, multiplies_bytes
+
+DEVICE, HINT = "CPU", "INFERENCE_PRECISION_HINT"
+PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}  # of what OpenVINO computes besides products in 8 bits
+TOGETHER = 128  # activations of a row that have one scale in 8 bits: of 32, 64 and 128 the fastest on VNNI
+LACKS = ("not support", "unsupported", "not implemented", "no conversion rule")  # in what it says of an operator
+INNER = re.compile(r"Exception from \S+:\s*|Check '.*?' failed at \S+:\s*")  # places in its code
+UNCOUNTED = ("Input", "Output", "Const")  # kinds of nodes that compute nothing
+
+
+class Held:
+    """An array, and the same memory as OpenVINO's tensor."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+        self.tensor = openvino.Tensor(array, shared_memory=True)
+
+
+class Request:
+    """One run at a time. What was bound for the run before is not bound again."""
+
+    def __init__(self, model: Any, inputs: Sequence[str], outputs: Mapping[str, int]) -> None:
+        self._request, self._inputs, self._outputs = model.create_infer_request(), inputs, outputs
+        self._bound: list[Held | None] = [None] * len(inputs)
+
+    def run(self, inputs: Mapping[str, Held], outputs: Mapping[str, Held]) -> None:
+        """Fill what is held for the outputs, all of them."""
+        for at, name in enumerate(self._inputs):
+            if self._bound[at] is not inputs[name]:
+                self._request.set_input_tensor(at, inputs[name].tensor)
+                self._bound[at] = inputs[name]
+        for name, held in outputs.items():
+            self._request.set_output_tensor(self._outputs[name], held.tensor)
+        self._request.infer()
+        for name, held in outputs.items():
+            found = tuple(self._request.get_output_tensor(self._outputs[name]).shape)
+            if found != held.array.shape:
+                raise ValueError(f"{name} has the shape {found}, expected {held.array.shape}")
+
+
+class Compiled:
+    """A compiled graph; threads that run it at the same time have a request each."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._inputs = [each.get_any_name() for each in model.inputs]
+        self._outputs = {name: at for at, each in enumerate(model.outputs) for name in each.get_names()}
+        self._free: deque[Request] = deque()  # each of its operations is atomic
+
+    def run(self, inputs: Mapping[str, Held], outputs: Mapping[str, Held]) -> None:
+        """See `Request.run`."""
+        try:
+            request = self._free.pop()
+        except IndexError:
+            request = Request(self._model, self._inputs, self._outputs)
+        try:
+            request.run(inputs, outputs)
+        except Exception as error:
+            raise RuntimeError(_plain(error)) from error
+        self._free.append(request)  # one that failed is not run again
+
+    def count(self) -> int:
+        """How many nodes compute something."""
+        nodes = self._model.get_runtime_model().get_ops()
+        return sum(_text(each.get_rt_info()["layerType"]) not in UNCOUNTED for each in nodes)
+
+
+Parts = dict[tuple[str, ...], Compiled]  # by the outputs that they give
+
+
+class OpenVinoEngine:
+    """The graphs of a bundle, compiled once for all lengths; what sources need and what rows need by itself."""
+
+    def __init__(self, bundle: Bundle, threads: int | None, precision: str) -> None:
+        self._graphs = bundle.manifest.graphs
+        self._ports: dict[str, GraphPorts] = {}
+        self._parts: dict[str, Parts] = {}
+        for role, graph in self._graphs.items():
+            file = bundle.file(role)
+            model = _read(file)
+            self._ports[role] = _ports_of(model, graph)
+            if precision == "int8":
+                round_weights(model)
+            self._parts[role] = dict(_compile(graph, model, file, options_of(threads, precision)))
+
+    def ports(self, role: str) -> GraphPorts:
+        """See `GraphRuntime.ports`."""
+        return self._ports[role]
+
+    def run(self, role: str, inputs: dict[str, Held], outputs: list[str]) -> dict[str, Held]:
+        """See `Engine.run`."""
+        graph, given, found = self._graphs[role], dict(inputs), dict[str, Held]()
+        lengths = graph.lengths({name: held.array.shape for name, held in inputs.items()})
+        projects = role == DECODER and lengths.get(PAST_SOURCE) != lengths.get(SOURCE)
+        for names, compiled in self._parts[role].items():
+            is_source = role == DECODER and names[0] in graph.present("source").values()
+            if not (projects and is_source) and not any(name in outputs for name in names):
+                continue
+            ports = map(graph.port, names)  # all of them: where nothing is bound, what was bound before is written to
+            made = {port.name: Held(np.empty(port.shape(lengths), port.dtype)) for port in ports}
+            with running(role, "OpenVINO"):
+                compiled.run(given, made)
+            found |= made
+            if is_source:
+                given |= {graph.becomes[name]: held for name, held in made.items()}
+        return {name: found[name] for name in outputs}
+
+    def placement(self) -> dict[str, dict[str, int]]:
+        """See `GraphRuntime.placement`."""
+        return {role: {DEVICE: sum(each.count() for each in parts.values())} for role, parts in self._parts.items()}
+
+    def from_numpy(self, array: NDArray[Any]) -> Held:
+        """See `Engine.from_numpy`; the memory is shared where it can be written."""
+        return Held(np.require(array, requirements=("C", "W")))
+
+    def to_numpy(self, tensor: Held) -> NDArray[Any]:
+        """See `Engine.to_numpy`."""
+        return tensor.array
+
+
+@functools.cache
+def _core() -> Any:
+    return openvino.Core()
+
+
+def options_of(threads: int | None, precision: str) -> dict[str, Any]:
+    """How graphs are compiled: one run at a time as fast as can be, and numbers in the precision and no other.
+
+    Without the hint OpenVINO takes bf16 where the processor has it. Threads are not pinned to cores: those of several
+    processes would be pinned to the same.
+    """
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": cores() if threads is None else threads,
+        "ENABLE_CPU_PINNING": False,
+        HINT: PRECISIONS[precision],
+        "EXECUTION_MODE_HINT": "ACCURACY" if precision == "fp32" else "PERFORMANCE",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": TOGETHER if precision == "int8" else 0,
+    }
+
+
+def _compile(
+    graph: Graph, model: Model, file: Path, options: Mapping[str, Any]
+) -> Iterator[tuple[tuple[str, ...], Compiled]]:
+    """The parts of a graph, in the order in which they run."""
+    for names, known in _split(graph):
+        try:
+            compiled = _core().compile_model(part(model, names, known), DEVICE, dict(options))
+        except Exception as error:  # its errors share no other base
+            raise _refused(file, error) from error
+        used, wanted = compiled.get_property(HINT).to_string(), options[HINT]
+        if used != wanted:
+            raise UnavailableError(f"OpenVINO computes in {used} here, expected {wanted}; take the ort runtime")
+        yield names, Compiled(compiled)
+
+
+def _split(graph: Graph) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    """The outputs of each part, and which of the others are there as inputs when it runs."""
+    names = tuple(port.name for port in graph.outputs)
+    of_source = tuple(graph.present("source").values()) if graph.role == DECODER else ()
+    if graph.role == SELECT:
+        of_source = tuple(f"selected.{name}" for name in graph.of_source)
+    of_rows = tuple(name for name in names if name not in of_source)
+    if of_source:
+        yield of_source, {}
+    yield of_rows, {name: graph.becomes[name] for name in of_source} if graph.role == DECODER else {}
+
+
+def _read(file: Path) -> Model:
+    require_order(file)
+    try:
+        return _core().read_model(str(file))
+    except Exception as error:  # its errors share no other base
+        raise _refused(file, error) from error
+
+
+def _refused(file: Path, error: Exception) -> Exception:
+    """Why OpenVINO does not take a graph: it lacks an operator, there is no memory, or it is no sound graph."""
+    message = f"OpenVINO {openvino.__version__.partition('-')[0]} can't load {file}: {brief(_plain(error))}"
+    if is_out_of_memory(error):
+        return MemoryError(message)
+    if any(words in str(error).lower() for words in LACKS):
+        return LoadError(f"{message}; update it, export again with a lower --opset, or take the ort runtime")
+    return BundleError(f"{message}; the bundle is damaged, export it again")
+
+
+def _plain(error: Exception) -> str:
+    """What an error says, without the places in OpenVINO's code that it came through."""
+    return INNER.sub("", str(error)).strip() or str(error)
+
+
+def _ports_of(model: Model, graph: Graph) -> GraphPorts:
+    """As OpenVINO read them; it keeps no names of dims."""
+    inputs, outputs = (
+        tuple(_port(each, ports) for each in values)
+        for values, ports in ((model.inputs, graph.inputs), (model.outputs, graph.outputs))
+    )
+    return inputs, outputs
+
+
+def _port(value: Any, expected: Sequence[Port]) -> Port:
+    names = value.get_names()
+    name = next((port.name for port in expected if port.name in names), min(names, default=""))
+    dims = tuple(UNNAMED if dim.is_dynamic else dim.get_length() for dim in value.partial_shape)
+    return Port(name, np.dtype(value.element_type.to_dtype()).name, dims)
+
+
+def _text(value: Any) -> str:
+    """A value of OpenVINO's, which may be text or hold it."""
+    return value if isinstance(value, str) else str(value.astype(str))
+
+
+def require(provider: str, precision: str = "fp32") -> None:
+    """See `runtimes.require`; bf16 and int8 need a processor that multiplies in them."""
+    if provider != "cpu":
+        raise UnsupportedError(f"the openvino runtime runs on the cpu only, got provider {provider!r}")
+    if precision == "bf16" and "BF16" not in _core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"):
+        raise UnavailableError("openvino-bf16 needs a processor that multiplies in bf16; take openvino or ort")
+    if precision == "int8" and not multiplies_bytes():
+        raise UnavailableError("openvino-int8 needs a processor with VNNI; take openvino, or an int8 bundle on ort")
+
+
+def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None, precision: str = "fp32") -> GraphRuntime:
+    """Start a bundle on OpenVINO's CPU plugin."""
+    return PortableRuntime(OpenVinoEngine(bundle, threads, precision), bundle.manifest)

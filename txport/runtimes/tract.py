@@ -1,0 +1,127 @@
+"""tract, an engine in Rust without dependencies: portable bundles, with one thread."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tract
+from numpy.typing import NDArray
+
+from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import require_order
+from txport.bundles.ports import UNNAMED, Dim, Graph, Port
+from txport.errors import BundleError, LoadError, UnsupportedError, brief
+from txport.runtimes.base import GraphPorts, GraphRuntime, running
+from txport.runtimes.portable import PortableRuntime
+from txport.system.machine import is_out_of_memory
+
+UNCOUNTED = ("Source", "Const")  # operators of nodes that compute nothing
+Tensor = Any  # tract has no types
+KINDS = {"f16": "float16", "f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64", "bool": "bool"}
+LACKS = ("unimplemented", "not implemented", "unsupported", "no parser for")  # in what it says of an operator
+
+
+class Loaded:
+    """A graph that runs: tract takes inputs and gives outputs by their order."""
+
+    def __init__(self, file: Path, graph: Graph) -> None:
+        require_order(file)
+        try:
+            model = tract.onnx().load(str(file))
+            inputs = [model.input_name(at) for at in range(model.input_count())]
+            self.model = model.into_model().into_runnable()
+            facts = (self.model.input_facts(), self.model.output_facts())
+        except Exception as error:  # a message of tract's, or a name that is no text
+            raise _refused(file, error) from error
+        outputs = [port.name for port in graph.outputs]
+        if len(outputs) != len(facts[1]):
+            raise BundleError(f"{file} gives {len(facts[1])} outputs, expected {len(outputs)}; export it again")
+        self.ports: GraphPorts = (tuple(map(_port, inputs, facts[0])), tuple(map(_port, outputs, facts[1])))
+
+    def run(self, inputs: list[Tensor]) -> list[Tensor]:
+        """All inputs in their order -> all outputs in theirs."""
+        try:
+            found: list[Tensor] = self.model.run(inputs)
+        except tract.TractError as error:
+            raise RuntimeError(_plain(error)) from error
+        return found
+
+    def count(self) -> int:
+        """How many nodes compute something."""
+        return sum(each["op_name"] not in UNCOUNTED for each in json.loads(self.model.profile_json(None))["nodes"])
+
+
+class TractEngine:
+    """The graphs of a bundle."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._graphs = {role: Loaded(bundle.file(role), graph) for role, graph in bundle.manifest.graphs.items()}
+
+    def ports(self, role: str) -> GraphPorts:
+        """See `GraphRuntime.ports`; tract does not say what outputs are called, which are taken by their order."""
+        return self._graphs[role].ports
+
+    def run(self, role: str, inputs: dict[str, Tensor], outputs: list[str]) -> dict[str, Tensor]:
+        """See `Engine.run`; all outputs are computed."""
+        loaded = self._graphs[role]
+        given, made = loaded.ports
+        with running(role, "tract"):
+            found = loaded.run([inputs[port.name] for port in given])
+        by_name = {port.name: tensor for port, tensor in zip(made, found, strict=True)}
+        return {name: by_name[name] for name in outputs}
+
+    def placement(self) -> dict[str, dict[str, int]]:
+        """See `GraphRuntime.placement`."""
+        return {role: {"CPU": loaded.count()} for role, loaded in self._graphs.items()}
+
+    def from_numpy(self, array: NDArray[Any]) -> Tensor:
+        """See `Engine.from_numpy`."""
+        return tract.Tensor.from_numpy(array)
+
+    def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
+        """See `Engine.to_numpy`; a copy."""
+        return tensor.to_numpy()  # type: ignore[no-any-return]
+
+
+def _port(name: str, fact: Any) -> Port:
+    """What tract found out of it, written as dims and a type: "batch_size,4,sequence_length,8,f32"."""
+    *dims, kind = str(fact).split(",")
+    return Port(name, KINDS.get(kind.lower(), kind), tuple(map(_dim, dims)))
+
+
+def _dim(text: str) -> Dim:
+    """A number or a name; tract puts sums in an order of its own."""
+    if text.isdecimal():
+        return int(text)
+    return text if text.isidentifier() else UNNAMED
+
+
+def _refused(file: Path, error: Exception) -> Exception:
+    """Why tract does not take a graph: it lacks an operator, there is no memory, or it is no sound graph."""
+    said = _plain(error)
+    message = f"tract {tract.version()} can't load {file}: {brief(said)}"
+    if is_out_of_memory(error):
+        return MemoryError(message)
+    if any(words in said.lower() for words in LACKS):
+        return LoadError(f"{message}; update it, export again with a lower --opset, or take the ort runtime")
+    return BundleError(f"{message}; the bundle is damaged, export it again")
+
+
+def _plain(error: Exception) -> str:
+    """What an error says, without the calls in tract's code that it came through."""
+    return str(error).partition("Stack backtrace")[0]
+
+
+def require(provider: str) -> None:
+    """See `runtimes.require`."""
+    if provider != "cpu":
+        raise UnsupportedError(f"the tract runtime runs on the cpu only, got provider {provider!r}")
+
+
+def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
+    """Start a bundle on tract, which has one thread."""
+    if threads not in (None, 1):
+        raise UnsupportedError(f"the tract runtime has one thread, got {threads}")
+    return PortableRuntime(TractEngine(bundle), bundle.manifest)
