@@ -77,15 +77,15 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
         if depth > DEEPEST:
             raise ValueError(f"its messages are more than {DEEPEST} deep")
         given = {OPERATOR: "", INPUT: "whole"}
-        for inner, first, last in _known(content, start, end, MESSAGES[message]):
+        for inner, first, last in known_fields(content, start, end, MESSAGES[message]):
             if inner in (OPERATOR, INPUT):
                 given[inner] = content[first:last].decode() if inner == OPERATOR or first == last else given[inner]
             elif inner == "opset":
-                fields = {name: place for name, *place in _known(content, first, last, OPSET, {2: VARINT})}
+                fields = {name: place for name, *place in known_fields(content, first, last, OPSET, {2: VARINT})}
                 domain = content[slice(*fields["domain"])].decode() if "domain" in fields else ""
-                yield inner, (domain, _varint(content, *fields["version"])[0] if "version" in fields else 0)
+                yield inner, (domain, read_varint(content, *fields["version"])[0] if "version" in fields else 0)
             elif inner == "entry":
-                entry = {name: content[a:b] for name, a, b in _known(content, first, last, ENTRY)}
+                entry = {name: content[a:b] for name, a, b in known_fields(content, first, last, ENTRY)}
                 if entry.get("key") == b"location":
                     yield "location", entry.get("value", b"").decode()
             else:
@@ -99,14 +99,14 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
 def _fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """The number and the wire type of each field in a message, and where its value lies."""
     while start < end:
-        tag, start = _varint(content, start, end)
+        tag, start = read_varint(content, start, end)
         kind, size = tag & 7, {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
         if not 0 < tag >> 3 <= LARGEST_FIELD:  # readers do not agree on what it is
             raise ValueError(f"there is no field {tag >> 3}")
         if kind == VARINT:
-            size = _varint(content, start, end)[1] - start
+            size = read_varint(content, start, end)[1] - start
         elif kind == BYTES:
-            size, start = _varint(content, start, end)
+            size, start = read_varint(content, start, end)
         elif kind not in (FIXED64, FIXED32):
             raise ValueError(f"there is no field of kind {kind}")
         if start + size > end:
@@ -115,7 +115,7 @@ def _fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int
         start += size
 
 
-def _known(
+def known_fields(
     content: mmap.mmap, start: int, end: int, schema: Mapping[int, str], kinds: Mapping[int, int] = MappingProxyType({})
 ) -> Iterator[tuple[str, int, int]]:
     """What each field of a message is that the schema knows, and where its value lies: bytes, unless `kinds` says else.
@@ -129,7 +129,8 @@ def _known(
             yield schema[number], first, last
 
 
-def _varint(content: mmap.mmap, start: int, end: int) -> tuple[int, int]:
+def read_varint(content: mmap.mmap, start: int, end: int) -> tuple[int, int]:
+    """A number of protobuf's that begins at `start`, and where it ends; `ValueError` for none."""
     value = 0
     for shift in range(0, 70, 7):
         if start >= end:

@@ -12,6 +12,7 @@ import importlib.util
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txport.bundles.foreign.manifest import ForeignManifest, names_differ
 from txport.bundles.ports import compare_ports
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.system.machine import cores
@@ -38,8 +39,8 @@ class Entry(NamedTuple):
 
 
 RUNTIMES = {
-    "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu")),
-    "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable",)),
+    "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu", "foreign")),
+    "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable", "foreign")),
     "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
 }
 MODULES = {name: entry.module for name, entry in RUNTIMES.items()}
@@ -99,8 +100,10 @@ def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | Non
     require_target(name, bundle.manifest.target)
     bundle.require_weights()
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads)
-    graphs = bundle.manifest.graphs.values()
-    if problems := [problem for graph in graphs for problem in compare_ports(graph, *runtime.ports(graph.role))]:
+    graphs, same = bundle.manifest.graphs.values(), compare_ports
+    if isinstance(bundle.manifest, ForeignManifest):
+        same = names_differ
+    if problems := [problem for graph in graphs for problem in same(graph, *runtime.ports(graph.role))]:
         more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
         which = "; ".join(problems[:NAMED]) + more
         raise BundleError(f"{bundle.path} does not hold the graphs of its manifest: {which}")

@@ -12,10 +12,12 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_model
 from txport.bundles.ports import Port
 from txport.errors import BundleError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
+from txport.runtimes.foreign.lengths import foreign_runtime
 from txport.runtimes.portable import PortableRuntime
 
 
@@ -109,4 +111,6 @@ def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -
     """Start a bundle on the reference evaluator, which knows the CPU and one thread only."""
     if threads not in (None, 1):
         raise UnsupportedError(f"the reference runtime has one thread, got {threads}")
+    if isinstance(bundle.manifest, ForeignManifest):
+        return foreign_runtime(ReferenceEngine(bundle), bundle.manifest)
     return PortableRuntime(ReferenceEngine(bundle), bundle.manifest)

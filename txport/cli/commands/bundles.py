@@ -10,7 +10,7 @@ import click
 from txport.bundles.manifest import AUTO_LIMIT, PRECISIONS, TARGETS, percent
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
-from txport.cli.options import provider_option, threads_option, trust_option
+from txport.cli.options import provider_option, threads_option, trust_option, variant_option
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
 
@@ -89,14 +89,15 @@ def _size(size: float) -> str:
 
 @click.command()
 @click.argument("bundle", shell_complete=completion.models)
+@variant_option
 @click.option("--brief", is_flag=True, help="Print only what it is, its parity figures, and where it lies.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
-def inspect(bundle: str, brief: bool, as_json: bool) -> None:
+def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool) -> None:
     """Show what BUNDLE is: ports, operators, sizes, and how far it is from PyTorch."""
     from txport.cli import tables
     from txport.locate import find_bundle
 
-    found = find_bundle(bundle, progress=progress)
+    found = find_bundle(bundle, variant=variant, progress=progress)
     if as_json:
         textio.print_json({"path": str(found.path.resolve()), **found.manifest.to_dict()})
     else:

@@ -23,6 +23,7 @@ from txport.cli.options import (
     threads_option,
     trust_option,
     unknown_option,
+    variant_option,
 )
 from txport.cli.outputs import require_outputs
 from txport.cli.searching import FLAGS, IDS, ONLY_GENERATING, search_options
@@ -55,6 +56,7 @@ NOT_STREAMED = {
 )
 @checkpoint_option("For --runtime torch: the checkpoint, if it does not ship.")
 @trust_option
+@variant_option
 @search_options
 @texts.text_options
 @encoding.encoding_options
@@ -81,6 +83,7 @@ def run(
     workers: int,
     checkpoint: str | None,
     trust_code: bool,
+    variant: str | None,
     inputs: tuple[Path, ...],
     output: Path | None,
     as_ids: bool,
@@ -106,6 +109,7 @@ def run(
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
+    where["variant"] = variant
     model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
@@ -230,6 +234,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 @threads_option
 @checkpoint_option("For --runtime torch: the checkpoint, if it does not ship.")
 @trust_option
+@variant_option
 @click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @unknown_option
@@ -246,6 +251,7 @@ def score(
     threads: int | None,
     checkpoint: str | None,
     trust_code: bool,
+    variant: str | None,
     as_ids: bool,
     as_json: bool,
     **options: Any,
@@ -260,7 +266,7 @@ def score(
 
     if pair and (inputs or len(pair) != 2):
         raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")
-    where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads}
+    where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "variant": variant}
     model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)

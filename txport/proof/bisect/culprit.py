@@ -16,7 +16,8 @@ from torch import Tensor
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.errors import ParityError, TxportError, brief
+from txport.bundles.foreign.manifest import ForeignManifest
+from txport.errors import ParityError, TxportError, UnsupportedError, brief
 from txport.exporters.cpu.quantize import steps
 from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.adapters.adapted import Adapted
@@ -95,6 +96,9 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
     Raises `UnsupportedError` for another checkpoint than the bundle was made from, `ParityError` for graphs in which
     nothing of it can be found.
     """
+    if isinstance(bundle.manifest, ForeignManifest):
+        why = "the parts of graphs that others exported have no names of ours"
+        raise UnsupportedError(f"{bundle.path} can't be bisected: {why}; compare without --bisect")
     require_checkpoint(bundle, checkpoint)
     load_bundle(bundle.path)
     checkpoint = checkpoint.in_memory(COPIES)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.forms import PLAIN
 from txport.bundles.ports import LOGITS
 from txport.errors import BundleError, LoadError, ParityError
@@ -40,6 +42,8 @@ from txport.version import __version__
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
 
+FOREIGN_PARTS = "weights and single graphs, whose names and ports are not ours: whole runs are compared"
+ROUNDED = "the checkpoint's own weights, so that what rounding did to them counts too"
 HUGE, LARGE, THREADED = 500_000_000, 20_000_000, 2_000_000  # parameters
 TRUTHS: dict[Task, Callable[[Bundle, Checkpoint, Exact, list[Case], Texts], Truth]] = {
     "seq2seq": GeneratorTruth,
@@ -67,31 +71,39 @@ def check(
     else of the model than the checkpoint, or a graph does not run at all.
     """
     require_checkpoint(bundle, checkpoint)
-    load_bundle(bundle.path)
+    if is_foreign := isinstance(bundle.manifest, ForeignManifest):
+        bundle = of_checkpoint(bundle, checkpoint)
+    else:
+        load_bundle(bundle.path)
     precision = bundle.manifest.precision
     tolerances = {name: tolerance_of(precision, provider, atol, rtol) for name, provider in providers.items()}
     report = Report(_about(bundle, providers, tolerances, seed, cases))
     report.about["texts"] = digest_of(texts) if texts else None
-    with no_crash("the comparison of the weights in the graphs"):
-        report.tensors.extend(compare_weights(bundle, checkpoint))
-        report.about.update(unheld(bundle, checkpoint))
+    if not is_foreign:
+        with no_crash("the comparison of the weights in the graphs"):
+            report.tensors.extend(compare_weights(bundle, checkpoint))
+            report.about.update(unheld(bundle, checkpoint))
     if checkpoint.outline.single:
         report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})"
     with fitting_threads(checkpoint):
         drawn, left_out = draw_cases(bundle, seed, cases), list[str]()
         if is_large(checkpoint):
             drawn, left_out = (lightest if is_huge(checkpoint) else lighten)(drawn)
+        if is_foreign:
+            left_out.append(FOREIGN_PARTS)
+            report.about.update({"reference": ROUNDED} if precision in ("int8", "int4") else {})
         report.about["left_out"] = [*left_out, *not_reached(bundle.manifest.facts)]
         exact = exact_of(bundle, checkpoint)
-        reference = Reference(exact, bundle.manifest, remembers=True)
+        reference = None if is_foreign else Reference(exact, bundle.manifest, remembers=True)
         truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
         report.about["pytorch"] = truth.pytorch
         for name, provider in providers.items():
             label = name if provider == "cpu" else f"{name} {provider}"
             runtime = _load(name, bundle, provider)
             report.about["ran"][label] = runtime.placement()
-            for case in truth.cases:
-                report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerances[name], seed))
+            if reference is not None:
+                for case in truth.cases:
+                    report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerances[name], seed))
             truth.compare(report, label, runtime, tolerances[name])
     return report
 
@@ -107,6 +119,12 @@ def require_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> None:
         bundle.require_model(checkpoint.described)
     except BundleError as error:
         raise ParityError(str(error)) from error
+
+
+def of_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> Bundle:
+    """A folder that others exported, with the facts of its checkpoint, which say more than those that were read."""
+    source = {"name": checkpoint.name, "sha256": checkpoint.sha256}
+    return replace(bundle, manifest=replace(bundle.manifest, facts=checkpoint.facts, checkpoint=source))
 
 
 def is_large(checkpoint: Checkpoint) -> bool:
@@ -138,6 +156,8 @@ def fitting_threads(checkpoint: Checkpoint) -> Iterator[None]:
 def exact_of(bundle: Bundle, checkpoint: Checkpoint) -> Exact:
     """What a bundle is held against: the checkpoint, with the weights that it holds where they are quantised."""
     manifest = bundle.manifest
+    if isinstance(manifest, ForeignManifest):
+        return Exact.of(checkpoint.model, manifest.precision, together=True)
     held, together = holding(bundle, checkpoint).model, manifest.rows is not None
     plain = {name for name, form in manifest.forms.items() if form == PLAIN}
     return Exact.of(held, manifest.precision, together=together, plain=plain)

@@ -17,9 +17,10 @@ import numpy as np
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, damage
+from txport.bundles.foreign.files import recognises
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
-from txport.errors import BundleError, TxportError, UnavailableError
+from txport.errors import BundleError, TxportError, UnavailableError, UnsupportedError
 from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.cases import sides
 from txport.proof.verify import encoding
@@ -79,6 +80,9 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     """
     begun = time.perf_counter()
     runtimes.require(runtime, provider)
+    if recognises(path):
+        fix = f"`txport parity {path} --checkpoint CHECKPOINT` compares it with PyTorch"
+        raise UnsupportedError(f"{path} was exported by others, and holds no goldens to be held to; {fix}")
     bundle = Bundle(path, read_manifest(path))
     bundle.require_weights()
     checks = list(_checks(bundle, runtime, provider, threads))

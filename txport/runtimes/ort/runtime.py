@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.ports import STEP
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
+from txport.runtimes.foreign.lengths import foreign_runtime
 from txport.runtimes.ort.fused import FusedRuntime
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.providers import CPU, device_of, full_name, require_provider
@@ -63,6 +65,8 @@ def require(provider: str) -> None:
 
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on ONNX Runtime; `UnavailableError` if the provider can't work here."""
+    if isinstance(bundle.manifest, ForeignManifest):
+        return foreign_runtime(OrtEngine(bundle, provider, threads), bundle.manifest)
     if bundle.manifest.target == "portable":
         return PortableRuntime(OrtEngine(bundle, provider, threads), bundle.manifest)
     if full_name(provider) != CPU:
