@@ -162,8 +162,9 @@ def _sizes(values: Values, graphs: Mapping[str, File]) -> dict[str, int]:
     if MODEL not in graphs or facts.is_of(values.classes, facts.MASKED):
         says[LOGITS] = VOCABULARY
     for port in (port for file in graphs.values() for port in file.outputs if port.name in says and port.dims):
-        if isinstance(port.dims[-1], int):
-            found.setdefault(says[port.name], port.dims[-1])
+        name, fixed = says[port.name], port.dims[-1]
+        if isinstance(fixed, int) and (name == HIDDEN or name not in found):  # configs tell others another width
+            found[name] = fixed
     needed = [HIDDEN, VOCABULARY]
     if decoder := next((file for file in graphs.values() if file.has_past), None):
         told = zip((HEADS, HEAD), facts.cache_sizes(values), strict=True)
