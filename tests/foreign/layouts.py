@@ -182,6 +182,34 @@ def typed(model: onnx.ModelProto) -> onnx.ModelProto:
     return found
 
 
+def asking(decoder: onnx.ModelProto) -> onnx.ModelProto:
+    """A causal graph that asks how many logits are wanted, and where the tokens of a step stand."""
+    found = copy.deepcopy(decoder)
+    rank, end, axis = ints("keep.rank", 0), ints("keep.end", 1 << 40), ints("keep.axis", 1)
+    (node,) = (node for node in found.graph.node if "logits" in node.output)
+    node.output[list(node.output).index("logits")] = "keep.all"
+    found.graph.node.extend(
+        [
+            helper.make_node("Neg", ["num_logits_to_keep"], ["keep.back"]),
+            helper.make_node("Unsqueeze", ["keep.back", rank.name], ["keep.from"]),
+            helper.make_node("Slice", ["keep.all", "keep.from", end.name, axis.name], ["logits"]),
+        ]
+    )
+    found.graph.initializer.extend([rank, end, axis])
+    for name, dims in {"num_logits_to_keep": [], "cache_position": ["sequence_length"]}.items():
+        found.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, dims))
+    return found
+
+
+def of_sentences(model: onnx.ModelProto) -> onnx.ModelProto:
+    """An encoder as Optimum exports one of sentence-transformers."""
+    found = copy.deepcopy(model)
+    (value,) = (value for value in found.graph.output if value.name == "last_hidden_state")
+    value.name = "token_embeddings"
+    found.graph.node.append(helper.make_node("Identity", ["last_hidden_state"], ["token_embeddings"]))
+    return found
+
+
 Made = dict[str, onnx.ModelProto]
 Make = Callable[[Mapping[str, onnx.ModelProto]], Made]
 SEQ2SEQ: dict[str, Make] = {
@@ -205,6 +233,7 @@ CAUSAL: dict[str, Make] = {
     "merged": lambda of: {"decoder_model_merged": merged(of[DECODER])},
     "apart": lambda of: {"decoder_model": first(of[DECODER]), "decoder_with_past_model": of[DECODER]},
     "whole": lambda of: {"model": whole(of[DECODER])},
+    "asking": lambda of: {"model": asking(of[DECODER])},
     "unplaced": lambda of: {"model": unplaced(of[DECODER])},
     "unplaced-whole": lambda of: {"decoder_model": whole(unplaced(of[DECODER]))},
 }
@@ -213,7 +242,8 @@ ENCODE: dict[str, Make] = {
     "typed": lambda of: {"model": typed(of[MODEL])},
     "unmasked": lambda of: {"model": unmasked(of[MODEL])},
 }
-LAYOUTS: dict[str, dict[str, Make]] = {"seq2seq": SEQ2SEQ, "causal": CAUSAL, "encode": ENCODE}
+SENTENCES: dict[str, Make] = {"sentences": lambda of: {"model": of_sentences(of[MODEL])}}
+LAYOUTS: dict[str, dict[str, Make]] = {"seq2seq": SEQ2SEQ, "causal": CAUSAL, "encode": ENCODE | SENTENCES}
 
 
 def lay_out(bundle: Bundle, layout: str, folder: Path, *, place: str = "", variant: str = "") -> Path:

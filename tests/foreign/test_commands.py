@@ -18,8 +18,9 @@ from tests.foreign.layouts import lay_out
 from tests.loading import bundles as makes
 from tests.speech.audio import noise
 from tests.speech.test_whisper import FOLDER as SPEECH
-from txport import bench, release
+from txport import bench, release, runtimes
 from txport.bundles.bundle import Bundle
+from txport.bundles.foreign.manifest import FOREIGN
 from txport.cli import main
 from txport.errors import ParityError
 from txport.locate import open_bundle
@@ -89,6 +90,10 @@ def test_parity_holds_it_against_its_checkpoint(
     assert len(values["cases"]) > 5
 
 
+def test_parity_is_on_onnx_runtime_unless_it_is_told_otherwise() -> None:
+    assert runtimes.installed(FOREIGN) == ["ort"]
+
+
 def test_parity_finds_a_changed_weight(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(folders["gpt2"], tmp_path / "changed"))
     model = onnx.load(str(folder / "model.onnx"))
@@ -120,6 +125,13 @@ def test_what_can_t_be_done_is_refused(folders: dict[str, Path], capsys: pytest.
     code, _, err = call(capsys, "run", folders["marian"], "--ids", IDS, "--alignment", "hard", "--json")
     assert code == 2
     assert "alignment needs attention over a source" in err
+
+
+def test_pytorch_runs_its_checkpoint_in_its_place(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    there = ("run", folders["marian"], "--ids", IDS, "--beams", "2")
+    in_torch = call(capsys, *there, "--runtime", "torch", "--checkpoint", FOLDER / "marian")
+    assert in_torch == call(capsys, *there)
+    assert in_torch[0] == 0
 
 
 def test_it_is_measured(folders: dict[str, Path]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,14 @@ import pytest
 
 import txport
 from tests.families.test_families import PROMPTS, SEARCHES, SOURCES, TEXTS, cut, rewrite, said
-from tests.foreign.layouts import CAUSAL, ENCODE, LAYOUTS, SEQ2SEQ, lay_out
+from tests.foreign.layouts import CAUSAL, ENCODE, LAYOUTS, SENTENCES, SEQ2SEQ, lay_out
 from txport.bundles.bundle import Bundle
 from txport.locate import open_bundle
 
 NAMES = {"t5": SEQ2SEQ, "marian": SEQ2SEQ, "whisper": SEQ2SEQ, "gpt2": CAUSAL, "llama": CAUSAL}
 CASES = [(name, layout) for name, layouts in NAMES.items() for layout in layouts]
 ENCODERS = [(name, layout) for name in ("bert", "bert-tokens", "bert-labels", "bert-token-labels") for layout in ENCODE]
+ENCODERS += [("bert", layout) for layout in SENTENCES]
 Portable = Callable[[str], Bundle]
 
 
@@ -76,6 +79,16 @@ def test_outputs_are_those_of_transformers(name: str, layout: str, portable: Por
             if f"{output}.{number}" in expected:
                 row = array[number, :length] if array.ndim == 3 else array[number]
                 np.testing.assert_allclose(row, np.squeeze(expected[f"{output}.{number}"]), rtol=0, atol=1e-4)
+
+
+def test_no_package_of_the_exporters_is_needed(portable: Portable, tmp_path: Path) -> None:
+    folders = [
+        str(lay_out(portable(name), layout, tmp_path / name, place="onnx"))
+        for name, layout in {"t5": "apart", "llama": "one", "whisper": "merged", "bert": "plain"}.items()
+    ]
+    absent = ("torch", "onnx", "onnxscript", "onnx_ir", "safetensors", "transformers")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import txport; [*map(txport.load, {folders!r})]"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("task", LAYOUTS)

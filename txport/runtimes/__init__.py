@@ -12,7 +12,7 @@ import importlib.util
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txport.bundles.foreign.manifest import ForeignManifest, names_differ
+from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest, names_differ
 from txport.bundles.ports import compare_ports
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.system.machine import cores
@@ -84,8 +84,10 @@ def require_target(name: str, target: str) -> None:
 
 
 def installed(target: str) -> list[str]:
-    """The ONNX runtimes that run bundles of a target and whose packages are here."""
+    """The ONNX runtimes that run all bundles of a target and whose packages are here."""
     able = {name: entry.needs for name, entry in RUNTIMES.items() if target in entry.targets}
+    if target == FOREIGN:  # onnx's evaluator lacks operators that others use, those of quantised graphs first
+        able.pop("reference")
     return [name for name, package in able.items() if importlib.util.find_spec(package)]
 
 

@@ -62,10 +62,6 @@ class Wanted:
         """Its name in one layer."""
         return self.name.format(layer=layer)
 
-    def describe(self) -> str:
-        """Its type and its dims."""
-        return f"{' or '.join(self.dtypes)} [{', '.join(self.dims)}]"
-
 
 @dataclass(frozen=True)
 class Contract:

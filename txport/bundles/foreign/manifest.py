@@ -65,6 +65,7 @@ class ForeignManifest(Manifest):
             "layout": self.layout,
             "variant": self.variant,
             "precision": self.precision,
+            "opset": self.opset,
             "architecture": self.architecture,
             "config": self.config,
             "facts": self.facts.to_dict(),

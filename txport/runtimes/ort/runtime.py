@@ -51,7 +51,7 @@ class OrtEngine:
 
     def from_numpy(self, array: NDArray[Any]) -> OrtValue:
         """See `Engine.from_numpy`; on the CPU the memory is shared, not copied."""
-        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self._device)
+        return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), self._device)
 
     def to_numpy(self, tensor: OrtValue) -> NDArray[Any]:
         """See `Engine.to_numpy`."""
