@@ -30,7 +30,7 @@ from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
 from txport.models.tokenizers.chat import ChatReader, chat_line
 from txport.models.tokenizers.languages import LanguageReader
-from txport.models.tokenizers.load import load_chat, load_tokenizer
+from txport.models.tokenizers.load import chat_of, tokenizer_of
 from txport.release import Progress, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.runtimes.inputs import Source
@@ -378,11 +378,15 @@ def load(
     threads: int | None = None,
     workers: int = 1,
     checkpoint: str | Path | None = None,
+    variant: str | None = None,
     trust_code: bool = False,
     single: bool = False,
     progress: Progress = silent,
 ) -> Model:
     """Load a bundle: a folder that `export` wrote, or the name of a checkpoint that ships.
+
+    It may be a folder of graphs that Optimum or transformers.js's converter exported (docs/foreign-bundles.md), of
+    which `variant` chooses one ("quantized"), by default the plain one.
 
     `threads` work on one operator, by default one for each core; for bulk work, as many `workers` as there
     are cores, each on a batch of its own with one thread, get more done.
@@ -401,7 +405,7 @@ def load(
         raise UnsupportedError(f"trust_code is for the torch runtime's checkpoint; {runtime} runs no code of yours")
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
-    bundle = find_bundle(str(name), progress=progress)
+    bundle = find_bundle(str(name), variant=variant, progress=progress)
     bundle.require_weights()
     engine: Runtime
     if switch("single", single):
@@ -420,6 +424,6 @@ def load(
         raise BundleError(
             f"{bundle.path} says how to {facts.ability or 'search'}, which can't be done: {error}; export it again"
         ) from error
-    tokenizer = load_tokenizer(bundle.path, facts)
-    chat = load_chat(bundle.path, tokenizer) if facts.task == "causal" else None
+    tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
+    chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.task == "causal" else None
     return Model(engine, tokenizer, facts, workers, defaults, chat)

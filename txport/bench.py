@@ -26,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport import bandwidth, runtimes
-from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.bundle import Bundle
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.errors import TextError, TxportError, UnavailableError, UnsupportedError, brief
+from txport.locate import open_bundle
 from txport.models.names import code_name, digest, label
 from txport.release import Progress, load_checkpoint, silent
 from txport.rounds import UNITS as UNITS
@@ -64,7 +66,8 @@ def run(
         raise UnsupportedError("--trust-code is for a --checkpoint that is a file and its adapter, model.py:NAME")
     if checkpoint is not None and not trust_code:
         bundle.require_source(label(checkpoint), digest(checkpoint))
-    arguments = (str(bundle.path), checkpoint, protocol, trust_code)
+    variant = bundle.manifest.variant if isinstance(bundle.manifest, ForeignManifest) else None
+    arguments = (str(bundle.path), variant or None, checkpoint, protocol, trust_code)
     size = bandwidth.step_bytes(bundle, protocol.beams) if protocol.provider == "cpu" else None
     with contextlib.ExitStack() as stack:
         workers = {
@@ -158,13 +161,21 @@ def _deaf() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def _work(pipe: Connection, name: str, path: str, checkpoint: str | None, protocol: Protocol, trust_code: bool) -> None:
+def _work(
+    pipe: Connection,
+    name: str,
+    path: str,
+    variant: str | None,
+    checkpoint: str | None,
+    protocol: Protocol,
+    trust_code: bool,
+) -> None:
     """Load, then answer until the other side closes."""
     if trust_code:
         sys.stdout = sys.stderr  # what code of the user's prints is no figure
     try:
         started = time.perf_counter()
-        bundle = load_bundle(Path(path))
+        bundle = open_bundle(Path(path), variant)
         bundle.require_weights()
         runtime = _load(name, bundle, checkpoint, protocol, trust_code)
         load = 1e3 * (time.perf_counter() - started)

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.foreign.files import recognises
+from txport.bundles.foreign.manifest import ForeignManifest
+from txport.bundles.foreign.read import read_foreign
 from txport.errors import BundleError, OutputError, UnsupportedError
 from txport.models.names import INDEX, MANIFEST, SHIPPED, WEIGHTS, digest, is_shipped, preset_name, shipped
 from txport.release import Progress, export, silent
@@ -17,18 +20,36 @@ from txport.system.stages import clean, remove, restore, told
 from txport.version import __version__
 
 
-def find_bundle(name: str, *, precision: str | None = None, progress: Progress = silent) -> Bundle:
+def find_bundle(
+    name: str, *, precision: str | None = None, variant: str | None = None, progress: Progress = silent
+) -> Bundle:
     """A bundle by path, or by the name of a checkpoint that ships or of a preset.
 
-    `precision` chooses what is exported for a name; a bundle that exists has the one it was made with.
-    Raises `BundleError` if there is none, or its files are not what its manifest says.
+    `precision` chooses what is exported for a name; a bundle that exists has the one it was made with. `variant` is for
+    a folder that others exported: which of its graphs. Raises `BundleError` if there is none, or its files are not what
+    its manifest says.
     """
     if _is_on_demand(name):
+        require_no_variant(name, variant)
         return _from_cache(name, precision or "fp32", progress)
-    bundle = load_bundle(_folder(name, progress))
+    bundle = open_bundle(_folder(name, progress), variant)
     if precision not in (None, bundle.manifest.precision):
         raise UnsupportedError(f"{name} was exported in {bundle.manifest.precision}; export it again for {precision}")
     return bundle
+
+
+def open_bundle(path: Path, variant: str | None = None) -> Bundle:
+    """The bundle in a folder: with a manifest, one of ours; else one that others exported, in a variant."""
+    if recognises(path):
+        return read_foreign(path, variant)
+    require_no_variant(str(path), variant)
+    return load_bundle(path)
+
+
+def require_no_variant(name: str, variant: str | None) -> None:
+    """Raise `UnsupportedError` for a variant of a bundle of ours."""
+    if variant is not None:
+        raise UnsupportedError(f"a variant is for folders that others exported; {name} is a bundle of one precision")
 
 
 def find_path(name: str, *, progress: Progress = silent) -> Path:
@@ -44,6 +65,8 @@ def _is_on_demand(name: str) -> bool:
 def _folder(name: str, progress: Progress) -> Path:
     path = Path(name)
     _restore(path, progress)
+    if recognises(path):
+        return path
     if any((path / file).is_file() for file in (WEIGHTS, INDEX)) and not (path / MANIFEST).exists():
         raise BundleError(f"{name} is a checkpoint, not a bundle; `txport export {name} OUT` makes one")
     if not path.is_dir():
@@ -66,6 +89,8 @@ def _restore(path: Path, progress: Progress) -> None:
 def checkpoint_of(bundle: Bundle) -> str:
     """The name of the checkpoint that a bundle was made from, if it ships or is a preset."""
     name = bundle.manifest.checkpoint["name"]
+    if isinstance(bundle.manifest, ForeignManifest):
+        raise UnsupportedError(f"{bundle.path} does not say what it was exported from; name it with --checkpoint")
     if not (name in shipped() or preset_name(name)):
         raise UnsupportedError(f"{bundle.path} was made from a checkpoint of yours, {name}; name it with --checkpoint")
     return name

@@ -223,6 +223,10 @@ def compare(
     with needed(EXPORT):
         from txport.proof.reports.baseline import drift
         from txport.proof.reports.report import Broken
+    if with_culprit:
+        with needed(EXPORT):
+            from txport.proof.bisect.culprit import require_parts
+        require_parts(bundle)
     report: Report | Broken
     try:
         report = parity(bundle, checkpoint, providers, seed=seed, cases=cases, **options)

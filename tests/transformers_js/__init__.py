@@ -37,6 +37,12 @@ def pipeline(bundle: Path, task: str, texts: Sequence[str]) -> list[Any]:
     return found
 
 
+def loads(jobs: Sequence[dict[str, Any]]) -> list[Any]:
+    """What each job of `loads.mjs` gives, all in one process."""
+    found: list[Any] = _run("loads.mjs", [], jobs)
+    return found
+
+
 def _run(script: str, arguments: list[str], given: Any) -> Any:
     node = shutil.which("node")
     if node is None or not INSTALLED.is_dir():

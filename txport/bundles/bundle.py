@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -43,7 +43,7 @@ class Bundle:
 
     def require_source(self, name: str, sha256: str) -> None:
         """Raise `UnsupportedError` unless the bundle was made from the checkpoint with this hash."""
-        if self.manifest.checkpoint["sha256"] != sha256:
+        if not self.manifest.is_of(sha256):
             raise UnsupportedError(f"{self.path} was not made from this {name}: their hashes differ")
 
     def require_model(self, described: Mapping[str, Any]) -> None:
@@ -51,14 +51,9 @@ class Bundle:
 
         Who made a bundle may have edited the manifest, and the hashes of files would not show it.
         """
-        told = {
-            "architecture": self.manifest.architecture,
-            "config": dict(self.manifest.config),
-            "facts": self.manifest.facts.to_dict(),
-        }
-        for where, found, expected in _differences(told, dict(described)):
+        for where, found, expected in self.manifest.differences(described):
             what = f"{where} {quoted(found)}, its checkpoint {quoted(expected)}"
-            raise BundleError(f"{self.path / MANIFEST} says {what}; export it again")
+            raise BundleError(f"{self.path / self.manifest.written_in} says {what}; export it again")
 
     def require_weights(self) -> None:
         """Raise `BundleError` for a bundle that has none."""
@@ -76,19 +71,14 @@ class Bundle:
             raise BundleError(str(error)) from error
 
     @property
+    def texts(self) -> Mapping[str, Path | str]:
+        """Its tokenizers, and how it uses texts: what `tokenizer_of` takes."""
+        return self.manifest.texts_in(self.path)
+
+    @property
     def size(self) -> int:
         """Bytes on disk of everything that the manifest lists."""
         return sum(entry["bytes"] for entry in self.manifest.files.values())
-
-
-def _differences(found: Any, expected: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where two JSON values differ: the path, and both values."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        for name in dict.fromkeys((*expected, *found)):
-            path = f"{where}.{name}" if where else name
-            yield from _differences(found.get(name), expected.get(name), path)
-    elif found != expected:
-        yield where, found, expected
 
 
 def seal(folder: Path, manifest: Manifest) -> Bundle:
@@ -155,7 +145,7 @@ def _strange(bundle: Bundle, role: str) -> list[str]:
         places = {name: place for name, place in places.items() if place in files or not _is_plain(name)}
     strange = sorted(name for name, place in places.items() if place not in files or place == file)
     allowed = {"Loop"} if role == GENERATE else set()
-    loops = sorted(LOOPS & {name.rpartition(".")[2] for name in outline.operators} - allowed)
+    loops = sorted(LOOPS & outline.names - allowed)
     opsets = sorted(version for domain, version in outline.opsets if domain in STANDARD)
     opset = bundle.manifest.opset
     return [

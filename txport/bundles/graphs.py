@@ -54,6 +54,11 @@ class Outline(NamedTuple):
     gaps: frozenset[str]  # operators of nodes that leave an input out
     metadata: Mapping[str, str]
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The operators without their domains."""
+        return frozenset(name.rpartition(".")[2] for name in self.operators)
+
 
 def read_outline(path: Path) -> Outline:
     """What a graph names, those of its branches and functions too; `BundleError` for what is no ONNX file.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from txport.bundles.forms import Form, Stored
 from txport.bundles.ports import CONTRACTS, Graph, single_graph
 from txport.errors import UnsupportedError, quoted
 from txport.models.facts import Facts
+from txport.models.names import MANIFEST, TARGET_TOKENIZER, TEXT, TOKENIZER
 
 FORMAT = 7
 TARGETS = tuple(CONTRACTS)
@@ -115,6 +118,24 @@ class Manifest:
         """Those that a runtime runs step by step; the others search by themselves."""
         return {graph.role: graph for graph in CONTRACTS[self.target][self.facts.task](self.facts, self.dtype)}
 
+    @property
+    def written_in(self) -> str:
+        """The file of a bundle that says what the model is."""
+        return MANIFEST
+
+    def texts_in(self, folder: Path) -> Mapping[str, Path | str]:
+        """The tokenizers of a bundle by name, and how texts are used: where each lies, or its text."""
+        return {name: folder / name for name in (TOKENIZER, TARGET_TOKENIZER, TEXT) if (folder / name).exists()}
+
+    def is_of(self, sha256: str) -> bool:
+        """Whether it was made from the checkpoint with this hash."""
+        return self.checkpoint["sha256"] == sha256
+
+    def differences(self, described: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+        """Where it says something else of the model than a checkpoint does: where, what it says, what is expected."""
+        told = {"architecture": self.architecture, "config": dict(self.config), "facts": self.facts.to_dict()}
+        return _differences(told, dict(described))
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, with the graphs and their ports spelt out for other programs."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
@@ -125,3 +146,13 @@ class Manifest:
             if not values[name]:
                 del values[name]
         return values
+
+
+def _differences(found: Any, expected: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two JSON values differ: the path, and both values."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for name in dict.fromkeys((*expected, *found)):
+            path = f"{where}.{name}" if where else name
+            yield from _differences(found.get(name), expected.get(name), path)
+    elif found != expected:
+        yield where, found, expected

@@ -50,6 +50,12 @@ def fit_threads(context: click.Context, option: click.Parameter, count: int | No
     return count
 
 
+def variant_option(command: F) -> F:
+    """Which graphs of a folder that others exported."""
+    text = "Of a folder that others exported, which graphs: quantized, fp16, ...  [default: the plain ones]"
+    return click.option("--variant", metavar="NAME", help=text)(command)
+
+
 def unknown_option(command: F) -> F:
     """What becomes of that in a text which the vocabulary lacks."""
     text = "Outside the vocabulary: the unknown token, an error, or nothing; auto: the token, or an error for letters."

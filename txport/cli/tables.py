@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
 from txport.fastest import MEASURE
@@ -156,6 +157,13 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
             echo()
             show(graph.file, ["", "port", "type", "dims"], rows)
             echo(_operators(bundle, graph.role))
+    if isinstance(manifest, ForeignManifest):
+        echo()
+        plain = f", variant {manifest.variant}" if manifest.variant else ""
+        echo(f"exported by others: {manifest.architecture}, {manifest.facts.task}, layout {manifest.layout}{plain}")
+        echo(f"precision: {manifest.precision}, opset: {manifest.opset}; no parity was recorded")
+        echo(f"folder: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
+        return
     name, digest = manifest.checkpoint["name"], manifest.checkpoint["sha256"]
     parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in manifest.parity.items())
     echo()

@@ -14,6 +14,8 @@ from txport.models.tokenizers.file import read_tokenizer, refusals, unknown_id
 from txport.models.tokenizers.usage import Usage, read_usage
 from txport.system.documents import write_json
 
+GENERIC = "PreTrainedTokenizerFast"
+HEARING = "WhisperTokenizer"  # of which pipelines of speech ask how times are written
 SOURCE_FOLDER, TARGET_FOLDER = "source_tokenizer", "target_tokenizer"
 PROBLEM_TYPES = {  # by what makes scores of logits
     "softmax": "single_label_classification",
@@ -82,7 +84,7 @@ def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> di
     if unknown in added and added[unknown].special:  # naming it would make it special: left out of decoded text
         named["unk_token"] = added[unknown].content
     return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": GENERIC if facts.speech is None else HEARING,
         "model_max_length": facts.vocabulary.longest,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,

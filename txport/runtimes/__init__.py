@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest, names_differ
 from txport.bundles.ports import GENERATE, Graph, compare_ports
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.system.machine import cores
@@ -53,11 +54,11 @@ class Entry(NamedTuple):
 
 
 RUNTIMES = {
-    "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu"), single=True),
+    "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu", "foreign"), single=True),
     "openvino": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), aborts=True),
     "openvino-bf16": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "bf16"),
     "openvino-int8": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "int8"),
-    "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable",), single=True),
+    "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable", "foreign"), single=True),
     "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
     "tract": Entry("txport.runtimes.tract", "tract", "txport[tract]", ("portable",), aborts=True),
 }
@@ -111,10 +112,13 @@ def require_target(name: str, target: str) -> None:
 
 def installed(target: str) -> list[str]:
     """The ONNX runtimes to hold any bundle of a target against: they keep its precision and tell what is damaged."""
+    able = {name: entry for name, entry in RUNTIMES.items() if target in entry.targets}
+    if target == FOREIGN:  # onnx's evaluator lacks operators that others use, those of quantised graphs first
+        del able["reference"]
     return [
         name
-        for name, entry in RUNTIMES.items()
-        if target in entry.targets and not (entry.computes or entry.aborts) and importlib.util.find_spec(entry.needs)
+        for name, entry in able.items()
+        if not (entry.computes or entry.aborts) and importlib.util.find_spec(entry.needs)
     ]
 
 
@@ -154,7 +158,8 @@ def load_single(name: str, bundle: Bundle, *, provider: str = "cpu", threads: in
 
 def _require_ports(bundle: Bundle, runtime: GraphRuntime | SingleRuntime[Any], graphs: Iterable[Graph]) -> None:
     """Raise `BundleError` where an engine found other ports than the manifest's."""
-    if problems := [problem for graph in graphs for problem in compare_ports(graph, *runtime.ports(graph.role))]:
+    same = names_differ if isinstance(bundle.manifest, ForeignManifest) else compare_ports
+    if problems := [problem for graph in graphs for problem in same(graph, *runtime.ports(graph.role))]:
         more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
         which = "; ".join(problems[:NAMED]) + more
         raise BundleError(f"{bundle.path} does not hold the graphs of its manifest: {which}")

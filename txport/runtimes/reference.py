@@ -13,10 +13,12 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_model
 from txport.bundles.ports import GENERATE, Port
 from txport.errors import BundleError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
+from txport.runtimes.foreign.lengths import foreign_runtime
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.single import SingleRuntime
 
@@ -119,6 +121,8 @@ def require(provider: str) -> None:
 
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on the reference evaluator, which knows the CPU and one thread only."""
+    if isinstance(bundle.manifest, ForeignManifest):
+        return foreign_runtime(_engine(bundle, threads), bundle.manifest)
     return PortableRuntime(_engine(bundle, threads), bundle.manifest)
 
 

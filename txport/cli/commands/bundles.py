@@ -10,7 +10,7 @@ import click
 from txport.bundles.manifest import AUTO_LIMIT, PRECISIONS, TARGETS, percent
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
-from txport.cli.options import provider_option, threads_option, trust_option
+from txport.cli.options import provider_option, threads_option, trust_option, variant_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.models.names import MANIFEST
@@ -96,6 +96,7 @@ def _size(size: float) -> str:
 
 @click.command()
 @click.argument("bundle", shell_complete=completion.models)
+@variant_option
 @click.option("--brief", is_flag=True, help="Print only what it is, its parity figures, and where it lies.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 @click.option(
@@ -103,7 +104,7 @@ def _size(size: float) -> str:
     type=click.Path(path_type=Path),
     help="Write a page that draws it: how it runs, weights, graphs, operators.",
 )
-def inspect(bundle: str, brief: bool, as_json: bool, html: Path | None) -> None:
+def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: Path | None) -> None:
     """Show what BUNDLE is: ports, operators, sizes, and how far it is from PyTorch.
 
     The page that --html writes is one file without scripts, which needs nothing else.
@@ -112,7 +113,7 @@ def inspect(bundle: str, brief: bool, as_json: bool, html: Path | None) -> None:
     from txport.locate import find_bundle
 
     require_outputs({"--html": html})
-    found = find_bundle(bundle, progress=progress)
+    found = find_bundle(bundle, variant=variant, progress=progress)
     if html:
         from txport.inspection.page import page
 

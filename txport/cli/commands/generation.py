@@ -22,6 +22,7 @@ from txport.cli.options import (
     threads_option,
     trust_option,
     unknown_option,
+    variant_option,
 )
 from txport.cli.outputs import require_outputs
 from txport.cli.searching import FLAGS, IDS, ONLY_GENERATING, search_options
@@ -55,6 +56,7 @@ NOT_STREAMED = {
 @checkpoint_option("For --runtime torch: the checkpoint, if it does not ship.")
 @trust_option
 @click.option("--single", is_flag=True, help="Run the one graph that searches by itself (export --single).")
+@variant_option
 @search_options
 @texts.text_options
 @encoding.encoding_options
@@ -82,6 +84,7 @@ def run(
     checkpoint: str | None,
     trust_code: bool,
     single: bool,
+    variant: str | None,
     inputs: tuple[Path, ...],
     output: Path | None,
     as_ids: bool,
@@ -109,7 +112,7 @@ def run(
     options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     require_outputs({"--output": output})
     where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "workers": workers}
-    how: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code, "single": single}
+    how: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code, "single": single, "variant": variant}
     model = api.load(bundle, **where, **how, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
@@ -234,6 +237,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
 @threads_option
 @checkpoint_option("For --runtime torch: the checkpoint, if it does not ship.")
 @trust_option
+@variant_option
 @click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
 @unknown_option
@@ -250,6 +254,7 @@ def score(
     threads: int | None,
     checkpoint: str | None,
     trust_code: bool,
+    variant: str | None,
     as_ids: bool,
     as_json: bool,
     **options: Any,
@@ -264,7 +269,7 @@ def score(
 
     if pair and (inputs or len(pair) != 2):
         raise UnsupportedError("give TEXT and TARGET, or --input, or lines on standard input")
-    where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads}
+    where: dict[str, Any] = {"runtime": runtime, "provider": provider, "threads": threads, "variant": variant}
     model = api.load(bundle, **where, checkpoint=checkpoint, trust_code=trust_code, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)

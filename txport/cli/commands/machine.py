@@ -11,7 +11,14 @@ import click
 from txport.bundles.manifest import PRECISIONS
 from txport.cli import completion, textio
 from txport.cli.guard import echo, progress
-from txport.cli.options import checkpoint_option, is_given, provider_option, threads_option, trust_option
+from txport.cli.options import (
+    checkpoint_option,
+    is_given,
+    provider_option,
+    threads_option,
+    trust_option,
+    variant_option,
+)
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.runtimes import MODULES
@@ -21,6 +28,7 @@ from txport.runtimes import MODULES
 @click.argument("bundle", shell_complete=completion.models)
 @checkpoint_option("What the bundle was made from, if it does not ship.")
 @trust_option
+@variant_option
 @click.option(
     "--runtime",
     "names",
@@ -55,6 +63,7 @@ def bench(
     compare: Path | None,
     max_regression: float,
     trust_code: bool,
+    variant: str | None,
     **protocol: Any,
 ) -> None:
     """Measure BUNDLE phase by phase, against PyTorch on the same machine.
@@ -76,7 +85,7 @@ def bench(
     how = measure.Protocol(provider=provider, **protocol)
     if old:
         measure.require_same(old, asdict(how), dict.fromkeys(names))
-    found = find_bundle(bundle, precision=precision, progress=progress)
+    found = find_bundle(bundle, precision=precision, variant=variant, progress=progress)
     source = checkpoint or (checkpoint_of(found) if "torch" in names else None)
     result = measure.run(found, source, names, how, progress, trust_code=trust_code)
     if report:

@@ -11,7 +11,7 @@ import click
 from txport.bundles.manifest import PRECISIONS, TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import progress
-from txport.cli.options import checkpoint_option, provider_option, trust_option
+from txport.cli.options import checkpoint_option, provider_option, trust_option, variant_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
@@ -24,6 +24,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 @click.argument("bundle", shell_complete=completion.models)
 @checkpoint_option("What the bundle was made from, if it does not ship.")
 @trust_option
+@variant_option
 @click.option(
     "--runtime",
     "names",
@@ -67,6 +68,7 @@ def parity(
     baseline: Path | None,
     report: Path | None,
     bisect: bool,
+    variant: str | None,
     junit: Path | None,
     markdown: Path | None,
     **options: Any,
@@ -89,7 +91,7 @@ def parity(
     provider = short_name(provider)
     old = _read_baseline(baseline) if baseline else None
     texts = _read_quality(quality, quality_texts or QUALITY_TEXTS, options["seed"]) if quality else None
-    found = find_bundle(bundle, precision=precision, progress=progress)
+    found = find_bundle(bundle, precision=precision, variant=variant, progress=progress)
     chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
     providers, source = dict.fromkeys(chosen, provider), checkpoint or checkpoint_of(found)
     started = time.perf_counter()

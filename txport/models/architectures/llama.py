@@ -263,11 +263,11 @@ def _layer(config: LlamaConfig, rotary: Rotary | None, window: Window | None) ->
 
 
 def hugging_face(config: LlamaConfig) -> dict[str, Any]:
-    """As the model that Optimum and transformers.js know: a Qwen 3 or a Llama, with norms of results a Gemma 2 or 3.
+    """As the model that Optimum and transformers.js know: a Qwen 3 or a Llama, with norms of results a Gemma 3.
 
     A Llama with layers that have no positions is a SmolLM3; else one with windows is a Mistral, or a Qwen 2 if some of
     its layers have none. No such model has windows of several sizes: the largest of them is told, and the graphs have
-    their own.
+    their own. Where heads times their size are not the width, both read the size of a head of a Gemma alone.
     """
     kind, name = PUBLISHED[config.head_norm, config.result_norm]
     some: dict[str, Any] = {}
@@ -279,6 +279,9 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
         some["no_rope_layers"] = [int(layer not in config.unturned_layers) for layer in range(config.decoder_layers)]
     elif kind == "llama" and some:
         kind, name = ("mistral", "Mistral") if all(config.windows) else ("qwen2", "Qwen2")
+    if config.heads * config.head_size != config.d_model:
+        kind, name = ("gemma3_text", "Gemma3") if any(config.windows) or config.result_norm else ("gemma", "Gemma")
+        some.pop("no_rope_layers", None)
     if kind == "mistral":
         some = {"sliding_window": some["sliding_window"]}  # whose layers are all alike
     return {
@@ -302,10 +305,11 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-PUBLISHED = {  # by head_norm and result_norm
+# By head_norm and result_norm. No Gemma 2: Optimum believes that its caches have as many heads as its queries.
+PUBLISHED = {
     (False, False): ("llama", "Llama"),
     (True, False): ("qwen3", "Qwen3"),
-    (False, True): ("gemma2", "Gemma2"),
+    (False, True): ("gemma3_text", "Gemma3"),
     (True, True): ("gemma3_text", "Gemma3"),
 }
 

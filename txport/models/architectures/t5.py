@@ -117,7 +117,7 @@ def _layer(config: T5Config, bias: RelativeBias, side: Side) -> Layer:
 
 
 def hugging_face(config: T5Config) -> dict[str, Any]:
-    """As transformers' own T5."""
+    """As transformers' own T5; Optimum takes `d_model` over `num_heads` for the size of a head, whatever `d_kv` is."""
     # what transformers calls gelu in a gated feed-forward is the approximation by tanh
     activation = config.activation if config.activation != "gelu_tanh" else "gelu" if config.gated else "gelu_new"
     return {
@@ -125,7 +125,7 @@ def hugging_face(config: T5Config) -> dict[str, Any]:
         "architectures": ["T5ForConditionalGeneration"],
         "is_encoder_decoder": True,
         "vocab_size": config.vocab_size,
-        "d_model": config.d_model,
+        "d_model": config.heads * config.head_size,
         "d_kv": config.head_size,
         "d_ff": config.feed_forward,
         "num_layers": config.encoder_layers,

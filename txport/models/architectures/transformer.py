@@ -184,14 +184,14 @@ def _final_norm(config: TransformerConfig) -> nn.Module:
 
 
 def hugging_face(config: TransformerConfig) -> dict[str, Any]:
-    """As a Marian model, which Optimum and transformers.js know."""
+    """As a Marian model, which Optimum and transformers.js know: they take `d_model` over heads for a head's size."""
     return {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
         "is_encoder_decoder": True,
         "vocab_size": config.target_vocab_size,
         "decoder_vocab_size": config.target_vocab_size,
-        "d_model": config.d_model,
+        "d_model": config.heads * config.head_size,
         "encoder_layers": config.encoder_layers,
         "decoder_layers": config.decoder_layers,
         "num_hidden_layers": config.encoder_layers,

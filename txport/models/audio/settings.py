@@ -11,6 +11,7 @@ def preprocessor_config(features: Features) -> dict[str, Any]:
     """The settings of a feature extractor that gives the same features."""
     return {
         "feature_extractor_type": "WhisperFeatureExtractor",
+        "processor_class": "WhisperProcessor",
         "feature_size": features.size,
         "sampling_rate": features.sampling_rate,
         "hop_length": features.hop_length,

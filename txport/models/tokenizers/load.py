@@ -52,11 +52,11 @@ def tokenizer_of(files: Files, folder: Path, facts: Facts) -> Tokenizer:
     return source if source is target else TokenizerPair(source, target)
 
 
-def load_chat(folder: Path, tokenizer: Tokenizer) -> ChatReader | None:
+def chat_of(files: Files, folder: Path, tokenizer: Tokenizer) -> ChatReader | None:
     """What reads the messages of a chat, if the files of a bundle say how."""
-    if not (folder / TEXT).exists() or not isinstance(tokenizer, FileTokenizer):
+    if TEXT not in files or not isinstance(tokenizer, FileTokenizer):
         return None
-    chat = read_usage(folder / TEXT, folder / TEXT).chat
+    chat = read_usage(folder / TEXT, files[TEXT]).chat
     return None if chat is None else ChatReader(tokenizer, chat)
 
 

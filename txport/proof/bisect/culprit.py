@@ -16,7 +16,8 @@ from torch import Tensor
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
-from txport.errors import ParityError, TxportError, brief
+from txport.bundles.foreign.manifest import ForeignManifest
+from txport.errors import ParityError, TxportError, UnsupportedError, brief
 from txport.exporters.cpu.quantize import steps
 from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.adapters.adapted import Adapted
@@ -95,6 +96,7 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
     Raises `UnsupportedError` for another checkpoint than the bundle was made from, `ParityError` for graphs in which
     nothing of it can be found.
     """
+    require_parts(bundle)
     require_checkpoint(bundle, checkpoint)
     load_bundle(bundle.path)
     checkpoint = checkpoint.in_memory(COPIES)
@@ -107,6 +109,13 @@ def bisect(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, more: int =
     except Exception as error:  # a graph can be so odd that nobody can read it
         what = f"{type(error).__name__}: {brief(error)}"
         raise ParityError(f"the graphs of {bundle.path} can't be taken apart ({what}); export it again") from error
+
+
+def require_parts(bundle: Bundle) -> None:
+    """Raise `UnsupportedError` for graphs whose parts have no names of ours."""
+    if isinstance(bundle.manifest, ForeignManifest):
+        why = "the parts of graphs that others exported have no names of ours"
+        raise UnsupportedError(f"{bundle.path} can't be bisected: {why}; compare without --bisect")
 
 
 def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:

@@ -10,7 +10,7 @@ import numpy as np
 from txport.bundles.bundle import Bundle
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
-from txport.models.tokenizers.load import load_tokenizer
+from txport.models.tokenizers.load import tokenizer_of
 from txport.runtimes.inputs import Source
 
 FEW_TOKENS, FEWEST_TOKENS = 12, 2  # that are searched for by a large model, and by a huge one
@@ -102,7 +102,7 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
         Case("longest", draw.sources(longest), fitting(room, room - 1, 1), draw.targets(room)),
     ]
     if bundle.samples:
-        tokenizer = load_tokenizer(bundle.path, facts)
+        tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
         texts = [tokenizer.encode(text)[:longest] for text in bundle.samples]
         cases.append(Case("real", texts, fitting(room, 1, 4, 1)))
     cases += _long_prompts(facts, draw)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ import torch
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.forms import PLAIN
 from txport.bundles.ports import LOGITS
 from txport.errors import BundleError, LoadError, ParityError
@@ -39,6 +41,8 @@ from txport.version import __version__
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
 
+FOREIGN_PARTS = "weights and single graphs, whose names and ports are not ours: whole runs are compared"
+ROUNDED = "the checkpoint's own weights, so that what rounding did to them counts too"
 Loaded = TypeVar("Loaded")
 
 HUGE, LARGE, THREADED = 500_000_000, 20_000_000, 2_000_000  # parameters
@@ -68,25 +72,32 @@ def check(
     else of the model than the checkpoint, or a graph does not run at all.
     """
     require_checkpoint(bundle, checkpoint)
-    load_bundle(bundle.path)
+    if is_foreign := isinstance(bundle.manifest, ForeignManifest):
+        bundle = of_checkpoint(bundle, checkpoint)
+    else:
+        load_bundle(bundle.path)
     computed = {name: runtimes.computes(name, bundle.manifest.precision) for name in providers}
     tolerances = {name: tolerance_of(computed[name], each, atol, rtol) for name, each in providers.items()}
     report = Report(_about(bundle, providers, tolerances, seed, cases))
     report.about["texts"] = digest_of(texts) if texts else None
-    with no_crash("the comparison of the weights in the graphs"):
-        report.tensors.extend(compare_weights(bundle, checkpoint))
-        report.about.update(unheld(bundle, checkpoint))
+    if not is_foreign:
+        with no_crash("the comparison of the weights in the graphs"):
+            report.tensors.extend(compare_weights(bundle, checkpoint))
+            report.about.update(unheld(bundle, checkpoint))
     if checkpoint.outline.single:
         report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})"
     with fitting_threads(checkpoint):
         drawn, left_out = draw_cases(bundle, seed, cases), list[str]()
         if is_large(checkpoint):
             drawn, left_out = (lightest if is_huge(checkpoint) else lighten)(drawn)
+        if is_foreign:
+            left_out.append(FOREIGN_PARTS)
+            report.about.update({"reference": ROUNDED} if bundle.manifest.precision in ("int8", "int4") else {})
         report.about["left_out"] = [*left_out, *not_reached(bundle.manifest.facts)]
         for precision in dict.fromkeys(computed.values()):
             exact = exact_of(bundle, checkpoint, precision)
             truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
-            reference = Reference(exact, bundle.manifest, remembers=True)
+            reference = None if is_foreign else Reference(exact, bundle.manifest, remembers=True)
             report.about.setdefault("pytorch", truth.pytorch)
             for name in (each for each in providers if computed[each] == precision):
                 _compare(report, bundle, name, providers[name], truth, reference, tolerances[name], seed)
@@ -99,16 +110,17 @@ def _compare(
     name: str,
     provider: str,
     truth: Truth,
-    reference: Reference,
+    reference: Reference | None,
     tolerance: Tolerance,
     seed: int,
 ) -> None:
-    """One runtime, in the precision that it computes in."""
+    """One runtime, in the precision that it computes in; its single graphs too if there is a `reference` for them."""
     label = name if provider == "cpu" else f"{name} {provider}"
     runtime = _load(name, bundle, provider, runtimes.load)
     report.about["ran"][label] = runtime.placement()
-    for case in truth.cases:
-        report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerance, seed))
+    if reference is not None:
+        for case in truth.cases:
+            report.tensors.extend(compare_graphs(case, label, runtime, reference, tolerance, seed))
     truth.compare(report, label, runtime, tolerance)
     if not (bundle.manifest.single and isinstance(truth, GeneratorTruth)):
         return
@@ -132,6 +144,12 @@ def require_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> None:
         bundle.require_model(checkpoint.described)
     except BundleError as error:
         raise ParityError(str(error)) from error
+
+
+def of_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> Bundle:
+    """A folder that others exported, with the facts of its checkpoint, which say more than those that were read."""
+    source = {"name": checkpoint.name, "sha256": checkpoint.sha256}
+    return replace(bundle, manifest=replace(bundle.manifest, facts=checkpoint.facts, checkpoint=source))
 
 
 def is_large(checkpoint: Checkpoint) -> bool:
@@ -166,6 +184,8 @@ def exact_of(bundle: Bundle, checkpoint: Checkpoint, precision: str = "") -> Exa
     What computes it in another `precision` than the bundle's is held against the same.
     """
     manifest = bundle.manifest
+    if isinstance(manifest, ForeignManifest):
+        return Exact.of(checkpoint.model, manifest.precision, together=True)
     held, together = holding(bundle, checkpoint).model, manifest.rows is not None
     if precision not in ("", manifest.precision):
         return Exact.of(held, precision)

@@ -10,7 +10,7 @@ from typing import Any
 
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError
-from txport.models.tokenizers.load import load_tokenizer
+from txport.models.tokenizers.load import tokenizer_of
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import Runtime
 from txport.search.generate import generate
@@ -75,7 +75,7 @@ def right_ones(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[bool]:
     facts = bundle.manifest.facts
     if facts.vocabulary is not facts.reads:
         raise UnsupportedError("texts with targets are for models that read text; this one reads audio")
-    tokenizer = load_tokenizer(bundle.path, facts)
+    tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     options = SearchOptions(scores=False)
     encoded = [tokenizer.encode(text) for text in texts]
     order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))

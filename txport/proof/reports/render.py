@@ -59,7 +59,8 @@ def rows(report: Report) -> list[tuple[str, ...]]:
     """A row for each case on each runtime under `COLUMNS`, the worst first; the weights of all graphs in one."""
     parts = [part for part in report.by_case() if part.case != WEIGHTS]
     weights = [each for each in report.tensors if each.case == WEIGHTS]
-    parts.append(Part(WEIGHTS, "all graphs", weights))
+    if weights:
+        parts.append(Part(WEIGHTS, "all graphs", weights))
     return [_row(part) for part in sorted(parts, key=lambda part: (part.passed, part.case == WEIGHTS, -part.badness))]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from txport import runtimes
 from txport.bundles.bundle import Bundle, damage
+from txport.bundles.foreign.files import recognises
 from txport.bundles.manifest import Manifest
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnavailableError, UnsupportedError
@@ -80,6 +81,9 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     """
     begun = time.perf_counter()
     runtimes.require(runtime, provider)
+    if recognises(path):
+        fix = f"`txport parity {path} --checkpoint CHECKPOINT` compares it with PyTorch"
+        raise UnsupportedError(f"{path} was exported by others, and holds no goldens to be held to; {fix}")
     bundle = Bundle(path, read_manifest(path))
     bundle.require_weights()
     precision, computed = bundle.manifest.precision, runtimes.computes(runtime, bundle.manifest.precision)

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.ports import GENERATE, STEP
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
+from txport.runtimes.foreign.lengths import foreign_runtime
 from txport.runtimes.ort.fused import FusedRuntime
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.providers import CPU, device_of, full_name, require_provider
@@ -51,7 +53,7 @@ class OrtEngine:
 
     def from_numpy(self, array: NDArray[Any]) -> OrtValue:
         """See `Engine.from_numpy`; on the CPU the memory is shared, not copied."""
-        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self._device)
+        return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), self._device)
 
     def to_numpy(self, tensor: OrtValue) -> NDArray[Any]:
         """See `Engine.to_numpy`."""
@@ -65,6 +67,8 @@ def require(provider: str) -> None:
 
 def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a bundle on ONNX Runtime; `UnavailableError` if the provider can't work here."""
+    if isinstance(bundle.manifest, ForeignManifest):
+        return foreign_runtime(OrtEngine(bundle, provider, threads), bundle.manifest)
     if bundle.manifest.target == "portable":
         return PortableRuntime(OrtEngine(bundle, provider, threads), bundle.manifest)
     if full_name(provider) != CPU:

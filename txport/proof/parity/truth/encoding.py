@@ -14,7 +14,7 @@ from txport.errors import UnsupportedError
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import LOGITS, Facts
 from txport.models.model import Model
-from txport.models.tokenizers.load import load_tokenizer
+from txport.models.tokenizers.load import tokenizer_of
 from txport.proof.masks import largest_of
 from txport.proof.parity.calls import no_crash
 from txport.proof.parity.cases import Case
@@ -140,7 +140,7 @@ def right_labels(bundle: Bundle, runtime: EncoderRuntime, texts: Texts) -> list[
     if facts.ability != "classify":
         gives = ", ".join(each.name for each in facts.outputs)
         raise UnsupportedError(f"texts with targets are for models that generate or classify; this one gives {gives}")
-    tokenizer = load_tokenizer(bundle.path, facts)
+    tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     encoded = [tokenizer.encode(text) for text in texts]
     order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))
     labels: dict[int, str] = {}

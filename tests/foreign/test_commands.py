@@ -1,0 +1,169 @@
+"""The commands over a folder that others exported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import txport
+from tests.architectures.seeded import bundle_of
+from tests.families.test_families import FOLDER, SOURCES
+from tests.foreign.layouts import lay_out
+from tests.loading import bundles as makes
+from tests.speech.audio import noise
+from tests.speech.test_whisper import FOLDER as SPEECH
+from txport import bench, release, runtimes
+from txport.bundles.bundle import Bundle
+from txport.bundles.foreign.manifest import FOREIGN
+from txport.cli import main
+from txport.errors import ParityError
+from txport.locate import open_bundle
+from txport.models.checkpoint import load_checkpoint
+
+Portable = Callable[[str], Bundle]
+IDS = " ".join(map(str, SOURCES[0]))
+
+
+@pytest.fixture(scope="module")
+def folders(portable: Portable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("foreign")
+    return {
+        name: lay_out(portable(name), layout, folder / name)
+        for name, layout in {"marian": "merged", "gpt2": "unplaced", "bert-labels": "typed"}.items()
+    }
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    code = 0
+    try:
+        main(list(map(str, arguments)))
+    except SystemExit as end:
+        code = int(end.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_it_runs_and_scores_as_ours_does(
+    folders: dict[str, Path], portable: Portable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in (["--beams", "3", "--nbest", "2"], ["--stream"]):
+        theirs = call(capsys, "run", folders["marian"], "--ids", IDS, *more)
+        assert theirs[0] == 0, theirs
+        assert theirs == call(capsys, "run", portable("marian").path, "--ids", IDS, *more)
+    scored = [
+        call(capsys, "score", path, "--ids", IDS, "5 7 2") for path in (folders["marian"], portable("marian").path)
+    ]
+    assert scored[0] == scored[1]
+    assert scored[0][0] == 0
+
+
+def test_what_it_is_is_shown(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "inspect", folders["marian"])
+    assert code == 0
+    assert "exported by others: marian, seq2seq, layout merged" in out
+    code, out, _ = call(capsys, "inspect", folders["gpt2"], "--json")
+    values = json.loads(out)
+    assert (values["target"], values["layout"], values["facts"]["task"]) == ("foreign", "one", "causal")
+    code, _, err = call(capsys, "verify", folders["marian"])
+    assert code == 2
+    assert "holds no goldens to be held to; `txport parity" in err
+
+
+@pytest.mark.parametrize("name", ["marian", "gpt2", "bert-labels"])
+def test_parity_holds_it_against_its_checkpoint(
+    name: str, folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    command = ("parity", folders[name], "--checkpoint", FOLDER / name, "--runtime", "ort", "--report", report)
+    code, out, _ = call(capsys, *command)
+    assert code == 0, out
+    assert "weights and single graphs, whose names and ports are not ours" in out
+    values = json.loads(report.read_text())
+    assert values["verdict"] == "pass"
+    assert values["checkpoint"]["name"] == name
+    assert len(values["cases"]) > 5
+
+
+def test_parity_is_on_onnx_runtime_unless_it_is_told_otherwise() -> None:
+    assert runtimes.installed(FOREIGN) == ["ort"]
+
+
+def test_parity_finds_a_changed_weight(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(folders["gpt2"], tmp_path / "changed"))
+    model = onnx.load(str(folder / "model.onnx"))
+    (tensor,) = (each for each in model.graph.initializer if each.name == "decoder.1.feed_forward.outer.weight")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * 1.1, tensor.name))
+    onnx.save(model, str(folder / "model.onnx"))
+    assert not release.parity(open_bundle(folder), FOLDER / "gpt2", {"ort": "cpu"}).passed
+
+
+def test_another_checkpoint_is_no_checkpoint_of_it(folders: dict[str, Path]) -> None:
+    with pytest.raises(ParityError, match=r"config.json says task 'causal', its checkpoint 'seq2seq'"):
+        release.parity(open_bundle(folders["gpt2"]), FOLDER / "marian", {"ort": "cpu"})
+    with pytest.raises(ParityError, match="says outputs"):
+        release.parity(open_bundle(folders["bert-labels"]), FOLDER / "bert", {"ort": "cpu"})
+
+
+def test_what_can_t_be_done_is_refused(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "parity", folders["marian"])
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "does not say what it was exported from; name it with --checkpoint" in err
+    code, _, err = call(
+        capsys, "parity", folders["marian"], "--checkpoint", FOLDER / "marian", "--bisect", "--runtime", "ort"
+    )
+    assert code == 2
+    assert "can't be bisected" in err
+    code, _, err = call(capsys, "run", folders["marian"], "--ids", IDS, "--continuous")
+    assert code == 2
+    assert "continuous batches need a bundle of the cpu target" in err
+    code, _, err = call(capsys, "run", folders["marian"], "--ids", IDS, "--alignment", "hard", "--json")
+    assert code == 2
+    assert "alignment needs attention over a source" in err
+
+
+def test_pytorch_runs_its_checkpoint_in_its_place(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    there = ("run", folders["marian"], "--ids", IDS, "--beams", "2")
+    in_torch = call(capsys, *there, "--runtime", "torch", "--checkpoint", FOLDER / "marian")
+    assert in_torch == call(capsys, *there)
+    assert in_torch[0] == 0
+
+
+def test_it_is_measured(folders: dict[str, Path]) -> None:
+    how = bench.Protocol(batch=2, beams=2, source=5, tokens=3, rounds=3, threads=1)
+    found = bench.run(open_bundle(folders["marian"]), str(FOLDER / "marian"), ["ort"], how)
+    assert {"encode", "first token", "further token", "tokens"} <= found["runtimes"]["ort"].keys()
+
+
+def test_speech_is_written_down(tmp_path: Path) -> None:
+    """What is heard, and what tokens mean, follows from the files that Optimum writes too."""
+    bundle = bundle_of(load_checkpoint(str(SPEECH)), tmp_path / "bundle", "portable")
+    folder = lay_out(bundle, "apart", tmp_path / "foreign")
+    shutil.copyfile(SPEECH / "preprocessor_config.json", folder / "preprocessor_config.json")
+    shutil.copyfile(SPEECH / "generation_config.json", folder / "generation_config.json")
+    ours, theirs = txport.load(bundle.path), txport.load(folder)
+    pieces = [noise("short"), noise("long")]
+    for how in ({}, {"language": "de", "timestamps": True}):
+        assert theirs.transcribe(pieces, **how) == ours.transcribe(pieces, **how)
+
+
+def test_text_goes_through_its_tokenizer(tmp_path: Path) -> None:
+    texted = makes.texted(tmp_path)
+    for name, texts in {"translates": "w7 w9", "fills": "w7 [MASK]", "classifies": "w8 w9"}.items():
+        layout = "merged" if name == "translates" else "typed"
+        ours, theirs = (
+            txport.load(path) for path in (texted[name].path, lay_out(texted[name], layout, tmp_path / f"{name} 2"))
+        )
+        if name == "translates":
+            assert theirs.generate(texts, max_new_tokens=4) == ours.generate(texts, max_new_tokens=4)
+        elif name == "fills":
+            assert [each.token for each in theirs.fill(texts)[0][0]] == [each.token for each in ours.fill(texts)[0][0]]
+        else:
+            assert [each.label for each in theirs.classify(texts)[0]] == [
+                each.label for each in ours.classify(texts)[0]
+            ]

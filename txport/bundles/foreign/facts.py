@@ -1,0 +1,182 @@
+"""Facts of a model that others exported: from what its folder says, and from the dims of its graphs' ports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from txport.bundles.foreign.contracts import HIDDEN, POOLED, TOKEN_EMBEDDINGS, VOCABULARY
+from txport.bundles.foreign.values import Values
+from txport.bundles.ports import LAST_HIDDEN_STATE, LOGITS, Port
+from txport.errors import BundleError, UnsupportedError, quoted
+from txport.models.audio.facts import Features, Speech, features, speech
+from txport.models.config import LONGEST
+from txport.models.facts import LENGTH, Facts, Output, StateTensor, Tokens
+from txport.models.json_values import whole_number
+from txport.models.pooling import longest_sentence
+
+PLACES = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx", "max_sequence_length")
+WIDTHS = ("d_model", "hidden_size", "n_embd", "dim")
+VOCABULARIES = ("decoder_vocab_size", "vocab_size")
+HEADS = ("num_key_value_heads", "decoder_attention_heads", "num_attention_heads", "num_heads", "n_head")
+ALL_HEADS = HEADS[1:]
+CAUSAL = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")  # ends of the names of classes
+MASKED = ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
+UNBOUND = 512  # tokens that a model takes which names no bound
+WRITTEN = {"before": ("[CLS]", "<s>"), "after": ("[SEP]", "</s>"), "mask": ("[MASK]", "<mask>")}
+FRAMES_A_PLACE = 2  # of Whisper's features
+SPEECH = {  # a field of `Speech` -> of the family's config
+    "transcribe": "transcribe_id",
+    "translate": "translate_id",
+    "no_timestamps": "no_timestamps_id",
+    "previous": "previous_id",
+    "language": "language",
+    "task": "task",
+    "latest_first": "max_initial_timestamp",
+}
+SPEECH_LISTS = {"languages": "languages", "language_ids": "language_ids", "initial": "initial_ids"}
+
+
+def is_of(classes: Sequence[str], ends: Iterable[str]) -> bool:
+    """Whether one of these names of classes ends so."""
+    return any(name.endswith(tuple(ends)) for name in classes)
+
+
+def known_sizes(values: Values) -> dict[str, int]:
+    """Dims that the config says, by their names in contracts."""
+    found = {HIDDEN: values.size(*WIDTHS), VOCABULARY: values.size(*VOCABULARIES)}
+    return {name: size for name, size in found.items() if size is not None}
+
+
+def cache_sizes(values: Values) -> tuple[int | None, int | None]:
+    """How many heads caches have, and the size of one, as the config says it."""
+    heads, every = values.size(*HEADS), values.size(*ALL_HEADS)
+    own, width = values.size("d_kv", "head_dim"), values.size(*WIDTHS)
+    return heads, own or (width // every if width and every else None)
+
+
+def seq2seq_facts(values: Values, width: int, size: int, state: tuple[StateTensor, ...]) -> Facts:
+    """Of a model that reads tokens or features, and writes tokens of a vocabulary of `size`.
+
+    Raises `BundleError` where the folder does not say what a target starts from, or ends with.
+    """
+    start = values.token("decoder_start_token_id", size)
+    start = values.token("bos_token_id", size) if start is None else start
+    if start is None:
+        raise BundleError(f"{values.folder} does not say what targets start from: name a decoder_start_token_id")
+    is_speech = values.type == "whisper"
+    source = _features(values) if is_speech else _tokens(values, values.size("vocab_size") or size)
+    target = _tokens(values, size, start=start)
+    if not target.ends:
+        raise BundleError(f"{values.folder} does not say what targets end with: name an eos_token_id")
+    told = _speech(values, size) if is_speech else None
+    return Facts(task="seq2seq", width=width, source=source, target=target, state=state, speech=told)
+
+
+def causal_facts(values: Values, width: int, size: int, state: tuple[StateTensor, ...]) -> Facts:
+    """Of a model that continues prompts."""
+    return Facts(task="causal", width=width, target=_tokens(values, size), state=state)
+
+
+def encoder_facts(values: Values, outputs: Sequence[Port], width: int, size: int) -> Facts:
+    """Of a model that only encodes: what it is for follows from its outputs.
+
+    Raises `BundleError` for logits over neither the vocabulary nor the labels, `UnsupportedError` for other outputs.
+    """
+    there = {port.name: port for port in outputs}
+    if LOGITS in there:
+        return _with_logits(values, there[LOGITS], width, size)
+    if not there.keys() & {LAST_HIDDEN_STATE, TOKEN_EMBEDDINGS}:
+        gives = ", ".join(there) or "nothing"
+        raise UnsupportedError(f"{values.folder} gives {gives}; what can be run gives {LAST_HIDDEN_STATE} or {LOGITS}")
+    pooled = (Output(POOLED, (width,)),) if POOLED in there else ()
+    hidden = Output(LAST_HIDDEN_STATE, (LENGTH, width))
+    return Facts(task="encode", width=width, source=_text(values, size), outputs=(hidden, *pooled))
+
+
+def _with_logits(values: Values, port: Port, width: int, size: int) -> Facts:
+    source, classes = _text(values, size), values.classes
+    fills = is_of(classes, MASKED)
+    if fills:
+        if source.mask is None:
+            fault = "fills in masks, and nothing says which token is one: name a mask_token_id in its config.json"
+            raise BundleError(f"{values.folder} {fault}")
+        return Facts(task="encode", width=width, source=source, outputs=(Output(LOGITS, (LENGTH, size)),))
+    labels = _labels(values)
+    dims: tuple[int | str, ...] = (LENGTH, len(labels)) if len(port.dims) == 3 else (len(labels),)
+    return Facts(task="encode", width=width, source=source, outputs=(Output(LOGITS, dims),), labels=labels)
+
+
+def labels_size(values: Values, size: int) -> int:
+    """Over how many labels, or tokens, logits are."""
+    return size if is_of(values.classes, MASKED) else len(_labels(values))
+
+
+def _labels(values: Values) -> tuple[str, ...]:
+    named = values.config.get("id2label")
+    count = values.size("num_labels") or 2
+    if named is None:
+        return tuple(f"LABEL_{number}" for number in range(min(count, 1 << 16)))
+    try:
+        ordered = sorted((int(number), str(name)) for number, name in named.items())
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BundleError(f"{values.folder}: id2label must name labels by numbers, got {quoted(named)}") from error
+    if [number for number, _ in ordered] != list(range(len(ordered))):
+        raise BundleError(f"{values.folder}: id2label must number labels from 0 on, got {quoted(named)}")
+    return tuple(name for _, name in ordered)
+
+
+def _tokens(values: Values, size: int, *, start: int | None = None) -> Tokens:
+    ends = values.tokens("eos_token_id", size)
+    pad = values.token("pad_token_id", size)
+    pad = next(iter(ends), 0) if pad is None else pad
+    return Tokens(size=size, longest=_longest(values), pad=pad, start=start, ends=ends)
+
+
+def _text(values: Values, size: int) -> Tokens:
+    """What an encoder reads, with the special tokens around a text and the mask, as far as anything says them."""
+    written = values.special or {}
+    named: dict[str, tuple[str, ...]] = {
+        "before": ("cls_token_id", "bos_token_id"),
+        "after": ("sep_token_id", "eos_token_id"),
+        "mask": ("mask_token_id",),
+    }
+    keys = {"before": "cls_id", "after": "sep_id", "mask": "mask_id"}
+    found: dict[str, Any] = {}
+    for part, names in named.items():
+        told = [*(values.token(name, size) for name in names), *(written.get(each) for each in WRITTEN[part])]
+        told.append(values.known.get(keys[part]))
+        found[part] = next((each for each in told if type(each) is int and 0 <= each < size), None)
+    around: dict[str, Any] = {part: () if found[part] is None else (found[part],) for part in ("before", "after")}
+    pad = values.token("pad_token_id", size) or 0
+    longest = longest_sentence(values.folder) or _longest(values)
+    return Tokens(size=size, longest=min(longest, _longest(values)), pad=pad, mask=found["mask"], **around)
+
+
+def _longest(values: Values) -> int:
+    """The longest sequence: of a known type as its architecture has it, which knows of places that no token has."""
+    known = values.known.get("max_length")
+    found = known if type(known) is int else values.size(*PLACES) or UNBOUND
+    return max(2, min(found, LONGEST))
+
+
+def _features(values: Values) -> Features:
+    known, why = values.expressed
+    if why:
+        raise BundleError(f"{values.folder} does not say what audio its model hears: {why}")
+    told = {name: known.get(name) for name in ("sampling_rate", "hop_length", "n_fft")}
+    try:
+        frames = FRAMES_A_PLACE * whole_number("max_source_positions", known.get("places"), 1)
+        return features({"size": known.get("mel_bins"), "frames": frames, "longest": known.get("places"), **told})
+    except (KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"{values.folder} does not say what audio its model hears: {error}") from error
+
+
+def _speech(values: Values, size: int) -> Speech:
+    known = values.known
+    told = {ours: known.get(name) for ours, name in SPEECH.items()}
+    lists = {ours: list(known.get(name) or ()) for ours, name in SPEECH_LISTS.items()}
+    try:
+        return speech({**told, **lists}, size)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"{values.folder} does not say what tokens mean for speech: {error}") from error

@@ -1,0 +1,156 @@
+"""Which graphs lie in a folder of others, and which layout they make: by the names of files that exporters agree on.
+
+Optimum writes graphs beside `config.json`, transformers.js's converter into `onnx`. A variant is what stands behind a
+name: `decoder_model_merged_quantized.onnx` is of the variant `quantized`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from txport.bundles.bundle import LOOPS
+from txport.bundles.graphs import Outline, contained, read_outline
+from txport.bundles.ports import DECODER, ENCODER, MODEL
+from txport.errors import BundleError, UnsupportedError, quoted
+from txport.models.names import CONFIG, MANIFEST
+
+LATER = "decoder_with_past"  # the role of a graph for all steps but the first
+STEMS = ("encoder_model", "decoder_model_merged", "decoder_with_past_model", "decoder_model", "model")
+NAME = re.compile(rf"({'|'.join(STEMS)})(?:_(\w+))?\.onnx")
+PLACES = ("", "onnx")
+HUB, BLOBS = "snapshots", "blobs"  # of Hugging Face's cache, in which folders consist of links
+# Operators that may leave out an input between others; ONNX Runtime 1.31 dies of one that may not.
+MAY_LEAVE_OUT = frozenset({
+    "Attention", "Clip", "Conv", "ConvInteger", "ConvTranspose", "DequantizeLinear", "DynamicQuantizeMatMul",
+    "EmbedLayerNormalization", "GRU", "GroupQueryAttention", "LSTM", "MatMulIntegerToFloat", "MatMulNBits",
+    "MultiHeadAttention", "Pad", "QAttention", "QLinearConv", "QuantizeLinear", "RNN", "Resize", "RotaryEmbedding",
+    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Slice", "Squeeze", "Trilu",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How exporters split a model: the stem of the file of each role.
+
+    A decoder "apart" has a graph for the first step and one for those after it; else one graph is for all steps.
+    """
+
+    name: str
+    stems: Mapping[str, str]
+
+    def describe(self) -> str:
+        """The names of its files."""
+        return " + ".join(f"{stem}.onnx" for stem in self.stems.values())
+
+
+# the first of which all files are there counts: exporters leave the parts beside what they merged
+SEQ2SEQ = (
+    Layout("merged", {ENCODER: "encoder_model", DECODER: "decoder_model_merged"}),
+    Layout("apart", {ENCODER: "encoder_model", DECODER: "decoder_model", LATER: "decoder_with_past_model"}),
+    Layout("one", {ENCODER: "encoder_model", DECODER: "decoder_model"}),
+)
+CAUSAL = (
+    Layout("merged", {DECODER: "decoder_model_merged"}),
+    Layout("apart", {DECODER: "decoder_model", LATER: "decoder_with_past_model"}),
+    Layout("one", {DECODER: "decoder_model"}),
+)
+SINGLE = Layout("one", {MODEL: "model"})
+
+
+@dataclass(frozen=True)
+class Found:
+    """The graphs of one variant: their layout, the variant ("" for the plain one), and the file of each role."""
+
+    layout: Layout
+    variant: str
+    files: Mapping[str, str]  # role -> path in the folder
+
+
+def recognises(folder: Path) -> bool:
+    """Whether a folder is no bundle of ours and has a graph that is named as others name theirs."""
+    return not (folder / MANIFEST).exists() and any(_graphs(folder, place) for place in PLACES)
+
+
+def find(folder: Path, variant: str | None) -> Found:
+    """The graphs of a folder, those of a variant or the plain ones.
+
+    Raises `BundleError` where they make no layout, `UnsupportedError` where only other variants do.
+    """
+    if not (folder / CONFIG).is_file():
+        raise BundleError(f"{folder} holds ONNX graphs of others, but {CONFIG} is missing, which says what they are")
+    there = {place: found for place in PLACES if (found := _graphs(folder, place))}
+    if len(there) > 1:
+        names = [min(files.values()) for _, files in sorted(there.items())]
+        raise BundleError(f"{folder} holds graphs in two places, {' and '.join(names)}: take one of them away")
+    (files,) = there.values()
+    variants = sorted({each for _, each in files})
+    wanted = variant or ""
+    stems = {stem for stem, each in files if each == wanted}
+    if not stems:
+        known = ", ".join(f"those of --variant {each}" if each else "the plain ones" for each in variants)
+        named = f"no graphs of the variant {quoted(variant)}" if variant else "no plain graphs"
+        raise UnsupportedError(f"{folder} has {named}; there are {known}")
+    layout = _layout(folder, stems, wanted)
+    return Found(layout, wanted, {role: files[stem, wanted] for role, stem in layout.stems.items()})
+
+
+def _graphs(folder: Path, place: str) -> dict[tuple[str, str], str]:
+    """The files with known names in a place of a folder: (stem, variant) -> path in the folder."""
+    inside = folder / place
+    if not inside.is_dir():
+        return {}
+    names = (name for each in inside.iterdir() if (name := NAME.fullmatch(each.name)) and each.is_file())
+    return {(name[1], name[2] or ""): f"{place}/{name[0]}".lstrip("/") for name in names}
+
+
+def _layout(folder: Path, stems: set[str], variant: str) -> Layout:
+    """The layout of these files; `BundleError` where some are missing or belong to another layout."""
+    known = SEQ2SEQ if "encoder_model" in stems else CAUSAL
+    fitting = [layout for layout in known if stems.issuperset(layout.stems.values())]
+    names = ", ".join(f"{stem}{variant and '_'}{variant}.onnx" for stem in sorted(stems))
+    if "model" in stems:
+        if len(stems) > 1:
+            raise BundleError(f"{folder} mixes layouts: it holds {names}; model.onnx stands alone in each")
+        return SINGLE
+    lone = "decoder_with_past_model" in stems and "decoder_model" not in stems and "decoder_model_merged" not in stems
+    if not fitting or lone:
+        layouts = "; ".join(layout.describe() for layout in (*known, SINGLE))
+        raise BundleError(f"{folder} holds {names}, which is no whole layout; there are {layouts}")
+    return fitting[0]
+
+
+def require_sound(folder: Path, name: str) -> Outline:
+    """What a graph names, before any runtime sees it.
+
+    Raises `BundleError` for weights that lie outside of the folder or nowhere, for loops, and for nodes that lack an
+    input.
+    """
+    graph = folder / name
+    require_inside(folder, graph)
+    outline = read_outline(graph)
+    for external in sorted(outline.files):
+        try:
+            plain = "/" not in contained(external)
+        except ValueError:
+            plain = False
+        if not plain:
+            raise BundleError(f"{graph} reads {quoted(external)}, which is not the plain name of a file beside it")
+        if not (graph.parent / external).is_file():
+            raise BundleError(f"{graph} has weights in {external}, which is missing; download it too")
+        require_inside(folder, graph.parent / external)
+    for each in sorted(LOOPS & outline.names):
+        raise BundleError(f"{graph} has the operator {each}, which may run for ever")
+    for each in sorted(outline.gaps - MAY_LEAVE_OUT):
+        raise BundleError(f"{graph} leaves out an input of {each}, which needs them all")
+    return outline
+
+
+def require_inside(folder: Path, file: Path) -> None:
+    """Raise `BundleError` for a link that leads out of the folder, but for those of Hugging Face's cache."""
+    whole, real = folder.resolve(), file.resolve()
+    cache = whole.parent.parent / BLOBS if whole.parent.name == HUB else whole
+    if not (real.is_relative_to(whole) or real.is_relative_to(cache)):
+        raise BundleError(f"{file} is a link that leads out of the folder; put the file itself there")

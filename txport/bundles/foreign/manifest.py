@@ -1,0 +1,100 @@
+"""What is known of a folder that others exported, in the place of a manifest, which it has not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from txport.bundles.manifest import Manifest
+from txport.bundles.ports import Graph, Port
+from txport.models.facts import Facts
+from txport.models.names import CONFIG
+
+FOREIGN = "foreign"  # the target of such folders
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignManifest(Manifest):
+    """The graphs of a folder as their files declare them; `texts` are its tokenizers, as a bundle has them.
+
+    `pads` says whether the graphs take rows of unequal lengths in one batch.
+    """
+
+    layout: str
+    variant: str
+    read: Mapping[str, Graph]
+    texts: Mapping[str, Path | str] = field(default_factory=dict)
+    pads: bool = True
+
+    @property
+    def driven(self) -> dict[str, Graph]:
+        """The graphs by role, with the ports that are used."""
+        return dict(self.read)
+
+    @property
+    def written_in(self) -> str:
+        """See `Manifest.written_in`."""
+        return CONFIG
+
+    def texts_in(self, folder: Path) -> Mapping[str, Path | str]:
+        """See `Manifest.texts_in`."""
+        return self.texts
+
+    def is_of(self, sha256: str) -> bool:
+        """See `Manifest.is_of`: nothing says which checkpoint it was, so that only its numbers can tell."""
+        return True
+
+    @property
+    def has_past(self) -> bool:
+        """Whether the decoder keeps a state from step to step."""
+        return any(graph.past() for graph in self.read.values())
+
+    def differences(self, described: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+        """See `Manifest.differences`: of the model's facts, those that decide what its graphs compute."""
+        found, expected = (_comparable(facts) for facts in (self.facts, Facts.from_dict(described["facts"])))
+        for name, value in expected.items():
+            if found[name] != value and not (name == "state" and not self.has_past):
+                yield name, found[name], value
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "target": self.target,
+            "layout": self.layout,
+            "variant": self.variant,
+            "precision": self.precision,
+            "opset": self.opset,
+            "architecture": self.architecture,
+            "config": self.config,
+            "facts": self.facts.to_dict(),
+            "generation": dict(self.generation),
+            "graphs": {role: graph.to_dict() for role, graph in self.read.items()},
+            "texts": sorted(self.texts),
+            "files": self.files,
+        }
+
+
+def _comparable(facts: Facts) -> dict[str, Any]:
+    """What decides which numbers a model computes, and where its targets begin and end."""
+    writes = facts.writes
+    return {
+        "task": facts.task,
+        "width": facts.width,
+        "source vocabulary": facts.vocabulary.size,
+        "target vocabulary": writes.size,
+        "start": writes.start,
+        "ends": sorted(writes.ends),
+        "state": sorted((each.layer, each.role, each.owner, each.dims) for each in facts.state),
+        "outputs": sorted((each.name, each.dims) for each in facts.outputs),
+    }
+
+
+def names_differ(graph: Graph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> Iterator[str]:
+    """How what an engine found in a graph's file differs from what was read of it: by name, type and rank."""
+    for side, expected, found in (("input", graph.inputs, inputs), ("output", graph.outputs, outputs)):
+        there = {port.name: (port.dtype, len(port.dims)) for port in found}
+        for port in expected:
+            if there.get(port.name) != (port.dtype, len(port.dims)):
+                yield f"{graph.file}: {side} {port.name} is {there.get(port.name, 'missing')} to the engine"

@@ -1,0 +1,109 @@
+"""What a folder of others says of its model, in `config.json` and beside it, over the defaults of known types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from txport.errors import BundleError, ConfigError, quoted
+from txport.models import family
+from txport.models.config import LARGEST, read_config
+from txport.models.names import CONFIG, GENERATION, PREPROCESSOR
+
+SIDES = ("text_config", "decoder")  # where configs of several models say what the decoder is
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of a folder. Raises `BundleError` for one that is no number, or no token, where it must be one."""
+
+    folder: Path
+    special: Mapping[str, int] | None = None  # special tokens of the tokenizer, by what is written for them
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Those of `config.json`."""
+        return _read(self.folder / CONFIG)
+
+    @cached_property
+    def generation(self) -> dict[str, Any]:
+        """Those of `generation_config.json`; none where there is no such file."""
+        return _read(self.folder / GENERATION) if (self.folder / GENERATION).is_file() else {}
+
+    @property
+    def type(self) -> str:
+        """The `model_type`, which names a family."""
+        return str(self.config.get(family.TYPE, "model of no named type"))
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The config that an architecture here would have; nothing for a type, or a variant, that none expresses."""
+        return self.expressed[0]
+
+    @cached_property
+    def expressed(self) -> tuple[dict[str, Any], str]:
+        """That config, and why there is none."""
+        names = (GENERATION, PREPROCESSOR)
+        beside = {Path(name).stem: _read(self.folder / name) for name in names if (self.folder / name).is_file()}
+        try:
+            return family.find(self.type).read({**self.config, **self._tokens, **beside}, self.special), ""
+        except ConfigError as error:
+            return {}, str(error)
+
+    @property
+    def _tokens(self) -> dict[str, Any]:
+        return {name: each for name, each in self.generation.items() if name in family.SPECIAL and each is not None}
+
+    @cached_property
+    def _all(self) -> dict[str, Any]:
+        """The values under every name that transformers has for them, over the defaults of the type."""
+        known = family.all_families().get(self.type)
+        values = {**(known.defaults[self.type] if known else {}), **self.config}
+        for alias, name in (known.aliases if known else {}).items():
+            if name in values:
+                values.setdefault(alias, values[name])
+        inner = next((each for side in SIDES if isinstance(each := values.get(side), dict)), {})
+        return {**inner, **values, **self._tokens}
+
+    def get(self, *names: str) -> Any:
+        """The value that the first of these names has; None where none has one."""
+        return next((each for name in names if (each := self._all.get(name)) is not None), None)
+
+    def size(self, *names: str) -> int | None:
+        """A whole number of any size; None where nothing says it."""
+        found = self.get(*names)
+        if found is not None and (type(found) is not int or not 0 < found < LARGEST):
+            raise self._wrong(f"{names[0]} must be a positive whole number, got {quoted(found)}")
+        return found
+
+    def tokens(self, name: str, size: int) -> tuple[int, ...]:
+        """One token or several of a vocabulary; none where nothing says them."""
+        found = self.get(name)
+        ids = [] if found is None else found if isinstance(found, list) else [found]
+        for each in ids:
+            if type(each) is not int or not 0 <= each < size:
+                raise self._wrong(f"{name} must lie in the vocabulary of {size}, got {quoted(each)}")
+        return tuple(ids)
+
+    def token(self, name: str, size: int) -> int | None:
+        """One token, the first of several; None where nothing says it."""
+        return next(iter(self.tokens(name, size)), None)
+
+    def _wrong(self, what: str) -> BundleError:
+        return BundleError(f"{self.folder / CONFIG}: {what}")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes that the model was saved from."""
+        found = self.config.get("architectures")
+        return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_config(path)
+    except ConfigError as error:
+        raise BundleError(str(error)) from error

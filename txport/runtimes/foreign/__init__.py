@@ -1,0 +1,1 @@
+"""Drivers of graphs that others exported, over the seam."""
