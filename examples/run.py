@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,12 @@ PROGRAMS = {
     "node": ("node",),
     "npm": ("npm",),
     "chromium": ("chromium", "chromium-browser", "google-chrome"),
+    "make": ("make",),
+    "cc": ("cc",),
+    "cxx": ("c++",),
 }
+INCLUDE = "ORT_INCLUDE"  # names the folder of ONNX Runtime's headers, which no package of Python or npm brings
+MAKE = ("{make}", "-s", "PYTHON={python}", "-C")
 INSTALL = ("{npm}", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", "--prefix")
 
 
@@ -32,13 +38,15 @@ class Example:
 
     In `prepare` and `command`, `{bundle}` is the bundle, `{python}` this Python, `{build}` a folder to build in, and a
     key of `PROGRAMS` in braces that program; `{words}` are several arguments. What they need is what they name.
-    `packages` is a folder whose packages of npm it uses. `options` are those of txport whose output is expected.
+    `packages` is a folder whose packages of npm it uses, `header` one of ONNX Runtime's. `options` are those of txport
+    whose output is expected.
     """
 
     name: str
     command: tuple[str, ...]
     prepare: tuple[tuple[str, ...], ...] = ()
     packages: Path | None = None
+    header: str = ""
     options: Mapping[str, Any] | None = None
 
 
@@ -65,6 +73,18 @@ EXAMPLES = (
         command=("{node}", "browser/check.mjs", "{chromium}", "{build}/browser", "{words}"),
         options={"beams": 5},
     ),
+    Example(
+        name="c",
+        header="onnxruntime_c_api.h",
+        prepare=((*MAKE, "c", "CC={cc}"),),
+        command=("c/pronounce", "{bundle}", "{words}"),
+    ),
+    Example(
+        name="cpp",
+        header="onnxruntime_cxx_api.h",
+        prepare=((*MAKE, "cpp", "CXX={cxx}"),),
+        command=("cpp/pronounce", "{bundle}", "{words}"),
+    ),
 )
 
 
@@ -76,9 +96,12 @@ def steps(example: Example) -> tuple[tuple[str, ...], ...]:
 
 
 def lacks(example: Example) -> list[str]:
-    """The programs that an example needs and this machine has not."""
-    named = {part.strip("{}") for command in (*steps(example), example.command) for part in command}
-    return [name for name, programs in PROGRAMS.items() if name in named and not any(map(shutil.which, programs))]
+    """What an example needs and this machine has not."""
+    named = {part.rpartition("=")[2].strip("{}") for command in (*steps(example), example.command) for part in command}
+    missing = [each for each, programs in PROGRAMS.items() if each in named and not any(map(shutil.which, programs))]
+    if example.header and not Path(os.environ.get(INCLUDE, "/nowhere"), example.header).is_file():
+        missing.append(f"{example.header} in ${INCLUDE}")
+    return missing
 
 
 def run(example: Example, bundle: Path, build: Path, words: Sequence[str] = WORDS) -> list[str]:
