@@ -135,6 +135,6 @@ def _key(name: str, precision: str) -> str:
     """A folder name that changes with the checkpoint and with the code that exports it."""
     code = hashlib.sha256()
     for folder in (SHIPPED, *(SHIPPED.parent / room for room in ("bundles", "exporters", "proof"))):
-        for file in sorted(folder.glob("*.py")):
+        for file in sorted(folder.rglob("*.py")):
             code.update(file.read_bytes())
     return f"{name.replace(':', '-')}-portable-{precision}-{__version__}-{digest(name)[:8]}-{code.hexdigest()[:8]}"

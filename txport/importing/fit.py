@@ -136,7 +136,8 @@ def _is_unknown(folder: Path) -> bool:
         values = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     except DocumentError:
         return False
-    return ARCHITECTURE not in values and values.get(family.TYPE) not in family.all_families()
+    kind = values.get(family.TYPE)
+    return ARCHITECTURE not in values and not (isinstance(kind, str) and kind in family.all_families())
 
 
 def _fit(folder: Path, source: Source, weights: Weights, made: Plan) -> Fit:

@@ -140,6 +140,8 @@ def right_labels(bundle: Bundle, runtime: EncoderRuntime, texts: Texts) -> list[
     if facts.ability != "classify":
         gives = ", ".join(each.name for each in facts.outputs)
         raise UnsupportedError(f"texts with targets are for models that generate or classify; this one gives {gives}")
+    if facts.function_to_apply != "softmax":
+        raise UnsupportedError("texts with targets are for labels that exclude each other; those of this model do not")
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     encoded = [tokenizer.encode(text) for text in texts]
     order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))
