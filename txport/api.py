@@ -416,7 +416,7 @@ def load(
         bundle.require_model(source.described)
         engine = runtimes.load_torch(source, provider=provider, threads=threads)
     else:
-        engine = runtimes.load(runtime, bundle, provider=provider, threads=threads)
+        engine = runtimes.load(runtime, bundle, provider=provider, threads=threads, workers=workers)
     facts, defaults = bundle.manifest.facts, bundle.manifest.generation
     try:
         require_defaults(defaults, facts)

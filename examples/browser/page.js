@@ -17,24 +17,30 @@ const IPA = {
 const at = (id) => document.getElementById(id);
 const word = at("word");
 let model = null;
+let attempts = 0; // to load a model: only the last one counts
 let search = null; // what is being found, to be cancelled by the next letter
 
 /** Load the bundle of a provider, and say how far that is. */
 async function open(provider) {
   const started = performance.now();
-  const before = model;
-  model = null;
+  const attempt = (attempts += 1);
   at("progress").hidden = false;
   say("Loading the model");
   const { read, loaded } = reader(BUNDLES[provider]);
+  let found = null;
   try {
     const ort = await import(ENGINES[provider]);
-    model = await load(read, { ort, provider });
+    found = await load(read, { ort, provider });
   } catch (error) {
+    if (attempt !== attempts) return undefined;
     at("progress").hidden = true;
+    at("provider").value = model?.provider ?? provider;
     return say(error.message, true);
   }
-  await before?.release();
+  if (attempt !== attempts) return found.release();
+  search?.abort();
+  await model?.release();
+  model = found;
   at("progress").hidden = true;
   const { target, precision } = model.manifest;
   const seconds = ((performance.now() - started) / 1000).toFixed(1);
@@ -146,10 +152,19 @@ async function offerWebGpu() {
   if (!isBuilt) option.textContent += `: ${why ?? "not built"}`;
 }
 
-word.value = decodeURIComponent(location.hash.slice(1)) || "phonetics";
+/** The word that the address ends with; nothing if it is no text. */
+function wordOfHash() {
+  try {
+    return decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return "";
+  }
+}
+
+word.value = wordOfHash() || "phonetics";
 word.addEventListener("input", pronounce);
 addEventListener("hashchange", () => {
-  word.value = decodeURIComponent(location.hash.slice(1));
+  word.value = wordOfHash();
   pronounce();
 });
 at("form").addEventListener("submit", (event) => {

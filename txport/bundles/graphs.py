@@ -241,8 +241,9 @@ def _place(tensor: Any, path: Path) -> tuple[Path, int, int]:
     """The file in which a tensor lies, from where on, and how many bytes it has."""
     entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     file = path.parent / contained(entries["location"])
-    offset, length = int(entries.get("offset", 0)), int(entries["length"])
-    if not 0 <= offset <= offset + length <= file.stat().st_size:
+    offset, size = int(entries.get("offset", 0)), file.stat().st_size
+    length = int(entries.get("length", size - offset))
+    if not 0 <= offset <= offset + length <= size:
         raise ValueError(f"{tensor.name} lies beyond the end of {file.name}")
     return file, offset, length
 

@@ -284,6 +284,18 @@ def _problems_of_labels(facts: Facts) -> Iterator[str]:
         yield "function_to_apply of labels of tokens must be softmax or sigmoid, got 'none'"
 
 
+FUNCTIONS: dict[str, Function] = {  # by the `problem_type` of configs of transformers, which says so of few
+    "multi_label_classification": "sigmoid",
+    "regression": "none",
+}
+
+
+def function_of(problem_type: Any, labels: Sequence[str]) -> Function | None:
+    """What makes scores of logits over labels, where a config says what kind of problem they are for."""
+    found = FUNCTIONS.get(problem_type) if isinstance(problem_type, str) else None
+    return found or usual_function(labels)
+
+
 def usual_function(labels: Sequence[str]) -> Function | None:
     """What makes scores of logits where nothing else is said of the labels; None where there are none."""
     if not labels:

@@ -37,6 +37,7 @@ class Entry(NamedTuple):
 
     `computes` is a precision that it computes in whatever the bundle's is. One that `aborts` may end the whole process
     where a graph is damaged, instead of raising. `single` graphs need one that runs loops.
+    One that `streams` must be told how many workers run it at a time.
     """
 
     module: str
@@ -46,6 +47,7 @@ class Entry(NamedTuple):
     computes: str = ""
     aborts: bool = False
     single: bool = False
+    streams: bool = False
 
     @property
     def how(self) -> dict[str, str]:
@@ -55,9 +57,15 @@ class Entry(NamedTuple):
 
 RUNTIMES = {
     "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu", "foreign"), single=True),
-    "openvino": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), aborts=True),
-    "openvino-bf16": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "bf16"),
-    "openvino-int8": Entry("txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "int8"),
+    "openvino": Entry(
+        "txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), aborts=True, streams=True
+    ),
+    "openvino-bf16": Entry(
+        "txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "bf16", streams=True
+    ),
+    "openvino-int8": Entry(
+        "txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), "int8", streams=True
+    ),
     "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable", "foreign"), single=True),
     "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
     "tract": Entry("txport.runtimes.tract", "tract", "txport[tract]", ("portable",), aborts=True),
@@ -122,8 +130,10 @@ def installed(target: str) -> list[str]:
     ]
 
 
-def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
-    """Start a bundle on a runtime.
+def load(
+    name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None, workers: int = 1
+) -> GraphRuntime:
+    """Start a bundle on a runtime, which so many `workers` may run at a time.
 
     Raises `UnavailableError` if its package or the provider is not here, `LoadError` for a graph that is too new for
     it, `BundleError` for one that it can't load or that has other ports than the manifest says.
@@ -132,7 +142,8 @@ def load(name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | Non
     require_threads("threads", threads)
     require_target(name, bundle.manifest.target)
     bundle.require_weights()
-    runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads, **RUNTIMES[name].how)
+    more = {"workers": workers} if RUNTIMES[name].streams else {}
+    runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads, **RUNTIMES[name].how, **more)
     _require_ports(bundle, runtime, bundle.manifest.driven.values())
     return runtime
 
@@ -144,12 +155,14 @@ def load_single(name: str, bundle: Bundle, *, provider: str = "cpu", threads: in
     """
     require(name, provider)
     require_threads("threads", threads)
-    if not bundle.manifest.single:
-        raise UnsupportedError(f"{bundle.path} has no graph that searches by itself; export it with --single")
-    require_target(name, bundle.manifest.target)
     if not RUNTIMES[name].single:
         others = ", ".join(other for other, entry in RUNTIMES.items() if entry.single)
         raise UnsupportedError(f"the {name} runtime does not run graphs that search by themselves; {others} do")
+    if not bundle.manifest.single:
+        raise UnsupportedError(
+            f"{bundle.path} has no graph that searches by itself; `txport export --single` makes one"
+        )
+    require_target(name, bundle.manifest.target)
     bundle.require_weights()
     runtime: SingleRuntime[Any] = _module(name).load_single(bundle, provider=provider, threads=threads)
     _require_ports(bundle, runtime, [bundle.manifest.graphs[GENERATE]])

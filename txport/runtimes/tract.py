@@ -57,7 +57,7 @@ class TractEngine:
     """The graphs of a bundle."""
 
     def __init__(self, bundle: Bundle) -> None:
-        self._graphs = {role: Loaded(bundle.file(role), graph) for role, graph in bundle.manifest.graphs.items()}
+        self._graphs = {role: Loaded(bundle.file(role), graph) for role, graph in bundle.manifest.driven.items()}
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`; tract does not say what outputs are called, which are taken by their order."""

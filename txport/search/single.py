@@ -25,7 +25,7 @@ def generate_at_once(
     Raises `UnsupportedError` for options that are not those of the graph.
     """
     facts, prefixes = runtime.facts, [()] * len(sources) if prefixes is None else prefixes
-    require_built_in(runtime, options)
+    require_built_in(runtime, options, begun=bool(prefixes) and all(map(len, prefixes)))
     require_fit(prefixes, facts, options)
     for prompt in prompts_of(sources, facts):
         require_room(prompt, facts, options)
@@ -54,9 +54,13 @@ def built_in(defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if name not in ASKED}
 
 
-def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions) -> None:
-    """Raise `UnsupportedError` for an option with another value than is built into the graph."""
+def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions, *, begun: bool = False) -> None:
+    """Raise `UnsupportedError` for an option with another value than is built into the graph.
+
+    Where all targets have `begun` with a prefix, that takes the place of a first token that is forced.
+    """
     idle = {"early_stopping", "patience"} if options.beams == 1 else set()
+    idle |= {"forced_bos_token_id"} if begun and options.forced_bos_token_id is None else set()
     known = {**runtime.defaults, "eos_token_id": runtime.facts.writes.ends}
     for entry in dataclasses.fields(SearchOptions):
         if entry.name in (*ASKED, *idle):

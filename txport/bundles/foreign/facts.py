@@ -11,7 +11,7 @@ from txport.bundles.ports import LAST_HIDDEN_STATE, LOGITS, Port
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.models.audio.facts import Features, Speech, features, speech
 from txport.models.config import LONGEST
-from txport.models.facts import LENGTH, Facts, Output, StateTensor, Tokens
+from txport.models.facts import LENGTH, Facts, Output, StateTensor, Tokens, function_of, usual_function
 from txport.models.json_values import whole_number
 from txport.models.pooling import longest_sentence
 
@@ -65,7 +65,7 @@ def seq2seq_facts(values: Values, width: int, size: int, state: tuple[StateTenso
     if start is None:
         raise BundleError(f"{values.folder} does not say what targets start from: name a decoder_start_token_id")
     is_speech = values.type == "whisper"
-    source = _features(values) if is_speech else _tokens(values, values.size("vocab_size") or size)
+    source = _features(values) if is_speech else _tokens(values, values.source_vocabulary or size)
     target = _tokens(values, size, start=start)
     if not target.ends:
         raise BundleError(f"{values.folder} does not say what targets end with: name an eos_token_id")
@@ -104,7 +104,9 @@ def _with_logits(values: Values, port: Port, width: int, size: int) -> Facts:
         return Facts(task="encode", width=width, source=source, outputs=(Output(LOGITS, (LENGTH, size)),))
     labels = _labels(values)
     dims: tuple[int | str, ...] = (LENGTH, len(labels)) if len(port.dims) == 3 else (len(labels),)
-    return Facts(task="encode", width=width, source=source, outputs=(Output(LOGITS, dims),), labels=labels)
+    function = function_of(values.get("problem_type"), labels) if len(dims) == 1 else usual_function(labels)
+    outputs = (Output(LOGITS, dims),)
+    return Facts(task="encode", width=width, source=source, outputs=outputs, labels=labels, function_to_apply=function)
 
 
 def labels_size(values: Values, size: int) -> int:

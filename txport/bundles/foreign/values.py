@@ -79,6 +79,13 @@ class Values:
             raise self._wrong(f"{names[0]} must be a positive whole number, got {quoted(found)}")
         return found
 
+    @property
+    def source_vocabulary(self) -> int | None:
+        """How many tokens a source is of: of the encoder's own config, where there is one."""
+        inner = self.config.get("encoder")
+        found = inner.get("vocab_size") if isinstance(inner, dict) else None
+        return found if type(found) is int and 0 < found < LARGEST else self.size("vocab_size")
+
     def tokens(self, name: str, size: int) -> tuple[int, ...]:
         """One token or several of a vocabulary; none where nothing says them."""
         found = self.get(name)

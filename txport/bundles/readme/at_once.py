@@ -8,9 +8,7 @@ from txport.bundles import ports as names
 from txport.bundles.manifest import Manifest
 from txport.bundles.readme.settings import Settings
 from txport.models.audio.facts import Features
-from txport.models.facts import Facts
 
-BEAMS = 4
 CALL = """
 import numpy as np
 import onnxruntime
@@ -33,8 +31,8 @@ def section(manifest: Manifest) -> Iterator[str]:
     graph = manifest.graphs[names.GENERATE]
     yield "### In one run"
     yield (
-        f"`{graph.file}` is the whole of a search, greedy or with beams, in standard operators. It reads the weights "
-        "from the files of the other graphs beside it."
+        f"`{graph.file}` is the whole of a search, greedy or with beams, in standard operators, with the checkpoint's "
+        "other settings built in. It reads the weights from the files of the other graphs beside it."
     )
     yield f"```python\n{_call(manifest, graph.file).strip()}\n```"
 
@@ -44,14 +42,12 @@ def _call(manifest: Manifest, file: str) -> str:
     is_heard, is_prompt = isinstance(facts.source, Features), facts.task == "causal"
     what = "features" if is_heard else "prompt" if is_prompt else "source"
     reads = "Log-mel features" if is_heard else f"The ids of a {what}"
-    text = CALL.replace("FILE", file).replace("GIVEN", what).replace("BEAMS", str(BEAMS))
-    text = text.replace("MOST", str(_most(facts)))
+    text = (
+        CALL.replace("FILE", file).replace("GIVEN", what).replace("BEAMS", str(manifest.generation.get("beams") or 1))
+    )
+    text = text.replace("MOST", str(max(1, Settings(manifest).most)))
     text = text.replace("DOC", f"{reads} -> the ids of the best target, the end token counted.")
     return text.replace("INPUTS", "\n".join(f"        {line}," for line in _inputs(manifest, what)))
-
-
-def _most(facts: Facts) -> int:
-    return max(1, min(64, facts.writes.longest - 1))
 
 
 def _inputs(manifest: Manifest, what: str) -> Iterator[str]:
@@ -69,5 +65,5 @@ def _value(name: str, what: str, manifest: Manifest) -> str:
         names.ATTENTION_MASK: f"np.ones((1, len({what})), np.int64)",
         names.MAX_NEW_TOKENS: "np.array([most])",
         names.NUM_BEAMS: "np.array([beams])",
-        names.LENGTH_PENALTY: "np.array([1.0], np.float32)",
+        names.LENGTH_PENALTY: f"np.array([{float(manifest.generation.get('length_penalty') or 1)}], np.float32)",
     }[name]

@@ -122,7 +122,7 @@ def _generation(settings: Settings) -> Iterator[str]:
     yield tables.table(["setting", "value"], rows)
     if settings.left_out:
         names = ", ".join(code(name) for name in settings.left_out)
-        yield f"`txport run` obeys all of them. The examples are greedy search without {names}."
+        yield f"`txport run` obeys all of them. The examples of the loop are greedy search without {names}."
 
 
 def _value(value: Any) -> str:

@@ -115,7 +115,11 @@ def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: 
     require_outputs({"--html": html})
     found = find_bundle(bundle, variant=variant, progress=progress)
     if html:
+        from txport.bundles.foreign.manifest import ForeignManifest
         from txport.inspection.page import page
+
+        if isinstance(found.manifest, ForeignManifest):
+            raise UnsupportedError(f"--html draws bundles of txport; {bundle} was exported by another program")
 
         for name in (MANIFEST, *found.manifest.files):
             require_outputs({"--html": html}, inputs={"BUNDLE": found.path / name})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
-from txport.models.facts import LENGTH, Facts, Function, Output, Tokens, usual_function
+from txport.models.facts import LENGTH, Facts, Output, Tokens, function_of
 from txport.models.model import Model
 from txport.models.ops import Ops
 from txport.models.parts import (
@@ -136,14 +136,13 @@ def facts(config: BertConfig) -> Facts:
         after=(config.sep_id,),
         mask=config.mask_id,
     )
-    functions: dict[str, Function] = {MULTI_LABEL: "sigmoid", REGRESSION: "none"}
     return Facts(
         task="encode",
         width=config.d_model,
         source=source,
         outputs=outputs[config.head],
         labels=config.labels,
-        function_to_apply=functions.get(config.problem_type, usual_function(config.labels)),
+        function_to_apply=function_of(config.problem_type, config.labels),
     )
 
 

@@ -60,10 +60,10 @@ def _has_room(facts: Facts, source: Any, rules: dict[str, Any]) -> bool:
 def _prefixes(
     golden: Golden, rows: Sequence[int], facts: Facts, rules: dict[str, Any]
 ) -> Iterator[list[tuple[int, ...]]]:
-    """What targets begin with: nothing; and a token, where no rule says what is first, and another one fits."""
+    """What targets begin with: nothing; and a token, where another one fits."""
     yield [()] * len(rows)
     least = 1 + max(1, rules.get("min_new_tokens", 0))
-    if facts.task == "seq2seq" and "forced_bos_token_id" not in rules and least <= facts.writes.longest:
+    if facts.task == "seq2seq" and least <= facts.writes.longest:
         words = [golden.targets[row][0] for row in rows]
         yield [() if word in facts.writes.ends else (word,) for word in words]
 

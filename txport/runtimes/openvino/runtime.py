@@ -94,8 +94,8 @@ Parts = dict[tuple[str, ...], Compiled]  # by the outputs that they give
 class OpenVinoEngine:
     """The graphs of a bundle, compiled once for all lengths; what sources need and what rows need by itself."""
 
-    def __init__(self, bundle: Bundle, threads: int | None, precision: str) -> None:
-        self._graphs = bundle.manifest.graphs
+    def __init__(self, bundle: Bundle, threads: int | None, precision: str, workers: int) -> None:
+        self._graphs = bundle.manifest.driven
         self._ports: dict[str, GraphPorts] = {}
         self._parts: dict[str, Parts] = {}
         for role, graph in self._graphs.items():
@@ -104,7 +104,7 @@ class OpenVinoEngine:
             self._ports[role] = _ports_of(model, graph)
             if precision == "int8":
                 round_weights(model)
-            self._parts[role] = dict(_compile(graph, model, file, options_of(threads, precision)))
+            self._parts[role] = dict(_compile(graph, model, file, options_of(threads, precision, workers)))
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
@@ -146,16 +146,18 @@ def _core() -> Any:
     return openvino.Core()
 
 
-def options_of(threads: int | None, precision: str) -> dict[str, Any]:
-    """How graphs are compiled: one run at a time as fast as can be, and numbers in the precision and no other.
+def options_of(threads: int | None, precision: str, workers: int) -> dict[str, Any]:
+    """How graphs are compiled: a stream for each worker, and numbers in the precision and no other.
+
+    Requests of one stream wait for one another.
 
     Without the hint OpenVINO takes bf16 where the processor has it. Threads are not pinned to cores: those of several
     processes would be pinned to the same.
     """
     return {
         "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
-        "INFERENCE_NUM_THREADS": cores() if threads is None else threads,
+        "NUM_STREAMS": workers,
+        "INFERENCE_NUM_THREADS": cores() if threads is None else threads * workers,
         "ENABLE_CPU_PINNING": False,
         HINT: PRECISIONS[precision],
         "EXECUTION_MODE_HINT": "ACCURACY" if precision == "fp32" else "PERFORMANCE",
@@ -244,6 +246,8 @@ def require(provider: str, precision: str = "fp32") -> None:
         raise UnavailableError("openvino-int8 needs a processor with VNNI; take openvino, or an int8 bundle on ort")
 
 
-def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None, precision: str = "fp32") -> GraphRuntime:
-    """Start a bundle on OpenVINO's CPU plugin."""
-    return PortableRuntime(OpenVinoEngine(bundle, threads, precision), bundle.manifest)
+def load(
+    bundle: Bundle, *, provider: str = "cpu", threads: int | None = None, precision: str = "fp32", workers: int = 1
+) -> GraphRuntime:
+    """Start a bundle on OpenVINO's CPU plugin; `threads` are those of each worker."""
+    return PortableRuntime(OpenVinoEngine(bundle, threads, precision, workers), bundle.manifest)

@@ -22,6 +22,17 @@ export class TextError extends TxportError {}
 /** A graph that fails while it runs. */
 export class RunError extends TxportError {}
 
+/** Refuse options that nobody reads. @param {unknown} options @param {string[]} names */
+export function requireKnown(options, names) {
+  if (typeof options !== "object" || options === null) {
+    throw new UnsupportedError(`options must be an object, got ${quoted(options)}`);
+  }
+  const strange = Object.keys(options).find((name) => !names.includes(name));
+  if (strange !== undefined) {
+    throw new UnsupportedError(`there is no option ${quoted(strange)}; there are ${names.join(", ")}`);
+  }
+}
+
 const LONGEST = 40; // characters of a text that a message quotes
 
 /** A value as a message quotes it. @param {unknown} value @returns {string} */

@@ -101,10 +101,11 @@ export function parse(files, name, bytes) {
   }
 }
 
-/** A package that may be absent. @param {string} name @returns {Promise<any>} */
-export async function importPackage(name) {
+/** ONNX Runtime's package for this platform, which may be absent. Bundlers read the names. @returns {Promise<any>} */
+export async function importRuntime() {
+  const name = IN_NODE ? "onnxruntime-node" : "onnxruntime-web";
   try {
-    return await import(/* @vite-ignore */ /* webpackIgnore: true */ name);
+    return IN_NODE ? await import("onnxruntime-node") : await import("onnxruntime-web");
   } catch (error) {
     const fix = `\`npm install ${name}\`, or give the module itself: load(bundle, { ort })`;
     throw new UnavailableError(`${name} can't be imported (${brief(error)}); ${fix}`);

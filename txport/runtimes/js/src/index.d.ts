@@ -141,6 +141,8 @@ export interface Facts {
   attention: CrossAttention | null;
   outputs: { name: string; dims: (number | "length")[] }[];
   labels: string[];
+  /** What makes scores of the logits over labels; absent where there are no labels. */
+  function_to_apply?: "softmax" | "sigmoid" | "none";
 }
 
 export interface FileEntry {

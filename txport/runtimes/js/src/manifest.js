@@ -6,6 +6,7 @@ import { contract } from "./ports.js";
 
 export const FORMAT = 7;
 const TASKS = ["seq2seq", "causal", "encode"];
+const FUNCTIONS = ["softmax", "sigmoid", "none"]; // of labels
 /** @type {Record<string, "float32" | "float16">} */
 const TYPES = { fp32: "float32", fp16: "float16", int8: "float32", int4: "float32" };
 const OFFERED = { portable: ["fp32", "fp16"], cpu: ["fp32", "int8", "int4"] };
@@ -69,6 +70,9 @@ function* wrongFacts(facts) {
   if (facts.task === "seq2seq" && !isCount(facts.target?.start)) yield "the target has no start token";
   if (!Array.isArray(facts.state) || !facts.state.every(isState)) yield "state must list keys and values";
   if (!Array.isArray(facts.outputs) || !Array.isArray(facts.labels)) yield "outputs and labels must be lists";
+  else if (facts.labels.length && !FUNCTIONS.includes(facts.function_to_apply)) {
+    yield `function_to_apply must be one of ${FUNCTIONS.join(", ")}, got ${quoted(facts.function_to_apply)}`;
+  }
   if (facts.attention !== null && !isCount(facts.attention?.heads)) yield "attention must have heads";
 }
 

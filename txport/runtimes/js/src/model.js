@@ -1,7 +1,7 @@
 /** A loaded bundle: texts or token ids in, texts or token ids out. */
 
 import { CpuRuntime } from "./cpu.js";
-import { TextError, UnsupportedError, quoted } from "./errors.js";
+import { TextError, UnsupportedError, quoted, requireKnown } from "./errors.js";
 import { filesOf } from "./files.js";
 import { readManifest } from "./manifest.js";
 import { platformOf } from "./platform.js";
@@ -19,6 +19,16 @@ const UNKNOWN = ["auto", "token", "error", "skip"];
 const POOLINGS = ["mean", "first", "none"];
 const UNFINISHED = /\ufffd+$/; // what a decoder shows of a character whose other bytes are still to come
 const TINY = 1e-12;
+/** What makes scores of logits over labels. @type {Record<string, (logits: number[]) => number[]>} */
+const SCORES = {
+  softmax: (logits) => {
+    const powers = logits.map((value) => Math.exp(value - Math.max(...logits)));
+    const total = powers.reduce((one, other) => one + other);
+    return powers.map((power) => power / total);
+  },
+  sigmoid: (logits) => logits.map((value) => 1 / (1 + Math.exp(-value))),
+  none: (logits) => logits,
+};
 
 /**
  * Load a bundle: a folder, a URL, or a function from the name of a file to its bytes.
@@ -27,6 +37,7 @@ const TINY = 1e-12;
  * @param {import("./index.js").LoadOptions} [options]
  */
 export async function load(place, options = {}) {
+  requireKnown(options, ["ort", "provider", "threads", "tokenizer"]);
   const files = await filesOf(place);
   const manifest = await readManifest(files);
   if (!readsTokens(manifest.facts)) {
@@ -152,11 +163,12 @@ export class Model {
    * @param {{ unknown?: import("./index.js").Unknown }} [options]
    * @returns {Promise<Record<string, import("./index.js").Output>>}
    */
-  async infer(text, { unknown } = {}) {
+  async infer(text, options = {}) {
+    requireKnown(options, ["unknown"]);
     if (this.facts.task !== "encode") {
       throw new UnsupportedError("infer is for models that only encode; this one generates: use generate");
     }
-    const ids = this.encode(text, unknown);
+    const ids = this.encode(text, options.unknown);
     const { found, size } = await this.#runtime.infer(ids);
     /** @type {Record<string, import("./index.js").Output>} */
     const outputs = {};
@@ -182,13 +194,14 @@ export class Model {
    * @param {string} text
    * @param {import("./index.js").EmbedOptions} [options]
    */
-  async embed(text, { unknown, ...options } = {}) {
+  async embed(text, options = {}) {
+    requireKnown(options, ["unknown", "pooling", "normalize"]);
     /** @type {any} */
     const defaults = this.manifest.generation;
     const { pooling = defaults.pooling ?? "mean", normalize = defaults.normalize ?? false } = options;
     if (!POOLINGS.includes(pooling))
       throw new UnsupportedError(`pooling must be one of ${POOLINGS.join(", ")}, got ${quoted(pooling)}`);
-    const { last_hidden_state: hidden } = await this.infer(text, { unknown });
+    const { last_hidden_state: hidden } = await this.infer(text, { unknown: options.unknown });
     if (hidden === undefined)
       throw new UnsupportedError("embed is not for this model, which gives logits: use infer or classify");
     const width = this.facts.width;
@@ -205,7 +218,8 @@ export class Model {
   }
 
   /**
-   * The labels of a text with their probabilities, the likeliest first.
+   * The labels of a text with their scores, the highest first: a softmax, a sigmoid of each, or the logits themselves,
+   * as the bundle says.
    *
    * @param {string} text
    * @param {{ unknown?: import("./index.js").Unknown }} [options]
@@ -216,9 +230,7 @@ export class Model {
     if (logits === undefined || labels.length === 0 || logits.dims.length !== 1) {
       throw new UnsupportedError("classify is not for this model, which does not give a text one label: use infer");
     }
-    const powers = Array.from(logits.data, (value) => Math.exp(value - Math.max(...logits.data)));
-    const total = powers.reduce((one, other) => one + other);
-    const scores = labels.length === 1 ? [1 / (1 + Math.exp(-logits.data[0]))] : powers.map((power) => power / total);
+    const scores = SCORES[this.facts.function_to_apply ?? "softmax"](Array.from(logits.data));
     return labels.map((label, at) => ({ label, score: scores[at] })).sort((one, other) => other.score - one.score);
   }
 
@@ -235,7 +247,9 @@ export class Model {
 
   /** @param {string | undefined} prefix @returns {number[]} */
   #begin(prefix) {
-    return prefix === undefined ? [] : this.#reader.ids(prefix);
+    if (prefix === undefined) return [];
+    if (typeof prefix !== "string") throw new TextError(`a prefix must be a string, got ${quoted(prefix)}`);
+    return this.#reader.ids(prefix);
   }
 
   /** @param {number[]} source */

@@ -1,13 +1,15 @@
 /** ONNX Runtime on this platform: which build, on what it runs, and what it lacks. */
 
 import { UnavailableError, UnsupportedError, quoted } from "./errors.js";
-import { IN_NODE, importPackage } from "./files.js";
+import { IN_NODE, importRuntime } from "./files.js";
 
 // A module of one function that adds two vectors: it is valid only where there is SIMD.
 const SIMD = Uint8Array.of(
   ...[0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 15, 1, 13, 0],
   ...[65, 0, 253, 15, 65, 0, 253, 15, 253, 174, 1, 11],
 );
+/** How many threads each module of onnxruntime-web was started with; 0: as many as it took. @type {WeakMap<object, number>} */
+const THREADS = new WeakMap();
 const ISOLATION = "Cross-Origin-Opener-Policy: same-origin and Cross-Origin-Embedder-Policy: require-corp";
 
 /**
@@ -27,7 +29,7 @@ const ISOLATION = "Cross-Origin-Opener-Policy: same-origin and Cross-Origin-Embe
  * @returns {Promise<Platform>}
  */
 export async function platformOf(options, precision) {
-  const ort = moduleOf(options.ort ?? (await importPackage(IN_NODE ? "onnxruntime-node" : "onnxruntime-web")));
+  const ort = moduleOf(options.ort ?? (await importRuntime()));
   const isWeb = Boolean(ort.env?.versions?.web);
   const { threads, provider = isWeb ? "wasm" : "cpu" } = options;
   const providers = isWeb ? ["wasm", "webgpu"] : ["cpu"];
@@ -65,15 +67,20 @@ function requireWasm(platform) {
   }
   const wasm = platform.ort.env.wasm;
   const why = threadless();
-  if (why === null) {
-    if (platform.threads !== undefined) wasm.numThreads = platform.threads;
-    return;
+  if (why !== null) {
+    if ((platform.threads ?? 1) > 1) {
+      throw new UnavailableError(`${platform.threads} threads need ${why}; leave threads out for one`);
+    }
+    platform.threads = 1;
+    platform.notes.push(`one thread: more need ${why}`);
   }
-  if ((platform.threads ?? 1) > 1) {
-    throw new UnavailableError(`${platform.threads} threads need ${why}; leave threads out for one`);
+  const begun = THREADS.get(wasm); // it takes the number when it starts, with the first model
+  if (begun !== undefined && platform.threads !== undefined && platform.threads !== begun) {
+    const now = `runs with ${begun || "a number of its own"} since its first model`;
+    throw new UnsupportedError(`onnxruntime-web ${now}: threads can't become ${platform.threads}; leave threads out`);
   }
-  wasm.numThreads = platform.threads = 1;
-  platform.notes.push(`one thread: more need ${why}`);
+  if (begun === undefined) THREADS.set(wasm, platform.threads ?? 0);
+  if (platform.threads !== undefined) wasm.numThreads = platform.threads;
 }
 
 /** What threads lack here, if they lack anything. @returns {string | null} */

@@ -139,8 +139,8 @@ function readListed(files, manifest, name) {
  * @param {string[]} roles
  */
 async function sharedWeights(files, manifest, roles) {
-  const graphs = new Set(roles.map((role) => manifest.graphs[role].file));
-  const folder = [...graphs][0].replace(/[^/]*$/, "");
+  const graphs = new Set(Object.values(manifest.graphs).map((graph) => graph.file)); // those that nobody runs here too
+  const folder = manifest.graphs[roles[0]].file.replace(/[^/]*$/, "");
   const names = Object.keys(manifest.files).filter((name) => name.startsWith(folder) && !graphs.has(name));
   const read = names.map(async (name) => ({
     path: name.slice(folder.length),

@@ -35,7 +35,11 @@ export async function tokenizerOf(files, manifest, given) {
     return parse(files, name, await readChecked(files, name, manifest.files[name]));
   };
   const usage = listed("text.json") ? await read("text.json") : { clean_up: false, languages: null };
-  if (given !== undefined) return foreign(given, facts, Boolean(usage?.clean_up));
+  if (given !== undefined) {
+    const reader = foreign(given, facts, Boolean(usage?.clean_up));
+    const why = `text.json of ${files.where} says the languages of a source by tokens, which this package does not do`;
+    return usage?.languages ? { ...reader, encode: refused(why).encode } : reader;
+  }
   if (!listed("tokenizer.json")) return numbers(facts);
   if (usage?.languages || usage?.clean_up) {
     const what = usage.languages ? "the languages of a source by tokens" : "how decoded text is cleaned up";

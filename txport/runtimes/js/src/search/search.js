@@ -1,6 +1,6 @@
 /** Search for the targets of one source: greedy, sampling and beams. */
 
-import { TextError, UnsupportedError } from "../errors.js";
+import { TextError, UnsupportedError, quoted } from "../errors.js";
 import { Beams } from "./beams.js";
 import { Constraints } from "./constraints.js";
 import { requireNumbers } from "./numbers.js";
@@ -155,15 +155,18 @@ function requireRoom(facts, source, options, prefix) {
   const { size, longest } = facts.target;
   const isCausal = facts.task === "causal";
   const what = isCausal ? `a prompt of ${source.length} tokens` : `a prefix of ${prefix.length} tokens`;
+  const isToken = (/** @type {number} */ each) => Number.isInteger(each) && each >= 0 && each < size;
+  if (!Array.isArray(prefix) || !prefix.every((each) => isToken(each) && !options.ends.includes(each))) {
+    throw new TextError(
+      `a prefix must be a list of tokens of 0 to ${size - 1} that end nothing, got ${quoted(prefix)}`,
+    );
+  }
   if (isCausal && prefix.length) {
     throw new UnsupportedError("prefixes begin targets, and a causal model continues its prompt: put them at its end");
   }
   if (prefix.length && options.forced_bos_token_id !== undefined) {
     throw new UnsupportedError("a prefix says what the first token is; forced_bos_token_id must not");
   }
-  const strange = prefix.find((token) => !(token >= 0 && token < size) || options.ends.includes(token));
-  if (strange !== undefined)
-    throw new TextError(`a prefix must be tokens of 0 to ${size - 1} that end nothing, got ${strange}`);
   const taken = isCausal ? source.length : prefix.length;
   const most = Math.min(longest, options.max_new_tokens === undefined ? (options.max_length ?? Infinity) - 1 : longest);
   for (const wanted of [1, options.max_new_tokens ?? 1, options.min_new_tokens]) {
