@@ -651,6 +651,11 @@ def lose(file: Path) -> None:
     file.unlink()
 
 
+def unlink(*files: Path) -> None:
+    for file in files:
+        file.unlink()
+
+
 def empty(file: Path) -> None:
     file.write_bytes(b"")
 
@@ -702,7 +707,7 @@ def manifest_with(**changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda bundle: (bundle / MANIFEST).unlink(), "is not a bundle: txport.json is missing"),
+        (lambda bundle: unlink(bundle / MANIFEST, bundle / "config.json"), "but config.json is missing, which says"),
         (lambda bundle: shutil.rmtree(bundle), "there is no bundle {bundle}; give the folder that"),
         (lambda bundle: empty(bundle / MANIFEST), "txport.json is not JSON"),
         (lambda bundle: (bundle / MANIFEST).write_bytes(b"\xff"), "txport.json is not UTF-8 text"),

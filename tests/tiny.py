@@ -51,6 +51,15 @@ def reseal(path: Path) -> Bundle:
     return load_bundle(path)
 
 
+def without_metadata(path: Path) -> None:
+    """Let the graphs of a bundle say nothing of themselves, as older ones do, so that only its manifest tells."""
+    for file in (path / "onnx").glob("*.onnx"):
+        model = onnx.load(str(file), load_external_data=False)
+        del model.metadata_props[:]
+        onnx.save(model, str(file))
+    mend(path)
+
+
 def mend(path: Path) -> None:
     """Mend the hashes in the manifest; whether the bundle is sound nobody asks."""
     values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))

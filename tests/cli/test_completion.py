@@ -56,7 +56,7 @@ def test_every_shell_is_offered_what_fits(shell: str, here: Path) -> None:
     assert ask(shell, "txport export g2p-en ", here) == ["dir,"]
     assert ask(shell, "txport verify ./ge", here) == ["dir,./ge"]
     assert ask(shell, "txport run g2p-en --input fi", here) == ["file,fi"]
-    assert ask(shell, "txport run preset:tiny --runtime t", here) == ["plain,torch"]
+    assert ask(shell, "txport run preset:tiny --runtime t", here) == ["plain,torch", "plain,tract"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import txport
 from tests.architectures.seeded import bundle_of
+from tests.tiny import without_metadata
 from txport import runtimes
 from txport.cli.commands import cli
 from txport.errors import BundleError, CheckpointError, ConfigError
@@ -225,6 +226,7 @@ def test_an_encoder_of_sentences_has_no_head_whatever_its_config_says(tmp_path: 
 @pytest.mark.parametrize("values", [{"pooling": "none", "normalize": True}, {"pooling": "mean"}, {"beams": 3}])
 def test_a_bundle_that_pools_otherwise_is_refused(values: dict[str, Any], tmp_path: Path) -> None:
     bundle = bundle_of(load_checkpoint(str(FOLDER / "sentences-mean")), tmp_path / "bundle", "portable")
+    without_metadata(bundle.path)
     rewrite(bundle.path / "txport.json", generation=values)
     with pytest.raises(BundleError, match="says how to embed, which can't be done"):
         txport.load(bundle.path)

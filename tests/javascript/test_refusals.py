@@ -169,7 +169,12 @@ REQUESTS: list[tuple[tuple[Any, ...], str, str]] = [
     (("generate", "a", {"prefix": "AA zz"}), "TextError", "'zz' is not a token of the vocabulary"),
     (("grow", "a", {"beams": 2, "nbest": 2}), WRONG, "only one hypothesis can be streamed, got nbest 2"),
     (("search", [1, 99]), "TextError", "a source must be a list of token ids in 0 to 21, got [1,99]"),
+    (("search", [3], {"prefix": [5.5]}), "TextError", "a prefix must be a list of tokens of 0 to 21 that end nothing"),
+    (("search", [3], {"prefix": ["5"]}), "TextError", "a prefix must be a list of tokens of 0 to 21 that end nothing"),
+    (("search", [3], {"prefix": "5"}), "TextError", "a prefix must be a list of tokens of 0 to 21 that end nothing"),
+    (("generate", "a", {"prefix": [5]}), "TextError", "a prefix must be a string, got [5]"),
     (("infer", "a"), WRONG, "infer is for models that only encode"),
+    (("infer", "a", {"pool": "first"}), WRONG, "there is no option 'pool'; there are unknown"),
 ]
 
 
@@ -182,6 +187,9 @@ def test_requests_that_make_no_sense(bundle: Bundle) -> None:
 def test_what_can_not_be_loaded(bundle: Bundle, tmp_path: Path) -> None:
     assert "ENOENT" in refused(tmp_path / "nowhere")[1]
     assert refused(bundle.path, load={"provider": "cuda"})[1] == "onnxruntime-node runs on cpu here, not on 'cuda'"
+    assert refused(bundle.path, load={"thread": 1})[1] == (
+        "there is no option 'thread'; there are ort, provider, threads, tokenizer"
+    )
     assert refused(bundle.path, load={"threads": 0})[1] == "threads must be a whole number from 1 on, got 0"
     assert "tokenizer must have the methods encode and decode" in refused(bundle.path, load={"tokenizer": {}})[1]
     assert refused(bundle.path, load={"ort": {}})[1].startswith("ort must be the module of onnxruntime-node or")

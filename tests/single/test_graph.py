@@ -79,6 +79,27 @@ def test_it_is_plain_onnx_with_one_loop(single: Bundle) -> None:
     assert control == ["Loop"]
 
 
+@pytest.mark.parametrize("engine", ["ort", "reference", "openvino", "tract"])
+def test_a_runtime_that_steps_does_not_look_at_it(engine: str, single: Bundle) -> None:
+    pytest.importorskip({"ort": "onnxruntime", "reference": "onnx"}.get(engine, engine))
+    expected = txport.load(single.path).search([[4, 5, 2]])[0][0].tokens
+    model = txport.load(single.path, runtime=engine)
+    assert model.search([[4, 5, 2]])[0][0].tokens == expected
+    assert GENERATE not in runtimes.load(engine, single).placement()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_example_of_its_readme_finds_what_it_finds(
+    beams: int, single: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(single.path)
+    code = re.findall(r"```python\n(.*?)```", (single.path / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    found: dict[str, Any] = {}
+    exec(code, found)  # noqa: S102
+    expected = txport.load(single.path, single=True).search([[4, 5, 2]], beams=beams)[0][0].tokens
+    assert found["generate"]([4, 5, 2], beams=beams) == list(expected)
+
+
 def test_its_weights_lie_in_the_files_of_the_other_graphs(single: Bundle) -> None:
     beside = [tensor for tensor in read(single).graph.initializer if tensor.external_data]
     places = {tensor.name: {entry.key: entry.value for entry in tensor.external_data} for tensor in beside}
@@ -243,7 +264,7 @@ def test_only_this_graph_may_have_a_loop(altered: Path) -> None:
 
 
 def test_a_bundle_without_it_says_how_to_get_it(bundle: Bundle) -> None:
-    with pytest.raises(UnsupportedError, match="no graph that searches by itself; export it with --single"):
+    with pytest.raises(UnsupportedError, match="no graph that searches by itself; `txport export --single` makes one"):
         txport.load(bundle.path, single=True)
 
 

@@ -19,7 +19,7 @@ from onnx import ModelProto, numpy_helper
 
 import txport
 from tests.proof.faults import Edit, nodes, put, swapped, unmasked, weight
-from tests.tiny import VOCABULARY, edit_graph, tiny_config, tiny_model
+from tests.tiny import VOCABULARY, edit_graph, tiny_config, tiny_model, without_metadata
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
@@ -234,6 +234,7 @@ def test_every_weight_is_compared_bit_for_bit(report: Report, loaded: Checkpoint
 def test_a_manifest_that_tells_of_another_model_is_named(
     path: tuple[str, ...], value: Any, copied: Path, checkpoint: Path, loaded: Checkpoint
 ) -> None:
+    without_metadata(copied)
     values = json.loads((copied / MANIFEST).read_text())
     inner = values
     for name in path[:-1]:

@@ -410,7 +410,7 @@ def edited(**changes: Any) -> Callable[[Path], None]:
         (lambda path: None, ["--provider", "npu"], 2, "unknown provider 'npu'"),
         (without_golden, [], 2, "holds no golden.npz to be verified with; export it again"),
         (edited(format=2), [], 2, f"has bundle format 2, this txport reads format {FORMAT}; export it again"),
-        (lambda path: (path / MANIFEST).unlink(), [], 2, "is not a bundle: txport.json is missing; `txport export"),
+        (lambda path: (path / MANIFEST).unlink(), [], 2, "was exported by others, and holds no goldens to be held to"),
         (lambda path: shutil.rmtree(path), [], 2, "there is no bundle "),
         (lambda path: (path / "onnx/encoder_model.onnx").write_bytes(b"0"), [], 1, ""),
     ],

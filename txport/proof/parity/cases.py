@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,10 @@ from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.tokenizers.load import tokenizer_of
 from txport.runtimes.inputs import Source
+from txport.search.options import SearchOptions
+
+Rules = Mapping[str, Any]  # options that are built into a graph
+NO_RULES: Rules = MappingProxyType({})
 
 FEW_TOKENS, FEWEST_TOKENS = 12, 2  # that are searched for by a large model, and by a huge one
 SEARCHED = ("one row", "every row padded", "real")  # cases of a large model in which targets are searched for
@@ -234,3 +240,10 @@ def brief(cases: Sequence[Case]) -> list[Case]:
     """The cases with whole runs whose batches take few places; the smallest where none does."""
     run = [case for case in cases if case.targets]
     return [case for case in run if case.places <= BRIEF] or sorted(run, key=lambda case: case.places)[:1]
+
+
+def options_of(facts: Facts, beams: int, tokens: int, rules: Rules = NO_RULES) -> SearchOptions:
+    """A search of so many tokens, or as many as the rules want at least."""
+    kept = {name: value for name, value in rules.items() if beams > 1 or name != "early_stopping"}
+    most = max(min(tokens, sides(facts)[1]), kept.get("min_new_tokens", 0))
+    return SearchOptions(max_new_tokens=most, beams=beams, **kept)

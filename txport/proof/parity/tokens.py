@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from txport.models.facts import Facts
 from txport.proof.masks import largest_of
-from txport.proof.parity.cases import MANY, Case, most_rows, sides
+from txport.proof.parity.cases import MANY, NO_RULES, Case, Rules, most_rows, options_of
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.noise import Noisy
 from txport.proof.parity.tolerances import DRAWS, Tolerance
@@ -27,8 +26,6 @@ from txport.search.single import generate_at_once
 
 Array = NDArray[Any]
 
-Rules = Mapping[str, Any]  # options that are built into a graph
-NO_RULES: Rules = MappingProxyType({})
 BEAMS = 4
 SEARCHES = {"greedy": 1, f"beam {BEAMS}": BEAMS}  # name -> beams
 LAST_BIT = float(np.finfo(np.float32).eps)
@@ -97,13 +94,6 @@ def search_together(
             for case in chosen:
                 together[case.name][name] = list(islice(rest, len(case.sources)))
     return together
-
-
-def options_of(facts: Facts, beams: int, tokens: int, rules: Rules = NO_RULES) -> SearchOptions:
-    """A search of so many tokens, or as many as the rules want at least."""
-    kept = {name: value for name, value in rules.items() if beams > 1 or name != "early_stopping"}
-    most = max(min(tokens, sides(facts)[1]), kept.get("min_new_tokens", 0))
-    return SearchOptions(max_new_tokens=most, beams=beams, **kept)
 
 
 def compare_search(

@@ -9,7 +9,7 @@ from typing import Any
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.models.facts import Facts
-from txport.proof.parity.tokens import options_of
+from txport.proof.parity.cases import options_of
 from txport.proof.verify.gaps import Check, check_of
 from txport.proof.verify.golden import Golden
 from txport.runtimes.base import Runtime

@@ -114,6 +114,8 @@ class OpenVinoEngine:
         """See `Engine.run`."""
         graph, given, found = self._graphs[role], dict(inputs), dict[str, Held]()
         lengths = graph.lengths({name: held.array.shape for name, held in inputs.items()})
+        with running(role, "OpenVINO"):  # whose fused kernels do not look whether shapes fit together
+            _require_fit(graph, inputs, lengths)
         projects = role == DECODER and lengths.get(PAST_SOURCE) != lengths.get(SOURCE)
         for names, compiled in self._parts[role].items():
             is_source = role == DECODER and names[0] in graph.present("source").values()
@@ -163,6 +165,13 @@ def options_of(threads: int | None, precision: str, workers: int) -> dict[str, A
         "EXECUTION_MODE_HINT": "ACCURACY" if precision == "fp32" else "PERFORMANCE",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": TOGETHER if precision == "int8" else 0,
     }
+
+
+def _require_fit(graph: Graph, inputs: Mapping[str, Held], lengths: Mapping[str, int]) -> None:
+    """Raise `ValueError` for an input whose dims are not those of the others."""
+    for name, held in inputs.items():
+        if held.array.shape != (wanted := graph.port(name).shape(lengths)):
+            raise ValueError(f"{name} has the shape {held.array.shape}, expected {wanted}")
 
 
 def _compile(

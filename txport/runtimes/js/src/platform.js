@@ -8,7 +8,7 @@ const SIMD = Uint8Array.of(
   ...[0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 15, 1, 13, 0],
   ...[65, 0, 253, 15, 65, 0, 253, 15, 253, 174, 1, 11],
 );
-/** How many threads each module of onnxruntime-web was started with; 0: as many as it took. @type {WeakMap<object, number>} */
+/** The threads that each onnxruntime-web was started with; 0: as many as it took. @type {WeakMap<object, number>} */
 const THREADS = new WeakMap();
 const ISOLATION = "Cross-Origin-Opener-Policy: same-origin and Cross-Origin-Embedder-Policy: require-corp";
 
