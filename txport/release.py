@@ -137,8 +137,8 @@ def _proven(
     from txport.proof.proven import prove
 
     progress("comparing with PyTorch")
-    if checkpoint.outline.single:
-        progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})")
+    if checkpoint.outline.fp32_only:
+        progress(f"held against PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})")
     try:
         bundle, report = prove(bundle, checkpoint)
     except ParityError as error:

@@ -58,7 +58,7 @@ def causal(step: Step) -> adapters.Adapter:
 )
 def test_adapters_that_are_right_pass_and_compute_in_float64(module: Any, adapter: adapters.Adapter) -> None:
     found = load_checkpoint(module(), adapter=adapter)
-    assert found.model.single == ""
+    assert found.model.fp32_only == ""
     assert found.described["architecture"] == "adapter"
     assert found.sha256 == load_checkpoint(module(), adapter=adapter).sha256
     with torch.no_grad():
@@ -252,7 +252,7 @@ def test_code_that_asks_for_float32_computes_in_float64_all_the_same() -> None:
         return (model.mix(x) / 3).to(torch.float32)
 
     found = load_checkpoint(seeded(Tagger), adapter=encoder_of(encode))
-    assert found.model.single == ""
+    assert found.model.fp32_only == ""
     exact = found.model
     assert isinstance(exact, Adapted)
     states = exact.double().infer(torch.ones(1, 2, dtype=torch.long), torch.ones(1, 2).bool())[0]
@@ -268,7 +268,7 @@ def test_a_kernel_that_knows_only_fp32_is_held_against_fp32_and_it_is_said_why()
         return model.mix(x)
 
     found = load_checkpoint(seeded(Tagger), adapter=encoder_of(encode))
-    assert "my_kernel is not implemented for 'Double'" in found.model.single
+    assert "my_kernel is not implemented for 'Double'" in found.model.fp32_only
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import txport
 from tests.architectures.seeded import seeded_model
 from tests.tiny import tiny_config
 from txport.bundles.bundle import Bundle
+from txport.models.architectures.bert import MULTI_LABEL, REGRESSION
 from txport.models.audio.facts import Features
 from txport.models.audio.spectrogram import log_mel
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
@@ -42,6 +43,8 @@ def configs() -> dict[str, tuple[Any, dict[str, Any]]]:
         "causal": (preset_config("gpt2-tiny"), {"max_new_tokens": 20}),
         "embed": (dataclasses.replace(bert, head="hidden"), {"pooling": "mean", "normalize": True}),  # type: ignore
         "classify": (dataclasses.replace(bert, head="labels", labels=LABELS), {}),  # type: ignore
+        "labels": (dataclasses.replace(bert, head="labels", labels=LABELS, problem_type=MULTI_LABEL), {}),  # type: ignore
+        "values": (dataclasses.replace(bert, head="labels", labels=("v",), problem_type=REGRESSION), {}),  # type: ignore
         "tag": (dataclasses.replace(bert, head="token_labels", labels=LABELS), {}),  # type: ignore
         "fill": (bert, {}),
     }
@@ -90,8 +93,11 @@ def _embed(model: Any, text: str) -> Any:
     return model.embed([text])[0]
 
 
-def _classify(model: Any, text: str) -> int:
-    return LABELS.index(model.classify([text], top=1)[0][0].label)
+def _classify(model: Any, text: str) -> int | list[float]:
+    found = {each.label: each.score for each in model.classify([text])[0]}
+    if model.facts.function_to_apply == "softmax":
+        return LABELS.index(max(found, key=lambda label: found[label]))
+    return [found[label] for label in model.facts.labels]
 
 
 def _tag(model: Any, text: str) -> list[int]:
@@ -105,7 +111,7 @@ def _fill(model: Any, text: str) -> list[int]:
 def same(found: Any, expected: Any, bundle: Bundle) -> bool:
     """Whether a driver gives what txport does; tags of special tokens do not count."""
     facts = bundle.manifest.facts
-    if facts.ability == "embed":
+    if facts.ability == "embed" or facts.function_to_apply in ("sigmoid", "none"):
         return bool(np.allclose(found, expected, atol=1e-3 if bundle.manifest.precision == "fp16" else 1e-6))
     if facts.ability == "tag":
         found = found[len(facts.vocabulary.before) : len(found) - len(facts.vocabulary.after)]

@@ -63,6 +63,10 @@ def encode(graph: Graph, ids: list[int]) -> Any:
         vectors = found["last_hidden_state"][0].astype(np.float32)
         vector = vectors[0] if how["pooling"] == "first" else vectors.mean(axis=0)
         return vector / np.linalg.norm(vector) if how["normalize"] else vector
+    function = graph.said.get("function_to_apply")
+    if ability == "classify" and function != "softmax":
+        logits = found["logits"][0].astype(np.float64)
+        return 1 / (1 + np.exp(-logits)) if function == "sigmoid" else logits
     best = found["logits"][0].argmax(axis=-1)
     if ability == "classify":
         assert len(json.loads(graph.said["labels"])) == found["logits"].shape[1]

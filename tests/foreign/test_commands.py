@@ -83,7 +83,7 @@ def test_parity_holds_it_against_its_checkpoint(
     command = ("parity", folders[name], "--checkpoint", FOLDER / name, "--runtime", "ort", "--report", report)
     code, out, _ = call(capsys, *command)
     assert code == 0, out
-    assert "weights and single graphs, whose names and ports are not ours" in out
+    assert "weights and graphs one by one, whose names and ports are not ours" in out
     values = json.loads(report.read_text())
     assert values["verdict"] == "pass"
     assert values["checkpoint"]["name"] == name

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from txport.bundles.graphs import STANDARD, contained, read_outline
+from txport.bundles.graphs import STANDARD, is_beside, read_outline
 from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import contradictions
 from txport.bundles.ports import GENERATE
@@ -124,14 +124,6 @@ def _problem(bundle: Bundle, name: str) -> str | None:
         return f"{name} can't be read ({error.strerror})"
 
 
-def _is_plain(name: str) -> bool:
-    """Whether a name is that of a file beside the graph."""
-    try:
-        return "/" not in contained(name)
-    except ValueError:
-        return False
-
-
 def _strange(bundle: Bundle, role: str) -> list[str]:
     """What is wrong with a graph before any runtime sees it: files that nobody vouches for, and loops."""
     file = bundle.manifest.graphs[role].file
@@ -142,7 +134,7 @@ def _strange(bundle: Bundle, role: str) -> list[str]:
     folder, files = PurePosixPath(file).parent, bundle.manifest.files
     places = {name: (folder / name).as_posix() for name in outline.files}
     if bundle.manifest.weightless:  # nothing reads what is not there
-        places = {name: place for name, place in places.items() if place in files or not _is_plain(name)}
+        places = {name: place for name, place in places.items() if place in files or not is_beside(name)}
     strange = sorted(name for name, place in places.items() if place not in files or place == file)
     allowed = {"Loop"} if role == GENERATE else set()
     loops = sorted(LOOPS & outline.names - allowed)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.bundles.protobuf import VARINT, known, varint
+from txport.bundles.protobuf import VARINT, known, opened, varint
 from txport.errors import BundleError, brief, quoted
 
 if TYPE_CHECKING:
@@ -66,15 +66,10 @@ def read_outline(path: Path) -> Outline:
     It reads the protobuf itself: the runtimes that open such files must not be the first to see their names, and the
     onnx package is not there where bundles run.
     """
-    if path.stat().st_size == 0:
-        raise BundleError(f"{path.name} is not an ONNX file: it is empty")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        found: dict[str, Counter[Any]] = {kind: Counter() for kind in KINDS}
-        try:
-            for kind, name in _names(content):
-                found[kind][name] += 1
-        except ValueError as error:
-            raise BundleError(f"{path.name} is not an ONNX file: {error}") from error
+    found: dict[str, Counter[Any]] = {kind: Counter() for kind in KINDS}
+    with opened(path) as content:
+        for kind, name in _names(content):
+            found[kind][name] += 1
     metadata: dict[str, str] = dict(found["metadata"].keys())
     if len(metadata) < found["metadata"].total():  # readers do not agree on which one counts
         raise BundleError(f"{path.name} is not an ONNX file: its metadata has a key twice")
@@ -87,11 +82,8 @@ def require_order(path: Path) -> None:
 
     Branches are left alone.
     """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        try:
-            missing = _out_of_order(content)
-        except ValueError as error:
-            raise BundleError(f"{path.name} is not an ONNX file: {error}") from error
+    with opened(path) as content:
+        missing = _out_of_order(content)
     if missing is not None:
         raise BundleError(
             f"{path.name}: a node reads {quoted(missing)}, which nothing before it gives; export it again"
@@ -246,6 +238,14 @@ def _place(tensor: Any, path: Path) -> tuple[Path, int, int]:
     if not 0 <= offset <= offset + length <= size:
         raise ValueError(f"{tensor.name} lies beyond the end of {file.name}")
     return file, offset, length
+
+
+def is_beside(name: str) -> bool:
+    """Whether a name is the plain one of a file in the same folder."""
+    try:
+        return "/" not in contained(name)
+    except ValueError:
+        return False
 
 
 def contained(name: str) -> str:

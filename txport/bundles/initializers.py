@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from txport.bundles.graphs import ENTRY
-from txport.bundles.protobuf import BYTES, VARINT, fields, known, varint
-from txport.errors import BundleError
+from txport.bundles.protobuf import BYTES, VARINT, fields, known, opened, varint
 
 # Bits of a number of each of ONNX's types, and what NumPy calls it.
 TYPES = {
@@ -44,11 +43,8 @@ class Initializer:
 
 def read_initializers(path: Path) -> list[Initializer]:
     """The initializers of a graph, those of its branches left out; `BundleError` for what is no ONNX file."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        try:
-            return list(_initializers(content))
-        except (KeyError, ValueError) as error:
-            raise BundleError(f"{path.name} is not an ONNX file: {error}") from error
+    with opened(path) as content:
+        return list(_initializers(content))
 
 
 def _initializers(content: mmap.mmap) -> Iterator[Initializer]:

@@ -38,6 +38,7 @@ def metadata(manifest: Manifest, role: str) -> dict[str, str]:
         "ability": facts.ability,
         "windows": facts.windows or None,
         "labels": json.dumps(facts.labels) if facts.labels else None,
+        "function_to_apply": facts.function_to_apply,
         "generation": json.dumps(manifest.generation, sort_keys=True) if manifest.generation else None,
     }
     return {f"{PREFIX}{name}": _text(value) for name, value in values.items() if value is not None}

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
+
+from txport.errors import BundleError
 
 LARGEST_FIELD = (1 << 29) - 1
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[mmap.mmap]:
+    """The bytes of a graph's file; `BundleError` for an empty one, or where a reader finds that they are no graph."""
+    if path.stat().st_size == 0:
+        raise BundleError(f"{path.name} is not an ONNX file: it is empty")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        try:
+            yield content
+        except BundleError:
+            raise
+        except (KeyError, ValueError) as error:
+            raise BundleError(f"{path.name} is not an ONNX file: {error}") from error
 
 
 def fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:

@@ -126,7 +126,7 @@ def treemap(parts: Sequence[Part], kinds: Sequence[str], height: int = 300) -> s
     shapes = []
     for part, (x, y, width, tall) in zip(sized, boxes, strict=True):
         colour = kinds.index(part.held.most_common(1)[0][0]) % COLOURS
-        title = f"{text_of(part.name)}: {megabytes(part.bytes)}"
+        title = f"{text_of(part.name)}: {readable(part.bytes)}"
         shapes.append(
             f'<g><title>{title}</title><rect x="{x + GAP / 2:.1f}" y="{y + GAP / 2:.1f}" rx="3" '
             f'width="{max(0.0, width - GAP):.1f}" height="{max(0.0, tall - GAP):.1f}" class="k{colour}"/>'
@@ -148,7 +148,7 @@ def _inside(part: Part, x: float, y: float, width: float, tall: float) -> str:
     name = name if len(name) <= room else name[: room - 1] + "…"
     size = ""
     if tall >= 38 and room >= 7:
-        size = f'<text x="{x + 7:.1f}" y="{y + 34:.1f}" class="inner small">{megabytes(part.bytes)}</text>'
+        size = f'<text x="{x + 7:.1f}" y="{y + 34:.1f}" class="inner small">{readable(part.bytes)}</text>'
     return f'<text x="{x + 7:.1f}" y="{y + 18:.1f}" class="inner">{html.escape(name)}</text>{size}'
 
 
@@ -198,7 +198,7 @@ def bar(part: Part, largest: int, kinds: Sequence[str]) -> str:
     return f"{head}{''.join(shapes)}</svg>"
 
 
-def megabytes(size: float) -> str:
+def readable(size: float) -> str:
     """Bytes as people read them."""
     for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= step:

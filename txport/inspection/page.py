@@ -17,7 +17,7 @@ from txport.bundles.manifest import Manifest
 from txport.bundles.readme.settings import Settings
 from txport.bundles.readme.steps import notes, steps
 from txport.bundles.readme.tables import KINDS, TARGETS, TASKS, dim_rows, parity, port_rows
-from txport.inspection.drawings import bar, flow, megabytes, text_of, treemap
+from txport.inspection.drawings import bar, flow, readable, text_of, treemap
 from txport.inspection.style import STYLE
 from txport.inspection.weights import Part, by_kind, parts_of
 from txport.models.facts import Facts
@@ -73,9 +73,7 @@ def _body(bundle: Bundle, title: str) -> Iterator[str]:
     yield "<h2>Ids and limits</h2>"
     yield _pairs(dict(_limits(manifest)))
     yield "<h2>Files</h2>"
-    rows = [
-        (_code(name), megabytes(each["bytes"]), _code(each["sha256"][:16])) for name, each in manifest.files.items()
-    ]
+    rows = [(_code(name), readable(each["bytes"]), _code(each["sha256"][:16])) for name, each in manifest.files.items()]
     yield _table(["file", "size", "SHA-256 begins"], rows, numbers=(1,))
     tools = ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
     yield f"<footer>Checkpoint SHA-256 {text_of(manifest.checkpoint['sha256'])}; made with {_text(tools)}.</footer>"
@@ -92,7 +90,7 @@ def _facts(bundle: Bundle) -> str:
         ("", TARGETS[manifest.target]),
         ("", manifest.described_precision),
         ("", f"opset {manifest.opset}"),
-        ("", megabytes(bundle.size)),
+        ("", readable(bundle.size)),
         (kind, f"parity: {verdict}"),
     ]
     items = "".join(f'<li class="{name}">{text_of(each)}</li>' for name, each in said)
@@ -106,17 +104,17 @@ def _weights(bundle: Bundle) -> Iterator[str]:
     total, most = held.total(), max((part.bytes for part in parts), default=0)
     where = "would take" if bundle.manifest.weightless else "take"
     yield (
-        f"<p>The weights {where} {megabytes(total)}. What several graphs read from one file counts once; what each "
+        f"<p>The weights {where} {readable(total)}. What several graphs read from one file counts once; what each "
         "holds itself counts in each.</p>"
     )
     swatch = '<svg viewBox="0 0 10 10" aria-hidden="true"><rect width="10" height="10" rx="2" class="k{}"/></svg>'
     legend = "".join(
-        f"<li>{swatch.format(number % 6)}{text_of(kind)}: {megabytes(held[kind])}</li>"
+        f"<li>{swatch.format(number % 6)}{text_of(kind)}: {readable(held[kind])}</li>"
         for number, kind in enumerate(kinds[:MOST])
     )
     yield f'<ul class="legend">{legend}</ul>'
     yield treemap(parts, kinds)
-    rows = [(_code(part.name), bar(part, most, kinds), megabytes(part.bytes), _percent(part, total), str(part.tensors))
+    rows = [(_code(part.name), bar(part, most, kinds), readable(part.bytes), _percent(part, total), str(part.tensors))
             for part in parts]  # fmt: skip
     yield _table(["part", "", "size", "of all", "tensors"], rows, numbers=(2, 3, 4))
 

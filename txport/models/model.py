@@ -39,10 +39,10 @@ class Decoded(NamedTuple):
 class Model(nn.Module):
     """A model of an architecture, or a module with an adapter.
 
-    `single` is why PyTorch can't run it in float64, if that is so.
+    `fp32_only` is why PyTorch can't run it in float64, if that is so.
     """
 
-    single = ""
+    fp32_only = ""
 
     def __init__(self, config: Config, facts: Facts) -> None:
         super().__init__()

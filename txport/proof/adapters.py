@@ -43,7 +43,7 @@ def require_sound(checkpoint: Checkpoint) -> None:
     """Raise `CheckpointError` for an adapter that breaks its protocol, `ParityError` for one that computes wrongly."""
     model = checkpoint.model
     assert isinstance(model, Adapted)
-    exact = model if model.single else copy.deepcopy(model).double()
+    exact = model if model.fp32_only else copy.deepcopy(model).double()
     with fitting_threads(checkpoint):
         for problem in CHECKS[model.facts.task](exact, Draw(model.facts, np.random.default_rng(0))):
             raise ParityError(f"the adapter of {checkpoint.name} is wrong before it is exported: {problem}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from txport.bundles.bundle import LOOPS
-from txport.bundles.graphs import Outline, contained, read_outline
+from txport.bundles.graphs import Outline, is_beside, read_outline
 from txport.bundles.ports import DECODER, ENCODER, MODEL
 from txport.errors import BundleError, UnsupportedError, quoted
 from txport.models.names import CONFIG, MANIFEST
@@ -132,11 +132,7 @@ def require_sound(folder: Path, name: str) -> Outline:
     require_inside(folder, graph)
     outline = read_outline(graph)
     for external in sorted(outline.files):
-        try:
-            plain = "/" not in contained(external)
-        except ValueError:
-            plain = False
-        if not plain:
+        if not is_beside(external):
             raise BundleError(f"{graph} reads {quoted(external)}, which is not the plain name of a file beside it")
         if not (graph.parent / external).is_file():
             raise BundleError(f"{graph} has weights in {external}, which is missing; download it too")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from txport.bundles.ports import Dim, Port
-from txport.bundles.protobuf import VARINT, known, varint
+from txport.bundles.protobuf import VARINT, known, opened, varint
 from txport.errors import BundleError
 
 # ONNX's protobuf schema: message -> number of a field -> what that is (see bundles.graphs)
@@ -36,22 +36,17 @@ Ports = tuple[Port, ...]
 
 def read_signature(path: Path) -> tuple[Ports, Ports]:
     """The inputs and outputs of the graph in a file, its initializers left out; `BundleError` for what is no graph."""
-    if path.stat().st_size == 0:
-        raise BundleError(f"{path.name} is not an ONNX file: it is empty")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        try:
-            sides: dict[str, list[Port]] = {"input": [], "output": []}
-            weights: set[str] = set()
-            for _, begin, end in known(content, 0, len(content), MODEL):
-                for kind, first, last in known(content, begin, end, GRAPH):
-                    if kind == "initializer":
-                        weights.update(_texts(content, first, last))
-                    else:
-                        sides[kind].append(_port(content, first, last))
-                    if len(sides["input"]) + len(sides["output"]) - len(weights) > MOST_PORTS:
-                        raise ValueError(f"it has more than {MOST_PORTS} inputs and outputs")
-        except ValueError as error:
-            raise BundleError(f"{path.name} is not an ONNX file: {error}") from error
+    sides: dict[str, list[Port]] = {"input": [], "output": []}
+    weights: set[str] = set()
+    with opened(path) as content:
+        for _, begin, end in known(content, 0, len(content), MODEL):
+            for kind, first, last in known(content, begin, end, GRAPH):
+                if kind == "initializer":
+                    weights.update(_texts(content, first, last))
+                else:
+                    sides[kind].append(_port(content, first, last))
+                if len(sides["input"]) + len(sides["output"]) - len(weights) > MOST_PORTS:
+                    raise ValueError(f"it has more than {MOST_PORTS} inputs and outputs")
     inputs = tuple(port for port in sides["input"] if port.name not in weights)  # old files list weights there too
     outputs = tuple(sides["output"])
     for side in (inputs, outputs):

@@ -29,6 +29,7 @@ from txport.bundles.readme.cpp_pieces import (
 )
 from txport.bundles.readme.python import constant
 from txport.bundles.readme.settings import Settings, ability_of, pooling_of
+from txport.models.facts import Function
 
 
 def generating(settings: Settings) -> str:
@@ -192,11 +193,11 @@ def _choose(settings: Settings) -> str:
 
 def encoding(manifest: Manifest) -> str:
     """The example for a model that only encodes: functions, without a `main`."""
-    ability, facts, single = ability_of(manifest), manifest.facts, len(manifest.facts.labels) == 1
+    ability, facts = ability_of(manifest), manifest.facts
     is_half = manifest.dtype == "float16"
     output = "last_hidden_state" if ability == "embed" else "logits"
     width = facts.width if ability == "embed" else len(facts.labels) or facts.writes.size
-    result, lines = _made(ability, single, *pooling_of(manifest))
+    result, lines = _made(manifest)
     second = "attention_mask" if manifest.target == "portable" else "source_lengths"
     body = [
         f"{result} {ability}(Ids ids) {{",
@@ -215,12 +216,23 @@ def encoding(manifest: Manifest) -> str:
     mask = f"const int64_t MASK = {facts.vocabulary.mask};\n" if ability == "fill" else ""
     sessions = "\n".join(_sessions(manifest))
     parts = [INCLUDES, f"\n{mask}{sessions}\n", TENSORS, RUN, HALF if is_half else "", FLOATS[manifest.dtype]]
-    parts += [] if ability == "embed" or single else [ARGMAX]
+    parts += [ARGMAX] if any("argmax" in line for line in lines) else []
     return "".join(parts) + "\n" + "\n".join(body) + "\n"
 
 
-def _made(ability: str, single: bool, pooling: str, normalize: bool) -> tuple[str, list[str]]:
+CLASSIFIES: dict[Function | None, list[str]] = {  # where labels do not exclude each other
+    "sigmoid": [
+        "auto scores = row(0);",
+        "for (auto& score : scores) score = 1 / (1 + std::exp(-score));",
+        "return scores;",
+    ],
+    "none": ["return row(0);"],
+}
+
+
+def _made(manifest: Manifest) -> tuple[str, list[str]]:
     """What a function returns, and its lines behind the run."""
+    ability, (pooling, normalize) = ability_of(manifest), pooling_of(manifest)
     if ability == "embed":
         mean = [
             "auto vector = row(0);",
@@ -235,14 +247,16 @@ def _made(ability: str, single: bool, pooling: str, normalize: bool) -> tuple[st
         ]
         pooled = ["auto vector = row(0);"] if pooling == "first" else mean
         return "std::vector<float>", [*pooled, *(unit if normalize else []), "return vector;"]
-    chance = "1 / (1 + std::exp(-row({})[0]))"
+    function, is_one = manifest.facts.function_to_apply, len(manifest.facts.labels) == 1
+    if ability == "classify" and function in CLASSIFIES:
+        return "std::vector<float>", CLASSIFIES[function]
     if ability == "classify":
-        one = f"return {chance.format(0)};" if single else "return argmax(row(0));"
-        return "float" if single else "int64_t", [one]
-    each = chance.format("place") if single else "argmax(row(place))"
+        return "int64_t", ["return argmax(row(0));"]
+    each = "1 / (1 + std::exp(-row(place)[0]))" if is_one else "argmax(row(place))"
     condition = "if (ids[place] == MASK) " if ability == "fill" else ""
-    return "std::vector<float>" if single else "Ids", [
-        f"{'std::vector<float>' if single else 'Ids'} made;",
+    kind = "std::vector<float>" if is_one else "Ids"
+    return kind, [
+        f"{kind} made;",
         "for (int64_t place = 0; place < count; ++place)",
         f"  {condition}made.push_back({each});",
         "return made;",

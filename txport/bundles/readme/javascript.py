@@ -8,6 +8,7 @@ from textwrap import indent
 from txport.bundles.manifest import Manifest
 from txport.bundles.readme.python import constant
 from txport.bundles.readme.settings import Settings, ability_of, pooling_of
+from txport.models.facts import Function
 
 TENSORS = """\
 const int64 = (values, dims) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), dims);
@@ -252,7 +253,7 @@ def _choose(settings: Settings) -> str:
 def encoding(manifest: Manifest) -> str:
     """The example for a model that only encodes, an ES module."""
     ability, labels, facts = ability_of(manifest), manifest.facts.labels, manifest.facts
-    pooling, normalize = pooling_of(manifest)
+    made = list(_made(manifest))
     is_half = manifest.dtype == "float16"
     output = "last_hidden_state" if ability == "embed" else "logits"
     width = facts.width if ability == "embed" else len(labels) or facts.writes.size
@@ -270,21 +271,28 @@ def encoding(manifest: Manifest) -> str:
         f'const model = await ort.InferenceSession.create("{file}");',
         *TENSORS.splitlines()[: 1 if manifest.target == "portable" else 2],
         *(HALF.splitlines() if is_half else []),
-        *([] if ability == "embed" or len(labels) == 1 else [ARGMAX.rstrip()]),
+        *([ARGMAX.rstrip()] if any("argmax" in line for line in made) else []),
         "",
         f"export async function {ability}(ids) {{",
         f"  const dims = [1, ids.length], {second};",
         f"  const found = await model.run({{ input_ids: int64(ids, dims), {second.partition(' ')[0]} }});",
         f"  const values = {data};",
         f"  const row = (place) => values.slice(place * {width}, (place + 1) * {width});",
-        *(f"  {line}" for line in _made(ability, len(labels) == 1, pooling, normalize)),
+        *(f"  {line}" for line in made),
         "}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _made(ability: str, single: bool, pooling: str, normalize: bool) -> Iterator[str]:
+CLASSIFIES: dict[Function | None, str] = {  # where labels do not exclude each other
+    "sigmoid": "return row(0).map((value) => 1 / (1 + Math.exp(-value)));",
+    "none": "return row(0);",
+}
+
+
+def _made(manifest: Manifest) -> Iterator[str]:
     """What becomes of the rows of an output."""
+    ability, (pooling, normalize) = ability_of(manifest), pooling_of(manifest)
     if ability == "embed":
         if pooling == "first":
             yield "const vector = row(0);"
@@ -295,9 +303,9 @@ def _made(ability: str, single: bool, pooling: str, normalize: bool) -> Iterator
         if normalize:
             yield "return vector.map((value) => value / length);"
     elif ability == "classify":
-        yield "return 1 / (1 + Math.exp(-values[0]));" if single else "return argmax(row(0));"
+        yield CLASSIFIES.get(manifest.facts.function_to_apply, "return argmax(row(0));")
     elif ability == "tag":
-        each = "1 / (1 + Math.exp(-values[place]))" if single else "argmax(row(place))"
+        each = "1 / (1 + Math.exp(-values[place]))" if len(manifest.facts.labels) == 1 else "argmax(row(place))"
         yield f"return ids.map((_, place) => {each});"
     else:
         yield "return ids.flatMap((id, place) => (id === MASK ? [argmax(row(place))] : []));"

@@ -7,6 +7,7 @@ from textwrap import indent
 
 from txport.bundles.manifest import Manifest
 from txport.bundles.readme.settings import Settings, ability_of, pooling_of
+from txport.models.facts import Function
 
 WIDTH = 100
 
@@ -248,22 +249,29 @@ MAKES = {
 }
 
 
+CLASSIFIES: dict[Function | None, str] = {  # where labels do not exclude each other
+    "sigmoid": "return (1 / (1 + np.exp(-found[0].astype(np.float64)))).tolist()",
+    "none": "return found[0].astype(np.float64).tolist()",
+}
+
+
 def encoding(manifest: Manifest) -> str:
     """The example for a model that only encodes."""
     ability, labels = ability_of(manifest), manifest.facts.labels
     pooling, normalize = pooling_of(manifest)
     pooled = {"first": "vectors[0]", "mean": "vectors.mean(axis=0)"}[pooling]
-    single = len(labels) == 1
+    is_one, function = len(labels) == 1, manifest.facts.function_to_apply
     made = {
         "embed": f"vectors = found[0].astype(np.float32)\nvector = {pooled}\n"
         + ("return vector / np.linalg.norm(vector)" if normalize else "return vector"),
-        "classify": "return 1 / (1 + np.exp(-float(found[0, 0])))" if single else "return int(found[0].argmax())",
-        "tag": "return 1 / (1 + np.exp(-found[0, :, 0]))" if single else "return found[0].argmax(axis=1).tolist()",
+        "classify": CLASSIFIES.get(function, "return int(found[0].argmax())"),
+        "tag": "return 1 / (1 + np.exp(-found[0, :, 0]))" if is_one else "return found[0].argmax(axis=1).tolist()",
         "fill": "return [int(found[0, place].argmax()) for place, id_ in enumerate(ids) if id_ == MASK]",
     }[ability]
     what = MAKES[ability]
-    if single:
-        what = what.replace("the number of its likeliest label", "the probability of its label")
+    if function in CLASSIFIES:
+        what = what.replace("the number of its likeliest label", "the score of each label")
+    if is_one:
         what = what.replace("the number of each token's likeliest label", "the probability of each token's label")
     output = "last_hidden_state" if ability == "embed" else "logits"
     file = next(iter(manifest.graphs.values())).file

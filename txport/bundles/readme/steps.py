@@ -8,7 +8,7 @@ from txport.bundles.manifest import Manifest
 from txport.bundles.ports import SELECT, screens
 from txport.bundles.readme.settings import Settings, ability_of, pooling_of
 from txport.models.audio.facts import Features, Speech
-from txport.models.facts import Facts
+from txport.models.facts import Facts, Function
 from txport.system.markdown import code
 
 SHOWN = 8  # of a long list
@@ -190,6 +190,12 @@ def _ending(settings: Settings) -> str:
     return f"Give each new token to the next step, {when} there are {most}."
 
 
+CLASSIFIES: dict[Function | None, str] = {  # where labels do not exclude each other
+    "sigmoid": "1 / (1 + exp(-number)) of each number is the probability of that label.",
+    "none": "Each number is the value of its label.",
+}
+
+
 def _encoding(manifest: Manifest) -> Iterator[str]:
     facts, ability = manifest.facts, ability_of(manifest)
     yield _source(facts).replace("of the source", "of the input")
@@ -197,14 +203,13 @@ def _encoding(manifest: Manifest) -> Iterator[str]:
     output = "last_hidden_state" if ability == "embed" else "logits"
     yield f"Run `{next(iter(manifest.graphs.values())).file}` on `input_ids` and {second} -> `{output}`."
     pooling, normalize = pooling_of(manifest)
-    single = len(facts.labels) == 1
     likeliest = "is at the likeliest label; softmax gives probabilities"
     chance = "1 / (1 + exp(-logit)) is the probability of the only label"
     yield {
         "embed": f"The vector of the text is {'the mean of all rows' if pooling == 'mean' else 'the first row'}"
         f"{', brought to length 1' if normalize else ''}.",
-        "classify": f"{chance}." if single else f"The largest number {likeliest}.",
-        "tag": f"In the row of each token, {chance if single else f'the largest number {likeliest}'}.",
+        "classify": CLASSIFIES.get(facts.function_to_apply, f"The largest number {likeliest}."),
+        "tag": f"In the row of each token, {chance if len(facts.labels) == 1 else f'the largest number {likeliest}'}.",
         "fill": f"In the row of each mask (id {facts.vocabulary.mask}), the largest number is at the likeliest token.",
     }[ability]  # fmt: skip
 

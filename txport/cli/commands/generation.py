@@ -116,13 +116,26 @@ def run(
     model = api.load(bundle, **where, **how, progress=progress)
     if as_ids:
         model.tokenizer = NumberTokenizer(model.facts, exact=True)
-    shown = {name: options.pop(name) for name in encoding.FLAGS}
-    heard = {name: options.pop(name) for name in speech.FLAGS}
     speech.require_fit(model.facts)
     encoding.require_fit(model.facts, output, (flag for name, flag in ONLY_GENERATING.items() if is_given(name)))
     source, total = textio.open_texts(text, inputs, blank=options["unknown"] == "skip")
     if not speech.is_for(model.facts):
         source = map(speech.require_text, source)
+    _carry_out(model, source, total, output, options, as_json, as_stream)
+
+
+def _carry_out(
+    model: Any,
+    source: Iterable[str],
+    total: int | None,
+    output: Path | None,
+    options: dict[str, Any],
+    as_json: bool,
+    as_stream: bool,
+) -> None:
+    """Encode, transcribe or generate, as the model does; each has options of its own."""
+    shown = {name: options.pop(name) for name in encoding.FLAGS}
+    heard = {name: options.pop(name) for name in speech.FLAGS}
     if model.facts.ability:
         how = {name: options[name] for name in ("batch_size", "batch_tokens", "unknown")}
         with texts.unknown_told(model):

@@ -47,7 +47,7 @@ def adapt(module: Any, adapter: Any, name: str | None = None) -> Checkpoint:
         if not folder.is_dir():
             raise CheckpointError(f"there is no folder {folder}, of which the adapter of {name} takes the tokenizers")
         check_text(folder, adapter.facts, companions_of(folder))
-    model.single = _float64_problem(model)
+    model.fp32_only = _float64_problem(model)
     return Checkpoint(name, model, _digest(model, folder), folder)
 
 

@@ -41,7 +41,7 @@ from txport.version import __version__
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
 
-FOREIGN_PARTS = "weights and single graphs, whose names and ports are not ours: whole runs are compared"
+FOREIGN_PARTS = "weights and graphs one by one, whose names and ports are not ours: whole runs are compared"
 ROUNDED = "the checkpoint's own weights, so that what rounding did to them counts too"
 Loaded = TypeVar("Loaded")
 
@@ -84,8 +84,8 @@ def check(
         with no_crash("the comparison of the weights in the graphs"):
             report.tensors.extend(compare_weights(bundle, checkpoint))
             report.about.update(unheld(bundle, checkpoint))
-    if checkpoint.outline.single:
-        report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.single})"
+    if checkpoint.outline.fp32_only:
+        report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})"
     with fitting_threads(checkpoint):
         drawn, left_out = draw_cases(bundle, seed, cases), list[str]()
         if is_large(checkpoint):
@@ -114,7 +114,7 @@ def _compare(
     tolerance: Tolerance,
     seed: int,
 ) -> None:
-    """One runtime, in the precision that it computes in; its single graphs too if there is a `reference` for them."""
+    """One runtime, in the precision that it computes in; with a `reference`, its graphs one by one too."""
     label = name if provider == "cpu" else f"{name} {provider}"
     runtime = _load(name, bundle, provider, runtimes.load)
     report.about["ran"][label] = runtime.placement()

@@ -135,7 +135,7 @@ class Exact:
 
         `together` says that activations of 8 bits have one scale; `plain` names weights whose products stay in fp32.
         """
-        if model.single:  # then PyTorch in fp32 is all there is
+        if model.fp32_only:  # then PyTorch in fp32 is all there is
             own = model if precision == "fp32" else converted(model, torch.half)
             return cls(model, Computation(own, last_bits), Computation(own, lambda draw: Jitter(1 + draw)))
         exact = converted(model, torch.float64)
