@@ -1,10 +1,10 @@
 """Measure txport's cpu bundles beside CTranslate2, Optimum, PyTorch and OpenVINO; print the table.
 
-    python -m benchmarks.peers [--only SUBSTRING] [--rounds N] [--quick]
+    python -m benchmarks.peers [--only SUBSTRING] [--update] [--rounds N] [--quick]
 
 The peers live in an environment of their own, which `make bench-peers` makes; OpenVINO, a runtime of txport's, in this
-one. Exits 1 if a required ratio is not
-reached or a line could not be measured, 3 where the peers' environment is missing.
+one. Exits 1 if a required ratio is not reached or a line could not be measured, 3 where the peers' environment is
+missing.
 """
 
 from __future__ import annotations
@@ -47,12 +47,33 @@ def chosen(only: str | None) -> list[Line]:
 
 def measure(line: Line, place: Place) -> dict[str, Any]:
     """A line's record, also if it could not be measured."""
+    today = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
+    start = {**duel.describe(line), "date": today, "rounds": place.rounds}
     try:
-        return duel.run(line, place)
+        return {**start, **duel.run(line, place)}
     except AbsentError as error:
-        return {**duel.describe(line), "skipped": str(error)}
+        return {**start, "skipped": str(error)}
     except TxportError as error:
-        return {**duel.describe(line), "failed": str(error)}
+        return {**start, "failed": str(error)}
+
+
+def earlier(path: Path) -> list[dict[str, Any]]:
+    """The records of an earlier run, which has to be of this machine."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    there, here = found["machine"], machine.describe()
+    if there != here:
+        differing = f"{there['cpu']}, {there['cores']} cores; this is {here['cpu']}, {here['cores']}"
+        raise UnsupportedError(f"{path} was measured on another machine ({differing}); give other --results")
+    records: list[dict[str, Any]] = found["lines"]
+    return records
+
+
+def joined(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of both, new ones in place of old ones, in the order of `LINES`, which may have lost some."""
+    found = {(record["name"], record["against"]): record for record in (*old, *new)}
+    return [found[line.name, line.against] for line in LINES if (line.name, line.against) in found]
 
 
 def result_of(records: Sequence[dict[str, Any]], place: Place, checkpoint: str) -> dict[str, Any]:
@@ -62,7 +83,6 @@ def result_of(records: Sequence[dict[str, Any]], place: Place, checkpoint: str) 
         for name, numbers in record.get("versions", {}).items():
             versions |= {f"{package} ({name})" if package == "python" else package: n for package, n in numbers.items()}
     return {
-        "date": f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}",
         "machine": machine.describe(),
         "versions": versions,
         "protocol": {
@@ -71,7 +91,6 @@ def result_of(records: Sequence[dict[str, Any]], place: Place, checkpoint: str) 
             "source": LENGTH,
             "tokens": LENGTH,
             "cores": place.cores,
-            "rounds": place.rounds,
             "trials": duel.TRIALS,
         },
         "lines": list(records),
@@ -86,10 +105,19 @@ def write(path: Path, text: str) -> None:
 
 @click.command(help=__doc__)
 @click.option("--only", help="Lines with this in their title: 'batch 1,', 'openvino', 'beam', 'folder'.")
+@click.option(
+    "--update",
+    is_flag=True,
+    help="The lines that are run take the place of those of an earlier run on this machine; the others stay.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=9, show_default=True)
 @click.option("--quick", "is_quick", is_flag=True, help="preset:tiny and few rounds, to try it out; nothing is judged.")
-@click.option("--results", type=click.Path(path_type=Path), help=f"JSON.  [default: {RESULTS}, if every line is run]")
-@click.option("--table", type=click.Path(path_type=Path), help=f"Markdown.  [default: {TABLE}, if every line is run]")
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    help=f"JSON.  [default: {RESULTS}, with --update or for all lines]",
+)
+@click.option("--table", type=click.Path(path_type=Path), help=f"Markdown.  [default: {TABLE}, likewise]")
 @click.option("--peers-python", type=click.Path(path_type=Path), default=".venv-peers/bin/python", show_default=True)
 @click.option("--words", type=click.Path(file_okay=False, path_type=Path), help="Folder of the g2p dictionary.")
 @click.option(
@@ -102,6 +130,7 @@ def write(path: Path, text: str) -> None:
 @click.option("--cores", type=click.IntRange(1), help="Of both sides.  [default: all that this process may use]")
 def peers(
     only: str | None,
+    update: bool,
     rounds: int,
     is_quick: bool,
     results: Path | None,
@@ -123,13 +152,14 @@ def peers(
         rounds=min(rounds, QUICK_ROUNDS) if is_quick else rounds,
         progress=progress,
     )
-    whole = only is None and not is_quick
+    whole = (only is None or update) and not is_quick
     results, table = (given or (usual if whole else None) for given, usual in ((results, RESULTS), (table, TABLE)))
+    old = earlier(results) if update and results else []
     records: list[dict[str, Any]] = []
     for line in lines:
         records.append(measure(line, place))
         progress(f"  {report.sentence(records[-1])}")
-        result = result_of(records, place, TINY if is_quick else BASE)
+        result = result_of(joined(old, records), place, TINY if is_quick else BASE)
         if results:  # after each line, since all of them take hours
             write(results, json.dumps(result, indent=2) + "\n")
         if table:

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.peers.lines import TARGET
 
-HEADERS = ("what", "against", "unit", "txport", "peer", "ratio", "required", "equal targets", "verdict")
+HEADERS = ("what", "against", "unit", "txport", "peer", "ratio", "required", "equal targets", "verdict", "measured")
 Record = Mapping[str, Any]
 
 
@@ -31,15 +31,15 @@ def row(record: Record) -> list[str]:
     required = "" if record["required"] is None else f"{record['required']:g}"
     start = [record["name"], record["against"], record["unit"]]
     if "ratio" not in record:
-        return [*start, "", "", "", required, "", verdict(record)]
+        return [*start, "", "", "", required, "", verdict(record), record["date"]]
     figures = [quartiles(record[side], ".0f" if record[side]["median"] >= 10 else ".2f") for side in ("txport", "peer")]
     equal = f"{record['equal_rows']} of {record['rows']}"
-    return [*start, *figures, quartiles(record["ratio"], ".2f"), required, equal, verdict(record)]
+    return [*start, *figures, quartiles(record["ratio"], ".2f"), required, equal, verdict(record), record["date"]]
 
 
 def sentence(record: Record) -> str:
     """A line's outcome for a log."""
-    _, _, unit, ours, theirs, ratio, required, equal, outcome = row(record)
+    _, _, unit, ours, theirs, ratio, required, equal, outcome, _ = row(record)
     if not ratio:
         return f"{outcome}: {record[outcome]}"
     figures = f"txport {ours}, peer {theirs} {unit}, {ratio} times, required {required or 'nothing'}, {equal} equal"
@@ -83,9 +83,10 @@ def introduction(result: Mapping[str, Any]) -> str:
     """Machine, versions, rules, and how to measure again."""
     machine, protocol = result["machine"], result["protocol"]
     versions = ", ".join(f"{name} {number}" for name, number in sorted(result["versions"].items()))
+    rounds = sorted({record["rounds"] for record in result["lines"]})
     sizes = f"Lines without a name: {protocol['checkpoint']}, with {protocol['vocabulary']:,} tokens and random weights"
     lengths = f"sources and prompts have {protocol['source']} tokens unless it is said, targets {protocol['tokens']}"
-    return f"""Measured on {machine["cpu"]}, {protocol["cores"]} cores, {machine["system"]}, {result["date"]}.
+    return f"""Measured on {machine["cpu"]}, {protocol["cores"]} cores, {machine["system"]}.
 {versions}.
 `make bench-peers` measures again; `benchmarks/results/peers-cpu.json` has every figure and every setting tried.
 
@@ -96,10 +97,10 @@ its own converter; before it is measured, both sides must find the same tokens o
 {TARGET} tokens; Whisper hears windows of 30 seconds, by features that are given, and encodes them within the time.
 g2p-en pronounces the test words, each to its own end. Both sides get the same weights, the same ids and the same
 cores, each at the best of its settings, in a process of its own; the process that does not work is held.
-Medians (and quartiles) of {protocol["rounds"]} alternating rounds; the ratio says how many times better txport is,
-round by round. "Batch" is one caller with one batch in flight; "bulk" is all sources at once. Optimum is the best
-of its fp32 and its own dynamic int8. "Equal targets" are sources to which both sides gave the same tokens; two ways
-of rounding to int8 need not agree."""
+Medians (and quartiles) of {" or ".join(map(str, rounds))} alternating rounds; the ratio says how many times better
+txport is, round by round. "Batch" is one caller with one batch in flight; "bulk" is all sources at once. Optimum is
+the best of its fp32 and its own dynamic int8. "Equal targets" are sources to which both sides gave the same tokens; two
+ways of rounding to int8 need not agree."""
 
 
 def pipes(headers: Sequence[str], rows: Any) -> str:

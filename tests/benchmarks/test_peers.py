@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -16,12 +17,14 @@ import pytest
 
 import txport
 from benchmarks.peers import candidates, duel, report
+from benchmarks.peers.__main__ import earlier, joined, result_of
 from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.duel import Place
 from benchmarks.peers.engines import Model, Search, before_end, hf_folder, txport_cpu
-from benchmarks.peers.lines import LINES, LLAMA, AbsentError, Line, Task, facts_of, quick, search_of, sources_of
+from benchmarks.peers.lines import BASE, LINES, LLAMA, AbsentError, Line, Task, facts_of, quick, search_of, sources_of
 from benchmarks.peers.process import ROOT, Worker, WorkerError
 from benchmarks.peers.worker import Session, in_order
+from txport.errors import UnsupportedError
 from txport.models.names import digest
 
 TINY = Task(checkpoint="preset:tiny", batch=2, sources=4)
@@ -271,7 +274,9 @@ def test_a_prompt_s_line_counts_what_it_reads_and_takes_kernels_for_many_rows() 
         assert {each.model.rows for each in candidates.ours(line, 2)} == {wanted}
 
 
+RUN = {"date": "2000-01-01", "rounds": 9}
 RECORD: dict[str, Any] = {
+    **RUN,
     **duel.describe(LINE),
     **{name: {"q1": 1.0, "median": 2.0, "q3": 3.0} for name in ("txport", "peer", "ratio")},
     "equal_rows": 3,
@@ -280,7 +285,7 @@ RECORD: dict[str, Any] = {
 
 
 def test_only_a_line_that_was_measured_can_pass() -> None:
-    skipped, failed = ({**duel.describe(LINE), what: "the reason"} for what in ("skipped", "failed"))
+    skipped, failed = ({**RUN, **duel.describe(LINE), what: "the reason"} for what in ("skipped", "failed"))
     assert [report.verdict(each) for each in (RECORD, skipped, failed)] == ["reached", "skipped", "failed"]
     assert [report.falls_short(each) for each in (RECORD, skipped, failed)] == [False, True, True]
     short = {**RECORD, "required": 2.01}
@@ -291,16 +296,32 @@ def test_only_a_line_that_was_measured_can_pass() -> None:
 
 
 def test_the_page_has_a_row_a_line_and_every_row_every_column() -> None:
-    records = [copy.deepcopy(RECORD), {**duel.describe(LINE), "skipped": "the reason"}]
-    protocol = {"checkpoint": "preset:base", "vocabulary": 32000, "source": 32, "tokens": 32, "cores": 2, "rounds": 9}
+    records = [copy.deepcopy(RECORD), {**RUN, **duel.describe(LINE), "skipped": "the reason"}]
+    protocol = {"checkpoint": "preset:base", "vocabulary": 32000, "source": 32, "tokens": 32, "cores": 2}
     machine = {"cpu": "a processor", "cores": 2, "system": "Linux x86_64", "gpu": None}
-    result = {"date": "2000-01-01", "machine": machine, "versions": {"torch": "1"}, "protocol": protocol}
+    result = {"machine": machine, "versions": {"torch": "1"}, "protocol": protocol}
     page = report.markdown({**result, "lines": records})
-    assert "Measured on a processor, 2 cores, Linux x86_64, 2000-01-01." in page
+    assert "Measured on a processor, 2 cores, Linux x86_64." in page
+    assert "of 9 alternating rounds" in page
     assert "make bench-peers" in page
     rows = [line for line in page.splitlines() if line.startswith("| greedy |")]
     assert [row.count(" | ") for row in rows] == [len(report.HEADERS) - 1] * 2
     assert "2.00 (1.00 to 3.00)" in rows[0]
+    assert all(row.endswith("| 2000-01-01 |") for row in rows)
+
+
+def test_lines_of_an_earlier_run_stay_or_are_replaced_and_are_of_this_machine(tmp_path: Path) -> None:
+    first, second, third = ({**RUN, **duel.describe(line)} for line in LINES[:3])
+    path = tmp_path / "results.json"
+    assert earlier(path) == []
+    gone = {**first, "name": "a line of long ago"}
+    path.write_text(json.dumps(result_of([third, first, gone], Place(work=tmp_path, peers_python=path), BASE)))
+    again = {**first, "date": "2000-01-02"}
+    assert joined(earlier(path), [second, again]) == [again, second, third]
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, "machine": {**found["machine"], "cpu": "another processor"}}))
+    with pytest.raises(UnsupportedError, match=r"another machine \(another processor"):
+        earlier(path)
 
 
 def test_a_quick_run_is_a_toy_and_judges_nothing() -> None:
