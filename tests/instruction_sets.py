@@ -6,8 +6,7 @@ of attention it has two, and a switch.
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
+from txport.system import machine
 
 SETS: dict[str, dict[str, str]] = {
     "all": {},
@@ -23,15 +22,8 @@ SETS: dict[str, dict[str, str]] = {
         "ORT_GQA_DISABLE_FLASH_ATTENTION": "1",
     },
 }
-TELLING = ("sse4_2", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "asimd", "sve", "i8mm")
 
 
 def describe_processor() -> str:
     """Its name, and which of the instruction sets that matter to kernels it has."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    values = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    values = {key.strip(): value.strip() for key, value in values.items()}
-    flags = (values.get("flags") or values.get("Features") or "").split()
-    name = values.get("model name") or platform.processor() or platform.machine()
-    return f"{name} ({', '.join(flag for flag in TELLING if flag in flags) or 'no flags known'})"
+    return f"{machine.describe()['cpu']} ({', '.join(machine.instructions()) or 'no flags known'})"

@@ -64,10 +64,15 @@ def earlier(path: Path) -> list[dict[str, Any]]:
     found = json.loads(path.read_text(encoding="utf-8"))
     there, here = found["machine"], machine.describe()
     if there != here:
-        differing = f"{there['cpu']}, {there['cores']} cores; this is {here['cpu']}, {here['cores']}"
+        differing = f"{_named(there)}; this is {_named(here)}"
         raise UnsupportedError(f"{path} was measured on another machine ({differing}); give other --results")
     records: list[dict[str, Any]] = found["lines"]
     return records
+
+
+def _named(found: dict[str, Any]) -> str:
+    kernels = ", ".join(found.get("instructions", ["whose instructions it does not tell"]))
+    return f"{found['cpu']} ({kernels}), {found['cores']} cores"
 
 
 def joined(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -86,7 +86,8 @@ def introduction(result: Mapping[str, Any]) -> str:
     rounds = sorted({record["rounds"] for record in result["lines"]})
     sizes = f"Lines without a name: {protocol['checkpoint']}, with {protocol['vocabulary']:,} tokens and random weights"
     lengths = f"sources and prompts have {protocol['source']} tokens unless it is said, targets {protocol['tokens']}"
-    return f"""Measured on {machine["cpu"]}, {protocol["cores"]} cores, {machine["system"]}.
+    kernels = ", ".join(machine["instructions"])
+    return f"""Measured on {machine["cpu"]} ({kernels}), {protocol["cores"]} cores, {machine["system"]}.
 {versions}.
 `make bench-peers` measures again; `benchmarks/results/peers-cpu.json` has every figure and every setting tried.
 

@@ -298,10 +298,10 @@ def test_only_a_line_that_was_measured_can_pass() -> None:
 def test_the_page_has_a_row_a_line_and_every_row_every_column() -> None:
     records = [copy.deepcopy(RECORD), {**RUN, **duel.describe(LINE), "skipped": "the reason"}]
     protocol = {"checkpoint": "preset:base", "vocabulary": 32000, "source": 32, "tokens": 32, "cores": 2}
-    machine = {"cpu": "a processor", "cores": 2, "system": "Linux x86_64", "gpu": None}
+    machine = {"cpu": "a processor", "instructions": ["avx2", "fma"], "cores": 2, "system": "Linux x86_64", "gpu": None}
     result = {"machine": machine, "versions": {"torch": "1"}, "protocol": protocol}
     page = report.markdown({**result, "lines": records})
-    assert "Measured on a processor, 2 cores, Linux x86_64." in page
+    assert "Measured on a processor (avx2, fma), 2 cores, Linux x86_64." in page
     assert "of 9 alternating rounds" in page
     assert "make bench-peers" in page
     rows = [line for line in page.splitlines() if line.startswith("| greedy |")]

@@ -23,10 +23,15 @@ NO_MEMORY = (
     "could not determine the shape of object type 'torch.storage.untypedstorage'",  # a file that can't be mapped
 )
 FLAGS = ("flags", "Features")  # what Linux calls them on x86, and on Arm
+# Instructions by which kernels are chosen: two processors of one name may differ by a factor.
+TELLING = (
+    *("sse4_2", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve"),
+)
 
 
 def describe() -> dict[str, Any]:
-    """The processor, its cores, the system, and the GPU if PyTorch is loaded and sees one."""
+    """The processor and its instructions, its cores, the system, and the GPU if PyTorch is loaded and sees one."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -34,7 +39,13 @@ def describe() -> dict[str, Any]:
         model = names[0] if names else model
     torch = sys.modules.get("torch")
     gpu = torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None
-    return {"cpu": model, "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}", "gpu": gpu}
+    return {
+        "cpu": model,
+        "instructions": instructions(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "gpu": gpu,
+    }
 
 
 def cores() -> int:
@@ -49,6 +60,11 @@ def flags() -> frozenset[str]:
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
     lines = [line.partition(":") for line in text.splitlines()]
     return frozenset(flag for name, _, rest in lines if name.strip() in FLAGS for flag in rest.split())
+
+
+def instructions() -> list[str]:
+    """Those of the processor by which kernels are chosen."""
+    return [flag for flag in TELLING if flag in flags()]
 
 
 def is_x86() -> bool:
