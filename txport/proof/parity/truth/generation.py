@@ -63,8 +63,10 @@ class GeneratorTruth:
         """See `Truth.compare`."""
         for case in (case for case in self.cases if case.targets):
             with no_crash(f"{label}, case {case.name}: a search"):
-                report.tensors.extend(compare_forced(case, label, runtime, self._exact, tolerance))
-                report.tokens.extend(self._compare_search(case, label, runtime, tolerance))
+                forced = list(compare_forced(case, label, runtime, self._exact, tolerance))
+                report.tensors.extend(forced)
+                may_tie = all(each.passed for each in forced)
+                report.tokens.extend(self._compare_search(case, label, runtime, tolerance, may_tie=may_tie))
         if self._texts:
             with no_crash(f"{label}, texts: a search"):
                 right = right_ones(self._bundle, runtime, self._texts)
@@ -85,6 +87,7 @@ class GeneratorTruth:
         return longest <= facts.writes.longest
 
     def _compare_search(
-        self, case: Case, label: str, runtime: Runtime, tolerance: Tolerance
+        self, case: Case, label: str, runtime: Runtime, tolerance: Tolerance, *, may_tie: bool
     ) -> Iterator[TokenComparison]:
-        return compare_search(case, label, runtime, self._found[case.name], self._exact, tolerance)
+        found = self._found[case.name]
+        return compare_search(case, label, runtime, found, self._exact, tolerance, may_tie=may_tie)
