@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from tests.cli.processes import ENVIRONMENT, assert_one_line, run
 from tests.runtimes.nvidia import stand_in
+from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
+from txport.bundles.ports import ENCODER
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not stand_in.can_build(), reason="no C compiler, or another ONNX Runtime"
@@ -57,13 +60,18 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {**ENVIRONMENT, "PYTHONPATH": root, "LD_LIBRARY_PATH": str(folder), **more}
 
 
-@pytest.fixture(scope="module")
-def seen(libraries: Path, bundle: Bundle) -> dict[str, dict[str, Any]]:
-    faults = {"none": {}, "full": {"CUDA_FULL": "1"}, "old": {"CUDA_FAULT": "35"}, "gone": {"CUDA_FAULT": "100"}}
-    command = [sys.executable, "-c", START, str(bundle.path), json.dumps(faults)]
+def begin(path: Path, libraries: Path, faults: dict[str, dict[str, str]]) -> dict[str, dict[str, Any]]:
+    """What becomes of a bundle's sessions on CUDA, with each of some faults."""
+    command = [sys.executable, "-c", START, str(path), json.dumps(faults)]
     done = subprocess.run(command, env=environment(libraries), capture_output=True, text=True, check=True)
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)
     return found
+
+
+@pytest.fixture(scope="module")
+def seen(libraries: Path, bundle: Bundle) -> dict[str, dict[str, Any]]:
+    faults = {"none": {}, "full": {"CUDA_FULL": "1"}, "old": {"CUDA_FAULT": "35"}, "gone": {"CUDA_FAULT": "100"}}
+    return begin(bundle.path, libraries, faults)
 
 
 def test_cuda_takes_the_model_and_leaves_only_arithmetic_of_shapes(seen: dict[str, dict[str, Any]]) -> None:
@@ -81,6 +89,29 @@ def test_whoever_needs_every_node_there_is_told_which_are_not(seen: dict[str, di
     assert here["code"] == 3
     assert here["error"].startswith("CUDAExecutionProvider does not take ")
     assert here["error"].count(" graph") <= 3
+
+
+def test_a_part_of_the_model_without_a_kernel_for_cuda_is_refused_by_name(libraries: Path, copied: Path) -> None:
+    """ONNX Runtime would run it on the CPU, and copy its tensors there and back at each step."""
+
+    def quantise(model: onnx.ModelProto) -> None:
+        product = next(node for node in model.graph.node if node.op_type == "MatMul")
+        product.name, source = "product", product.input[0]
+        parts = ["quantised", "scale", "zero"]
+        nodes = [
+            onnx.helper.make_node("DynamicQuantizeLinear", [source], parts, name="quantise"),
+            onnx.helper.make_node("DequantizeLinear", parts, ["rounded"], name="dequantise"),
+        ]
+        product.input[0] = "rounded"
+        place = list(model.graph.node).index(product)
+        for node in reversed(nodes):
+            model.graph.node.insert(place, node)
+
+    edit_graph(copied, ENCODER, quantise)
+    error = begin(copied, libraries, {"none": {}})["none"]["error"]
+    assert error.startswith(
+        "CUDAExecutionProvider does not take 'quantise' (DynamicQuantizeLinear) of the encoder graph"
+    )
 
 
 def test_options_are_in_force(seen: dict[str, dict[str, Any]]) -> None:
