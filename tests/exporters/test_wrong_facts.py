@@ -9,7 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from tests.tiny import tiny_config, tiny_model
-from txport.bundles.ports import CONTRACTS, PREFILL, STEP
+from txport.bundles.contracts import CONTRACTS
+from txport.bundles.ports import PREFILL, STEP
 from txport.errors import UnsupportedError
 from txport.exporters.check import GraphError
 from txport.exporters.cpu.fusions import check_parts
