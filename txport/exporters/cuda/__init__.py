@@ -1,1 +1,1 @@
-"""The cuda target: ONNX Runtime's operators for NVIDIA GPUs, a step that one CUDA graph holds."""
+"""The cuda target: operators that have a kernel on the device, caches written in place, nothing that asks the host."""
