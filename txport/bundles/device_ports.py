@@ -50,6 +50,8 @@ from txport.bundles.ports import (
 from txport.models.facts import LENGTH, Facts, Owner, StateTensor, Task
 
 WIDE = "float32"  # of what is no cache
+ON_HOST = (COUNT, MORE)  # inputs whose numbers the host reads
+CAPTURED = (STEP,)  # graphs that are replayed as one CUDA graph
 SELECTED, ADMITTED = "selected_rows", "admitted_rows"
 
 

@@ -18,6 +18,7 @@ from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import metadata
 from txport.bundles.ports import GENERATE, Dim, Graph, Port
 from txport.errors import TxportError
+from txport.exporters.cuda.audit.graph import audit_port
 
 PORTABLE_IR = 10
 OWN = {"com.microsoft": 1}
@@ -48,6 +49,7 @@ def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
         *_unread(model),
         *_paths(model, metadata(manifest, graph.role)),
         *_metadata(model, graph.role, manifest),
+        *(audit_port(model, graph).faults if manifest.target == "cuda" else ()),
     ]
     if problems:
         raise GraphError(f"{path.name} breaks the {manifest.target} contract: {'; '.join(problems)}")

@@ -107,6 +107,8 @@ def _size(size: float) -> str:
 def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: Path | None) -> None:
     """Show what BUNDLE is: ports, operators, sizes, and how far it is from PyTorch.
 
+    Of a cuda bundle it also says, without a GPU, which nodes have kernels there and what lies on the host.
+
     The page that --html writes is one file without scripts, which needs nothing else.
     """
     from txport.cli import tables
@@ -125,9 +127,19 @@ def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: 
             require_outputs({"--html": html}, inputs={"BUNDLE": found.path / name})
         textio.write_text(html, page(found))
     if as_json:
-        textio.print_json({"path": str(found.path.resolve()), **found.manifest.to_dict()})
+        textio.print_json({"path": str(found.path.resolve()), **found.manifest.to_dict(), **_kernels(found)})
     else:
         tables.show_bundle(found, brief)
+
+
+def _kernels(bundle: Any) -> dict[str, Any]:
+    """What `inspect --json` adds of a cuda bundle: what its graphs become on a GPU, or why that can't be said here."""
+    if bundle.manifest.target != "cuda":
+        return {}
+    from txport.inspection.kernels import audits_or_why
+
+    found, why = audits_or_why(bundle)
+    return {"on_cuda": {role: each.to_dict() for role, each in found.items()} or why}
 
 
 @click.command()

@@ -12,6 +12,8 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto
 
+from txport.bundles.device_ports import CAPTURED, ON_HOST
+from txport.bundles.ports import Graph
 from txport.exporters.cuda.audit.capture import Dims, dims_of, unfit
 from txport.exporters.cuda.audit.kernels import CONTROL_FLOW, HOST_OUTPUTS, OPSETS
 from txport.exporters.cuda.audit.placement import copied, moved_to_host
@@ -68,6 +70,12 @@ class Audit:
         rows = [dict(zip(("operator", "types", "count", "has_kernel"), row, strict=True)) for row in self.rows()]
         counts = {"on_device": self.on_device, "on_host": self.on_host, "copies": self.copies}
         return {**counts, "kernels": rows, "faults": list(self.faults)}
+
+
+def audit_port(model: ModelProto, graph: Graph) -> Audit:
+    """Hold a graph of a cuda bundle against what its contract says of the host."""
+    on_host = [port.name for port in graph.inputs if port.name in ON_HOST]
+    return audit(model, on_host, captured=graph.role in CAPTURED)
 
 
 def audit(model: ModelProto, on_host: Collection[str] = (), *, captured: bool) -> Audit:
