@@ -20,8 +20,10 @@ from txport.bundles.ports import GENERATE, Dim, Graph, Port
 from txport.errors import TxportError
 
 PORTABLE_IR = 10
-DOMAINS: dict[str, dict[str, int]] = {"portable": {}, "cpu": {"com.microsoft": 1}}  # beyond the standard, by target
-CONTROL_FLOW = {"portable": {"If", "Loop", "Scan"}, "cpu": {"Loop", "Scan"}}  # what must not occur, by target
+OWN = {"com.microsoft": 1}
+DOMAINS: dict[str, dict[str, int]] = {"portable": {}, "cpu": OWN, "cuda": OWN}  # beyond the standard, by target
+CONTROL = {"If", "Loop", "Scan"}
+CONTROL_FLOW = {"portable": CONTROL, "cpu": CONTROL - {"If"}, "cuda": CONTROL}  # what must not occur, by target
 ABSOLUTE_PATH = re.compile(r"(?:(?<![\w./-])|\bfile://)(?:/[^/\s\"']+){2,}|[A-Za-z]:\\\\?\w")
 
 

@@ -14,6 +14,7 @@ from txport.bundles.manifest import Manifest, is_quantised, require_offer, requi
 from txport.errors import UnsupportedError
 from txport.exporters import portable
 from txport.exporters.cpu.write import write as write_cpu
+from txport.exporters.cuda.write import write as write_cuda
 from txport.exporters.single.rules import rules_of
 from txport.exporters.targets import TARGETS
 from txport.models import architecture
@@ -98,4 +99,6 @@ def export_graphs(
             (folder / name).write_text(content, encoding="utf-8", newline="\n")
     if target == "cpu":
         return write_cpu(checkpoint, manifest, folder, keep)
+    if target == "cuda":
+        return write_cuda(checkpoint, manifest, folder)
     return portable.write(checkpoint, manifest, folder, external_above)
