@@ -56,7 +56,10 @@ class Entry(NamedTuple):
 
 
 RUNTIMES = {
-    "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu", "foreign"), single=True),
+    "ort": Entry(
+        "txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu", "cuda", "foreign"), single=True
+    ),
+    "cuda-stand-in": Entry("txport.runtimes.ort.cuda.stand_in", "onnx", "txport[export]", ("cuda",), "fp32"),
     "openvino": Entry(
         "txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), aborts=True, streams=True
     ),
@@ -131,9 +134,17 @@ def installed(target: str) -> list[str]:
 
 
 def load(
-    name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None, workers: int = 1
+    name: str,
+    bundle: Bundle,
+    *,
+    provider: str = "cpu",
+    threads: int | None = None,
+    workers: int = 1,
+    user_compute_stream: int | None = None,
 ) -> GraphRuntime:
     """Start a bundle on a runtime, which so many `workers` may run at a time.
+
+    A cuda bundle runs on the `user_compute_stream`, the address of a CUDA stream, or on one of its own.
 
     Raises `UnavailableError` if its package or the provider is not here, `LoadError` for a graph that is too new for
     it, `BundleError` for one that it can't load or that has other ports than the manifest says.
@@ -143,6 +154,10 @@ def load(
     require_target(name, bundle.manifest.target)
     bundle.require_weights()
     more = {"workers": workers} if RUNTIMES[name].streams else {}
+    if user_compute_stream is not None:
+        if name != "ort":
+            raise UnsupportedError(f"user_compute_stream is for the ort runtime on cuda; {name} has no streams")
+        more["user_compute_stream"] = whole("user_compute_stream", user_compute_stream)
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads, **RUNTIMES[name].how, **more)
     _require_ports(bundle, runtime, bundle.manifest.driven.values())
     return runtime

@@ -15,7 +15,7 @@ from txport.errors import UnavailableError, UnsupportedError
 from txport.runtimes import PROVIDERS
 from txport.runtimes.ort.onnx_runtime import ort
 
-CPU = PROVIDERS["cpu"]
+CPU, CUDA = PROVIDERS["cpu"], PROVIDERS["cuda"]
 ON_CUDA = ("CUDAExecutionProvider", "TensorrtExecutionProvider")
 # An ONNX model of one Identity node, x float[1] -> y, so that a provider can be tried without the onnx package.
 IDENTITY = bytes.fromhex(

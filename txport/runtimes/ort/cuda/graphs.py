@@ -1,0 +1,42 @@
+"""The graphs of a cuda bundle as sessions, and a run of one by itself, which the proofs need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from txport.bundles.ports import COUNT, MORE, Graph
+from txport.runtimes.base import GraphPorts
+from txport.runtimes.ort.cuda.device import Array, Device, Tensor, bind, bytes_of
+from txport.runtimes.ort.sessions import Sessions, placement
+
+ON_HOST = (COUNT, MORE)  # inputs that shapes follow from
+
+
+class Graphs:
+    """Sessions by role, their ports, and those that their files have, which may be of another precision."""
+
+    def __init__(self, described: Mapping[str, Graph], sessions: Sessions, ports: Callable[[str], GraphPorts]) -> None:
+        self.described, self.sessions, self.ports = described, sessions, ports
+
+    def placement(self) -> dict[str, dict[str, int]]:
+        """See `GraphRuntime.placement`."""
+        return placement(self.sessions)
+
+    def run(self, role: str, inputs: Mapping[str, Array], device: Device) -> dict[str, Array]:
+        """All inputs of a graph by port -> all of its outputs; half precision comes and goes as float32."""
+        graph = self.described[role]
+        host = {name: inputs[name] for name in ON_HOST if name in inputs}
+        lengths = graph.lengths({name: array.shape for name, array in inputs.items()})
+        lengths.update({name: int(array[0]) for name, array in host.items()})
+        given = {port.name: _new(device, inputs[port.name].shape, port.dtype) for port in graph.inputs}
+        for name, tensor in given.items():
+            device.upload(inputs[name], tensor)
+        made = {port.name: _new(device, port.shape(lengths), port.dtype) for port in graph.outputs}
+        read = {name: tensor for name, tensor in given.items() if name not in host}
+        binding = bind(device, role, self.sessions[role], read, made, host)
+        device.run(binding)
+        return dict(zip(made, device.fetch(*made.values()).arrays(), strict=True))
+
+
+def _new(device: Device, shape: tuple[int, ...], dtype: str) -> Tensor:
+    return Tensor(device.allocate(bytes_of(shape, dtype)), 0, shape, dtype)
