@@ -23,6 +23,14 @@ from txport.runtimes.encoding import infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import require_defaults
 
+USUAL = ("ort", "cpu")
+STAND_INS = {"cuda": ("cuda-stand-in", "cpu")}  # of targets whose graphs need what the machine of an export may lack
+
+
+def proven_on(target: str) -> tuple[str, str]:
+    """The runtime and the provider on which an export proves bundles of a target."""
+    return STAND_INS.get(target, USUAL)
+
 
 def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
     """Write the files of a bundle into an empty folder, `how` as `export_graphs` takes it; nothing is compared yet.
@@ -38,17 +46,18 @@ def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
 
 
 def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int = 0) -> tuple[Bundle, Report]:
-    """Compare a bundle with PyTorch on ONNX Runtime; -> it with the verdict, and goldens if that is good.
+    """Compare a bundle with PyTorch where it is proven; -> it with the verdict, and goldens if that is good.
 
     `seed` and `cases` are those of `check`. Raises `ParityError` where a graph does not run at all, or the goldens do
     not hold on this machine.
     """
-    report = check(bundle, checkpoint, {"ort": "cpu"}, seed, cases=cases)
+    runtime, provider = proven_on(bundle.manifest.target)
+    report = check(bundle, checkpoint, {runtime: provider}, seed, cases=cases)
     if report.passed:
         with fitting_threads(checkpoint):
             _add_golden(bundle, checkpoint)
     bundle = seal(bundle.path, dataclasses.replace(bundle.manifest, parity=report.summary()))
-    if report.passed and not (result := verify(bundle.path)).passed:
+    if report.passed and not (result := verify(bundle.path, runtime=runtime, provider=provider)).passed:
         raise ParityError(f"the export of {checkpoint.name} can't be verified: {result.wrong}")
     return dataclasses.replace(bundle, measured=report.figures()), report
 

@@ -31,7 +31,7 @@ from txport.proof.parity.exact import Exact
 from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.quality import Texts, digest_of
 from txport.proof.parity.replay import Reference
-from txport.proof.parity.tolerances import Tolerance, tolerance_of
+from txport.proof.parity.tolerances import Tolerance, coarser, tolerance_of
 from txport.proof.parity.truth import Truth
 from txport.proof.parity.truth.encoding import EncoderTruth
 from txport.proof.parity.truth.generation import GeneratorTruth
@@ -76,7 +76,8 @@ def check(
         bundle = of_checkpoint(bundle, checkpoint)
     else:
         load_bundle(bundle.path)
-    computed = {name: runtimes.computes(name, bundle.manifest.precision) for name in providers}
+    precision = bundle.manifest.precision
+    computed = {name: coarser(runtimes.computes(name, precision), precision) for name in providers}
     tolerances = {name: tolerance_of(computed[name], each, atol, rtol) for name, each in providers.items()}
     report = Report(_about(bundle, providers, tolerances, seed, cases))
     report.about["texts"] = digest_of(texts) if texts else None
@@ -94,12 +95,12 @@ def check(
             left_out.append(FOREIGN_PARTS)
             report.about.update({"reference": ROUNDED} if bundle.manifest.precision in ("int8", "int4") else {})
         report.about["left_out"] = [*left_out, *not_reached(bundle.manifest.facts)]
-        for precision in dict.fromkeys(computed.values()):
-            exact = exact_of(bundle, checkpoint, precision)
+        for held in dict.fromkeys(computed.values()):
+            exact = exact_of(bundle, checkpoint, held)
             truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
             reference = None if is_foreign else Reference(exact, bundle.manifest, remembers=True)
             report.about.setdefault("pytorch", truth.pytorch)
-            for name in (each for each in providers if computed[each] == precision):
+            for name in (each for each in providers if computed[each] == held):
                 _compare(report, bundle, name, providers[name], truth, reference, tolerances[name], seed)
     return report
 
