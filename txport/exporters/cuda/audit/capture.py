@@ -60,12 +60,16 @@ def _pieces(count: int, are_equal: bool) -> str | None:
 
 
 def _matmul(node: NodeProto, dims: Dims) -> str | None:
-    """Products of equal batches, and with one matrix, are one call of cuBLAS."""
+    """Products with one matrix, and of as many matrices as there are others, are one call of cuBLAS."""
     first, second = (dims.get(name) for name in node.input[:2])
-    if first is None or second is None or len(second) <= MATRIX or list(first[:-2]) == list(second[:-2]):
+    if first is None or second is None:
         return None
-    batches = " and ".join(str(list(each[:-2])) for each in (first, second))
-    return f"it broadcasts batches {batches}, and places of matrices are copied from memory of the run"
+    batches = [[dim for dim in each[:-MATRIX] if dim != 1] for each in (first, second)]
+    is_one = not batches[1] and len(first) >= len(second)
+    if is_one or (len(first) > MATRIX and sorted(map(str, batches[0])) == sorted(map(str, batches[1]))):
+        return None
+    said = " by ".join(str(list(each)) for each in (first, second))
+    return f"it broadcasts matrices, {said}, and where they lie is copied from memory of the run"
 
 
 def _attribute(node: NodeProto, name: str, default: int) -> int:
