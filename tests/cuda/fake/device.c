@@ -142,8 +142,11 @@ int cudaMalloc(void **place, size_t size) {
     if (captured) return refuse(CAPTURE_UNSUPPORTED);
     if (getenv("FAKE_CUDA_FULL")) return OUT_OF_MEMORY;
     counts[ALLOCATIONS]++;
-    *place = aligned_alloc(256, (size + 255) / 256 * 256);
-    return *place ? SUCCESS : OUT_OF_MEMORY;
+    size = (size + 255) / 256 * 256;
+    *place = aligned_alloc(256, size);
+    if (!*place) return OUT_OF_MEMORY;
+    memset(*place, 0, size); /* so what no kernel computes is the same in every test */
+    return SUCCESS;
 }
 
 int cudaFree(void *place) {
