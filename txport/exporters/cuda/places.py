@@ -85,15 +85,9 @@ def _by_source(tracer: Tracer, x: Symbol, numbers: Symbol) -> Symbol:
 
 
 def _mean_of_heads(tracer: Tracer, weights: Symbol) -> Symbol:
-    """As a product: the sum over a dim in the middle would need another library.
-
-    One matrix is on the right: places of matrices on the left would be copied from memory that no replay has.
-    """
-    heads = int(weights.examples[0].shape[1])
+    """Over the last dim: a mean over one in the middle needs another library."""
     turned = tracer.op("heads", "Transpose", [weights.value], perm=(0, 2, 3, 1))
-    dtype = np.dtype(str(weights.dtype).removeprefix("torch."))
-    shares = tracer.constant(np.full((heads, 1), 1 / heads, dtype))
-    mean = tracer.op("heads/mean", "MatMul", [turned, shares])  # (B, K, S, 1)
+    mean = tracer.op("heads/mean", "ReduceMean", [turned, tracer.constant(np.array([-1]))], keepdims=0)  # (B, K, S)
     one, other = (mean_of_heads(each) for each in weights.examples)
     return tracer.given(tracer.op("heads/rows", "Flatten", [mean], axis=2), (one, other))
 
