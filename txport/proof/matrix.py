@@ -32,7 +32,7 @@ from txport.version import __version__
 PASS, NEAR_TIE, FAIL, NOT_AVAILABLE = "pass", "near-tie", "fail", "not available"
 VERDICTS = (PASS, NEAR_TIE, FAIL, NOT_AVAILABLE)
 FAILED = ParityError.exit_code  # of errors that say so: a graph that breaks its contract is another
-PROVEN = ("ort", "cpu")  # where `export` proves a bundle
+PROVEN = ("ort", "cpu")  # where `export` proves a bundle; those of the cuda target have another home
 
 Kind = tuple[str, str]  # target, precision
 Engine = tuple[str, str]  # runtime, provider
@@ -166,12 +166,14 @@ def _row(
 def _cells(
     checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], path: Path, progress: Progress
 ) -> Iterator[Cell]:
-    blank, begun = Cell(*kind, *PROVEN, FAIL), time.perf_counter()
+    home, begun = runtimes.home(kind[0]), time.perf_counter()
+    others = [each for each in tried if each not in (home, PROVEN)]  # PROVEN stands for what is home to each target
+    blank = Cell(*kind, *home, FAIL)
     try:
         progress(f"{' '.join(kind)}: exporting")
         bundle = write(checkpoint, path, target=kind[0], precision=kind[1])
         blank = replace(blank, bytes=bundle.size, export_seconds=_since(begun))
-        progress(f"{' '.join(kind)}: comparing on {' '.join(PROVEN)}")
+        progress(f"{' '.join(kind)}: comparing on {' '.join(home)}")
         begun = time.perf_counter()
         bundle, report = prove(bundle, checkpoint)
     except TxportError as error:
@@ -179,15 +181,15 @@ def _cells(
             raise
         verdict = FAIL if error.exit_code == FAILED else NOT_AVAILABLE
         yield from (
-            replace(blank, runtime=name, provider=each, verdict=verdict, why=_why(error, path)) for name, each in tried
+            replace(blank, runtime=name, provider=each, verdict=verdict, why=_why(error, path))
+            for name, each in (home, *others)
         )
         return
     blank = replace(blank, bytes=bundle.size)
     yield _judge(blank, report, begun)
-    for name, provider in tried:
-        if (name, provider) != PROVEN:
-            progress(f"{' '.join(kind)}: comparing on {name} {provider}")
-            yield compare(replace(blank, runtime=name, provider=provider), bundle, checkpoint)
+    for name, provider in others:
+        progress(f"{' '.join(kind)}: comparing on {name} {provider}")
+        yield compare(replace(blank, runtime=name, provider=provider), bundle, checkpoint)
 
 
 def compare(blank: Cell, bundle: Bundle, checkpoint: Checkpoint) -> Cell:

@@ -38,6 +38,7 @@ from txport.bundles.ports import (
 from txport.exporters.targets import TARGETS
 from txport.models.facts import Facts, Task
 from txport.models.model import Model
+from txport.proof.parity import device_replay
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact
 from txport.runtimes.inputs import batch
@@ -105,13 +106,25 @@ class Reference:
 
     def call(self, role: str, step: int, inputs: Mapping[str, Array]) -> Call:
         """What is right for the ports of one graph, whose inputs are as the bundle's precision holds them."""
-        dtype = self.manifest.dtype
-        cast = {name: array.astype(dtype, copy=False) if is_float(array) else array for name, array in inputs.items()}
+        cast = {name: self.held(array) if is_float(array) else array for name, array in inputs.items()}
         becomes = self.manifest.graphs[role].becomes
         return Call(role, step, cast, self._run(self._exact.model, role, cast), becomes=becomes)
 
+    def moving(self, role: str, inputs: Mapping[str, Array], expected: dict[str, Array]) -> Call:
+        """A run of a graph that computes nothing."""
+        return Call(role, 0, dict(inputs), expected, becomes=self.manifest.graphs[role].becomes)
+
+    def held(self, array: Array) -> Array:
+        """Numbers as the bundle's precision holds them; what NumPy gives the cuda target is float32 all the same."""
+        if self.manifest.target != "cuda":
+            return array.astype(self.manifest.dtype, copy=False)
+        narrow = torch.from_numpy(np.ascontiguousarray(array)).to(getattr(torch, self.manifest.dtype))
+        return narrow.float().numpy()
+
     def own(self, call: Call, name: str, draw: int = 0) -> Array:
         """What PyTorch itself gives for one output in the bundle's precision; for other draws, with other last bits."""
+        if not self.manifest.graphs[call.role].has_weights:
+            return call.expected[name]
         if self._own[0] is not call.inputs:
             self._own = call.inputs, {}
         known = self._own[1]
@@ -127,7 +140,7 @@ class Reference:
         dtype = next(model.parameters()).dtype
         given = ((torch.from_numpy(array), is_float(array)) for array in inputs.values())
         tensors = [x.to(dtype) if cast else x for x, cast in given]
-        if role == STEP:
+        if role == STEP and self.manifest.target == "cpu":
             outputs = self._stepped(model, inputs, tensors)
         else:
             outputs = module_of(model, self.manifest, role)(*tensors)
@@ -315,4 +328,7 @@ REPLAYS: dict[tuple[str, Task], Callable[[Reference, Case, np.random.Generator],
     ("cpu", "seq2seq"): replay_cpu,
     ("cpu", "causal"): replay_cpu_causal,
     ("cpu", "encode"): replay_cpu_encode,
+    ("cuda", "seq2seq"): device_replay.replay_seq2seq,
+    ("cuda", "causal"): device_replay.replay_causal,
+    ("cuda", "encode"): device_replay.replay_encode,
 }
