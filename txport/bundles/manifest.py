@@ -37,6 +37,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
+def usual_precision(target: str) -> str:
+    """What an export for a target takes where no precision is asked for; "fp32" where there is no such target."""
+    return OFFERED.get(target, ("fp32",))[0]
+
+
 def require_offer(target: str, precision: str) -> None:
     """Raise `UnsupportedError` unless there are bundles of this target in this precision."""
     if target not in OFFERED:

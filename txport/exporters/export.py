@@ -64,6 +64,10 @@ def export_graphs(
     if opset is not None and opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
     require_offer(target, precision)
+    least = TARGETS[target].least
+    if opset is not None and opset < least:
+        why = f"the {target} target has operators that write caches in place, which there are from opset {least} on"
+        raise UnsupportedError(f"{why}, got {opset}; leave opset out")
     if target != "portable" and isinstance(checkpoint.outline, Adapted):
         why = f"the {target} target makes operators of parts that it knows, and your module has none of them"
         fix = "export --target portable, or write an architecture (docs/architectures.md)"
@@ -76,7 +80,7 @@ def export_graphs(
     manifest = Manifest(
         target=target,
         precision=precision,
-        opset=opset or max(DEFAULT_OPSET, TARGETS[target].prefers(checkpoint.outline)),
+        opset=opset or max(DEFAULT_OPSET, least, TARGETS[target].prefers(checkpoint.outline)),
         architecture=architecture.name_of(checkpoint.config),
         config=checkpoint.config.to_dict(),
         facts=checkpoint.facts,

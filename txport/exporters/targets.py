@@ -75,7 +75,7 @@ class Target:
 
     `modules` are the graphs' modules for each task, whose arguments are the ports that `traced` leaves; `forms` say
     what functions become; `stages` change a graph after its trace, `last` once the form of each weight is known. The
-    opset is at least the one that it `prefers` for a model, unless another is asked for.
+    opset is at least the one that it `prefers` for a model, unless another is asked for, and never less than `least`.
     """
 
     modules: Mapping[Task, Mapping[str, Callable[[Model], nn.Module]]]
@@ -85,6 +85,7 @@ class Target:
     traced: Callable[[Graph], Graph] = lambda graph: graph
     require: Callable[[Model], None] = lambda model: None
     prefers: Callable[[Model], int] = lambda model: 0
+    least: int = 0
 
     def module(self, job: Job) -> nn.Module:
         """The module of a graph."""
@@ -201,6 +202,6 @@ TARGETS = {
             "check parts": partial(_check, check_cuda),
         },
         require=require_device,
-        prefers=lambda model: IN_PLACE_OPSET,
+        least=IN_PLACE_OPSET,
     ),
 }

@@ -39,19 +39,19 @@ def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
 
 
 def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int = 0) -> tuple[Bundle, Report]:
-    """Compare a bundle with PyTorch on ONNX Runtime; -> it with the verdict, and goldens if that is good.
+    """Compare a bundle with PyTorch where it is proven; -> it with the verdict, and goldens if that is good.
 
     A cuda bundle runs on the GPU, or, where there is none, on the CPU in its place; the verdict says which. `seed` and
     `cases` are those of `check`. Raises `ParityError` where a graph does not run at all, or the goldens do not hold on
     this machine.
     """
-    name, provider = runtimes.home(bundle.manifest.target)
-    report = check(bundle, checkpoint, {name: provider}, seed, cases=cases)
+    runtime, provider = runtimes.home(bundle.manifest.target)
+    report = check(bundle, checkpoint, {runtime: provider}, seed, cases=cases)
     if report.passed:
         with fitting_threads(checkpoint):
             _add_golden(bundle, checkpoint)
     bundle = seal(bundle.path, dataclasses.replace(bundle.manifest, parity=report.summary()))
-    if report.passed and not (result := verify(bundle.path, runtime=name, provider=provider)).passed:
+    if report.passed and not (result := verify(bundle.path, runtime=runtime, provider=provider)).passed:
         raise ParityError(f"the export of {checkpoint.name} can't be verified: {result.wrong}")
     return dataclasses.replace(bundle, measured=report.figures()), report
 

@@ -24,7 +24,9 @@ from txport.runtimes import GRAPH_RUNTIMES
     "--target", type=click.Choice(TARGETS), default="portable", show_default=True, help="What it is made for."
 )
 @click.option(
-    "--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True, help="Of the weights."
+    "--precision",
+    type=click.Choice(list(PRECISIONS)),
+    help="Of the weights.  [default: fp32; for cuda fp16]",
 )
 @click.option("--opset", type=click.IntRange(18, 25), help="ONNX operator set: 18 unless the target prefers another.")
 @click.option(
@@ -56,7 +58,7 @@ from txport.runtimes import GRAPH_RUNTIMES
 @trust_option
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 def export(
-    checkpoint: str, out: Path, target: str, precision: str, weights: str, as_json: bool, **options: Any
+    checkpoint: str, out: Path, target: str, precision: str | None, weights: str, as_json: bool, **options: Any
 ) -> None:
     """Export CHECKPOINT to a bundle at OUT, and prove it.
 

@@ -32,7 +32,7 @@ Array = NDArray[Any]
 # How far one part of a model may be from PyTorch, over its largest value, when what it reads is PyTorch's: it has no
 # errors of others to carry. Beyond that, so many times what changes if all that it reads is rounded otherwise: sharp
 # attention and small differences of large numbers tell the last bit of what they read.
-LOCAL = {"fp32": 1e-5, "fp16": 4e-3, "int8": 1e-5, "int4": 1e-5}
+LOCAL = {"fp32": 1e-5, "fp16": 4e-3, "bf16": 3e-2, "int8": 1e-5, "int4": 1e-5}
 SHAKEN = 16.0
 
 

@@ -95,12 +95,12 @@ def check(
             left_out.append(FOREIGN_PARTS)
             report.about.update({"reference": ROUNDED} if bundle.manifest.precision in ("int8", "int4") else {})
         report.about["left_out"] = [*left_out, *not_reached(bundle.manifest.facts)]
-        for precision in dict.fromkeys(computed.values()):
-            exact = exact_of(bundle, checkpoint, precision)
+        for held in dict.fromkeys(computed.values()):
+            exact = exact_of(bundle, checkpoint, held)
             truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
             reference = None if is_foreign else Reference(exact, bundle.manifest, remembers=True)
             report.about.setdefault("pytorch", truth.pytorch)
-            for name in (each for each in providers if computed[each] == precision):
+            for name in (each for each in providers if computed[each] == held):
                 _compare(report, bundle, name, providers[name], truth, reference, tolerances[name], seed)
     return report
 

@@ -23,6 +23,7 @@ from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnavailableError, UnsupportedError
 from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.cases import sides
+from txport.proof.parity.tolerances import coarser
 from txport.proof.verify import encoding
 from txport.proof.verify.at_once import SINGLE, look_at_single
 from txport.proof.verify.gaps import Check, check_of, differences, gap_of, in_turn, limit_of
@@ -44,7 +45,6 @@ FILES, EXPORT, PORTS, TOKENIZER, LOGITS, BATCH = "files", "export", "ports", "to
 FIRST = (FILES, EXPORT, PORTS, TOKENIZER)
 ROUNDING = 1e-5  # of a score: a log-probability is one of many however small the logits are
 SPOKEN = 12  # tokens of a target that is searched alone and beside others
-FINEST = "fp32"  # what computes in it keeps within what any other precision may be off by
 UNEVEN = 4  # every so many tokens one that ends a sample, so that samples of one source end after unequal lengths
 
 
@@ -88,7 +88,7 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     bundle = Bundle(path, read_manifest(path))
     bundle.require_weights()
     precision, computed = bundle.manifest.precision, runtimes.computes(runtime, bundle.manifest.precision)
-    if computed not in (precision, FINEST):
+    if precision != coarser(computed, precision):
         what = f"the goldens tell how far {precision} may be off, and {runtime} computes in {computed}"
         raise UnsupportedError(f"{what}; `txport parity --runtime {runtime}` compares it")
     checks = list(_checks(bundle, runtime, provider, threads))
