@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from txport.errors import RunError
 from txport.runtimes.base import running
 from txport.runtimes.ort.cuda.device import (
     ALIGNMENT,
@@ -49,8 +50,10 @@ class Fetch:
         self._wait = wait
 
     def arrays(self) -> list[Array]:
-        """See `Fetched.arrays`."""
+        """See `Fetched.arrays`; `RunError` where something before it failed."""
         self._wait()
+        if not self.found:
+            raise RunError("what was asked for was never computed, as a run before it failed; begin anew")
         return self.found
 
 
@@ -133,11 +136,16 @@ class HostDevice:
         self._add(partial(_execute, binding.role, binding.session, binding.io, list(blocks.values())))
 
     def _wait(self, count: int) -> None:
-        """Do what was queued, up to so many things in all."""
+        """Do what was queued, up to so many things in all; behind one that fails, nothing makes sense any more."""
         with self._lock:
             while self._done < count:
                 self._done += 1
-                self._queue.popleft()()
+                try:
+                    self._queue.popleft()()
+                except BaseException:
+                    self._queue.clear()
+                    self._done = self._queued
+                    raise
 
 
 class _Place:
