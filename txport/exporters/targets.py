@@ -147,7 +147,13 @@ def _check(check: Callable[..., None], graph: ir.Model, job: Job) -> int:
 
 
 check_cpu = partial(check_parts, operators=(of_cpu.MULTI_HEAD, of_cpu.GROUPED), kind_of=of_cpu.kind_of_node)
-check_cuda = partial(check_parts, operators=(of_cuda.ATTENTION,), kind_of=of_cuda.kind_of_node, plain=(PLAIN, WEIGHTS))
+check_cuda = partial(
+    check_parts,
+    operators=(of_cuda.ATTENTION,),
+    kind_of=of_cuda.kind_of_node,
+    others=(of_cuda.ROTARY, of_cuda.WRITE),
+    plain=(PLAIN, WEIGHTS),
+)
 
 
 def _quantise(forms: Mapping[str, Form], tables: Collection[str], graph: ir.Model, job: Job) -> int:

@@ -22,7 +22,7 @@ from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.models.parts import Attention, additive
 
-ATTENTION = "Attention"
+ATTENTION, ROTARY, WRITE = "Attention", "RotaryEmbedding", "TensorScatter"
 
 
 def attention(
@@ -156,11 +156,11 @@ def _rotated(tracer: Tracer, part: Attention, x: Symbol, places: Symbol) -> Symb
         "interleaved": int(part.rotary.pairing == "interleaved"),
         "num_heads": int(x.examples[0].shape[2]) // part.head_size,
     }
-    return tracer.given(tracer.op("rotary", "RotaryEmbedding", [x.value, *tables, places.value], **how), x.examples)
+    return tracer.given(tracer.op("rotary", ROTARY, [x.value, *tables, places.value], **how), x.examples)
 
 
 def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Symbol:
-    value = tracer.op("write", "TensorScatter", [cache.value, new.value, places.value], axis=1)
+    value = tracer.op("write", WRITE, [cache.value, new.value, places.value], axis=1)
     return tracer.given(value, cache.examples)
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txport.errors import UnsupportedError
-from txport.exporters.cuda.operators import attention, kind_of_part, rotated, write_at
+from txport.exporters.cuda.operators import ROTARY, WRITE, attention, kind_of_part, rotated, write_at
 from txport.exporters.cuda.places import by_source, mean_of_heads, places_of, row_numbers
 from txport.exporters.fused.parts import PACKED, Counted
-from txport.models.facts import StateTensor
+from txport.models.facts import Owner
 from txport.models.model import Model
 from txport.models.ops import State
 from txport.models.parts import Attention, Linear, additive
@@ -42,7 +42,19 @@ def require_device(model: Model) -> None:
 
 
 class DeviceOps(Counted):
-    """What all runs of the cuda target have in common."""
+    """What all runs of the cuda target have in common; of those that have one, `state` holds the caches."""
+
+    def __init__(self, state: State | None = None) -> None:
+        super().__init__()
+        self.state: State = {} if state is None else state
+        self._held = dict(self.state)
+        self._room: dict[Owner, Tensor] = {}
+
+    def room(self, owner: Owner) -> Tensor:
+        """The places of caches (M,), or of sources (S,), counted once for all layers."""
+        if owner not in self._room:
+            self._room[owner] = places_of(next(self._held[each] for each in self._held if each.owner == owner))
+        return self._room[owner]
 
     def lay_out(self, x: Tensor) -> Tensor:
         """See `Ops`."""
@@ -71,7 +83,16 @@ class DeviceOps(Counted):
         query, key = part.normalised(query, part.query_norm), part.normalised(key, part.key_norm)
         if part.rotary is not None and places is not None:
             query, key = rotated(part, query, places), rotated(part, key, places)
+            self.became[ROTARY] += 2
         return query, key, value
+
+    def written(self, layer: int, new: Sequence[Tensor], slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The row's own keys and values of a layer, with new ones from each row's slot (R,) on."""
+        key, value = (each for each in self.state if (each.layer, each.owner) == (layer, "row"))
+        for cache, each in zip((key, value), new, strict=True):
+            self.state[cache] = write_at(self.state[cache], each, slots)
+            self.became[WRITE] += 1
+        return self.state[key], self.state[value]
 
     def by_nodes(
         self, part: Attention, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, distances: Tensor | None
@@ -116,8 +137,8 @@ class PromptOps(DeviceOps):
     """Tokens of prompts, after those that the caches hold, which the run fills in place."""
 
     def __init__(self, input_ids: Tensor, past_lengths: Tensor, state: State) -> None:
-        super().__init__()
-        self.past_lengths, self.state = past_lengths, state
+        super().__init__(state)
+        self.past_lengths = past_lengths
         self.places = places_of(input_ids) + past_lengths[:, None]  # (B, T)
         self.lengths = self.places[:, -1] + 1  # (B,)
         self.is_filled = False  # whether all caches are
@@ -128,17 +149,16 @@ class PromptOps(DeviceOps):
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
-        query, key, value = self.projected(part, x, self.places)
-        caches = own_caches(self.state, layer)
-        for cache, new in zip(caches, (key, value), strict=True):
-            self.state[cache] = write_at(self.state[cache], new, self.past_lengths)
+        query, *new = self.projected(part, x, self.places)
+        key, value = self.written(layer, new, self.past_lengths)
         self.is_filled = layer == next(reversed(self.state)).layer
-        key, value = (self.state[each] for each in caches)
         far = None
         if part.uses_distances or part.window is not None:
-            far = places_of(key) - self.places[:, :, None]  # (B, T, M)
+            far = self.room("row") - self.places[:, :, None]  # (B, T, M)
         if not self.is_filled:  # what follows the last cache is in no graph, since nothing needs it
             self.count(kind_of_part(part, causal=True))
+        elif part.rotary is not None:
+            self.became[ROTARY] -= 1  # of the queries
         return attention(part, query, key, value, self.lengths, far, causal=True)
 
     def packed(self, x: Tensor, maps: Sequence[Linear]) -> Tensor:
@@ -159,12 +179,12 @@ class StepOps(DeviceOps):
         source_lengths: Tensor | None = None,
         aligned: int | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(state)
         self.lengths = past_lengths + 1  # which may lie where those before lay, so that nothing else reads these
         self.slots = self.lengths - 1  # (R,)
         self.places = self.slots[:, None]  # (R, 1)
         self.rows = row_numbers(input_ids)  # (B, K)
-        self.state, self.source_lengths, self.aligned = state, source_lengths, aligned
+        self.source_lengths, self.aligned = source_lengths, aligned
         self.weights: Tensor | None = None
 
     def lay_out(self, x: Tensor) -> Tensor:
@@ -181,18 +201,15 @@ class StepOps(DeviceOps):
 
     def over_own(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """The row's own tokens, this one the last: (R, 1, D) -> (R, 1, N x H)."""
-        query, key, value = self.projected(part, x, self.places)
-        caches = own_caches(self.state, layer)
-        for cache, new in zip(caches, (key, value), strict=True):
-            self.state[cache] = write_at(self.state[cache], new, self.slots)
-        key, value = (self.state[each] for each in caches)
+        query, *new = self.projected(part, x, self.places)
+        key, value = self.written(layer, new, self.slots)
         far = None
         if part.uses_distances or part.window is not None:
-            far = places_of(key) - self.places[:, :, None]  # (R, 1, M)
+            far = self.room("row") - self.places[:, :, None]  # (R, 1, M)
         if part.core.has_operator:
             self.count(kind_of_part(part))
             return attention(part, query, key, value, self.lengths, far)
-        return self.by_nodes(part, query, key, value, places_of(key) < self.lengths[:, None, None], far)[0]
+        return self.by_nodes(part, query, key, value, self.room("row") < self.lengths[:, None, None], far)[0]
 
     def over_source(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """The source, whose keys and values are held once for all of its beams: (R, 1, D) -> (R, 1, N x H)."""
@@ -202,7 +219,7 @@ class StepOps(DeviceOps):
         query = by_source(query.flatten(0, 1), self.rows)  # (B, K, N x H)
         seen = None
         if layer == self.aligned or not part.core.has_operator:
-            seen = places_of(key) < self.source_lengths[:, None, None]
+            seen = self.room("source") < self.source_lengths[:, None, None]
         if part.core.has_operator:
             self.count(kind_of_part(part))
             mixed = attention(part, query, key, value, self.source_lengths)
@@ -216,8 +233,3 @@ class StepOps(DeviceOps):
         if layer == self.aligned:
             self.weights = mean_of_heads(weights)  # (R, S)
         return mixed.view(-1, 1, mixed.shape[2])
-
-
-def own_caches(state: State, layer: int) -> list[StateTensor]:
-    """The row's own keys and values of a layer."""
-    return [each for each in state if (each.layer, each.owner) == (layer, "row")]

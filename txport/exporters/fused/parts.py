@@ -45,16 +45,18 @@ def check_parts(
     *,
     operators: Sequence[str],
     kind_of: Callable[[ir.Node], Any],
+    others: Sequence[str] = (),
     plain: Sequence[str] = (PLAIN,),
 ) -> None:
     """Raise `GraphError` unless every part of the model is the operator that it became when it was traced.
 
     Attentions are counted by their `kinds` too, as `kind_of` tells them of a node of one of the `operators`, so that
-    none has lost its window, its cap or its positions. What became one of `plain` may leave products of its own.
+    none has lost its window, its cap or its positions. Of the `others`, only how many there are counts. What became one
+    of `plain` may leave products of its own.
     """
     found = Counter(node.op_type for node in model.graph)
     found[PACKED] = packed
-    wanted = {name: became.get(name, 0) for name in (*operators, PACKED)}
+    wanted = {name: became.get(name, 0) for name in (*operators, *others, PACKED)}
     missed = [f"{found[name]} {name} instead of {count}" for name, count in wanted.items() if found[name] != count]
     if not missed:
         of_kind = Counter(kind_of(node) for node in model.graph if node.op_type in operators)

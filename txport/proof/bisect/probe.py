@@ -19,6 +19,7 @@ from txport.bundles.forms import Stored
 from txport.bundles.graphs import read_ir
 from txport.bundles.manifest import Manifest
 from txport.errors import ParityError, TxportError, brief
+from txport.proof.bisect.apart import computes_in, taken_apart
 from txport.proof.bisect.calls import Record, recording
 from txport.proof.bisect.isolation import Runner, isolate, show
 from txport.proof.bisect.taps import OUT, Tap, find_taps, truth
@@ -107,11 +108,11 @@ def make_probe(
 
     `table` says what its initializers are, `record` which parts of the model run in its place.
     """
-    plain, isolated = load(), load()
+    plain, isolated = (taken_apart(load(), manifest) for _ in range(2))
     taps = find_taps(plain, table, manifest.graphs[role], model, record)
     for each in (plain, isolated):
         show(each, [tap.value for tap in taps])
-    isolate(isolated, taps, manifest.dtype)
+    isolate(isolated, taps, computes_in(manifest))
     runners = Runner(plain, folder), Runner(isolated, folder)
     return Probe(role, manifest.precision, folder, load, model, tuple(taps), *runners)
 
@@ -130,6 +131,8 @@ def observations(
     with recording(reference.model) as record:
         for case in cases:
             for call in reference.replay(case, seed):
+                if not bundle.manifest.graphs[call.role].has_weights:
+                    continue  # it moves what others computed
                 if call.role not in probes:
                     probes[call.role] = probe_file(bundle, call.role, reference.model, record)
                 probe = probes[call.role]
