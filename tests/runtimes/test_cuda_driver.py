@@ -117,7 +117,7 @@ def test_prefixes_and_attention_are_those_of_pytorch(toy: Made) -> None:
         both = [generate(each, sources, bundle.manifest.facts, options, prefixes) for each in (torch_runtime, runtime)]
         assert tokens(both[1]) == tokens(both[0])
         for one, other in zip(*both, strict=True):
-            np.testing.assert_allclose(other[0].alignment, one[0].alignment, atol=1e-5)
+            np.testing.assert_allclose(other[0].alignment, one[0].alignment, atol=1e-4)
 
 
 def test_what_is_streamed_is_what_a_batch_finds(made: Made) -> None:
@@ -288,7 +288,11 @@ def test_steps_ahead_that_are_kept_when_rows_move_are_found(faulty: Any, monkeyp
 
 
 def test_rows_that_are_not_moved_are_found(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaRuntime, "_move", lambda self, state, moves, is_written: state.ahead.drop())
+    def stay(self: Any, state: CudaState, moves: Any, *, is_written: bool) -> None:
+        state.ahead.drop()
+        state.on_device = None
+
+    monkeypatch.setattr(CudaRuntime, "_move", stay)
     assert fail(faulty)
 
 
@@ -334,6 +338,21 @@ def test_an_encoder_gives_what_pytorch_gives(tmp_path: Path, monkeypatch: pytest
         for name in one:
             np.testing.assert_allclose(other[name], one[name], atol=1e-4)
             np.testing.assert_allclose(part[name], one[name], atol=1e-4)
+
+
+def test_tensors_come_and_go_by_dlpack(toy: Made, tmp_path: Path) -> None:
+    bundle, runtime, _ = written("bert-tiny", "fp16", tmp_path)
+    ids, lengths = torch.tensor([[5, 9, 2], [6, 2, 0]]), torch.tensor([3, 2])
+    found = runtime.infer_on_device(ids, lengths)
+    expected = runtime.infer(ids.numpy(), lengths.numpy())
+    for each in bundle.manifest.facts.outputs:
+        np.testing.assert_array_equal(torch.from_dlpack(found[each.name]).numpy(), expected[each.name])
+    with pytest.raises(UnsupportedError, match="input_ids must be of type int64, got int32; cast it"):
+        runtime.infer_on_device(ids.int(), lengths)
+    with pytest.raises(UnsupportedError, match="must have DLPack's methods, got 'list'"):
+        runtime.infer_on_device([[5]], lengths)
+    with pytest.raises(UnsupportedError, match="for models that only encode"):
+        toy[1].infer_on_device(ids, lengths)
 
 
 def test_what_runs_it_is_said(toy: Made) -> None:

@@ -22,7 +22,12 @@ from txport.system.files import sha256
 
 LOOPS = frozenset({"Loop", "Scan"})  # no exporter writes them, but the one loop of a single graph
 # Operators that may do without an input; ONNX Runtime 1.31 dies of one that may not.
-OPTIONAL = frozenset({"GroupQueryAttention", "MultiHeadAttention", "MatMulNBits", "DynamicQuantizeMatMul"})
+OPTIONAL = frozenset(
+    {
+        *("GroupQueryAttention", "MultiHeadAttention", "MatMulNBits", "DynamicQuantizeMatMul"),
+        *("Attention", "SkipLayerNormalization"),
+    }
+)
 
 
 @dataclass(frozen=True)

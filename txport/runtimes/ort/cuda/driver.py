@@ -22,6 +22,7 @@ from txport.bundles.ports import (
     PREFILL,
     SOURCE_LENGTHS,
 )
+from txport.errors import UnsupportedError
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores
@@ -122,6 +123,17 @@ class CudaRuntime:
         names = [each.name for each in self.facts.outputs]
         joined = {name: np.concatenate(parts) for name, parts in zip(names, zip(*found, strict=True), strict=True)}
         return outputs_of(self.facts, joined, batch, size, size)
+
+    def infer_on_device(self, input_ids: Any, source_lengths: Any) -> dict[str, Any]:
+        """As `infer`, of tensors by DLPack, (B, S) and (B,) int64 -> float32 ones on the device, padding and all.
+
+        `torch.from_dlpack` takes them without a copy. Raises `UnsupportedError` for tensors that lie elsewhere, are of
+        another type, and for a model that generates: its search reads the best tokens on the host.
+        """
+        if self.facts.task != "encode":
+            raise UnsupportedError("infer_on_device is for models that only encode; this one generates")
+        given = {INPUT_IDS: input_ids, SOURCE_LENGTHS: source_lengths}
+        return self.graphs.run_on_device(MODEL, given, self.device)
 
     def step(
         self, tokens: Ints, state: CudaState, *, top: int | None = None, normalise: bool = True, align: bool = False
