@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.lines import G2P, LINES, PRECISIONS, Line, quick
 from benchmarks.gpu.profile import profile_step
 from benchmarks.gpu.sides import Place, Sides, sources_of
-from benchmarks.peers.lines import AbsentError, read_words
+from benchmarks.peers.lines import AbsentError, read_test_split
 from recipes.g2p_en import g2p
 from txport import api, runtimes
 from txport.bundles.bundle import Bundle
@@ -59,8 +59,10 @@ def progress(message: str) -> None:
 class Run:
     """Bundles, what is known of each, and the time that is left."""
 
-    def __init__(self, place: Place, budget: Budget, lines: list[Line], words: Mapping[str, Any] | None) -> None:
+    def __init__(self, place: Place, budget: Budget, lines: Sequence[Line], words: Mapping[str, Any] | None) -> None:
         self.place, self.budget, self.lines, self.words = place, budget, lines, words
+        checkpoints = dict.fromkeys(line.checkpoint for line in lines)
+        self.proofs = [(checkpoint, precision) for checkpoint in checkpoints for precision in PRECISIONS]
         self.bundles: dict[str, Bundle] = {}
         self.about: dict[str, dict[str, Any]] = {}
         self.is_dry = place.runtime != "ort"
@@ -129,6 +131,14 @@ class Run:
             rates[name] = g2p.score(dict(self.words), said).wer
         return rates
 
+    def measure_all(
+        self, sides: Sides, lines: Iterable[Line], speed: float, records: dict[str, dict[str, Any]]
+    ) -> None:
+        """Add the records of some lines."""
+        for line in lines:
+            if found := self.measure(sides, line, speed):
+                records[line.name] = found
+
     def measure(self, sides: Sides, line: Line, speed: float) -> dict[str, Any] | None:
         """One line's record."""
         bundle = self.export(line.checkpoint, line.precision)
@@ -178,39 +188,24 @@ def describe(device: str) -> dict[str, Any]:
 def dictionary(folder: Path | None, most: int) -> dict[str, Any] | None:
     """Words of the test split and how they may be said; None where it is not here."""
     try:
-        read_words(folder)
+        return dict(list(read_test_split(folder).items())[:most])
     except AbsentError as error:
         progress(str(error))
         return None
-    entries = g2p.read_dictionary(_words_file(folder))
-    return dict(list(entries.items())[:most])
 
 
-def _words_file(folder: Path | None) -> Path:
-    from benchmarks.peers.lines import TEST_WORDS, words_folder
-
-    return words_folder(folder) / TEST_WORDS
-
-
-def all_of(run: Run, is_dry: bool) -> dict[str, Any]:
-    """Everything, the most important first."""
-    speed = bandwidth(run.place.device)
-    checkpoints = list(dict.fromkeys(line.checkpoint for line in run.lines))
-    run.prove(checkpoints[0], "fp16")
+def all_of(run: Run) -> dict[str, Any]:
+    """Everything, the most important first: a proof, the lines with requirements, the other proofs and lines."""
+    speed, rates = bandwidth(run.place.device), None
     records: dict[str, dict[str, Any]] = {}
     with Sides(run.place) as sides:
-        first = [line for line in run.lines if line.at_most is not None or any(line.peers.values())]
-        for line in first:
-            if found := run.measure(sides, line, speed):
-                records[line.name] = found
-        for checkpoint in dict.fromkeys([*checkpoints, G2P]):
-            for precision in PRECISIONS:
-                if (checkpoint, precision) != (checkpoints[0], "fp16"):
-                    run.prove(checkpoint, precision)
-        rates = run.errors()
-        for line in run.lines:
-            if line not in first and (found := run.measure(sides, line, speed)):
-                records[line.name] = found
+        for number, proof in enumerate(run.proofs):
+            run.prove(*proof)
+            if number == 0:
+                run.measure_all(sides, [line for line in run.lines if line.is_required], speed, records)
+        if any(checkpoint == G2P for checkpoint, _ in run.proofs):
+            rates = run.errors()
+        run.measure_all(sides, [line for line in run.lines if not line.is_required], speed, records)
         absent = sides.absent
     differences = {
         name: float(about["parity"]["worst_logit_difference"])
@@ -219,7 +214,7 @@ def all_of(run: Run, is_dry: bool) -> dict[str, Any]:
     }
     worse = rates["txport fp16"] - rates["PyTorch fp32"] if rates else None
     return {
-        "dry run": is_dry,
+        "dry run": run.is_dry,
         "date": f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}",
         "machine": describe(run.place.device),
         "versions": runtimes.versions_of(["ort", "torch"]),
@@ -247,7 +242,7 @@ def peers_of(given: Path | None) -> Path | None:
 @click.option("--seconds", type=click.FloatRange(1), default=SECONDS, show_default=True, help="Time for all of it.")
 @click.option("--peers-python", type=click.Path(exists=True, path_type=Path), help="A Python with CTranslate2.")
 @click.option("--words", type=click.Path(file_okay=False, path_type=Path), help="Folder of the g2p dictionary.")
-@click.option("--dry-run", "is_dry", is_flag=True, help="Every line on the CPU, with tiny models; nothing is judged.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Every line on the CPU, with tiny models.")
 def gpu(results: Path | None, seconds: float, peers_python: Path | None, words: Path | None, is_dry: bool) -> None:
     """Prove, measure, write, judge."""
     if not is_dry:
@@ -261,7 +256,7 @@ def gpu(results: Path | None, seconds: float, peers_python: Path | None, words: 
             more = {"runtime": "cuda-stand-in", "device": "cpu", "compiler": "eager", "rounds": QUICK_ROUNDS}
             place = Place(work=here, peers_python=peers_python, **more)  # type: ignore[arg-type]
         run = Run(place, Budget(seconds, progress), lines, dictionary(words, QUICK_WORDS if is_dry else WORDS))
-        result = all_of(run, is_dry)
+        result = all_of(run)
     device = re.sub(r"[^a-z0-9]+", "-", str(result["machine"]["gpu"]).lower()).strip("-")
     path = (results or RESULTS) / f"gpu-{device}.json"
     if results or not is_dry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def test_a_planted_fault_is_refused_with_its_name(made: Callable[[str, str], Bun
     onnx.save(model, str(tmp_path / "step.onnx"))
     port = bundle.manifest.graphs[STEP]
     assert audit_port(model, port).faults == ("shapes, which lie on the host: asked",)
-    with pytest.raises(GraphError, match="step.onnx breaks the cuda contract: .*lie on the host: asked"):
+    with pytest.raises(GraphError, match=r"step\.onnx breaks the cuda contract: .*lie on the host: asked"):
         check_graph(tmp_path / "step.onnx", port, bundle.manifest)
 
 
@@ -80,11 +81,8 @@ def test_inspect_says_where_nodes_run(made: Callable[[str, str], Bundle], tmp_pa
     assert {role: each["on_device"] for role, each in said.items()} == nodes
     assert {row["has_kernel"] for each in said.values() for row in each["kernels"]} == {True}
     shown = CliRunner().invoke(cli, ["inspect", str(bundle.path)])
-    assert (
-        f"on CUDA: {nodes[STEP]} nodes on the device, 0 on the host, 0 tensors copied between them; no fault"
-        in shown.output
-    )
-    assert "TensorScatter  bfloat16, int64 -> bfloat16" in " ".join(shown.output.split("\n"))
+    assert f"on CUDA: {nodes[STEP]} nodes on the device, 0 on the host, 0 tensors copied" in shown.output
+    assert re.search(r"TensorScatter +bfloat16, int64 -> bfloat16 +4 +yes", shown.output)
     assert f"on CUDA: {nodes[STEP]} nodes on the device" in page(bundle)
 
 

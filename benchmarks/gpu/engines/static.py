@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from txport.errors import UnsupportedError
 from txport.models.model import Memory, Model
 from txport.models.ops import PlainOps
-from txport.models.parts import Attention
+from txport.models.parts import Attention, DotProduct
 
 WARM_UP = 3  # runs before a capture
 Caches = dict[int, tuple[Tensor, Tensor]]  # keys and values (B, N, M, H) by layer
@@ -42,6 +42,7 @@ class StaticOps(PlainOps):
             (key, value), mask = self.own[layer], self.own_mask
             key.index_copy_(2, self.place, part.split(part.key(x)))
             value.index_copy_(2, self.place, part.split(part.value(x)))
+        assert isinstance(part.core, DotProduct)
         mixed = F.scaled_dot_product_attention(query, key, value, mask, scale=part.core.scale)
         return mixed.transpose(1, 2).flatten(2)
 
