@@ -100,6 +100,15 @@ class ContinuousRuntime(Runtime, Protocol):
         ...
 
 
+@runtime_checkable
+class QueuedRuntime(ContinuousRuntime, Protocol):
+    """One on a device that works by itself: `start` and `admit` return before anything is computed."""
+
+    def synchronize(self) -> None:
+        """Wait for all that was begun."""
+        ...
+
+
 class GraphRuntime(Runtime, Protocol):
     """A runtime that can also tell of one graph of a bundle, and run it by itself, which the proofs need."""
 
