@@ -154,7 +154,7 @@ def _attention(
 def _rotated(tracer: Tracer, part: Attention, x: Symbol, places: Symbol) -> Symbol:
     assert part.rotary is not None
     tables = [tracer.tensor(part.rotary.cos), tracer.tensor(part.rotary.sin)]
-    how = {
+    how: dict[str, Any] = {
         "interleaved": int(part.rotary.pairing == "interleaved"),
         "num_heads": int(x.examples[0].shape[2]) // part.head_size,
     }
@@ -174,8 +174,7 @@ def _likeliest(tracer: Tracer, scores: Symbol, count: Symbol) -> tuple[Symbol, S
 
 def _linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = None) -> Symbol:
     """One product over any dims, with the weight as it stands in the checkpoint, and what adds the bias."""
-    how = {"transB": 1, "transA": 0, "alpha": 1.0}
-    value = tracer.op("linear/product", "FusedMatMul", [x.value, tracer.tensor(weight)], MICROSOFT, **how)
+    value = tracer.op("linear/product", "FusedMatMul", [x.value, tracer.tensor(weight)], MICROSOFT, transB=1)
     found = tracer.symbol(value, torch.nn.functional.linear, x, weight)
     return (
         found
@@ -186,6 +185,17 @@ def _linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = Non
 
 def _silu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
     return tracer.given(tracer.op("silu", "QuickGelu", [x.value], MICROSOFT, alpha=1.0), x.examples)
+
+
+def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
+    """In 32 bits. A node stands between it and a mask: fused with the mask, it would need another library."""
+    require(dtype is None, "softmax in another type")
+    lowest = tracer.constant(np.array(np.finfo(np.float32).min, np.float32))
+    narrow = x.dtype != torch.float32
+    value = cast(tracer, "softmax/wide", x, torch.float32) if narrow else tracer.op("max", "Max", [x.value, lowest])
+    value = tracer.op("softmax", "Softmax", [value], axis=dim)
+    found = tracer.given(value, (x.examples[0].float(), x.examples[1].float()))
+    return tracer.given(cast(tracer, "softmax/narrow", found, x.dtype), x.examples)
 
 
 def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
@@ -225,5 +235,6 @@ CUDA_FORMS: dict[str, Form] = {
     "linear": _linear,
     "gelu": gelu,
     "silu": _silu,
+    "softmax": _softmax,
     "log_softmax": _log_softmax,
 }
