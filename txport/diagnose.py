@@ -12,14 +12,15 @@ from typing import Any
 from txport import runtimes
 from txport.errors import UnavailableError
 from txport.fastest import Fact, facts_for
+from txport.runtimes.ort.nvidia.problems import GPU_WHEEL, Nvidia, look
 from txport.system import machine
-from txport.system.packages import needed
+from txport.system.packages import needed, overwritten
 from txport.version import __version__
 
 BASE = ("numpy", "click", "tokenizers")
 PACKAGES = (*BASE, "torch", "onnx", "onnxscript", "safetensors", "openvino", "tract")
 IMPORTED = {"openvino": "txport.runtimes.openvino.library"}  # where a package is imported with care
-WHEELS_FIX = "pip uninstall all of them, then install one: the wheels overwrite each other's files"
+SHOWN = 2  # files that wheels have overwritten
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,21 @@ class Diagnosis:
     """What is here, and what is broken.
 
     Versions by package (None if it is absent); why each runtime can't run, and each provider of ONNX Runtime can't
-    start (None if it does). `fastest` is what was measured on processors like this one.
+    start (None if it does). `gpu` is what was found of NVIDIA's; what it lacks is no problem of the installation.
+    `fastest` is what was measured on processors like this one.
     """
 
     versions: dict[str, str | None]
     runtimes: dict[str, str | None]
     providers: dict[str, str | None]
+    gpu: Nvidia
     problems: list[str]
     fastest: list[Fact]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         facts = [{name: _plain(value) for name, value in fact._asdict().items()} for fact in self.fastest]
-        return {**asdict(self), "fastest": facts}
+        return {**asdict(self), "gpu": self.gpu.to_dict(), "fastest": facts}
 
 
 def examine() -> Diagnosis:
@@ -50,7 +53,7 @@ def examine() -> Diagnosis:
     versions |= {name: _version(name) for name in PACKAGES} | dict(wheels)
     problems = [problem for name in PACKAGES if (problem := _problem(name))]
     if len(wheels) > 1:
-        problems.append(f"{len(wheels)} ONNX Runtime wheels are installed ({', '.join(wheels)}); {WHEELS_FIX}")
+        problems.append(_several(list(wheels)))
     found: dict[str, str | None] = {}
     try:
         with needed("txport", "the ort runtime"):
@@ -60,7 +63,18 @@ def examine() -> Diagnosis:
     except UnavailableError as error:
         problems.append(str(error))
     able = {name: _missing(name) for name in runtimes.RUNTIMES}
-    return Diagnosis(versions, able, found, problems, facts_for(machine.flags()))
+    return Diagnosis(versions, able, found, look(), problems, facts_for(machine.flags()))
+
+
+def _several(wheels: list[str]) -> str:
+    """Wheels of ONNX Runtime that are installed at once: which of their files lie there, and what mends it."""
+    files = overwritten(wheels)
+    told = [f"{each.file} is {each.lies}'s" for each in files if each.lies][:SHOWN]
+    named = f" ({', '.join(told)})" if told else ""
+    which = f", and {len(files)} of their files replace each other{named}" if files else ""
+    kept = GPU_WHEEL if GPU_WHEEL in wheels else next((name for name in wheels if name != "onnxruntime"), wheels[0])
+    fix = f"pip uninstall -y {' '.join(wheels)}, then pip install {kept}"
+    return f"{len(wheels)} ONNX Runtime wheels are installed ({', '.join(wheels)}){which}; {fix}"
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import txport
 from tests.tiny import tiny_config, tiny_model
 from txport import runtimes
 from txport.bundles.bundle import Bundle
@@ -18,6 +19,8 @@ from txport.errors import RunError, UnsupportedError
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.weights.streamed import converted
 from txport.proof import proven
+from txport.proof.parity.check import check
+from txport.proof.verify.check import verify
 from txport.runtimes.base import ContinuousRuntime
 from txport.runtimes.encoding import infer
 from txport.runtimes.ort.cuda import ahead, driver, steps
@@ -28,6 +31,7 @@ from txport.runtimes.ort.cuda.state import CudaState
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.continuous import Scheduler
 from txport.search.generate import generate, search
+from txport.search.numbers import numbers_only
 from txport.search.options import Found, SearchOptions
 
 KINDS = {"toy": "fp16", "gpt2-tiny": "bf16", "llama-tiny": "fp16"}
@@ -107,6 +111,22 @@ def test_what_is_found_is_the_same_in_continuous_batches(made: Made, options: di
     moving = Scheduler(runtime, [(each, ()) for each in sources], bundle.manifest.facts, chosen, slots).run()
     assert tokens(moving) == tokens(fixed)
     assert numbers(moving) == pytest.approx(numbers(fixed), abs=1e-4, nan_ok=True)
+
+
+def test_others_are_encoded_while_steps_are_searched(toy: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next sources are queued behind the first step, before there is a slot for them."""
+    bundle, runtime, _ = toy
+    begun: list[str] = []
+    start, step = CudaRuntime.start, CudaRuntime.step
+    monkeypatch.setattr(CudaRuntime, "start", lambda *a, **how: (begun.append("start"), start(*a, **how))[1])
+    monkeypatch.setattr(CudaRuntime, "step", lambda *a, **how: (begun.append("step"), step(*a, **how))[1])
+    options = SearchOptions(max_new_tokens=9, min_new_tokens=9)
+    requests = [(each, ()) for each in sources_of(bundle, 5)]
+    for watched in (runtime, numbers_only(runtime)):
+        begun.clear()
+        Scheduler(watched, requests, bundle.manifest.facts, options, 2).run()  # type: ignore[arg-type]
+        assert begun[:4] == ["start", "step", "start", "step"]
+        assert begun.count("start") == 3
 
 
 def test_prefixes_and_attention_are_those_of_pytorch(toy: Made) -> None:
@@ -326,6 +346,22 @@ def test_a_row_that_says_nan_leaves_none_behind(toy: Made) -> None:
     state = runtime.admit(state, np.array([1, 0]), others, np.array([1, 0]))
     scores, _ = runtime.step(np.array([1, 1]), state)
     np.testing.assert_allclose(scores.values, alone.values, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["toy", "gpt2-tiny", "bert-tiny"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_bundle_is_proven_without_a_gpu_to_fp32_of_its_own_weights(
+    name: str, precision: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    source = str(checkpoint) if name == "toy" else f"preset:{name}"
+    bundle = txport.export(source, tmp_path / "out", target="cuda", precision=precision)
+    assert bundle.manifest.parity["verdict"] == "pass"
+    assert bundle.manifest.parity["runtimes"] == ["cuda-stand-in"]
+    report = check(bundle, load_checkpoint(source), {"cuda-stand-in": "cpu"})
+    assert report.passed
+    assert report.about["tolerances"]["cuda-stand-in"]["precision"] == "fp32"
+    assert report.worst_output < 1e-4
+    assert verify(bundle.path, runtime="cuda-stand-in").passed
 
 
 def test_an_encoder_gives_what_pytorch_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 
+from tests.runtimes.nvidia.machines import NEEDS, NO_GPU, Machine, elf, lay
 from tests.tiny import VOCABULARY, edit_graph, reseal
 from txport import diagnose, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
@@ -24,7 +26,7 @@ from txport.models.checkpoint import load_checkpoint
 from txport.models.names import MANIFEST
 from txport.runtimes import reference
 from txport.runtimes.base import Floats, Ints, Runtime, scores
-from txport.runtimes.ort import providers, sessions
+from txport.runtimes.ort import placement, providers, sessions
 from txport.runtimes.ort import runtime as ort
 from txport.system.documents import write_json
 
@@ -285,62 +287,45 @@ def test_cuda_runs_there_or_says_what_is_missing(bundle: Bundle, runtime: tuple[
         runtimes.load("ort", bundle, provider="cuda")
     assert reason in str(caught.value)
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers() and not has_driver():
-        assert "the NVIDIA driver is missing (libcuda.so.1 not found)" in reason
+        assert "found no NVIDIA driver (libcuda.so.1 does not load)" in reason
         assert "pip install 'txport[cuda]'" in reason
 
 
-class Driver:
-    """An NVIDIA driver as ctypes shows it."""
-
-    def __init__(self, devices: int) -> None:
-        self.devices = devices
-
-    def cuInit(self, flags: int) -> int:  # noqa: N802 - NVIDIA's name
-        return 0
-
-    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
-        count._obj.value = self.devices
-        return 0
-
-
 @pytest.mark.parametrize(
-    ("devices", "missing", "message"),
+    ("machine", "message"),
     [
-        (None, None, "the NVIDIA driver is missing"),
-        (0, None, "the NVIDIA driver finds no GPU"),
-        (1, "libcudnn.so.9", r"libcudnn\.so\.9 is missing; .*pip install 'txport\[cuda\]'"),
-        (1, None, None),
+        (Machine(cuda=None), "found no NVIDIA driver"),
+        (Machine(gpus=(), start=NO_GPU), "which finds no GPU"),
+        (Machine(libraries=dict.fromkeys(NEEDS[:-1], 0)), r"found no libcudnn\.so\.9, .*pip install 'txport\[cuda\]'"),
+        (Machine(libraries={}), r"found no libcublasLt.*\(and 1 more, which `txport doctor` lists\)"),
+        (Machine(), None),
     ],
 )
+@pytest.mark.skipif(sys.platform == "win32", reason="the libraries have other names there")
 def test_each_thing_that_cuda_lacks_is_named(
-    devices: int | None, missing: str | None, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine,
+    message: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def open_library(name: str, mode: int = 0) -> Any:
-        if "cuda.so.1" in name or "nvcuda" in name:
-            if devices is None:
-                raise OSError(f"{name}: cannot open shared object file: No such file or directory")
-            return Driver(devices)
-        if missing and "providers_cuda" in name:
-            raise OSError(f"{missing}: cannot open shared object file: No such file or directory")
-        return object()
-
-    capi = tmp_path / "capi"
-    capi.mkdir()
-    for name in ("libonnxruntime_providers_cuda.so", "onnxruntime_providers_cuda.dll"):
-        (capi / name).touch()
-    monkeypatch.setattr(onnxruntime, "__file__", str(tmp_path / "__init__.py"))
+    folder = lay(tmp_path / "onnxruntime", library=elf(list(NEEDS[:-1]), [90]))
+    machine.libraries |= dict.fromkeys(("libonnxruntime_providers_cuda.so", "libonnxruntime_providers_shared.so"), 0)
+    monkeypatch.setattr(onnxruntime, "__file__", str(folder / "__init__.py"))
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
-    monkeypatch.setattr(ctypes, "CDLL", open_library)
-    providers._cuda.cache_clear()
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: sys.stdout.write("what no command says"))
+    monkeypatch.setattr(ctypes, "CDLL", machine.open)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    providers._nvidia.cache_clear()
     try:
         if message is None:
             assert providers.require_provider("cuda") == "CUDAExecutionProvider"
         else:
-            with pytest.raises(UnavailableError, match=message):
+            with pytest.raises(UnavailableError, match=f"provider cuda can't run here: .*{message}"):
                 providers.require_provider("cuda")
+        assert capsys.readouterr().out == ""
     finally:
-        providers._cuda.cache_clear()
+        providers._nvidia.cache_clear()
 
 
 class FallenBack:
@@ -355,6 +340,7 @@ class FallenBack:
 
 def test_fallback_is_caught(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "missing", lambda name: None)
+    monkeypatch.setattr(sessions, "first_device", lambda: None)
     monkeypatch.setattr(onnxruntime, "InferenceSession", FallenBack)
     with pytest.raises(UnavailableError, match=r"CUDAExecutionProvider did not start for .*encoder_model\.onnx"):
         runtimes.load("ort", bundle, provider="cuda")
@@ -392,8 +378,9 @@ def test_one_graph_on_the_provider_is_enough(
     bundle: Bundle, takes_nothing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`select_rows` is tiny: a provider may leave it to the CPU and still run the model."""
-    on_cpu = {role: {"CPUExecutionProvider": 3} for role in bundle.manifest.graphs}
-    monkeypatch.setattr(sessions, "placement", lambda found: {**on_cpu, DECODER: {takes_nothing: 1}})
+    others = [placement.Node(role, "CPUExecutionProvider", "", "Add") for role in bundle.manifest.graphs]
+    taken = placement.Node(DECODER, takes_nothing, "", "MatMul")
+    monkeypatch.setattr(placement, "nodes", lambda found: iter([*others, taken]))
     assert runtimes.load("ort", bundle, provider=takes_nothing)
 
 
@@ -452,6 +439,7 @@ class Wheel:
     [
         (["numpy", "onnxruntime-gpu"], False),
         (["onnxruntime", "onnxruntime-genai", "onnxruntime-extensions"], False),
+        (["onnxruntime", "onnxruntime-ep-nv-tensorrt-rtx-cu13", "onnxruntime-genai-cuda"], False),
         (["onnxruntime", "onnxruntime-gpu"], True),
         (["onnxruntime-directml", "onnxruntime"], True),
     ],

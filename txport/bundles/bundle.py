@@ -24,8 +24,12 @@ LOOPS = frozenset({"Loop", "Scan"})  # no exporter writes them, but the one loop
 # Operators that may do without an input; ONNX Runtime 1.31 dies of one that may not.
 OPTIONAL = frozenset(
     {
-        *("GroupQueryAttention", "MultiHeadAttention", "MatMulNBits", "DynamicQuantizeMatMul"),
-        *("Attention", "SkipLayerNormalization"),
+        "Attention",
+        "DynamicQuantizeMatMul",
+        "GroupQueryAttention",
+        "MatMulNBits",
+        "MultiHeadAttention",
+        "SkipLayerNormalization",
     }
 )
 

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def provider_option(command: F) -> F:
     """Which execution provider; never another than the one asked for."""
-    text = "Execution provider: cpu, cuda, tensorrt, or any that ONNX Runtime knows by name. No fallback."
+    text = "Execution provider: cpu, cuda, tensorrt, tensorrt-rtx, or any that ONNX Runtime knows. No fallback."
     return click.option("--provider", default="cpu", show_default=True, shell_complete=providers, help=text)(command)
 
 

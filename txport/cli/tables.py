@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from txport.proof.matrix import Matrix
     from txport.proof.reports.report import Report
     from txport.proof.verify.check import Verification
+    from txport.runtimes.ort.nvidia.libraries import Library
+    from txport.runtimes.ort.nvidia.problems import Nvidia
 
 FURTHER = 6  # failures to show
 
@@ -199,7 +201,7 @@ def _operators(bundle: Bundle, role: str) -> str:
 
 
 def show_diagnosis(found: Diagnosis) -> None:
-    """Versions, runtimes, providers, what is fastest, problems."""
+    """Versions, runtimes, providers, NVIDIA's GPUs, what is fastest, problems."""
     show("Installed", ["package", "version"], [(name, version or "-") for name, version in found.versions.items()])
     echo()
     here = [(name, "runs" if reason is None else f"does not run: {reason}") for name, reason in found.runtimes.items()]
@@ -209,6 +211,8 @@ def show_diagnosis(found: Diagnosis) -> None:
     ]
     echo()
     show("Providers of ONNX Runtime", ["provider", "here"], rows)
+    echo()
+    show_gpu(found.gpu)
     echo()
     if found.fastest:
         fast = [(each.task, each.best, f"{each.times:.2f}", each.other, each.measured) for each in found.fastest]
@@ -221,3 +225,34 @@ def show_diagnosis(found: Diagnosis) -> None:
     if not found.problems:
         echo()
         echo("no problems found")
+
+
+def show_gpu(found: Nvidia) -> None:
+    """The driver, the GPUs, and the libraries that the CUDA provider needs; then what keeps it from running."""
+    from txport.runtimes.ort.nvidia.problems import problems_of_cuda
+
+    driver, wheel = found.driver, found.wheel
+    newest = f", runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda else ""
+    rows = [("driver", f"{driver.version or 'of no known version'}{newest}" if driver.is_there else "none")]
+    for number, device in enumerate(driver.devices):
+        free = "" if device.free is None else f", {megabytes(device.free)} free"
+        rows.append((f"GPU {number}", f"{device.described}, {megabytes(device.memory)}{free}"))
+    if wheel:
+        built = f", for compute capability {wheel.kernels}" if str(wheel.kernels) else ""
+        rows.append(("ONNX Runtime", f"{wheel.described}{built}"))
+    rows += [(each.name, _where(each)) for each in found.libraries]
+    show("NVIDIA", ["", "found"], rows)
+    echo()
+    problems = problems_of_cuda(found)
+    for problem in problems:
+        echo(f"for CUDA: {problem}")
+    if not problems:
+        echo("nothing that CUDA needs is missing")
+
+
+def _where(library: Library) -> str:
+    if library.reason:
+        return f"does not load: {library.reason}"
+    if library.path is None:
+        return f"missing; there is {', '.join(library.others)}" if library.others else "missing"
+    return f"{library.version} {library.path}".strip()

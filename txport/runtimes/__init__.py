@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 THREADS_A_CORE, LEAST_THREADS = 4, 16  # more wait for each other, and thousands are never done with starting
 NAMED = 3  # ports in an error
-ONNX_RUNTIME = re.compile(r"onnxruntime(-\w+)*")
+# Its wheels, which replace each other's files; providers that plug into it, and what is built on it, replace nothing.
+ONNX_RUNTIME = re.compile(r"onnxruntime(?!-(ep|genai|extensions)\b)(-\w+)*")
 
 
 class Entry(NamedTuple):
@@ -80,6 +81,7 @@ PROVIDERS = {  # of ONNX Runtime, by short name
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
+    "tensorrt-rtx": "NvTensorRTRTXExecutionProvider",
     "openvino": "OpenVINOExecutionProvider",
     "dml": "DmlExecutionProvider",
     "coreml": "CoreMLExecutionProvider",
@@ -238,6 +240,6 @@ def versions() -> dict[str, str]:
     found = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"] or ""
-        if ONNX_RUNTIME.fullmatch(name) and name not in ("onnxruntime-genai", "onnxruntime-extensions"):
+        if ONNX_RUNTIME.fullmatch(name):
             found[name] = distribution.version
     return dict(sorted(found.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -18,6 +19,7 @@ Inputs = NDArray[Any]  # tokens (int64), or features (float32)
 Logits = TypeVar("Logits", Floats, Doubles)
 State = Any
 Outputs = dict[str, NDArray[Any]]
+Explain = Callable[[Exception], TxportError | None]  # what an engine's error means, if it is known
 GraphPorts = tuple[tuple[Port, ...], tuple[Port, ...]]
 
 CLASSES, FEW = 1024, 8  # of tokens, and how many of the best tokens are found by them
@@ -100,6 +102,15 @@ class ContinuousRuntime(Runtime, Protocol):
         ...
 
 
+@runtime_checkable
+class QueuedRuntime(ContinuousRuntime, Protocol):
+    """One on a device that works by itself: `start` and `admit` return before anything is computed."""
+
+    def synchronize(self) -> None:
+        """Wait for all that was begun."""
+        ...
+
+
 class GraphRuntime(Runtime, Protocol):
     """A runtime that can also tell of one graph of a bundle, and run it by itself, which the proofs need."""
 
@@ -119,11 +130,12 @@ class GraphRuntime(Runtime, Protocol):
 class running:  # noqa: N801 - a context manager, and no generator: each step has one
     """What an engine raises while a graph runs, as errors of ours: engines have no common base for theirs.
 
-    Raises `MemoryError` where there is too little memory, `RunError` for a graph that fails.
+    Raises what `explain` makes of it, if it knows the error; else `MemoryError` where there is too little memory,
+    `RunError` for a graph that fails.
     """
 
-    def __init__(self, role: str, engine: str) -> None:
-        self._role, self._engine = role, engine
+    def __init__(self, role: str, engine: str, explain: Explain | None = None) -> None:
+        self._role, self._engine, self._explain = role, engine, explain
 
     def __enter__(self) -> None:
         pass
@@ -131,6 +143,8 @@ class running:  # noqa: N801 - a context manager, and no generator: each step ha
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, Exception) or isinstance(error, (TxportError, MemoryError)):
             return
+        if self._explain is not None and (known := self._explain(error)):
+            raise known from error
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
         fix = "the bundle is damaged, and `txport verify` says where"

@@ -17,13 +17,13 @@ from txport.errors import UnsupportedError
 from txport.exporters.cpu.operators import (
     MULTI_HEAD,
     Kind,
-    cap_of,
     grouped_query_attention,
     kind_of_part,
     multi_head_attention,
     source_mask,
     write_at,
 )
+from txport.exporters.fused.operators import cap_of
 from txport.exporters.fused.parts import PACKED, Counted
 from txport.models.facts import Owner
 from txport.models.model import Model

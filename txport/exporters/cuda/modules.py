@@ -10,16 +10,9 @@ from torch import Tensor, nn
 from txport.bundles.ports import ENCODER, MODEL, PREFILL, STEP
 from txport.exporters.cuda.operators import likeliest
 from txport.exporters.cuda.ops import EncoderOps, PromptOps, StepOps
-from txport.exporters.cuda.places import by_source
+from txport.exporters.cuda.places import by_source, wide
 from txport.models.facts import Task
 from txport.models.model import Model
-
-HALVES = (torch.float16, torch.bfloat16)
-
-
-def wide(x: Tensor) -> Tensor:
-    """In 32 bits, if it is in 16."""
-    return x.to(torch.float32) if x.dtype in HALVES else x
 
 
 class DeviceEncoder(nn.Module):
@@ -100,7 +93,7 @@ class DeviceStep(nn.Module):
         best, ids = likeliest(torch.log_softmax(logits, -1), count)
         grown = [ops.state[each] for each in facts.owned("row")]
         found = (best, ids, by_source(ids[:, 0], ops.rows), logits, ops.lengths, *grown)
-        return found if ops.weights is None else (*found, wide(ops.weights))
+        return found if ops.weights is None else (*found, ops.weights)
 
 
 DEVICE: dict[Task, dict[str, Callable[[Model], nn.Module]]] = {

@@ -7,8 +7,10 @@ Letters: as in `ops`.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from txport.exporters.cuda.places import PLACE_FORMS
 from txport.exporters.forms import FORMS
-from txport.exporters.forms.common import cast, require
+from txport.exporters.forms.common import cast, code_of, require
 from txport.exporters.fused.operators import bias_of, cap_of, gelu, scale_of, single
 from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.symbols import Form, Symbol, Tracer
@@ -152,7 +154,7 @@ def _attention(
 def _rotated(tracer: Tracer, part: Attention, x: Symbol, places: Symbol) -> Symbol:
     assert part.rotary is not None
     tables = [tracer.tensor(part.rotary.cos), tracer.tensor(part.rotary.sin)]
-    how = {
+    how: dict[str, Any] = {
         "interleaved": int(part.rotary.pairing == "interleaved"),
         "num_heads": int(x.examples[0].shape[2]) // part.head_size,
     }
@@ -172,8 +174,7 @@ def _likeliest(tracer: Tracer, scores: Symbol, count: Symbol) -> tuple[Symbol, S
 
 def _linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = None) -> Symbol:
     """One product over any dims, with the weight as it stands in the checkpoint, and what adds the bias."""
-    how = {"transB": 1, "transA": 0, "alpha": 1.0}
-    value = tracer.op("linear/product", "FusedMatMul", [x.value, tracer.tensor(weight)], MICROSOFT, **how)
+    value = tracer.op("linear/product", "FusedMatMul", [x.value, tracer.tensor(weight)], MICROSOFT, transB=1)
     found = tracer.symbol(value, torch.nn.functional.linear, x, weight)
     return (
         found
@@ -184,6 +185,17 @@ def _linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = Non
 
 def _silu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
     return tracer.given(tracer.op("silu", "QuickGelu", [x.value], MICROSOFT, alpha=1.0), x.examples)
+
+
+def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
+    """In 32 bits. A node stands between it and a mask: fused with the mask, it would need another library."""
+    require(dtype is None, "softmax in another type")
+    lowest = tracer.constant(np.array(np.finfo(np.float32).min, np.float32))
+    narrow = x.dtype != torch.float32
+    value = cast(tracer, "softmax/wide", x, torch.float32) if narrow else tracer.op("max", "Max", [x.value, lowest])
+    value = tracer.op("softmax", "Softmax", [value], axis=dim)
+    found = tracer.given(value, (x.examples[0].float(), x.examples[1].float()))
+    return tracer.given(cast(tracer, "softmax/narrow", found, x.dtype), x.examples)
 
 
 def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
@@ -199,8 +211,22 @@ def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtyp
     )
 
 
+def _times(tracer: Tracer, x: Any, y: Any) -> Symbol:
+    """A product; that with a number which 16 bits do not hold is made in 32, else all results would be off one way."""
+    number, tensor = (x, y) if isinstance(x, float) else (y, x)
+    narrow = isinstance(tensor, Symbol) and tensor.dtype in (torch.float16, torch.bfloat16)
+    if not (narrow and isinstance(number, float)) or float(torch.tensor(number, dtype=tensor.dtype)) == number:
+        product: Symbol = FORMS["mul"](tracer, x, y)
+        return product
+    wide = [cast(tracer, "mul/wide", tensor, torch.float32), tracer.constant(np.array(number, np.float32))]
+    value = tracer.op("mul/narrow", "Cast", [tracer.op("mul", "Mul", wide)], to=code_of(tensor.dtype))
+    return tracer.symbol(value, operator.mul, x, y)
+
+
 CUDA_FORMS: dict[str, Form] = {
     **FORMS,
+    "mul": _times,
+    "rmul": _times,
     **PLACE_FORMS,
     "attention": _attention,
     "rotated": _rotated,
@@ -209,5 +235,6 @@ CUDA_FORMS: dict[str, Form] = {
     "linear": _linear,
     "gelu": gelu,
     "silu": _silu,
+    "softmax": _softmax,
     "log_softmax": _log_softmax,
 }

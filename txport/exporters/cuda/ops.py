@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from txport.errors import UnsupportedError
 from txport.exporters.cuda.operators import ROTARY, WRITE, attention, kind_of_part, rotated, write_at
-from txport.exporters.cuda.places import by_source, mean_of_heads, places_of, row_numbers
+from txport.exporters.cuda.places import by_source, mean_of_heads, places_of, row_numbers, wide
 from txport.exporters.fused.parts import PACKED, Counted
 from txport.models.facts import Owner
 from txport.models.model import Model
@@ -69,7 +69,8 @@ class DeviceOps(Counted):
         found: list[Tensor] = []
         for size, some in groupby(maps, key=lambda each: each.out_features):
             alike = list(some)
-            found += [alike[0](x)] if len(alike) == 1 else self.packed(x, alike).split([size] * len(alike), -1)
+            sizes = [size] * len(alike)
+            found += [alike[0](x)] if len(alike) == 1 else torch.split(self.packed(x, alike), sizes, -1)  # type: ignore[no-untyped-call]
         return tuple(found)
 
     def packed(self, x: Tensor, maps: Sequence[Linear]) -> Tensor:
@@ -231,5 +232,5 @@ class StepOps(DeviceOps):
             assert seen is not None
             mixed, weights = self.by_nodes(part, query, key, value, seen, None)
         if layer == self.aligned:
-            self.weights = mean_of_heads(weights)  # (R, S)
+            self.weights = mean_of_heads(wide(weights))  # (R, S)
         return mixed.view(-1, 1, mixed.shape[2])

@@ -13,6 +13,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from txport.exporters.symbols import Form, Symbol, Tracer
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 def places_of(x: Tensor) -> Tensor:
     """0, 1, ... for each place of ids (B, L) or of a tensor (B, L, D): (L,) int64."""
@@ -38,8 +40,13 @@ def by_source(x: Tensor, numbers: Tensor) -> Tensor:
     return x[numbers]
 
 
+def wide(x: Tensor) -> Tensor:
+    """In 32 bits, if it is in 16."""
+    return x.to(torch.float32) if x.dtype in HALVES else x
+
+
 def mean_of_heads(weights: Tensor) -> Tensor:
-    """The weights of heads (B, N, K, S), as the rows' mean: (R, S)."""
+    """The weights of heads (B, N, K, S), in 32 bits or more, as the rows' mean: (R, S)."""
     if has_torch_function((weights,)):
         found: Tensor = handle_torch_function(mean_of_heads, (weights,), weights)
         return found
@@ -53,8 +60,9 @@ def _ones(tracer: Tracer, x: ir.Value, dtype: torch.dtype) -> ir.Value:
     return tracer.op("places/ones", "Add", [zeros, tracer.constant(np.array(1))])
 
 
-def _count(tracer: Tracer, x: ir.Value, axis: int, **how: int) -> ir.Value:
-    return tracer.op("places", "CumSum", [x, tracer.constant(np.array(axis))], **how)
+def _count(tracer: Tracer, x: ir.Value, axis: int, *, exclusive: int = 0, reverse: int = 0) -> ir.Value:
+    ends = tracer.constant(np.array(axis))
+    return tracer.op("places", "CumSum", [x, ends], exclusive=exclusive, reverse=reverse)
 
 
 def _places_of(tracer: Tracer, x: Symbol) -> Symbol:

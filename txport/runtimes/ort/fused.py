@@ -40,8 +40,9 @@ from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, runn
 from txport.runtimes.encoding import outputs_of
 from txport.runtimes.ort.caches import FusedState, Rows, Source, move, pick_sources
 from txport.runtimes.ort.onnx_runtime import ort
+from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.pool import Hold, Pool
-from txport.runtimes.ort.sessions import Sessions, may_saturate, placement, session_ports
+from txport.runtimes.ort.sessions import Sessions, may_saturate, session_ports
 from txport.runtimes.slots import seat
 
 FIRST_CAPACITY = 32

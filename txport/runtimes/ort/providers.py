@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib.metadata
+import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,30 @@ import numpy as np
 
 from txport.errors import UnavailableError, UnsupportedError
 from txport.runtimes import PROVIDERS
+from txport.runtimes.ort.nvidia import rtx
+from txport.runtimes.ort.nvidia.driver import Device, ask
+from txport.runtimes.ort.nvidia.failures import explain
+from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA, RTX, TENSORRT, cuda_options
+from txport.runtimes.ort.nvidia.problems import (
+    EXTRA,
+    look,
+    look_for_tensorrt,
+    problems_of_cuda,
+    problems_of_driver,
+    problems_of_tensorrt,
+)
+from txport.runtimes.ort.nvidia.wheel import CUDA as CUDA_LIBRARY
+from txport.runtimes.ort.nvidia.wheel import SHARED, library_file
+from txport.runtimes.ort.nvidia.wheel import TENSORRT as TENSORRT_LIBRARY
 from txport.runtimes.ort.onnx_runtime import ort
 
-CPU, CUDA = PROVIDERS["cpu"], PROVIDERS["cuda"]
-ON_CUDA = ("CUDAExecutionProvider", "TensorrtExecutionProvider")
-# An ONNX model of one Identity node, x float[1] -> y, so that a provider can be tried without the onnx package.
-IDENTITY = bytes.fromhex(
-    "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a"
-    "08080112040a02080142040a001012"
+CPU = PROVIDERS["cpu"]
+ON_CUDA = (CUDA, TENSORRT)  # the tensors of TensorRT-RTX are copied: ONNX Runtime without CUDA can't hold them
+# An ONNX model of one Add node, x float[1] + x -> y, so that a provider can be tried without the onnx package.
+DOUBLE = bytes.fromhex(
+    "08083a350a0e0a01780a017812017922034164641201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a0808"
+    "0112040a02080142040a001012"
 )
-GPU_FIX = "it needs an NVIDIA GPU, its driver, and `pip install 'txport[cuda]'` for CUDA and cuDNN"
 
 
 def full_name(provider: str) -> str:
@@ -46,11 +62,6 @@ def device_of(provider: str) -> str:
     return "cuda" if provider in ON_CUDA else "cpu"
 
 
-def provider_options(provider: str) -> dict[str, Any]:
-    """What a provider needs so that fp32 means fp32."""
-    return {"use_tf32": "0"} if provider == "CUDAExecutionProvider" else {}
-
-
 def require_provider(provider: str) -> str:
     """The provider's full name, once it is sure to work here; else `UnavailableError` with what is missing."""
     name = full_name(provider)
@@ -61,54 +72,83 @@ def require_provider(provider: str) -> str:
 
 def missing(name: str) -> str | None:
     """Why a provider can't work here, with the fix; None if it can."""
-    if name not in ort.get_available_providers():
-        return f"the installed ONNX Runtime {ort.__version__} was built without {name}; install a wheel that has it"
-    return CHECKS[name]() if name in CHECKS else None
+    if name in NVIDIA:
+        return _nvidia(name)
+    return None if name in ort.get_available_providers() else _not_built(name)
+
+
+def _not_built(name: str) -> str:
+    return f"the installed ONNX Runtime {ort.__version__} was built without {name}; install a wheel that has it"
 
 
 @functools.cache
-def _cuda() -> str | None:
-    """Try what ONNX Runtime would: the driver, a device, then the provider's own library with all that it links."""
-    driver = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-    try:
-        cuda = ctypes.CDLL(driver)
-    except OSError:
-        return f"the NVIDIA driver is missing ({driver} not found); {GPU_FIX}"
-    count = ctypes.c_int(0)
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
-        return f"the NVIDIA driver finds no GPU; {GPU_FIX}"
-    ort.preload_dlls()
-    return _library("onnxruntime_providers_cuda", GPU_FIX)
+def _nvidia(name: str) -> str | None:
+    """Ask for all that the provider needs, then load its library, as ONNX Runtime would."""
+    facts = look(folder=Path(ort.__file__).parent)
+    if name == RTX:  # its package brings CUDA's libraries
+        return _first(problems_of_driver(facts)) or rtx.missing()
+    if reason := _first(problems_of_cuda(facts)):
+        return reason
+    if name == TENSORRT and (reason := _first(problems_of_tensorrt(look_for_tensorrt(facts)))):
+        return reason
+    if name not in ort.get_available_providers():
+        return _not_built(name)
+    with contextlib.redirect_stdout(io.StringIO()):  # where it prints what it does
+        ort.preload_dlls()
+    library = {CUDA: CUDA_LIBRARY, TENSORRT: TENSORRT_LIBRARY}.get(name)
+    return _load(library_file(library)) if library else None
 
 
-def _tensorrt() -> str | None:
-    return _cuda() or _library("onnxruntime_providers_tensorrt", "install NVIDIA TensorRT's libraries")
+def _first(problems: list[Any]) -> str | None:
+    """The first problem, which has to be solved before the others, and how many there are."""
+    if not problems:
+        return None
+    more = f" (and {len(problems) - 1} more, which `txport doctor` lists)" if len(problems) > 1 else ""
+    return f"{problems[0]}{more}"
 
 
-def _library(name: str, fix: str) -> str | None:
+def _load(file: str) -> str | None:
     """Load a provider's library; the loader's own message names what it lacks."""
     folder = Path(ort.__file__).parent / "capi"
-    file = f"{name}.dll" if sys.platform == "win32" else f"lib{name}.so"
-    if not (folder / file).exists():
-        return f"{file} is not part of the installed ONNX Runtime; {fix}"
     try:
         if sys.platform != "win32":
-            ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(folder / library_file(SHARED)), mode=ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(folder / file), mode=ctypes.RTLD_LOCAL)
     except OSError as error:
-        return f"{str(error).split(':')[0]} is missing; {fix}"
+        return f"found no {str(error).split(':')[0]}, needs it for {file}; {EXTRA} brings CUDA and cuDNN"
     return None
 
 
-CHECKS: dict[str, Callable[[], str | None]] = {
-    "CUDAExecutionProvider": _cuda,
-    "TensorrtExecutionProvider": _tensorrt,
-}
+def first_device() -> Device | None:
+    """The GPU that the providers run on, as it is now; None where there is none."""
+    return next(iter(ask().devices), None)
+
+
+def builder(provider: str) -> str:
+    """The version of what builds a provider's engines."""
+    if provider == RTX and rtx.is_plugged():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{ort.__version__}-{importlib.metadata.version(rtx.INSTALL)}"
+    if provider == TENSORRT:
+        facts = look_for_tensorrt(look(folder=Path(ort.__file__).parent))
+        return "-".join([ort.__version__, *(each.version for each in facts.tensorrt if each.version)])
+    return str(ort.__version__)
 
 
 def candidates() -> list[str]:
     """The providers that the installed wheel was built with, and CUDA, which users miss most."""
-    return list(dict.fromkeys([CPU, "CUDAExecutionProvider", *ort.get_available_providers()]))
+    plugged = [RTX] if rtx.is_installed() else []
+    return list(dict.fromkeys([CPU, CUDA, *ort.get_available_providers(), *plugged]))
+
+
+def open_session(model: str | bytes, options: Any, name: str, settings: dict[str, str]) -> Any:
+    """A session of a graph on a provider; TensorRT leaves what it does not take to CUDA, and nothing but that."""
+    if name == RTX and rtx.is_plugged():
+        options.add_provider_for_devices(list(rtx.devices()), settings)
+        return ort.InferenceSession(model, options, enable_fallback=0)
+    besides = [(CUDA, cuda_options())] if name in (TENSORRT, RTX) and CUDA in ort.get_available_providers() else []
+    providers = [CPU] if name == CPU else [(name, settings), *besides, CPU]
+    return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
 
 
 def start(name: str) -> str | None:
@@ -118,10 +158,11 @@ def start(name: str) -> str | None:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
-        session = ort.InferenceSession(IDENTITY, options, providers=[name], enable_fallback=0)
+        session = open_session(DOUBLE, options, name, cuda_options() if name == CUDA else {})
         if session.get_providers()[0] != name:
             return "ONNX Runtime fell back to another provider without saying why"
         session.run(None, {"x": np.ones(1, dtype=np.float32)})
     except Exception as error:  # onnxruntime's errors share no other base
-        return str(error).splitlines()[0]
+        known = explain(error, name) if name in NVIDIA else None
+        return str(known or error).splitlines()[0]
     return None

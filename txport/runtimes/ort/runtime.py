@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,12 @@ from txport.runtimes.ort.cuda.driver import CudaRuntime
 from txport.runtimes.ort.cuda.gpu import CudaDevice
 from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.fused import FusedRuntime
+from txport.runtimes.ort.nvidia.failures import explain
+from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA
 from txport.runtimes.ort.onnx_runtime import ort
-from txport.runtimes.ort.providers import CPU, CUDA, device_of, full_name, require_provider
-from txport.runtimes.ort.sessions import placement, session_ports, start_sessions
+from txport.runtimes.ort.placement import placement
+from txport.runtimes.ort.providers import CPU, device_of, full_name, require_provider
+from txport.runtimes.ort.sessions import session_ports, start_sessions
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.single import SingleRuntime
 
@@ -31,7 +35,9 @@ class OrtEngine:
     """Sessions of a bundle, with tensors that stay on the provider's device."""
 
     def __init__(self, bundle: Bundle, provider: str, threads: int | None, roles: Iterable[str] | None = None) -> None:
-        self._device = device_of(full_name(provider))
+        name = full_name(provider)
+        self._device = device_of(name)
+        self._explain = partial(explain, provider=name) if name in NVIDIA else None
         self._sessions = start_sessions(bundle, provider, threads, roles=roles)
 
     def ports(self, role: str) -> GraphPorts:
@@ -46,7 +52,7 @@ class OrtEngine:
             binding.bind_ortvalue_input(name, value)
         for name in outputs:
             binding.bind_output(name, self._device)
-        with running(role, "ONNX Runtime"):
+        with running(role, "ONNX Runtime", self._explain):
             session.run_with_iobinding(binding)
         return dict(zip(outputs, binding.get_outputs(), strict=True))
 
@@ -56,11 +62,24 @@ class OrtEngine:
 
     def from_numpy(self, array: NDArray[Any]) -> OrtValue:
         """See `Engine.from_numpy`; on the CPU the memory is shared, not copied."""
-        return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), self._device)
+        try:
+            return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), self._device)
+        except Exception as error:  # its errors share no other base
+            self._tell(error)
+            raise
 
     def to_numpy(self, tensor: OrtValue) -> NDArray[Any]:
         """See `Engine.to_numpy`."""
-        return tensor.numpy()  # type: ignore[no-any-return]
+        try:
+            return tensor.numpy()  # type: ignore[no-any-return]
+        except Exception as error:  # what a kernel did wrong may show when its results are fetched
+            self._tell(error)
+            raise
+
+    def _tell(self, error: Exception) -> None:
+        """Raise an error of the GPU in words that say what to do."""
+        if self._explain is not None and (known := self._explain(error)):
+            raise known from error
 
 
 def require(provider: str) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,12 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.ports import Port
 from txport.errors import BundleError, LoadError, UnavailableError, brief
 from txport.runtimes.base import GraphPorts
+from txport.runtimes.ort.nvidia.failures import explain
+from txport.runtimes.ort.nvidia.fit import forbid_tf32, keep_fp32, require_fit
+from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA, bundle_options
 from txport.runtimes.ort.onnx_runtime import ort
-from txport.runtimes.ort.providers import CPU, full_name, provider_options
+from txport.runtimes.ort.placement import require_all_nodes, require_compute, require_nodes
+from txport.runtimes.ort.providers import CPU, builder, first_device, full_name, open_session
 from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes
 
 # Microseconds that a thread stays awake for more to do: from one operator to the next, but not from step to step. A
@@ -52,40 +55,36 @@ def start_sessions(
 
     Without `roles`, they are those that are driven step by step. `options_of` a role are more options of the provider.
     """
-    roles = bundle.manifest.driven if roles is None else roles
-    name, (weights, maps) = full_name(provider), _map_weights(bundle)
-    sessions = {
-        role: start_session(
-            bundle.file(role), name, session_options(threads, weights, spins=role == spinning), options_of(role)
-        )
-        for role in roles
-    }
+    roles = list(bundle.manifest.driven if roles is None else roles)
+    name = full_name(provider)
+    settings = _prepare(bundle, roles, name)
+    weights, maps = _map_weights(bundle)
+    sessions = {}
+    for role in roles:
+        options = session_options(threads, weights, spins=role == spinning)
+        options.use_deterministic_compute = name in NVIDIA
+        sessions[role] = start_session(bundle.file(role), name, options, {**settings[role], **options_of(role)})
     for each in maps:  # the kernels have read and packed what they need; what is looked up comes back by itself
         if hasattr(mmap, "MADV_DONTNEED"):
             each.madvise(mmap.MADV_DONTNEED)
     if name != CPU:
-        _require_nodes(sessions, name)
+        require_nodes(sessions, name)
+    if name in NVIDIA:
+        besides = () if name == CUDA else (CUDA,)  # to which TensorRT leaves what it does not take
+        strict = require_all_nodes if bundle.manifest.target == "cuda" else require_compute
+        strict(sessions, name, *besides)
     return Sessions(sessions, weights)
 
 
-def _require_nodes(sessions: Mapping[str, ort.InferenceSession], provider: str) -> None:
-    """A provider may start and take no node; one graph without any is fair, since some are tiny, but not all."""
-    placed = placement(sessions)
-    if not any(provider in counts for counts in placed.values()):
-        others = ", ".join(sorted({other for counts in placed.values() for other in counts}))
-        raise UnavailableError(f"{provider} takes no node of any graph; ONNX Runtime put all on {others}")
-
-
-def placement(sessions: Mapping[str, ort.InferenceSession]) -> dict[str, dict[str, int]]:
-    """On which provider ONNX Runtime put the nodes of each graph, after its fusions: role -> provider -> nodes."""
-    placed = {}
-    for role, session in sessions.items():
-        parts = session.get_provider_graph_assignment_info()
-        counts: Counter[str] = Counter()
-        for part in parts:
-            counts[part.ep_name] += len(part.get_nodes())
-        placed[role] = dict(counts)
-    return placed
+def _prepare(bundle: Bundle, roles: list[str], provider: str) -> dict[str, dict[str, str]]:
+    """The provider's options for each graph, once it is sure that the bundle fits the GPU."""
+    if provider not in NVIDIA:
+        return {role: {} for role in roles}
+    (keep_fp32 if provider == CUDA else forbid_tf32)(bundle.manifest.precision)
+    device = first_device()
+    if device is not None:
+        require_fit(bundle, roles, device)
+    return {role: bundle_options(provider, bundle, role, device, builder(provider)) for role in roles}
 
 
 def _map_weights(bundle: Bundle) -> tuple[Weights, list[mmap.mmap]]:
@@ -131,15 +130,15 @@ def start_session(
     file: Path,
     provider: str,
     options: ort.SessionOptions,
-    more: Mapping[str, str] | None = None,
+    settings: dict[str, str],
     content: bytes | None = None,
 ) -> ort.InferenceSession:
-    """The session of a graph in a file, or of its `content`, with `more` options of the provider."""
-    providers = [CPU] if provider == CPU else [(provider, {**provider_options(provider), **(more or {})}), CPU]
+    """The session of a graph in a file, or of its `content`, with `settings` of the provider."""
     try:
-        session = ort.InferenceSession(content or str(file), options, providers=providers, enable_fallback=0)
+        session = open_session(content or str(file), options, provider, settings)
     except Exception as error:  # its errors share no other base
-        raise _refused(file, error) from error
+        explained = explain(error, provider) if provider in NVIDIA else None
+        raise explained or _refused(file, error) from error
     if session.get_providers()[0] != provider:  # ONNX Runtime only logs that it fell back
         raise UnavailableError(f"{provider} did not start for {file}; `txport doctor` says what is missing")
     return session

@@ -242,6 +242,10 @@ class CudaRuntime:
         state.width, state.lengths, state.slots = rows, lengths, state.slots * rows
         return state
 
+    def synchronize(self) -> None:
+        """See `QueuedRuntime.synchronize`."""
+        self.device.synchronize()
+
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""
         return self.graphs.ports(role)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy as np
 from txport.errors import RunError, UnavailableError
 from txport.runtimes.base import running
 from txport.runtimes.ort.cuda.device import EAGER, Array, Binding, Block, Tensor, adopted, stored, unstored
+from txport.runtimes.ort.nvidia.failures import explain
+from txport.runtimes.ort.nvidia.options import CUDA
 from txport.runtimes.ort.onnx_runtime import ort
 
 NON_BLOCKING, NO_TIMING = 1, 2  # CUDA's flags of streams and events
@@ -21,6 +24,7 @@ TO_DEVICE, TO_HOST = 1, 2  # and its directions of a copy
 GPU = 2  # DLPack's number
 OUT_OF_MEMORY = 2  # and of its errors
 MAJORS = (13, 12)  # of the runtime library that ONNX Runtime was built with
+EXPLAIN = partial(explain, provider=CUDA)
 STAGING = 1 << 20  # bytes of pinned memory through which small arrays go up
 # One thing at a time in this process, but work on the device: a graph can't be captured while others allocate or wait.
 LOCK = threading.RLock()
@@ -166,7 +170,7 @@ class CudaDevice:
     def run(self, binding: Binding, graph: int = EAGER) -> None:
         """See `Device.run`."""
         options = self._eager if graph == EAGER else self._graphs.setdefault(graph, _options(graph))
-        with LOCK, running(binding.role, "ONNX Runtime"):
+        with LOCK, running(binding.role, "ONNX Runtime", EXPLAIN):
             binding.session.run_with_iobinding(binding.io, options)
 
     def is_captured(self, graph: int) -> bool:

@@ -9,7 +9,8 @@ from txport.bundles.ports import COUNT, MORE, Graph
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts
 from txport.runtimes.ort.cuda.device import Array, Binding, Device, Tensor, bind, bytes_of
-from txport.runtimes.ort.sessions import Sessions, placement
+from txport.runtimes.ort.placement import placement
+from txport.runtimes.ort.sessions import Sessions
 
 ON_HOST = (COUNT, MORE)  # inputs that shapes follow from
 

@@ -46,7 +46,7 @@ def load(bundle: Bundle, *, precision: str, provider: str = "cpu", threads: int 
         options = session_options(threads, weights.take_out(model, role))
         options.add_session_config_entry(FOLDER, str(file.parent))  # where ONNX Runtime only sees that there are some
         widen(model.graph)
-        sessions[role] = start_session(file, CPU, options, content=model.SerializeToString())
+        sessions[role] = start_session(file, CPU, options, {}, model.SerializeToString())
     described = {role: widened(graph) for role, graph in bundle.manifest.driven.items()}
     graphs = Graphs(described, Sessions(sessions, weights.values), ports.__getitem__)
     return CudaRuntime(bundle.manifest.facts, graphs, HostDevice())

@@ -1,8 +1,4 @@
-"""Graphs whose operators compute several parts at once, or in half precision, as graphs that show each part in fp32.
-
-On the CPU, ONNX Runtime computes nothing else of a graph that is made for another device. Weights stay the numbers that
-they are.
-"""
+"""Graphs whose operators compute several parts at once, as graphs that show each part: what fusions did is undone."""
 
 from __future__ import annotations
 
@@ -10,34 +6,17 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from txport.bundles.manifest import Manifest
 from txport.exporters.cuda.fusions import NORMS
 from txport.exporters.fused.packs import MICROSOFT, is_product
-from txport.runtimes.ort.cuda.stand_in import widen
 
-WIDE = "float32"
 Values = list[ir.Value | None]
 
 
-def computes_in(manifest: Manifest) -> str:
-    """NumPy's name for the type in which a graph is looked at."""
-    return WIDE if manifest.target == "cuda" else manifest.dtype
-
-
-def taken_apart(model: ir.Model, manifest: Manifest) -> ir.Model:
-    """A graph of which each part can be looked at, here; most are as they lie in their file."""
-    if manifest.target != "cuda":
-        return model
-    for value in model.graph.initializers.values():
-        if value.const_value is not None:
-            value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
-    content = ir.to_proto(model)
-    widen(content.graph)
-    found: ir.Model = ir.from_proto(content)
-    for node in list(found.graph):
+def take_apart(model: ir.Model) -> None:
+    """Put the nodes in the place of each fused operator that it stands for."""
+    for node in list(model.graph):
         if node.domain == MICROSOFT and node.op_type in APART:
-            APART[node.op_type](found, node)
-    return found
+            APART[node.op_type](model, node)
 
 
 def _gelu(operator: str, domain: str = "") -> Callable[[ir.Model, ir.Node], None]:

@@ -1,0 +1,142 @@
+"""What ONNX Runtime raises on a GPU, in words that say what to do; its own messages name files of its source."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from txport.errors import UnavailableError, brief
+
+# "... CUDA failure 2: out of memory ; GPU=0 ; hostname=... ; file=... ; line=336 ; expr=cudaMalloc(...); "
+CALL = re.compile(r"(?P<call>\w+ failure \d+: [^;]*?) ?; GPU=")
+# What stands before the words: whose status it is, the place in the source, the function there with its types.
+BEFORE = (
+    re.compile(r"^.*Status Message: ", re.DOTALL),
+    re.compile(r"^.*?\.(?:cc|cu|h|cpp):\d+ ", re.DOTALL),
+    re.compile(r"^[^()]*::\w+\([^()]*\) ?(?:\[with [^]]*\] )?"),
+    re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : "),
+)
+
+
+class Failure(NamedTuple):
+    """Any of these in an error's text, whatever its case -> what that means, and what to do."""
+
+    signs: tuple[str, ...]
+    meaning: str
+    fix: str
+
+
+NO_SPACE = "use smaller batches, fewer beams, a smaller model or half precision; nvidia-smi says what else holds it"
+LOST = "start the process again; if it comes again, run on --provider cpu and see whether `txport verify` passes there"
+DOCTOR = "`txport doctor` says what was found"
+# The first that fits is told, so what is special stands before what is general.
+FAILURES = (
+    Failure(
+        (
+            "cuda failure 2:",
+            "cudaerrormemoryallocation",
+            "out of memory",
+            "alloc_failed",
+            "smaller than requested bytes",
+            "failed to allocate memory for",
+        ),
+        "the GPU's memory is at its end",
+        NO_SPACE,
+    ),
+    Failure(
+        ("cuda failure 35:", "cudaerrorinsufficientdriver", "driver version is insufficient"),
+        "the NVIDIA driver is older than the CUDA of ONNX Runtime",
+        f"update the driver; {DOCTOR} and what is needed",
+    ),
+    Failure(
+        ("no kernel image", "cudaerrornokernelimagefordevice", "cuda failure 209:", "arch_mismatch"),
+        "ONNX Runtime has no kernels for this GPU",
+        f"take another onnxruntime-gpu; {DOCTOR} and for which GPUs this one was built",
+    ),
+    Failure(
+        ("unsupported toolchain", "cuda failure 222:", "cuda failure 218:"),
+        "the NVIDIA driver can't compile this version's kernels",
+        f"update the driver; {DOCTOR} and what is needed",
+    ),
+    Failure(
+        ("cuda failure 100:", "no cuda-capable device", "cudaerrornodevice", "provider not available"),
+        "CUDA finds no GPU that this process may use",
+        f"{DOCTOR}, and what hides it",
+    ),
+    Failure(
+        ("cuda failure 46:", "devices are busy or unavailable", "cudaerrordevicesunavailable"),
+        "another process holds the GPU alone",
+        "end that process, or set the GPU's compute mode to default",
+    ),
+    Failure(
+        ("cuda failure 803:", "cuda failure 804:", "unsupported display driver"),
+        "the driver's library does not fit the driver in the kernel",
+        "restart the machine; in a container, take its CUDA compatibility package out of LD_LIBRARY_PATH",
+    ),
+    Failure(
+        (
+            "cudnn_status_sublibrary_version_mismatch",
+            "cudnn_status_version_mismatch",
+            "cudnn_status_sublibrary_loading",
+        ),
+        "files of two versions of cuDNN are mixed",
+        "keep one: pip install --force-reinstall the nvidia-cudnn package, and take others out of LD_LIBRARY_PATH",
+    ),
+    Failure(
+        ("cudnn is unavailable", "cudnn is not available", "libcudnn", "cudnn64"),
+        "cuDNN is missing",
+        f"pip install 'txport[cuda]' brings it; {DOCTOR}",
+    ),
+    Failure(
+        ("cudnn_status_not_initialized", "cublas_status_not_initialized", "curand_status_initialization_failed"),
+        "a library of CUDA does not start, mostly for want of the GPU's memory",
+        f"free memory of the GPU; {DOCTOR} and which versions there are",
+    ),
+    Failure(
+        ("cuda failure 214:", "uncorrectable ecc", "fallen off the bus", "gpu is lost", "cuda failure 220:"),
+        "the GPU itself has failed",
+        "restart the machine, and have the GPU looked at if it comes again (nvidia-smi -q)",
+    ),
+    Failure(
+        ("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address"),
+        "a kernel has failed, and CUDA runs nothing more in this process",
+        LOST,
+    ),
+    Failure(
+        ("could not deserialize engine", "failed to deserialize engine", "engine cache"),
+        "an engine in TensorRT's cache is of no use",
+        "delete the folder `engines` in txport's cache, and it is built again",
+    ),
+    Failure(
+        ("failed to create engine", "failed to build engine", "could not build execution context"),
+        "TensorRT builds no engine of this graph",
+        "use --provider cuda",
+    ),
+    Failure(
+        ("cannot open shared object", "loadlibrary failed", "error 126"),
+        "a library is missing",
+        f"{DOCTOR}, and which",
+    ),
+    Failure(("cuda failure", "cudnn failure", "cudnn_fe failure"), "a call of CUDA has failed", LOST),
+    Failure(("cublas failure", "cufft failure", "curand failure"), "a library of CUDA has failed", LOST),
+    Failure(("tensorrt ep",), "TensorRT has failed", "use --provider cuda"),
+)
+
+
+def explain(error: Exception, provider: str) -> UnavailableError | None:
+    """What an error of ONNX Runtime on a GPU means, in one line; None for one that has nothing to do with the GPU."""
+    text = str(error)
+    folded = text.lower()
+    for failure in FAILURES:
+        if any(sign in folded for sign in failure.signs):
+            return UnavailableError(f"{provider}: {failure.meaning} ({_told(text)}); {failure.fix}")
+    return None
+
+
+def _told(text: str) -> str:
+    """What matters of a message."""
+    if found := CALL.search(text):
+        return brief(found["call"])
+    for before in BEFORE:
+        text = before.sub("", text, count=1) or text
+    return brief(text)

@@ -1,0 +1,105 @@
+"""The options that NVIDIA's providers start with, and where the engines of TensorRT are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from txport.bundles.bundle import Bundle
+from txport.runtimes import PROVIDERS
+from txport.runtimes.ort.nvidia.driver import Device
+from txport.system.stages import told
+
+CUDA, TENSORRT, RTX = (PROVIDERS[name] for name in ("cuda", "tensorrt", "tensorrt-rtx"))
+NVIDIA = (CUDA, TENSORRT, RTX)
+FIRST = "0"  # the first GPU that the process sees: CUDA_VISIBLE_DEVICES chooses
+HALF = {"fp16": "trt_fp16_enable", "bf16": "trt_bf16_enable"}
+ENGINES = "engines"
+
+# fp32 has no TF32; of several kernels, the one is taken that a rule names, not the one that was fastest a moment ago.
+CUDA_OPTIONS = {
+    "device_id": FIRST,
+    "use_tf32": "0",
+    "cudnn_conv_algo_search": "HEURISTIC",
+    "tunable_op_enable": "0",
+    "tunable_op_tuning_enable": "0",
+}
+
+
+def cuda_options() -> dict[str, str]:
+    """For ONNX Runtime's CUDA provider."""
+    return dict(CUDA_OPTIONS)
+
+
+def tensorrt_options(precision: str, engines: Path, timings: Path) -> dict[str, str]:
+    """For TensorRT: half precision only where the bundle has it, engines and measured times in these folders."""
+    options = {
+        "device_id": FIRST,
+        "trt_engine_cache_enable": "True",
+        "trt_engine_cache_path": str(engines),
+        "trt_timing_cache_enable": "True",
+        "trt_timing_cache_path": str(timings),
+        "trt_int8_enable": "False",
+        **{name: "True" if precision == half else "False" for half, name in HALF.items()},
+    }
+    if precision == "fp16":
+        options["trt_layer_norm_fp32_fallback"] = "True"  # its sums of squares overflow fp16
+    return options
+
+
+def rtx_options(engines: Path) -> dict[str, str]:
+    """For TensorRT-RTX, which keeps the precision of each tensor by itself."""
+    return {"device_id": FIRST, "nv_runtime_cache_path": str(engines)}
+
+
+def bundle_options(
+    provider: str, bundle: Bundle, role: str, device: Device | None, runtime: str, cache: Path | None = None
+) -> dict[str, str]:
+    """What a provider is started with for a graph; makes the folders of TensorRT's caches.
+
+    `runtime` is the version of what builds the engines. Raises `OutputError` where the user's cache can't be written.
+    """
+    if provider == CUDA:
+        return cuda_options()
+    cache = cache or _cache()
+    engines = _folder(cache / engine_key(provider, bundle, device, runtime) / role)
+    if provider == RTX:
+        return rtx_options(engines)
+    timings = _folder(cache / f"timings-{_name(device)}-{_word(runtime)}")
+    return tensorrt_options(bundle.manifest.precision, engines, timings)
+
+
+def engine_key(provider: str, bundle: Bundle, device: Device | None, runtime: str) -> str:
+    """The name of a folder of engines, which are good for one bundle on one kind of GPU by one version."""
+    files = {name: entry["sha256"] for name, entry in sorted(bundle.manifest.files.items())}
+    digest = hashlib.sha256(json.dumps([files, bundle.manifest.precision]).encode()).hexdigest()[:16]
+    short = next(name for name, full in PROVIDERS.items() if full == provider)
+    return f"{short}-{digest}-{_name(device)}-{_word(runtime)}"
+
+
+def _name(device: Device | None) -> str:
+    if device is None:
+        return "gpu"
+    major, minor = device.capability
+    return f"{_word(device.name)}-{major}.{minor}"
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-") or "unknown"
+
+
+def _cache() -> Path:
+    import platformdirs
+
+    return platformdirs.user_cache_path("txport") / ENGINES
+
+
+def _folder(path: Path) -> Path:
+    """Make a folder that only its user may write to: engines are code."""
+    with told(path, "choose another place for caches by XDG_CACHE_HOME, or use --provider cuda"):
+        for place in [*reversed(path.parents), path]:
+            if not place.is_dir():
+                place.mkdir(exist_ok=True, mode=0o700)
+    return path
