@@ -25,13 +25,14 @@ from txport.errors import ParityError, TxportError, UnavailableError, Unsupporte
 from txport.models.checkpoint import Checkpoint
 from txport.proof.parity.check import Report, check
 from txport.proof.parity.measures import finite
-from txport.proof.proven import USUAL, prove, proven_on, write
+from txport.proof.proven import prove, write
 from txport.system.files import staged_folder, temporary_folder
 from txport.version import __version__
 
 PASS, NEAR_TIE, FAIL, NOT_AVAILABLE = "pass", "near-tie", "fail", "not available"
 VERDICTS = (PASS, NEAR_TIE, FAIL, NOT_AVAILABLE)
 FAILED = ParityError.exit_code  # of errors that say so: a graph that breaks its contract is another
+USUAL = ("ort", "cpu")  # where most bundles are proven
 
 Kind = tuple[str, str]  # target, precision
 Engine = tuple[str, str]  # runtime, provider
@@ -130,7 +131,7 @@ def fill(
     here.
     """
     for target in dict.fromkeys(target for target, _ in chosen):
-        runtimes.require(*proven_on(target))
+        runtimes.require(*runtimes.home(target))
     with staged_folder(keep, progress=progress) if keep else temporary_folder("txport-matrix") as folder:
         cells = [cell for kind in chosen for cell in _row(checkpoint, kind, tried, folder, progress, bool(keep))]
     return Matrix(_about(checkpoint, tried), cells)
@@ -166,7 +167,8 @@ def _row(
 def _cells(
     checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], path: Path, progress: Progress
 ) -> Iterator[Cell]:
-    proven = proven_on(kind[0])
+    proven = runtimes.home(kind[0])
+    others = [each for each in tried if each not in (proven, USUAL)]
     blank, begun = Cell(*kind, *proven, FAIL), time.perf_counter()
     try:
         progress(f"{' '.join(kind)}: exporting")
@@ -179,18 +181,16 @@ def _cells(
         if error.exit_code != FAILED and not isinstance(error, UnsupportedError):
             raise
         verdict = FAIL if error.exit_code == FAILED else NOT_AVAILABLE
-        engines_of_row = dict.fromkeys((proven, *tried))
         yield from (
             replace(blank, runtime=name, provider=each, verdict=verdict, why=_why(error, path))
-            for name, each in engines_of_row
+            for name, each in (proven, *others)
         )
         return
     blank = replace(blank, bytes=bundle.size)
     yield _judge(blank, report, begun)
-    for name, provider in tried:
-        if (name, provider) != proven:
-            progress(f"{' '.join(kind)}: comparing on {name} {provider}")
-            yield compare(replace(blank, runtime=name, provider=provider), bundle, checkpoint)
+    for name, provider in others:
+        progress(f"{' '.join(kind)}: comparing on {name} {provider}")
+        yield compare(replace(blank, runtime=name, provider=provider), bundle, checkpoint)
 
 
 def compare(blank: Cell, bundle: Bundle, checkpoint: Checkpoint) -> Cell:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from txport import runtimes
 from txport.bundles.bundle import Bundle, seal
 from txport.errors import ConfigError, ParityError, UnsupportedError
 from txport.exporters import export as exporter
@@ -22,14 +23,6 @@ from txport.proof.verify.check import verify
 from txport.runtimes.encoding import infer
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.options import require_defaults
-
-USUAL = ("ort", "cpu")
-STAND_INS = {"cuda": ("cuda-stand-in", "cpu")}  # of targets whose graphs need what the machine of an export may lack
-
-
-def proven_on(target: str) -> tuple[str, str]:
-    """The runtime and the provider on which an export proves bundles of a target."""
-    return STAND_INS.get(target, USUAL)
 
 
 def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
@@ -48,10 +41,11 @@ def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
 def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int = 0) -> tuple[Bundle, Report]:
     """Compare a bundle with PyTorch where it is proven; -> it with the verdict, and goldens if that is good.
 
-    `seed` and `cases` are those of `check`. Raises `ParityError` where a graph does not run at all, or the goldens do
-    not hold on this machine.
+    A cuda bundle runs on the GPU, or, where there is none, on the CPU in its place; the verdict says which. `seed` and
+    `cases` are those of `check`. Raises `ParityError` where a graph does not run at all, or the goldens do not hold on
+    this machine.
     """
-    runtime, provider = proven_on(bundle.manifest.target)
+    runtime, provider = runtimes.home(bundle.manifest.target)
     report = check(bundle, checkpoint, {runtime: provider}, seed, cases=cases)
     if report.passed:
         with fitting_threads(checkpoint):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest, names_differ
 from txport.bundles.ports import GENERATE, Graph, compare_ports
-from txport.errors import BundleError, UnsupportedError, quoted
+from txport.errors import BundleError, UnavailableError, UnsupportedError, quoted
 from txport.system.machine import cores
 from txport.system.numbers import whole
 from txport.system.packages import needed
@@ -121,8 +121,23 @@ def require_target(name: str, target: str) -> None:
         raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can{own}")
 
 
+def home(target: str) -> tuple[str, str]:
+    """The runtime and the provider on which a bundle of a target is proven here: the one that it is for, if it can be.
+
+    Without a GPU, that of the cuda target stands in for one.
+    """
+    if target != "cuda":
+        return "ort", "cpu"
+    with contextlib.suppress(UnavailableError):
+        require("ort", "cuda")
+        return "ort", "cuda"
+    return "cuda-stand-in", "cpu"
+
+
 def installed(target: str) -> list[str]:
     """The ONNX runtimes to hold any bundle of a target against: they keep its precision and tell what is damaged."""
+    if target == "cuda":  # on the CPU
+        return ["cuda-stand-in"]
     able = {name: entry for name, entry in RUNTIMES.items() if target in entry.targets}
     if target == FOREIGN:  # onnx's evaluator lacks operators that others use, those of quantised graphs first
         del able["reference"]

@@ -7,6 +7,7 @@ Letters: as in `ops`.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from txport.exporters.cuda.places import PLACE_FORMS
 from txport.exporters.forms import FORMS
-from txport.exporters.forms.common import cast, require
+from txport.exporters.forms.common import cast, code_of, require
 from txport.exporters.fused.operators import bias_of, cap_of, gelu, scale_of, single
 from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.symbols import Form, Symbol, Tracer
@@ -210,8 +211,22 @@ def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtyp
     )
 
 
+def _times(tracer: Tracer, x: Any, y: Any) -> Symbol:
+    """A product; that with a number which 16 bits do not hold is made in 32, else all results would be off one way."""
+    number, tensor = (x, y) if isinstance(x, float) else (y, x)
+    narrow = isinstance(tensor, Symbol) and tensor.dtype in (torch.float16, torch.bfloat16)
+    if not (narrow and isinstance(number, float)) or float(torch.tensor(number, dtype=tensor.dtype)) == number:
+        product: Symbol = FORMS["mul"](tracer, x, y)
+        return product
+    wide = [cast(tracer, "mul/wide", tensor, torch.float32), tracer.constant(np.array(number, np.float32))]
+    value = tracer.op("mul/narrow", "Cast", [tracer.op("mul", "Mul", wide)], to=code_of(tensor.dtype))
+    return tracer.symbol(value, operator.mul, x, y)
+
+
 CUDA_FORMS: dict[str, Form] = {
     **FORMS,
+    "mul": _times,
+    "rmul": _times,
     **PLACE_FORMS,
     "attention": _attention,
     "rotated": _rotated,

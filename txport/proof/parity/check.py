@@ -25,13 +25,14 @@ from txport.errors import BundleError, LoadError, ParityError
 from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
+from txport.models.weights.streamed import converted
 from txport.proof.parity.calls import compare_graphs, no_crash
 from txport.proof.parity.cases import Case, draw_cases, lighten, lightest, not_reached
-from txport.proof.parity.exact import Exact
+from txport.proof.parity.exact import HALVES, Exact
 from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.quality import Texts, digest_of
 from txport.proof.parity.replay import Reference
-from txport.proof.parity.tolerances import Tolerance, coarser, tolerance_of
+from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.proof.parity.truth import Truth
 from txport.proof.parity.truth.encoding import EncoderTruth
 from txport.proof.parity.truth.generation import GeneratorTruth
@@ -76,8 +77,7 @@ def check(
         bundle = of_checkpoint(bundle, checkpoint)
     else:
         load_bundle(bundle.path)
-    precision = bundle.manifest.precision
-    computed = {name: coarser(runtimes.computes(name, precision), precision) for name in providers}
+    computed = {name: runtimes.computes(name, bundle.manifest.precision) for name in providers}
     tolerances = {name: tolerance_of(computed[name], each, atol, rtol) for name, each in providers.items()}
     report = Report(_about(bundle, providers, tolerances, seed, cases))
     report.about["texts"] = digest_of(texts) if texts else None
@@ -189,6 +189,8 @@ def exact_of(bundle: Bundle, checkpoint: Checkpoint, precision: str = "") -> Exa
         return Exact.of(checkpoint.model, manifest.precision, together=True)
     held, together = holding(bundle, checkpoint).model, manifest.rows is not None
     if precision not in ("", manifest.precision):
+        if narrow := HALVES.get(manifest.precision):  # what computes finer than the bundle has its weights all the same
+            held = converted(converted(held, narrow), torch.float32)
         return Exact.of(held, precision)
     plain = {name for name, form in manifest.forms.items() if form == PLAIN}
     return Exact.of(held, manifest.precision, together=together, plain=plain)

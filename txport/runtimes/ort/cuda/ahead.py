@@ -21,7 +21,7 @@ MOST = 8  # steps
 class Asked(NamedTuple):
     """What is read of a step: how many of the best tokens, whether all logits, whether attention."""
 
-    count: int
+    tokens: int
     logits: bool
     align: bool
 

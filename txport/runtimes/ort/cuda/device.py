@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from txport.errors import UnsupportedError
+from txport.errors import UnsupportedError, quoted
+from txport.runtimes.ort.onnx_runtime import ort
 
 Array = NDArray[Any]
 
@@ -115,9 +116,25 @@ class Device(Protocol):
         """Whether this thread has run it before."""
         ...
 
+    def adopt(self, tensor: Any) -> Any:
+        """A tensor of any library, by DLPack, as one of ONNX Runtime in the same memory; its own queue goes first.
+
+        `UnsupportedError` for one that lies elsewhere.
+        """
+        ...
+
     def synchronize(self) -> None:
         """Wait for all that was queued."""
         ...
+
+
+def adopted(tensor: Any, kind: int, where: str, **stream: int) -> Any:
+    """See `Device.adopt`; `kind` is DLPack's number of a kind of device."""
+    if not hasattr(tensor, "__dlpack__"):
+        raise UnsupportedError(f"a tensor must have DLPack's methods, got {quoted(type(tensor).__name__)}")
+    if (found := int(tensor.__dlpack_device__()[0])) != kind:
+        raise UnsupportedError(f"a tensor must lie {where}, got one on DLPack's device {found}; move it there")
+    return ort.OrtValue.from_dlpack(tensor.__dlpack__(**stream))
 
 
 def bytes_of(shape: Sequence[int], dtype: str) -> int:

@@ -14,32 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.ports import (
-    COUNT,
-    CROSS_ATTENTION,
     ENCODER,
-    IDS,
     INPUT_FEATURES,
     INPUT_IDS,
-    LOG_PROBS,
-    LOGITS,
     MODEL,
-    NEXT_IDS,
     PAST_LENGTHS,
     PREFILL,
-    PRESENT_LENGTHS,
     SOURCE_LENGTHS,
-    STEP,
 )
+from txport.errors import UnsupportedError
+from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores
 from txport.runtimes.encoding import outputs_of
-from txport.runtimes.ort.cuda.ahead import Asked
 from txport.runtimes.ort.cuda.caches import Caches
-from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, EAGER, Device, Fetched, Tensor, bind
+from txport.runtimes.ort.cuda.device import Device, Tensor, bind
 from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.cuda.state import CudaState
+from txport.runtimes.ort.cuda.steps import Steps
 from txport.runtimes.ort.cuda.workspace import (
-    Bound,
     Workspaces,
     batch_bucket,
     capacity_bucket,
@@ -62,17 +55,18 @@ class CudaRuntime:
         self._workspaces = Workspaces(device)
         if self.facts.task != "encode":
             self._caches = Caches(device, graphs)
+            self._steps = Steps(facts, graphs, device, self._caches)
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> CudaState:
         """See `Runtime.start`; sources are only queued to be encoded."""
         if not self._has_source:
             return self._prefill(source, source_lengths, max_length)
-        count, longest = len(source), self.facts.reads.longest
-        size = source_bucket(source.shape[1], longest) if self.facts.masks_source else longest
+        count, reads = len(source), self.facts.reads
+        size = reads.longest if isinstance(reads, Features) else source_bucket(source.shape[1], reads.longest)
         state = CudaState(self._workspaces, batch_bucket(count), size, max_length, count)
         state.source_lengths[:count] = source_lengths
-        name = INPUT_IDS if self.facts.masks_source else INPUT_FEATURES
-        port, pad = self._described[ENCODER].port(name), self.facts.reads.pad if self.facts.masks_source else 0
+        name, pad = (INPUT_FEATURES, 0) if isinstance(reads, Features) else (INPUT_IDS, reads.pad)
+        port = self._described[ENCODER].port(name)
         given = np.full(port.shape(state.dims), pad, port.dtype)
         given[tuple(slice(size) for size in source.shape)] = source
         self._encode(state, name, given)
@@ -130,6 +124,17 @@ class CudaRuntime:
         joined = {name: np.concatenate(parts) for name, parts in zip(names, zip(*found, strict=True), strict=True)}
         return outputs_of(self.facts, joined, batch, size, size)
 
+    def infer_on_device(self, input_ids: Any, source_lengths: Any) -> dict[str, Any]:
+        """As `infer`, of tensors by DLPack, (B, S) and (B,) int64 -> float32 ones on the device, padding and all.
+
+        `torch.from_dlpack` takes them without a copy. Raises `UnsupportedError` for tensors that lie elsewhere, are of
+        another type, and for a model that generates: its search reads the best tokens on the host.
+        """
+        if self.facts.task != "encode":
+            raise UnsupportedError("infer_on_device is for models that only encode; this one generates")
+        given = {INPUT_IDS: input_ids, SOURCE_LENGTHS: source_lengths}
+        return self.graphs.run_on_device(MODEL, given, self.device)
+
     def step(
         self, tokens: Ints, state: CudaState, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, CudaState]:
@@ -141,122 +146,16 @@ class CudaRuntime:
         assert state.length < state.max_length, "a step beyond max_length"
         if state.length == state.capacity:
             self._caches.grow(state, "row", 2 * state.capacity)
-        size = self.facts.writes.size
-        top = None if top is None else min(top, size)
-        asked = Asked(min(1 << (top - 1).bit_length(), size) if top else 1, top is None, align)
-        fetched = state.ahead.take(seated, active, asked)
-        if fetched is None:
-            self._tell(state, seated, active)
-            fetched = self._queue(state, asked, seated)
-        state.lengths += active
-        if top == 1:
-            self._look_ahead(state, asked)
-        return self._read(fetched, state, asked, top).of(state.slots), state
-
-    def _tell(self, state: CudaState, tokens: Ints, active: Bools) -> None:
-        """Upload what the device does not know: tokens that are not the best ones, and lengths that it did not count.
-
-        A slot that rests counts too, and begins anew before it would leave the caches.
-        """
-        self._caches.clear_rows(state)
-        if state.ahead.best is None or not state.ahead.follows(tokens, active):
-            self._tell_tokens(state, tokens)
-        counted = state.on_device
-        if counted is None or (counted[active] != state.lengths[active]).any() or counted.max() >= state.limit:
-            self._tell_lengths(state, state.lengths)
-
-    def _tell_tokens(self, state: CudaState, tokens: Ints) -> None:
-        given = np.where(tokens < 0, self.facts.writes.pad, tokens).reshape(state.batch, state.width)
-        self.device.upload(given, self._tokens(state))
-
-    def _tell_lengths(self, state: CudaState, lengths: Ints) -> None:
-        self.device.upload(lengths, self._lengths(state))
-        state.on_device = lengths.copy()
+        return self._steps.run(state, seated, active, top, align).of(state.slots), state
 
     def _tell_source_lengths(self, state: CudaState) -> Tensor:
         tensor = state.workspace.tensor("source lengths", (state.batch,), "int64")
         self.device.upload(state.source_lengths, tensor)
         return tensor
 
-    def _queue(self, state: CudaState, asked: Asked, tokens: Ints) -> Fetched:
-        """One step from what the device holds: these tokens, and lengths as they are counted."""
-        assert state.on_device is not None
-        bound = self._bound(state, asked.count)
-        graph = bound.graph
-        if not self.device.is_captured(graph):
-            if state.limit - state.on_device.max() >= CAPTURE_RUNS:
-                self.device.run(bound.binding, graph)  # which steps three times, so what it counted is told anew
-                self._tell_tokens(state, tokens)
-                self._tell_lengths(state, state.on_device)
-            else:
-                graph = EAGER
-        return self._run_step(state, bound, graph, asked)
-
-    def _look_ahead(self, state: CudaState, asked: Asked) -> None:
-        """Queue as many steps more as are worth it and have room, each from the best tokens of the one before."""
-        bound = self._bound(state, asked.count)
-        if not self.device.is_captured(bound.graph):
-            return
-        assert state.on_device is not None
-        while len(state.ahead) < state.ahead.wanted and state.on_device.max() < state.limit:
-            state.ahead.add(self._run_step(state, bound, bound.graph, asked), asked)
-
-    def _run_step(self, state: CudaState, bound: Bound, graph: int, asked: Asked) -> Fetched:
-        assert state.on_device is not None
-        self.device.run(bound.binding, graph)
-        state.on_device += 1
-        outputs = bound.binding.outputs
-        more = [outputs[LOGITS]] if asked.logits else []
-        if asked.align:
-            more.append(outputs[CROSS_ATTENTION])
-        return self.device.fetch(_both(outputs), *more)
-
-    def _read(self, fetched: Fetched, state: CudaState, asked: Asked, top: int | None) -> Scores:
-        """What a step says of all slots."""
-        both, *more = fetched.arrays()
-        size = 8 * state.size * asked.count
-        ids, values = both[:size].view(np.int64), both[size:].view(np.float32)
-        ids, values = (each.reshape(state.size, asked.count) for each in (ids, values))
-        state.ahead.best = ids[:, 0]
-        state.has_nan |= bool(np.isnan(values[:, 0]).any())
-        attention = more.pop() if asked.align else None
-        return Scores(more[0], None, attention) if top is None else Scores(values[:, :top], ids[:, :top], attention)
-
-    def _bound(self, state: CudaState, count: int) -> Bound:
-        """The step graph over the memory of a state, for so many of the best tokens."""
-        return state.workspace.bound((STEP, count, *state.shape), lambda: self._bind(state, count))
-
-    def _bind(self, state: CudaState, count: int) -> Any:
-        workspace, dims = state.workspace, {**state.dims, COUNT: count}
-        tokens, lengths, own = self._tokens(state), self._lengths(state), self._caches.tensors(state, "row")
-        graph = self._described[STEP]
-        inputs = {INPUT_IDS: tokens, PAST_LENGTHS: lengths, **dict(zip(self._caches.names("row"), own, strict=True))}
-        if self._has_source:
-            inputs[SOURCE_LENGTHS] = workspace.tensor("source lengths", (state.batch,), "int64")
-            inputs.update(zip(self._caches.names("source"), self._caches.tensors(state, "source"), strict=True))
-        found = workspace.tensor(f"best {count}", (12 * state.size * count,), "uint8")  # ids, log-probs
-        shape = (state.size, count)
-        outputs = {
-            IDS: found._replace(shape=shape, dtype="int64"),
-            LOG_PROBS: found._replace(offset=8 * state.size * count, shape=shape, dtype="float32"),
-            NEXT_IDS: tokens,
-            PRESENT_LENGTHS: lengths,
-            **dict(zip(self._made(STEP), own, strict=True)),
-        }
-        for name in (LOGITS, CROSS_ATTENTION)[: 1 if self.facts.attention is None else 2]:
-            port = graph.port(name)
-            outputs[name] = workspace.tensor(name, port.shape(dims), port.dtype)
-        return bind(self.device, STEP, self.graphs.sessions[STEP], inputs, outputs, {COUNT: np.array([count])})
-
-    def _tokens(self, state: CudaState) -> Tensor:
-        return state.workspace.tensor("tokens", (state.batch, state.width), "int64")
-
-    def _lengths(self, state: CudaState) -> Tensor:
-        return state.workspace.tensor("lengths", (state.size,), "int64")
-
     def _made(self, role: str) -> list[str]:
         """The outputs of a graph that are the state as it leaves it."""
-        return [port.name for port in self._described[role].outputs if port.state is not None]
+        return list(self._described[role].present().values())
 
     def _run(self, state: CudaState, role: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """Queue a graph that is not captured."""
@@ -354,9 +253,3 @@ class CudaRuntime:
     def placement(self) -> dict[str, dict[str, int]]:
         """See `GraphRuntime.placement`."""
         return self.graphs.placement()
-
-
-def _both(outputs: Mapping[str, Tensor]) -> Tensor:
-    """The best tokens and their log-probabilities as one tensor of bytes."""
-    ids, values = outputs[IDS], outputs[LOG_PROBS]
-    return ids._replace(shape=(ids.size + values.size,), dtype="uint8")

@@ -13,11 +13,12 @@ import numpy as np
 
 from txport.errors import RunError, UnavailableError
 from txport.runtimes.base import running
-from txport.runtimes.ort.cuda.device import EAGER, Array, Binding, Block, Tensor, stored, unstored
+from txport.runtimes.ort.cuda.device import EAGER, Array, Binding, Block, Tensor, adopted, stored, unstored
 from txport.runtimes.ort.onnx_runtime import ort
 
 NON_BLOCKING, NO_TIMING = 1, 2  # CUDA's flags of streams and events
 TO_DEVICE, TO_HOST = 1, 2  # and its directions of a copy
+GPU = 2  # DLPack's number
 OUT_OF_MEMORY = 2  # and of its errors
 MAJORS = (13, 12)  # of the runtime library that ONNX Runtime was built with
 STAGING = 1 << 20  # bytes of pinned memory through which small arrays go up
@@ -171,6 +172,10 @@ class CudaDevice:
     def is_captured(self, graph: int) -> bool:
         """See `Device.is_captured`."""
         return graph in self._graphs
+
+    def adopt(self, tensor: Any) -> Any:
+        """See `Device.adopt`; its library lets our stream wait for its own."""
+        return adopted(tensor, GPU, "on the GPU", stream=self.stream)
 
     def synchronize(self) -> None:
         """See `Device.synchronize`."""

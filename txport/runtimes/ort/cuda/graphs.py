@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from txport.bundles.ports import COUNT, MORE, Graph
+from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts
-from txport.runtimes.ort.cuda.device import Array, Device, Tensor, bind, bytes_of
+from txport.runtimes.ort.cuda.device import Array, Binding, Device, Tensor, bind, bytes_of
 from txport.runtimes.ort.sessions import Sessions, placement
 
 ON_HOST = (COUNT, MORE)  # inputs that shapes follow from
@@ -21,6 +23,24 @@ class Graphs:
     def placement(self) -> dict[str, dict[str, int]]:
         """See `GraphRuntime.placement`."""
         return placement(self.sessions)
+
+    def run_on_device(self, role: str, given: Mapping[str, Any], device: Device) -> dict[str, Any]:
+        """Tensors of any library, by port, where the device is -> ONNX Runtime's, which give themselves by DLPack.
+
+        `UnsupportedError` for tensors that lie elsewhere or are of another type.
+        """
+        graph, io = self.described[role], self.sessions[role].io_binding()
+        values = {port.name: device.adopt(given[port.name]) for port in graph.inputs}
+        for port in graph.inputs:
+            kind = values[port.name].data_type()
+            if kind != f"tensor({port.dtype})":
+                raise UnsupportedError(f"{port.name} must be of type {port.dtype}, got {kind[7:-1]}; cast it")
+            io.bind_ortvalue_input(port.name, values[port.name])
+        for port in graph.outputs:
+            io.bind_output(port.name, device.name)
+        device.run(Binding(role, self.sessions[role], {}, {}, {}, io))
+        device.synchronize()
+        return {port.name: value for port, value in zip(graph.outputs, io.get_outputs(), strict=True)}
 
     def run(self, role: str, inputs: Mapping[str, Array], device: Device) -> dict[str, Array]:
         """All inputs of a graph by port -> all of its outputs; half precision comes and goes as float32."""

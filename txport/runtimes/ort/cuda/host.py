@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from txport.errors import RunError
 from txport.runtimes.base import running
 from txport.runtimes.ort.cuda.device import (
     ALIGNMENT,
@@ -25,10 +26,12 @@ from txport.runtimes.ort.cuda.device import (
     Binding,
     Block,
     Tensor,
+    adopted,
     stored,
     unstored,
 )
 
+CPU = 1  # DLPack's number
 GARBAGE = 0xFF  # what new memory is full of: NaN in any floating point type
 
 
@@ -49,8 +52,10 @@ class Fetch:
         self._wait = wait
 
     def arrays(self) -> list[Array]:
-        """See `Fetched.arrays`."""
+        """See `Fetched.arrays`; `RunError` where something before it failed."""
         self._wait()
+        if not self.found:
+            raise RunError("what was asked for was never computed, as a run before it failed; begin anew")
         return self.found
 
 
@@ -111,6 +116,10 @@ class HostDevice:
         """See `Device.is_captured`."""
         return graph in self._captured
 
+    def adopt(self, tensor: Any) -> Any:
+        """See `Device.adopt`."""
+        return adopted(tensor, CPU, "on the CPU")
+
     def synchronize(self) -> None:
         """See `Device.synchronize`."""
         self._wait(self._queued)
@@ -130,14 +139,19 @@ class HostDevice:
 
     def _add_run(self, binding: Binding) -> None:
         blocks = {id(each.block): weakref.ref(each.block) for each in binding.tensors}
-        self._add(partial(_execute, binding.role, binding.session, binding.io, list(blocks.values())))
+        self._add(partial(_execute, binding.role, binding.session, binding.io, list(blocks.values()), binding.host))
 
     def _wait(self, count: int) -> None:
-        """Do what was queued, up to so many things in all."""
+        """Do what was queued, up to so many things in all; behind one that fails, nothing makes sense any more."""
         with self._lock:
             while self._done < count:
                 self._done += 1
-                self._queue.popleft()()
+                try:
+                    self._queue.popleft()()
+                except BaseException:
+                    self._queue.clear()
+                    self._done = self._queued
+                    raise
 
 
 class _Place:
@@ -166,7 +180,8 @@ def _signature(binding: Binding) -> dict[str, tuple[Any, ...]]:
     return {**inputs, **outputs, **host}
 
 
-def _execute(role: str, session: Any, io: Any, blocks: list[weakref.ref[Block]]) -> None:
+def _execute(role: str, session: Any, io: Any, blocks: list[weakref.ref[Block]], host: object) -> None:
+    """Run a graph; a GPU would have read what lies on the `host` by now, so that is held."""
     assert all(block() is not None for block in blocks), f"memory of the {role} graph was freed before it ran"
     with running(role, "ONNX Runtime"):
         session.run_with_iobinding(io)

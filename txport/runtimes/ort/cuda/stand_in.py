@@ -26,6 +26,7 @@ from txport.runtimes.ort.sessions import Sessions, session_options, start_sessio
 
 FLOAT, EXTERNAL = onnx.TensorProto.FLOAT, onnx.TensorProto.EXTERNAL
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+FOLDER = "session.model_external_initializers_file_folder_path"
 TYPES = ("to", "dtype", "output_dtype", "stash_type", "softmax_precision")  # attributes that name a type
 
 
@@ -43,6 +44,7 @@ def load(bundle: Bundle, *, precision: str, provider: str = "cpu", threads: int 
         model = read_model(file, weights=False)
         ports[role] = ports_of(model)
         options = session_options(threads, weights.take_out(model, role))
+        options.add_session_config_entry(FOLDER, str(file.parent))  # where ONNX Runtime only sees that there are some
         widen(model.graph)
         sessions[role] = start_session(file, CPU, options, content=model.SerializeToString())
     described = {role: widened(graph) for role, graph in bundle.manifest.driven.items()}
