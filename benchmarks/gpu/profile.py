@@ -14,8 +14,9 @@ from benchmarks.gpu.lines import Line
 from txport.bundles.bundle import Bundle
 from txport.bundles.device_ports import ON_HOST
 from txport.bundles.ports import ALL_ROWS, BATCH, BEAMS, COUNT, PAST_LENGTHS, ROOM, SOURCE, SOURCE_LENGTHS, STEP
+from txport.runtimes.ort.nvidia.options import CUDA, cuda_options
 from txport.runtimes.ort.onnx_runtime import ort
-from txport.runtimes.ort.providers import full_name, provider_options
+from txport.runtimes.ort.providers import full_name, open_session
 
 RUNS = 4  # of which the first is left out
 
@@ -25,9 +26,7 @@ def profile_step(bundle: Bundle, line: Line, provider: str, folder: Path) -> dic
     name, options = full_name(provider), ort.SessionOptions()
     options.log_severity_level = 4
     options.enable_profiling, options.profile_file_prefix = True, str(folder / f"{bundle.path.name}")
-    session = ort.InferenceSession(
-        str(bundle.file(STEP)), options, providers=[(name, provider_options(name))], enable_fallback=0
-    )
+    session = open_session(str(bundle.file(STEP)), options, name, cuda_options() if name == CUDA else {})
     binding, inputs = session.io_binding(), []
     device = "cpu" if provider == "cpu" else "cuda"
     for port in bundle.manifest.graphs[STEP].inputs:

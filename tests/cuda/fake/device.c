@@ -11,8 +11,13 @@
 #include <string.h>
 
 enum { SUCCESS = 0, OUT_OF_MEMORY = 2, OLD_DRIVER = 35, NO_DEVICE = 100, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906 };
+#define NAME "a device that computes nothing"
+#define MEMORY ((size_t)16 << 30)
+
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2 };
 enum { LAUNCHES, REPLAYS, UPLOADS, DOWNLOADS, ALLOCATIONS, WAITS, REFUSED, KINDS };
+
+int cudaDeviceGetAttribute(int *value, int attribute, int device);
 
 static atomic_long counts[KINDS];
 static void *captured; /* the stream that is being captured */
@@ -43,20 +48,36 @@ static int capability(void) { return number_of("FAKE_CUDA_CAPABILITY", 80); }
 
 int cuInit(unsigned flags) { return device_error(); }
 
+int cuDriverGetVersion(int *version) {
+    *version = 13000;
+    return SUCCESS;
+}
+
 int cuDeviceGetCount(int *count) {
     *count = device_error() ? 0 : 1;
     return device_error();
 }
 
-int cudaDriverGetVersion(int *version) {
-    *version = 13000;
+int cuDeviceGet(int *device, int number) {
+    *device = number;
     return SUCCESS;
 }
 
-int cudaRuntimeGetVersion(int *version) {
-    *version = 13000;
+int cuDeviceGetName(char *name, int size, int device) {
+    strncpy(name, NAME, size);
     return SUCCESS;
 }
+
+int cuDeviceGetAttribute(int *value, int attribute, int device) { return cudaDeviceGetAttribute(value, attribute, device); }
+
+int cuDeviceTotalMem_v2(size_t *size, int device) {
+    *size = MEMORY;
+    return SUCCESS;
+}
+
+int cudaDriverGetVersion(int *version) { return cuDriverGetVersion(version); }
+
+int cudaRuntimeGetVersion(int *version) { return cuDriverGetVersion(version); }
 
 /* The device. */
 
@@ -75,8 +96,8 @@ struct properties { /* cudaDeviceProp of CUDA 13, up to what is asked for; the r
 
 int cudaGetDeviceProperties(struct properties *found, int device) {
     *found = (struct properties){
-        .name = "a device that computes nothing",
-        .memory = (size_t)16 << 30,
+        .name = NAME,
+        .memory = MEMORY,
         .shared_memory = 48 << 10,
         .registers = 64 << 10,
         .warp = 32,
@@ -168,7 +189,7 @@ int cudaFreeHost(void *place) {
 
 int cudaMemGetInfo(size_t *left, size_t *all) {
     *left = (size_t)8 << 30;
-    *all = (size_t)16 << 30;
+    *all = MEMORY;
     return SUCCESS;
 }
 
