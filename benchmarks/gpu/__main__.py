@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,7 @@ from txport.system import machine
 RESULTS = Path(__file__).parents[1] / "results"
 SECONDS, QUICK_ROUNDS = 450.0, 2
 COPIED = {"cuda": 1 << 30, "cpu": 1 << 22}  # bytes, to measure a device's bandwidth
+COPIES = 10
 WORDS, QUICK_WORDS, AT_ONCE = 2_000, 12, 512
 EXPORT, PROOF, PROFILE, ERRORS, SPEED = "export", "parity", "profile", "word error rate", "speed"
 PRESUMED = {EXPORT: 20.0, PROOF: 30.0, PROFILE: 10.0, ERRORS: 60.0, SPEED: 75.0}  # seconds of the first of a kind
@@ -157,15 +159,15 @@ def bandwidth(device: str) -> float:
     """Bytes that a device moves in a second, as a copy within its memory reads and writes them."""
     source = torch.ones(COPIED[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    best = 0.0
-    for _ in range(10):
-        started = datetime.datetime.now(tz=datetime.UTC)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    taken = []
+    for _ in range(COPIES):
+        wait()
+        started = time.perf_counter()
         target.copy_(source)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        taken = (datetime.datetime.now(tz=datetime.UTC) - started).total_seconds()
-        best = max(best, 2 * source.numel() / max(taken, 1e-9))
-    return best
+        wait()
+        taken.append(time.perf_counter() - started)
+    return 2 * source.numel() / min(taken)
 
 
 def describe(device: str) -> dict[str, Any]:

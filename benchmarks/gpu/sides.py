@@ -60,8 +60,9 @@ class Sides:
 
     def stop(self, name: str) -> None:
         """End a process, whatever it is at."""
-        with contextlib.suppress(OSError):
-            self._workers.pop(name).close()
+        if name in self._workers:
+            with contextlib.suppress(OSError):
+                self._workers.pop(name).close()
 
     def worker(self, name: str) -> Worker:
         """The process of a side."""
@@ -100,7 +101,15 @@ class Sides:
         return folder, CTRANSLATE2, how
 
     def compare(self, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Seconds of each round by side, what each found, and versions; a peer that fails is left out."""
+        """Seconds of each round by side, what each found, and versions; a peer that does not start is left out."""
+        try:
+            return self._compare(line, bundle, sources)
+        except WorkerError:
+            for name in ("txport", *line.peers):  # whatever state it is in
+                self.stop(name)
+            raise
+
+    def _compare(self, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> dict[str, Any]:
         names, versions = ["txport"], {"txport": self.load("txport", line, bundle, sources)}
         for peer in line.peers:
             if peer == CT2 and self.place.peers_python is None:

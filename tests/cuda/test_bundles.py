@@ -89,7 +89,8 @@ def test_inspect_says_where_nodes_run(made: Callable[[str, str], Bundle], tmp_pa
 def test_the_driver_captures_a_step_and_replays_it(made: Callable[[str, str], Bundle], fake_cuda: FakeCuda) -> None:
     report = fake_cuda.work / "driven.json"
     for case in ("seq2seq", "causal"):
-        fake_cuda.run("tests.cuda.fake.driven", str(made(case, "fp16").path), str(report))
+        arguments = str(made(case, "fp16").path), str(report)
+        fake_cuda.run("tests.cuda.fake.driven", *arguments, libraries=fake_cuda.everything)
         said = json.loads(report.read_text(encoding="utf-8"))
         assert set(said["placement"]) == {CUDA}
         first, *others = said["greedy"]

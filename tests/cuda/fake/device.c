@@ -79,6 +79,8 @@ int cudaDriverGetVersion(int *version) { return cuDriverGetVersion(version); }
 
 int cudaRuntimeGetVersion(int *version) { return cuDriverGetVersion(version); }
 
+size_t cudnnGetVersion(void) { return 91400; }
+
 /* The device. */
 
 struct properties { /* cudaDeviceProp of CUDA 13, up to what is asked for; the rest stays as the caller has it */
