@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class Run:
         about["parity"] = self.do(f"parity of {bundle.path.name}", PROOF, partial(self._parity, bundle, checkpoint))
         if checkpoint == G2P:
             about["verify"] = self.do(f"verify {bundle.path.name}", PROFILE, partial(self._verify, bundle))
-        line = next(each for each in self.lines if each.batch > 1)
+        line = max(self.lines, key=lambda each: each.rows)
         if not self.is_dry or precision == "fp32":  # the CPU has no kernels of the others
             work = partial(profile_step, bundle, line, self.place.device, self.place.work)
             about["step"] = self.do(f"profile {bundle.path.name}", PROFILE, work)
@@ -159,7 +159,7 @@ def bandwidth(device: str) -> float:
     """Bytes that a device moves in a second, as a copy within its memory reads and writes them."""
     source = torch.ones(COPIED[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
     taken = []
     for _ in range(COPIES):
         wait()
