@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txport
-from tests.tiny import tiny_config, tiny_model
+from tests.tiny import mend, tiny_config, tiny_model
 from txport import runtimes
-from txport.bundles.bundle import Bundle
-from txport.errors import RunError, UnsupportedError
+from txport.bundles.bundle import Bundle, load_bundle
+from txport.errors import BundleError, RunError, UnsupportedError
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.weights.streamed import converted
 from txport.proof import proven
@@ -199,7 +201,7 @@ def test_steps_that_nobody_asked_for_change_nothing(
         return repr((generate(runtime, sources, facts, chosen), moving))
 
     with_them = find()
-    monkeypatch.setattr(Ahead, "wanted", 0)
+    monkeypatch.setattr(Ahead, "wanted", lambda self, top: 0)
     assert find() == with_them
 
 
@@ -228,13 +230,15 @@ def test_steps_are_queued_as_long_as_they_are_taken() -> None:
     for _ in range(6):
         queue.take(best, active, asked)
         queue.best = best
-        wanted.append(queue.wanted)
+        wanted.append(queue.wanted(1))
     assert wanted == [1, 2, 4, 8, 8, 8]
     assert queue.take(np.array([3, 5]), active, asked) is None
-    assert queue.wanted == 0
+    assert queue.wanted(1) == 0
     queue.best = best
     queue.take(np.array([3, 9]), np.array([True, False]), asked)  # a row that rests goes on from nothing
-    assert queue.wanted == 1
+    assert (queue.wanted(1), queue.wanted(2)) == (1, 0)
+    queue.drop()
+    assert queue.wanted(1) == 0
 
 
 class Counting(HostDevice):
@@ -401,6 +405,17 @@ def test_what_runs_it_is_said(toy: Made) -> None:
         runtimes.load("cuda-stand-in", bundle, user_compute_stream=1)
     with pytest.raises(UnsupportedError, match="the reference runtime can't run a bundle for the cuda; ort can"):
         runtimes.load("reference", bundle)
+
+
+def test_a_graph_that_can_not_be_cast_is_one_error(toy: Made, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(toy[0].path, tmp_path / "copy"))
+
+    model = onnx.load(str(copied / "onnx/step.onnx"), load_external_data=False)
+    model.graph.initializer.add(name="odd", data_type=onnx.TensorProto.FLOAT16, dims=[3], raw_data=b"1")
+    onnx.save(model, str(copied / "onnx/step.onnx"))
+    mend(copied)
+    with pytest.raises(BundleError, match=r"step\.onnx can't be cast to fp32: .*; export it again"):
+        runtimes.load("cuda-stand-in", load_bundle(copied))
 
 
 def test_most_steps_ahead_are_a_power_of_two() -> None:

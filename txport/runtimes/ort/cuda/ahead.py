@@ -41,10 +41,9 @@ class Ahead:
     def __len__(self) -> int:
         return len(self._pending)
 
-    @property
-    def wanted(self) -> int:
-        """How many steps there should be."""
-        return min(1 << (self._streak - 1), MOST) if self._streak else 0
+    def wanted(self, top: int) -> int:
+        """How many steps there should be; of several best tokens that are asked for, another may be taken."""
+        return min(1 << (self._streak - 1), MOST) if self._streak > (top > 1) else 0
 
     def follows(self, tokens: Ints, active: NDArray[np.bool_]) -> bool:
         """Whether the active slots go on from their best tokens."""
@@ -52,16 +51,13 @@ class Ahead:
 
     def take(self, tokens: Ints, active: NDArray[np.bool_], asked: Asked) -> Fetched | None:
         """The step that goes on from these tokens, if it is under way; else there is none under way any more."""
-        if self.follows(tokens, active):
-            self._streak = min(self._streak + 1, MOST)
-        elif self.best is not None:
-            self._streak = 0
-        if self._pending and self._streak and asked == self._asked:
+        follows = self.follows(tokens, active)
+        if self.best is not None:
+            self._streak = min(self._streak + 1, MOST) if follows else 0
+        if self._pending and follows and asked == self._asked:
             return self._pending.popleft()
         if self._pending:
             self.drop()
-            if asked != self._asked and self._streak:
-                self._streak = 1
         return None
 
     def add(self, fetched: Fetched, asked: Asked) -> None:
@@ -72,4 +68,4 @@ class Ahead:
     def drop(self) -> None:
         """Nothing that is under way will be taken, and the device's tokens are others than those that were."""
         self._pending.clear()
-        self.best = None
+        self.best, self._streak = None, 0

@@ -15,7 +15,7 @@ import onnx
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import Maps, mapped, read_model
 from txport.bundles.ports import Graph, Port
-from txport.errors import UnsupportedError
+from txport.errors import BundleError, UnsupportedError, brief
 from txport.runtimes.base import GraphPorts, GraphRuntime
 from txport.runtimes.ort.cuda.driver import CudaRuntime
 from txport.runtimes.ort.cuda.graphs import Graphs
@@ -42,10 +42,13 @@ def load(bundle: Bundle, *, precision: str, provider: str = "cpu", threads: int 
     for role in bundle.manifest.driven:
         file = bundle.file(role)
         model = read_model(file, weights=False)
-        ports[role] = ports_of(model)
-        options = session_options(threads, weights.take_out(model, role))
+        try:
+            ports[role] = ports_of(model)
+            options = session_options(threads, weights.take_out(model, role))
+            widen(model.graph)
+        except (KeyError, TypeError, ValueError) as error:  # onnx has no errors of its own for what it can't read
+            raise BundleError(f"{file} can't be cast to fp32: {brief(error)}; export it again") from error
         options.add_session_config_entry(FOLDER, str(file.parent))  # where ONNX Runtime only sees that there are some
-        widen(model.graph)
         sessions[role] = start_session(file, CPU, options, {}, model.SerializeToString())
     described = {role: widened(graph) for role, graph in bundle.manifest.driven.items()}
     graphs = Graphs(described, Sessions(sessions, weights.values), ports.__getitem__)

@@ -52,8 +52,8 @@ class Steps:
             self._tell(state, tokens, active)
             fetched = self._queue(state, asked, tokens)
         state.lengths += active
-        if top == 1:
-            self._look_ahead(state, asked)
+        if top is not None:
+            self._look_ahead(state, asked, state.ahead.wanted(top))
         return self._read(fetched, state, asked, top)
 
     def _tell(self, state: CudaState, tokens: Ints, active: Bools) -> None:
@@ -90,13 +90,13 @@ class Steps:
                 graph = EAGER
         return self._run_step(state, bound, graph, asked)
 
-    def _look_ahead(self, state: CudaState, asked: Asked) -> None:
-        """Queue as many steps more as are worth it and have room, each from the best tokens of the one before."""
+    def _look_ahead(self, state: CudaState, asked: Asked, count: int) -> None:
+        """Queue steps until so many are under way, as far as there is room, each from the last one's best tokens."""
         bound = self._bound(state, asked.tokens)
         if not self._device.is_captured(bound.graph):
             return
         assert state.on_device is not None
-        while len(state.ahead) < state.ahead.wanted and state.on_device.max() < state.limit:
+        while len(state.ahead) < count and state.on_device.max() < state.limit:
             state.ahead.add(self._run_step(state, bound, bound.graph, asked), asked)
 
     def _run_step(self, state: CudaState, bound: Bound, graph: int, asked: Asked) -> Fetched:
