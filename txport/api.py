@@ -305,7 +305,9 @@ class Model(Encoder):
 
     def _require_continuous(self, continuous: bool, batch_tokens: int | None) -> None:
         if switch("continuous", continuous) and not isinstance(self.runtime, ContinuousRuntime):
-            raise UnsupportedError("continuous batches need a bundle of the cpu target: export --target cpu")
+            raise UnsupportedError(
+                "continuous batches need a bundle of the cpu target, or of cuda: export --target cpu"
+            )
         if continuous and batch_tokens is not None:
             raise UnsupportedError("batch_tokens are for fixed batches; a continuous one has up to batch_size texts")
 
@@ -381,6 +383,7 @@ def load(
     variant: str | None = None,
     trust_code: bool = False,
     single: bool = False,
+    user_compute_stream: int | None = None,
     progress: Progress = silent,
 ) -> Model:
     """Load a bundle: a folder that `export` wrote, or the name of a checkpoint that ships.
@@ -394,7 +397,8 @@ def load(
     The provider is the one asked for, or `UnavailableError` says what it lacks; there is no fallback.
     The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship; behind `trust_code`
     it may be a file of code and the name of an adapter in it, `model.py:NAME`. The `single` graph of a bundle that has
-    one searches by itself.
+    one searches by itself. A cuda bundle does all its work on the `user_compute_stream`, the address of a CUDA stream
+    (`torch.cuda.Stream().cuda_stream`), or else on one of its own.
     """
     runtimes.require(runtime, provider)
     workers = whole("workers", workers, 1)
@@ -407,6 +411,8 @@ def load(
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
     bundle = find_bundle(str(name), variant=variant, progress=progress)
     bundle.require_weights()
+    if user_compute_stream is not None and (single or runtime == "torch"):
+        raise UnsupportedError("user_compute_stream is for the ort runtime on cuda, and for no single graph")
     engine: Runtime
     if switch("single", single):
         engine = runtimes.load_single(runtime, bundle, provider=provider, threads=threads)
@@ -416,7 +422,8 @@ def load(
         bundle.require_model(source.described)
         engine = runtimes.load_torch(source, provider=provider, threads=threads)
     else:
-        engine = runtimes.load(runtime, bundle, provider=provider, threads=threads, workers=workers)
+        how: dict[str, Any] = {"threads": threads, "workers": workers, "user_compute_stream": user_compute_stream}
+        engine = runtimes.load(runtime, bundle, provider=provider, **how)
     facts, defaults = bundle.manifest.facts, bundle.manifest.generation
     try:
         require_defaults(defaults, facts)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.manifest import AUTO_LIMIT, is_quantised
+from txport.bundles.manifest import AUTO_LIMIT, is_quantised, usual_precision
 from txport.errors import OutputError, ParityError, TxportError, UnsupportedError, quoted
 from txport.models.names import MANIFEST, code_name, files_of, find_folder, preset_name
 from txport.system import machine
@@ -72,7 +72,7 @@ def export(
     *,
     adapter: Adapter | None = None,
     target: str = "portable",
-    precision: str = "fp32",
+    precision: str | None = None,
     opset: int | None = None,
     rows: int | None = None,
     auto: bool = False,
@@ -88,11 +88,12 @@ def export(
     A module that no architecture expresses is given with its `adapter`, or behind `trust_code` as the file of code and
     the name of an adapter in it (`model.py:NAME`): see docs/adapters.md.
 
-    `target` is "portable" or "cpu". What is found for a text does not depend on what else is in its batch, unless
-    `rows` says how many rows a step of a quantised cpu bundle usually has (batch x beams): then its kernels are the
-    fastest for them. If a quantised bundle differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it
-    does not; the manifest says which (`kept_in_fp32`), and what it cost. At most the share `auto_limit` of the weights
-    that the precision quantises stays in fp32 (default: `AUTO_LIMIT`); where that is not enough, the export fails.
+    `target` is "portable", "cpu" or "cuda", `precision` one that it has (default: fp32, and fp16 of cuda). What is
+    found for a text does not depend on what else is in its batch, unless `rows` says how many rows a step of a
+    quantised cpu bundle usually has (batch x beams): then its kernels are the fastest for them. If a quantised bundle
+    differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it does not; the manifest says which
+    (`kept_in_fp32`), and what it cost. At most the share `auto_limit` of the weights that the precision quantises stays
+    in fp32 (default: `AUTO_LIMIT`); where that is not enough, the export fails.
     Without `weights`, the graphs are written alone, to be looked at: nothing is compared, and nothing runs them. With
     `single`, a portable bundle has one graph more, which searches by itself: docs/single-graph.md.
 
@@ -101,6 +102,7 @@ def export(
     """
     with needed(EXPORT):
         from txport.proof.proven import write
+    precision = usual_precision(target) if precision is None else precision
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
     rows = None if rows is None else whole("rows", rows, 1, GREATEST)
     if switch("auto", auto) and not is_quantised(target, precision):

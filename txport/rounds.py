@@ -12,7 +12,7 @@ import numpy as np
 from txport.errors import UnsupportedError
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts, Task
-from txport.runtimes.base import EncoderRuntime, Inputs, Ints, Runtime
+from txport.runtimes.base import EncoderRuntime, Inputs, Ints, QueuedRuntime, Runtime
 from txport.runtimes.inputs import drawn_features, lengths_of
 from txport.search.generate import first_tokens
 
@@ -54,6 +54,8 @@ def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol)
     longest = protocol.tokens + (protocol.source - 1 if facts.task == "causal" else 0)
     beams, clock = protocol.beams, [time.perf_counter()]
     state = runtime.start(source, lengths, max_length=longest)
+    if isinstance(runtime, QueuedRuntime):  # which has only begun
+        runtime.synchronize()
     clock.append(time.perf_counter())
     how: dict[str, Any] = {"top": 1, "normalise": False} if beams == 1 else {"top": 2 * beams}
     scores, state = runtime.step(first, state, **how)

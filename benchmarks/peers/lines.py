@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.peers.engines import Search, Sources
 from benchmarks.peers.engines.hf_folder import FOLDER, SMALL
-from recipes.g2p_en.g2p import read_dictionary
+from recipes.g2p_en.g2p import Dictionary, read_dictionary
 from txport import bench
 from txport.errors import UnavailableError
 from txport.models import architecture
@@ -231,7 +231,12 @@ def sources_of(task: Task, words: Path | None) -> Sources:
 
 def read_words(folder: Path | None) -> list[str]:
     """The words of the test split; `AbsentError` without the dictionary."""
+    return list(read_test_split(folder))
+
+
+def read_test_split(folder: Path | None) -> Dictionary:
+    """The words of the test split, and how each may be said; `AbsentError` without the dictionary."""
     folder = folder or Path(os.environ.get("TXPORT_G2P", Path(__file__).parents[3] / "shared/data/g2p"))
     if not (folder / TEST_WORDS).is_file():
         raise AbsentError(f"there is no {TEST_WORDS} in {folder}; --words names its folder")
-    return list(read_dictionary(folder / TEST_WORDS))
+    return read_dictionary(folder / TEST_WORDS)

@@ -35,7 +35,7 @@ from benchmarks.peers.engines import Engine, FirstEngine, Model, ScoringEngine, 
 from txport.system import machine
 
 SCORED = 4  # sources, and tokens after each
-WARM_UP = 32  # sources, at most, that go before each round untimed: the other process has used the caches
+WARM_UP = 32  # sources, or a batch, that go before each round untimed: the other process has used the caches
 Request = dict[str, Any]
 
 
@@ -47,7 +47,7 @@ class Session:
         self._after_first = after_first
         self._inputs = [engine.encode(each) for each in in_order(sources, batch or len(sources))]
         self._sources = sources
-        self._first = engine.encode(sources[: min(batch or WARM_UP, WARM_UP)])
+        self._first = engine.encode(sources[: batch or WARM_UP])
         self._outputs: list[Any] = []
 
     def round(self) -> dict[str, Any]:

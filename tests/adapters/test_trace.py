@@ -19,7 +19,7 @@ from tests.adapters.modules import (
     seeded,
 )
 from txport import adapters
-from txport.bundles.ports import CONTRACTS
+from txport.bundles.contracts import CONTRACTS
 from txport.errors import UnsupportedError
 from txport.exporters.graphs import PORTABLE
 from txport.exporters.program import trace_program

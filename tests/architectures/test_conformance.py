@@ -37,8 +37,8 @@ PLANS = [(target, precision) for target, precisions in OFFERED.items() for preci
 LENGTHS, STEPS = (5, 1, 9, 3), 6
 # What the root of the mean square of errors may be, over that of the logits: from PyTorch in float64, and from the
 # same bundle with other rows beside.
-CLOSE = {"fp32": 1e-5, "fp16": 1e-2, "int8": 0.2, "int4": 0.2}
-APART = {"fp32": 1e-6, "fp16": 1e-2, "int8": 1e-6, "int4": 1e-6}
+CLOSE = {"fp32": 1e-5, "fp16": 1e-2, "bf16": 5e-2, "int8": 0.2, "int4": 0.2}
+APART = {"fp32": 1e-6, "fp16": 1e-2, "bf16": 1e-6, "int8": 1e-6, "int4": 1e-6}
 
 
 def smallest(name: str) -> list[str]:
@@ -67,7 +67,8 @@ def bundle(request: pytest.FixtureRequest, preset: str, tmp_path_factory: pytest
 
 @pytest.fixture(scope="module")
 def runtime(bundle: Bundle) -> Runtime:
-    return runtimes.load("ort", bundle)
+    name, provider = runtimes.home(bundle.manifest.target)
+    return runtimes.load(name, bundle, provider=provider)
 
 
 def sources(facts: Facts) -> list[Source]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from txport.exporters.cpu.ops import PLAIN, EncoderOps
+from txport.exporters.cpu.ops import EncoderOps
+from txport.exporters.fused.parts import PLAIN
 from txport.models.ops import PlainOps, padding_mask
 from txport.models.parts import Attention, DotProduct, RMSNorm, additive
 

@@ -9,14 +9,15 @@ import onnx_ir as ir
 import pytest
 
 from tests.tiny import tiny_config, tiny_model
-from txport.bundles.ports import CONTRACTS, PREFILL, STEP
+from txport.bundles.contracts import CONTRACTS
+from txport.bundles.ports import PREFILL, STEP
 from txport.errors import UnsupportedError
 from txport.exporters.check import GraphError
-from txport.exporters.cpu.fusions import check_parts
 from txport.exporters.cpu.operators import GROUPED
-from txport.exporters.cpu.ops import PACKED, require_fusable
+from txport.exporters.cpu.ops import require_fusable
 from txport.exporters.cpu.top import add_top, without_top
-from txport.exporters.targets import TARGETS
+from txport.exporters.fused.parts import PACKED
+from txport.exporters.targets import TARGETS, check_cpu
 from txport.exporters.trace import kinds_of_trace, parts_of_trace, trace
 from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.facts import LENGTH, StateTensor
@@ -88,4 +89,4 @@ def test_an_operator_that_lost_what_its_part_does_is_found_without_running_it(
         if value is not None:
             node.attributes[name] = ir.AttrInt64(name, value)
     with pytest.raises(GraphError, match=told) if told else nullcontext():
-        check_parts(traced, became, kinds, became[PACKED], role)
+        check_cpu(traced, became, kinds, became[PACKED], role)

@@ -22,7 +22,16 @@ from txport.system.files import sha256
 
 LOOPS = frozenset({"Loop", "Scan"})  # no exporter writes them, but the one loop of a single graph
 # Operators that may do without an input; ONNX Runtime 1.31 dies of one that may not.
-OPTIONAL = frozenset({"GroupQueryAttention", "MultiHeadAttention", "MatMulNBits", "DynamicQuantizeMatMul"})
+OPTIONAL = frozenset(
+    {
+        "Attention",
+        "DynamicQuantizeMatMul",
+        "GroupQueryAttention",
+        "MatMulNBits",
+        "MultiHeadAttention",
+        "SkipLayerNormalization",
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from txport.bundles.contracts import CONTRACTS
 from txport.bundles.forms import Form, Stored
-from txport.bundles.ports import CONTRACTS, Graph, single_graph
+from txport.bundles.ports import Graph, single_graph
 from txport.errors import UnsupportedError, quoted
 from txport.models.facts import Facts
 from txport.models.names import MANIFEST, TARGET_TOKENIZER, TEXT, TOKENIZER
@@ -17,8 +18,9 @@ from txport.models.names import MANIFEST, TARGET_TOKENIZER, TEXT, TOKENIZER
 FORMAT = 7
 TARGETS = tuple(CONTRACTS)
 # precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too
-PRECISIONS = {"fp32": "float32", "fp16": "float16", "int8": "float32", "int4": "float32"}
-OFFERED = {"portable": ("fp32", "fp16"), "cpu": ("fp32", "int8", "int4")}
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "float32", "int4": "float32"}
+# What there is of each target; the first is what an export takes where none is asked for.
+OFFERED = {"portable": ("fp32", "fp16"), "cpu": ("fp32", "int8", "int4"), "cuda": ("fp16", "bf16", "fp32")}
 # The largest share of the weights that `export --auto` keeps in fp32, of those that int8 or int4 quantises. With a
 # quarter, int8 takes 14 bits a weight and int4 11; with a third, int8 would take 16, as much as half precision.
 AUTO_LIMIT = 0.25
@@ -33,6 +35,11 @@ def is_quantised(target: str, precision: str) -> bool:
 def percent(share: float) -> str:
     """A share as people read it."""
     return f"{100 * share:.3g} %"
+
+
+def usual_precision(target: str) -> str:
+    """What an export for a target takes where no precision is asked for; "fp32" where there is no such target."""
+    return OFFERED.get(target, ("fp32",))[0]
 
 
 def require_offer(target: str, precision: str) -> None:

@@ -4,7 +4,7 @@ A contract of a target makes the graphs of a model from its facts. The portable 
 and transformers.js load unmodified; the order of the ports is part of them. Those of the cpu target are made for
 speed: the source's keys and values are computed once, in the encoder; the target's lie in buffers of a fixed capacity,
 written in place by binding the `present` outputs to the memory of the `past` inputs; and lengths stand in place of
-masks.
+masks. Those of the cuda target are in `device_ports`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ STEP = "step"
 PREFILL = "prefill"
 MODEL = "model"
 GENERATE = "generate"
+SELECT_ROWS, SELECT_SOURCES = "select_rows", "select_sources"
+GROW_ROWS, GROW_SOURCES = "grow_rows", "grow_sources"
+ADMIT_ROWS, ADMIT_SOURCES = "admit_rows", "admit_sources"
+MEMORY = (SELECT, SELECT_ROWS, SELECT_SOURCES, GROW_ROWS, GROW_SOURCES, ADMIT_ROWS, ADMIT_SOURCES)  # move a state
 
 INPUT_IDS = "input_ids"
 INPUT_FEATURES = "input_features"
@@ -38,16 +42,16 @@ LAST_HIDDEN_STATE = "last_hidden_state"
 ENCODER_HIDDEN_STATES = "encoder_hidden_states"
 ENCODER_ATTENTION_MASK = "encoder_attention_mask"
 SOURCE_LENGTHS = "source_lengths"
-PAST_LENGTHS = "past_lengths"
+PAST_LENGTHS, PRESENT_LENGTHS = "past_lengths", "present_lengths"
 LAST_PLACES = "last_places"
 PROMPT_SIZE = "prompt_size"
 CAPACITY = "cache_capacity"
 LOGITS = "logits"
 COUNT = "k"
-LOG_PROBS, IDS = "log_probs", "ids"
+LOG_PROBS, IDS, NEXT_IDS = "log_probs", "ids", "next_ids"
 ALIGN = "align"
 CROSS_ATTENTION = "cross_attention"
-ROWS = "rows"
+ROWS, MORE = "rows", "more"
 PREFIX_IDS, MAX_NEW_TOKENS, NUM_BEAMS, LENGTH_PENALTY = "prefix_ids", "max_new_tokens", "num_beams", "length_penalty"
 SEQUENCES, SEQUENCES_SCORES, SEQUENCES_LENGTHS = "sequences", "sequences_scores", "sequences_lengths"
 
@@ -124,7 +128,7 @@ class Graph:
     @property
     def has_weights(self) -> bool:
         """Whether it computes with weights of the checkpoint."""
-        return self.role != SELECT
+        return self.role not in MEMORY
 
     @property
     def of_source(self) -> tuple[str, ...]:
@@ -169,7 +173,7 @@ def _portable_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
         ENCODER,
         "onnx/encoder_model.onnx",
         (source_port(facts, dtype), *([Port(ATTENTION_MASK, "int64", (BATCH, SOURCE))] if masks else [])),
-        (Port(LAST_HIDDEN_STATE, dtype, (BATCH, _encoded(facts), facts.width)),),
+        (Port(LAST_HIDDEN_STATE, dtype, (BATCH, places_of(facts), facts.width)),),
     )
     kept = (
         Port(ENCODER_HIDDEN_STATES, dtype, (BATCH, SOURCE, facts.width)),
@@ -211,7 +215,7 @@ def _cpu_seq2seq(facts: Facts, dtype: str) -> tuple[Graph, ...]:
     """Encoder, and one step of the decoder."""
     made, kept = (
         _caches(facts, dtype, lambda each: f"cross.{each.layer}.{each.role}", BATCH, {"source": dim})
-        for dim in (_encoded(facts), SOURCE)
+        for dim in (places_of(facts), SOURCE)
     )
     inputs = (source_port(facts, dtype), Port(SOURCE_LENGTHS, "int32", (BATCH,)))
     encoder = Graph(ENCODER, "onnx/encoder.onnx", inputs, made)
@@ -225,7 +229,7 @@ def source_port(facts: Facts, dtype: str) -> Port:
     return Port(INPUT_IDS, "int64", (BATCH, SOURCE))
 
 
-def _encoded(facts: Facts) -> Dim:
+def places_of(facts: Facts) -> Dim:
     """How many places an encoder gives."""
     return facts.source.longest if isinstance(facts.source, Features) else SOURCE
 
@@ -329,10 +333,8 @@ def single_graph(facts: Facts, dtype: str) -> Graph:
 
 
 Contract = Callable[[Facts, str], tuple[Graph, ...]]
-CONTRACTS: dict[str, dict[Task, Contract]] = {
-    "portable": {"seq2seq": _portable_seq2seq, "causal": _portable_causal, "encode": _portable_encode},
-    "cpu": {"seq2seq": _cpu_seq2seq, "causal": _cpu_causal, "encode": _cpu_encode},
-}
+PORTABLE: dict[Task, Contract] = {"seq2seq": _portable_seq2seq, "causal": _portable_causal, "encode": _portable_encode}
+CPU: dict[Task, Contract] = {"seq2seq": _cpu_seq2seq, "causal": _cpu_causal, "encode": _cpu_encode}
 
 
 def compare_ports(graph: Graph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> Iterator[str]:

@@ -153,12 +153,21 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
     """Files, ports and operators, unless `brief`; then what it was made from, parity figures, and where it lies."""
     manifest = bundle.manifest
     if not brief:
+        from txport.inspection import kernels
+
+        placed, why = kernels.audits_or_why(bundle)
         show("Files", ["file", "size"], [(name, megabytes(entry["bytes"])) for name, entry in manifest.files.items()])
         for graph in manifest.graphs.values():
             rows = [("in", *_port(port)) for port in graph.inputs] + [("out", *_port(port)) for port in graph.outputs]
             echo()
             show(graph.file, ["", "port", "type", "dims"], rows)
-            echo(_operators(bundle, graph.role))
+            if graph.role in placed:
+                show("", list(kernels.COLUMNS), kernels.rows(placed[graph.role]))
+                echo(kernels.sentence(placed[graph.role]))
+            else:
+                echo(_operators(bundle, graph.role))
+        if why:
+            echo(why)
     if isinstance(manifest, ForeignManifest):
         echo()
         plain = f", variant {manifest.variant}" if manifest.variant else ""

@@ -18,10 +18,13 @@ from txport.bundles.manifest import Manifest
 from txport.bundles.metadata import metadata
 from txport.bundles.ports import GENERATE, Dim, Graph, Port
 from txport.errors import TxportError
+from txport.exporters.cuda.audit.graph import audit_port
 
 PORTABLE_IR = 10
-DOMAINS: dict[str, dict[str, int]] = {"portable": {}, "cpu": {"com.microsoft": 1}}  # beyond the standard, by target
-CONTROL_FLOW = {"portable": {"If", "Loop", "Scan"}, "cpu": {"Loop", "Scan"}}  # what must not occur, by target
+OWN = {"com.microsoft": 1}
+DOMAINS: dict[str, dict[str, int]] = {"portable": {}, "cpu": OWN, "cuda": OWN}  # beyond the standard, by target
+CONTROL = {"If", "Loop", "Scan"}
+CONTROL_FLOW = {"portable": CONTROL, "cpu": CONTROL - {"If"}, "cuda": CONTROL}  # what must not occur, by target
 ABSOLUTE_PATH = re.compile(r"(?:(?<![\w./-])|\bfile://)(?:/[^/\s\"']+){2,}|[A-Za-z]:\\\\?\w")
 
 
@@ -46,6 +49,7 @@ def check_graph(path: Path, graph: Graph, manifest: Manifest) -> None:
         *_unread(model),
         *_paths(model, metadata(manifest, graph.role)),
         *_metadata(model, graph.role, manifest),
+        *(audit_port(model, graph).faults if manifest.target == "cuda" else ()),
     ]
     if problems:
         raise GraphError(f"{path.name} breaks the {manifest.target} contract: {'; '.join(problems)}")

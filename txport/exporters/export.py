@@ -14,6 +14,7 @@ from txport.bundles.manifest import Manifest, is_quantised, require_offer, requi
 from txport.errors import UnsupportedError
 from txport.exporters import portable
 from txport.exporters.cpu.write import write as write_cpu
+from txport.exporters.cuda.write import write as write_cuda
 from txport.exporters.single.rules import rules_of
 from txport.exporters.targets import TARGETS
 from txport.models import architecture
@@ -63,6 +64,10 @@ def export_graphs(
     if opset is not None and opset not in OPSETS:
         raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
     require_offer(target, precision)
+    least = TARGETS[target].least
+    if opset is not None and opset < least:
+        why = f"the {target} target has operators that write caches in place, which there are from opset {least} on"
+        raise UnsupportedError(f"{why}, got {opset}; leave opset out")
     if target != "portable" and isinstance(checkpoint.outline, Adapted):
         why = f"the {target} target makes operators of parts that it knows, and your module has none of them"
         fix = "export --target portable, or write an architecture (docs/architectures.md)"
@@ -75,7 +80,7 @@ def export_graphs(
     manifest = Manifest(
         target=target,
         precision=precision,
-        opset=opset or max(DEFAULT_OPSET, TARGETS[target].prefers(checkpoint.outline)),
+        opset=opset or max(DEFAULT_OPSET, least, TARGETS[target].prefers(checkpoint.outline)),
         architecture=architecture.name_of(checkpoint.config),
         config=checkpoint.config.to_dict(),
         facts=checkpoint.facts,
@@ -98,4 +103,6 @@ def export_graphs(
             (folder / name).write_text(content, encoding="utf-8", newline="\n")
     if target == "cpu":
         return write_cpu(checkpoint, manifest, folder, keep)
+    if target == "cuda":
+        return write_cuda(checkpoint, manifest, folder)
     return portable.write(checkpoint, manifest, folder, external_above)

@@ -10,7 +10,8 @@ from onnx_ir.passes import PassBase
 from onnx_ir.passes import common as passes
 
 from txport.bundles.ports import Graph
-from txport.exporters.cpu.fusions import pack_projections
+from txport.exporters.cuda.fusions import fuse_biases, fuse_residuals
+from txport.exporters.fused.packs import pack_projections
 
 Pass = Callable[[ir.Model, Graph], int]
 
@@ -72,6 +73,14 @@ PORTABLE: dict[str, Pass] = {**CLEANING, **FINISHING}
 CPU: dict[str, Pass] = {
     **CLEANING,
     PACK: pack_projections,
+    "drop what is left over": library(passes.RemoveUnusedNodesPass),
+    **FINISHING,
+}
+CUDA: dict[str, Pass] = {
+    **CLEANING,
+    PACK: pack_projections,
+    "fuse biases": fuse_biases,
+    "fuse residuals": fuse_residuals,
     "drop what is left over": library(passes.RemoveUnusedNodesPass),
     **FINISHING,
 }

@@ -222,10 +222,10 @@ class Tracer(TorchFunctionMode):
     def tensor(self, tensor: Tensor) -> ir.Value:
         """A weight of the module under its own name, or any other tensor as a constant."""
         if id(tensor) not in self._weights:
-            return self.constant(tensor.detach().numpy())
+            return self.constant(array_of(tensor))
         if id(tensor) not in self.initializers:
             name = self._weights[id(tensor)]
-            held = self._later(name, tensor) if tensor.is_meta else ir.tensor(tensor.detach().numpy())
+            held = self._later(name, tensor) if tensor.is_meta else ir.tensor(array_of(tensor))
             value = ir.Value(name=name, const_value=held)
             value.type, value.shape = ir.TensorType(held.dtype), ir.Shape(tensor.shape)
             self.initializers[id(tensor)] = value
@@ -237,7 +237,16 @@ class Tracer(TorchFunctionMode):
         if read is None:
             raise UnsupportedError(f"{name} has no numbers, and nothing reads them")
         kind = ir.DataType.from_numpy(np.dtype(str(dtype).removeprefix("torch.")))
-        return ir.LazyTensor(lambda: ir.tensor(read(name).to(dtype).numpy()), kind, ir.Shape(tensor.shape), name=name)
+        return ir.LazyTensor(lambda: ir.tensor(array_of(read(name).to(dtype))), kind, ir.Shape(tensor.shape), name=name)
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """The numbers of a tensor; NumPy has no bf16 of its own, so PyTorch gives it none."""
+    tensor = tensor.detach()
+    if tensor.dtype != torch.bfloat16:
+        found: np.ndarray = tensor.numpy()
+        return found
+    return tensor.contiguous().view(torch.int16).numpy().view(np.dtype("bfloat16"))  # of ml_dtypes
 
 
 def _example(value: Any, at: int) -> Any:

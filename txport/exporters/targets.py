@@ -14,21 +14,25 @@ from torch import nn
 
 from txport.bundles.forms import Form, Stored
 from txport.bundles.manifest import Manifest
-from txport.bundles.ports import ALIGN, SELECT, STEP, Graph, screens
+from txport.bundles.ports import ALIGN, STEP, Graph, screens
 from txport.exporters import passes
+from txport.exporters.cpu import operators as of_cpu
 from txport.exporters.cpu.choose import tables_of
 from txport.exporters.cpu.conditional import make_conditional
-from txport.exporters.cpu.fusions import check_parts
 from txport.exporters.cpu.modules import FUSED
-from txport.exporters.cpu.operators import FUSED_FORMS
 from txport.exporters.cpu.ops import require_fusable
-from txport.exporters.cpu.rewrite import Matrices, apply_forms, packs
+from txport.exporters.cpu.rewrite import Matrices, apply_forms
 from txport.exporters.cpu.top import add_top, without_top
+from txport.exporters.cuda import operators as of_cuda
+from txport.exporters.cuda.modules import DEVICE
+from txport.exporters.cuda.ops import WEIGHTS, require_device
 from txport.exporters.forms import FORMS
 from txport.exporters.forms.layers import RMS_OPSET
+from txport.exporters.fused.packs import packs
+from txport.exporters.fused.parts import PACKED, PLAIN, check_parts
 from txport.exporters.graphs import PORTABLE
+from txport.exporters.memory import memory_model
 from txport.exporters.program import trace_program
-from txport.exporters.select import select_model
 from txport.exporters.symbols import Form as OnnxForm
 from txport.exporters.trace import kinds_of_trace, parts_of_trace, trace
 from txport.models.adapters.adapted import Adapted
@@ -37,6 +41,7 @@ from txport.models.model import Model
 from txport.models.parts import RMSNorm
 from txport.models.weights.streamed import Read
 
+IN_PLACE_OPSET = 24  # of the operators that write caches in place and read them up to a length
 QUANTISE, TOP, CONDITION = "quantise", "choose the best tokens", "make attention conditional"
 
 
@@ -70,7 +75,7 @@ class Target:
 
     `modules` are the graphs' modules for each task, whose arguments are the ports that `traced` leaves; `forms` say
     what functions become; `stages` change a graph after its trace, `last` once the form of each weight is known. The
-    opset is at least the one that it `prefers` for a model, unless another is asked for.
+    opset is at least the one that it `prefers` for a model, unless another is asked for, and never less than `least`.
     """
 
     modules: Mapping[Task, Mapping[str, Callable[[Model], nn.Module]]]
@@ -80,15 +85,16 @@ class Target:
     traced: Callable[[Graph], Graph] = lambda graph: graph
     require: Callable[[Model], None] = lambda model: None
     prefers: Callable[[Model], int] = lambda model: 0
+    least: int = 0
 
     def module(self, job: Job) -> nn.Module:
         """The module of a graph."""
         return self.modules[job.manifest.facts.task][job.role](job.model)
 
     def trace(self, job: Job) -> ir.Model:
-        """A graph as it is traced; of the one that picks rows, all there is."""
-        if job.role == SELECT:
-            return select_model(job.ports, job.manifest.opset)
+        """A graph as it is traced; of one that moves a state, all there is."""
+        if not job.ports.has_weights:
+            return memory_model(job.ports, job.manifest.opset)
         if isinstance(job.model, Adapted):
             job.model.probe()  # a trace does not see that types do not fit
             return trace_program(self.module(job), self.traced(job.ports), job.manifest.opset, job.manifest.facts)
@@ -96,7 +102,7 @@ class Target:
 
     def run(self, graph: ir.Model, job: Job) -> None:
         """Run the stages that do not need the forms of weights, in place."""
-        for name, stage in self.stages.items() if job.role != SELECT else ():
+        for name, stage in self.stages.items() if job.ports.has_weights else ():
             job.counts[name] = stage(graph, job)
         job.weights = packs(graph)
 
@@ -132,12 +138,22 @@ def _condition(graph: ir.Model, job: Job) -> int:
     return make_conditional(graph, job.ports) if has_switch else 0
 
 
-def _check(graph: ir.Model, job: Job) -> int:
+def _check(check: Callable[..., None], graph: ir.Model, job: Job) -> int:
     """Hold the graph against what its parts became; -> how many parts that were."""
     became = parts_of_trace(graph)
-    packed = job.counts.get(passes.PACK, became.get("packs of linear maps", 0))
-    check_parts(graph, became, kinds_of_trace(graph), packed, job.role)
+    packed = job.counts.get(passes.PACK, became.get(PACKED, 0))
+    check(graph, became, kinds_of_trace(graph), packed, job.role)
     return sum(became.values())
+
+
+check_cpu = partial(check_parts, operators=(of_cpu.MULTI_HEAD, of_cpu.GROUPED), kind_of=of_cpu.kind_of_node)
+check_cuda = partial(
+    check_parts,
+    operators=(of_cuda.ATTENTION,),
+    kind_of=of_cuda.kind_of_node,
+    others=(of_cuda.ROTARY, of_cuda.WRITE),
+    plain=(PLAIN, WEIGHTS),
+)
 
 
 def _quantise(forms: Mapping[str, Form], tables: Collection[str], graph: ir.Model, job: Job) -> int:
@@ -173,15 +189,25 @@ TARGETS = {
     ),
     "cpu": Target(
         FUSED,
-        FUSED_FORMS,
+        of_cpu.FUSED_FORMS,
         {
             **{name: _of_ports(run, without_top) for name, run in passes.CPU.items()},
             CONDITION: _condition,
-            "check parts": _check,
+            "check parts": partial(_check, check_cpu),
         },
         _last_of_cpu,
         without_top,
         require_fusable,
         _prefers_of_cpu,
+    ),
+    "cuda": Target(
+        DEVICE,
+        of_cuda.CUDA_FORMS,
+        {
+            **{name: _of_ports(run, lambda graph: graph) for name, run in passes.CUDA.items()},
+            "check parts": partial(_check, check_cuda),
+        },
+        require=require_device,
+        least=IN_PLACE_OPSET,
     ),
 }

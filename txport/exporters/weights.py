@@ -30,7 +30,12 @@ from txport.models.weights.plan import first_names
 Array = NDArray[Any]
 
 FILE = "weights.bin"
-NORMS = ("LayerNormalization", "RMSNormalization")
+NORMS = {  # which input is a norm's weight
+    "LayerNormalization": 1,
+    "RMSNormalization": 1,
+    "SkipLayerNormalization": 2,
+    "SkipSimplifiedLayerNormalization": 2,
+}
 INLINE_BELOW = 256  # bytes; what shape inference reads stays in the graph
 PAGE = 4096  # a tensor of several pages starts on one, so that it can be mapped into memory
 
@@ -158,7 +163,8 @@ def graph_epsilons(path: Path) -> list[tuple[str, float]]:
     graph = read_model(path, weights=False).graph
     norms = [node for node in graph.node if node.op_type in NORMS]
     found = [
-        (node.input[1], next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5)) for node in norms
+        (node.input[NORMS[node.op_type]], next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5))
+        for node in norms
     ]
     return found + list(_plain_epsilons(graph, path))
 

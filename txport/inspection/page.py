@@ -18,6 +18,7 @@ from txport.bundles.readme.settings import Settings
 from txport.bundles.readme.steps import notes, steps
 from txport.bundles.readme.tables import KINDS, TARGETS, TASKS, dim_rows, parity, port_rows
 from txport.inspection.drawings import bar, flow, readable, text_of, treemap
+from txport.inspection.kernels import COLUMNS, audits_or_why, rows, sentence
 from txport.inspection.style import STYLE
 from txport.inspection.weights import Part, by_kind, parts_of
 from txport.models.facts import Facts
@@ -65,6 +66,7 @@ def _body(bundle: Bundle, title: str) -> Iterator[str]:
     yield from _graphs(manifest)
     yield "<h2>Operators</h2>"
     yield _operators(bundle)
+    yield from _kernels(bundle)
     yield "<h2>Parity</h2>"
     yield _pairs({"compared with PyTorch at export": parity(manifest).replace("\\", ""), **_proof(manifest)})
     if manifest.generation:
@@ -143,6 +145,17 @@ def _operators(bundle: Bundle) -> str:
     rows = [(_code(name), *(str(each[name] or "") for each in counts.values())) for name in names]
     rows.insert(0, ("all", *(str(each.total()) for each in counts.values())))
     return _table(["operator", *counts], rows, numbers=range(1, len(counts) + 1))
+
+
+def _kernels(bundle: Bundle) -> Iterator[str]:
+    """Of a cuda bundle, what its graphs become on a GPU."""
+    if bundle.manifest.target != "cuda":
+        return
+    placed, why = audits_or_why(bundle)
+    yield f"<h2>On CUDA</h2>{f'<p>{_text(why)}</p>' if why else ''}"
+    for role, audit in placed.items():
+        yield f"<h3>{_code(bundle.manifest.graphs[role].file)}</h3><p>{_text(sentence(audit))}</p>"
+        yield _table(COLUMNS, [(_code(name), *map(text_of, rest)) for name, *rest in rows(audit)], numbers=(2,))
 
 
 def _total(counts: Mapping[str, Counter[str]], name: str) -> int:

@@ -32,7 +32,7 @@ from txport.version import __version__
 PASS, NEAR_TIE, FAIL, NOT_AVAILABLE = "pass", "near-tie", "fail", "not available"
 VERDICTS = (PASS, NEAR_TIE, FAIL, NOT_AVAILABLE)
 FAILED = ParityError.exit_code  # of errors that say so: a graph that breaks its contract is another
-PROVEN = ("ort", "cpu")  # where `export` proves a bundle
+USUAL = ("ort", "cpu")  # where most bundles are proven
 
 Kind = tuple[str, str]  # target, precision
 Engine = tuple[str, str]  # runtime, provider
@@ -104,7 +104,7 @@ def kinds(targets: Sequence[str] = (), precisions: Sequence[str] = ()) -> list[K
 def engines(names: Sequence[str] = (), providers: Sequence[str] = ()) -> list[Engine]:
     """The runtimes and providers to try, if none is named all that keep a bundle's precision.
 
-    Where bundles are proven comes first, always.
+    Where most bundles are proven comes first, always.
     """
     from txport.runtimes.ort.providers import candidates, short_name
 
@@ -115,7 +115,7 @@ def engines(names: Sequence[str] = (), providers: Sequence[str] = ()) -> list[En
         for provider in wanted
         if name == "ort" or provider == "cpu" or (names and providers)  # the others have no providers
     ]
-    return [PROVEN, *(pair for pair in pairs if pair != PROVEN)]
+    return [USUAL, *(pair for pair in pairs if pair != USUAL)]
 
 
 def fill(
@@ -130,7 +130,8 @@ def fill(
     There, what failed anywhere has a name that ends in `-failed`. Raises `UnavailableError` if nothing can be proven
     here.
     """
-    runtimes.require(*PROVEN)
+    for target in dict.fromkeys(target for target, _ in chosen):
+        runtimes.require(*runtimes.home(target))
     with staged_folder(keep, progress=progress) if keep else temporary_folder("txport-matrix") as folder:
         cells = [cell for kind in chosen for cell in _row(checkpoint, kind, tried, folder, progress, bool(keep))]
     return Matrix(_about(checkpoint, tried), cells)
@@ -166,12 +167,14 @@ def _row(
 def _cells(
     checkpoint: Checkpoint, kind: Kind, tried: Sequence[Engine], path: Path, progress: Progress
 ) -> Iterator[Cell]:
-    blank, begun = Cell(*kind, *PROVEN, FAIL), time.perf_counter()
+    proven = runtimes.home(kind[0])
+    others = [each for each in tried if each not in (proven, USUAL)]
+    blank, begun = Cell(*kind, *proven, FAIL), time.perf_counter()
     try:
         progress(f"{' '.join(kind)}: exporting")
         bundle = write(checkpoint, path, target=kind[0], precision=kind[1])
         blank = replace(blank, bytes=bundle.size, export_seconds=_since(begun))
-        progress(f"{' '.join(kind)}: comparing on {' '.join(PROVEN)}")
+        progress(f"{' '.join(kind)}: comparing on {' '.join(proven)}")
         begun = time.perf_counter()
         bundle, report = prove(bundle, checkpoint)
     except TxportError as error:
@@ -179,15 +182,15 @@ def _cells(
             raise
         verdict = FAIL if error.exit_code == FAILED else NOT_AVAILABLE
         yield from (
-            replace(blank, runtime=name, provider=each, verdict=verdict, why=_why(error, path)) for name, each in tried
+            replace(blank, runtime=name, provider=each, verdict=verdict, why=_why(error, path))
+            for name, each in (proven, *others)
         )
         return
     blank = replace(blank, bytes=bundle.size)
     yield _judge(blank, report, begun)
-    for name, provider in tried:
-        if (name, provider) != PROVEN:
-            progress(f"{' '.join(kind)}: comparing on {name} {provider}")
-            yield compare(replace(blank, runtime=name, provider=provider), bundle, checkpoint)
+    for name, provider in others:
+        progress(f"{' '.join(kind)}: comparing on {name} {provider}")
+        yield compare(replace(blank, runtime=name, provider=provider), bundle, checkpoint)
 
 
 def compare(blank: Cell, bundle: Bundle, checkpoint: Checkpoint) -> Cell:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from txport import runtimes
 from txport.bundles.bundle import Bundle, seal
 from txport.errors import ConfigError, ParityError, UnsupportedError
 from txport.exporters import export as exporter
@@ -38,17 +39,19 @@ def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
 
 
 def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int = 0) -> tuple[Bundle, Report]:
-    """Compare a bundle with PyTorch on ONNX Runtime; -> it with the verdict, and goldens if that is good.
+    """Compare a bundle with PyTorch where it is proven; -> it with the verdict, and goldens if that is good.
 
-    `seed` and `cases` are those of `check`. Raises `ParityError` where a graph does not run at all, or the goldens do
-    not hold on this machine.
+    A cuda bundle runs on the GPU, or, where there is none, on the CPU in its place; the verdict says which. `seed` and
+    `cases` are those of `check`. Raises `ParityError` where a graph does not run at all, or the goldens do not hold on
+    this machine.
     """
-    report = check(bundle, checkpoint, {"ort": "cpu"}, seed, cases=cases)
+    runtime, provider = runtimes.home(bundle.manifest.target)
+    report = check(bundle, checkpoint, {runtime: provider}, seed, cases=cases)
     if report.passed:
         with fitting_threads(checkpoint):
             _add_golden(bundle, checkpoint)
     bundle = seal(bundle.path, dataclasses.replace(bundle.manifest, parity=report.summary()))
-    if report.passed and not (result := verify(bundle.path)).passed:
+    if report.passed and not (result := verify(bundle.path, runtime=runtime, provider=provider)).passed:
         raise ParityError(f"the export of {checkpoint.name} can't be verified: {result.wrong}")
     return dataclasses.replace(bundle, measured=report.figures()), report
 

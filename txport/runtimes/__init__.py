@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest, names_differ
 from txport.bundles.ports import GENERATE, Graph, compare_ports
-from txport.errors import BundleError, UnsupportedError, quoted
+from txport.errors import BundleError, UnavailableError, UnsupportedError, quoted
 from txport.system.machine import cores
 from txport.system.numbers import whole
 from txport.system.packages import needed
@@ -57,7 +57,10 @@ class Entry(NamedTuple):
 
 
 RUNTIMES = {
-    "ort": Entry("txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu", "foreign"), single=True),
+    "ort": Entry(
+        "txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu", "cuda", "foreign"), single=True
+    ),
+    "cuda-stand-in": Entry("txport.runtimes.ort.cuda.stand_in", "onnx", "txport[export]", ("cuda",), "fp32"),
     "openvino": Entry(
         "txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), aborts=True, streams=True
     ),
@@ -120,8 +123,23 @@ def require_target(name: str, target: str) -> None:
         raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can{own}")
 
 
+def home(target: str) -> tuple[str, str]:
+    """The runtime and the provider on which a bundle of a target is proven here: the one that it is for, if it can be.
+
+    Without a GPU, that of the cuda target stands in for one.
+    """
+    if target != "cuda":
+        return "ort", "cpu"
+    with contextlib.suppress(UnavailableError):
+        require("ort", "cuda")
+        return "ort", "cuda"
+    return "cuda-stand-in", "cpu"
+
+
 def installed(target: str) -> list[str]:
     """The ONNX runtimes to hold any bundle of a target against: they keep its precision and tell what is damaged."""
+    if target == "cuda":  # on the CPU
+        return ["cuda-stand-in"]
     able = {name: entry for name, entry in RUNTIMES.items() if target in entry.targets}
     if target == FOREIGN:  # onnx's evaluator lacks operators that others use, those of quantised graphs first
         del able["reference"]
@@ -133,9 +151,17 @@ def installed(target: str) -> list[str]:
 
 
 def load(
-    name: str, bundle: Bundle, *, provider: str = "cpu", threads: int | None = None, workers: int = 1
+    name: str,
+    bundle: Bundle,
+    *,
+    provider: str = "cpu",
+    threads: int | None = None,
+    workers: int = 1,
+    user_compute_stream: int | None = None,
 ) -> GraphRuntime:
     """Start a bundle on a runtime, which so many `workers` may run at a time.
+
+    A cuda bundle runs on the `user_compute_stream`, the address of a CUDA stream, or on one of its own.
 
     Raises `UnavailableError` if its package or the provider is not here, `LoadError` for a graph that is too new for
     it, `BundleError` for one that it can't load or that has other ports than the manifest says.
@@ -145,6 +171,10 @@ def load(
     require_target(name, bundle.manifest.target)
     bundle.require_weights()
     more = {"workers": workers} if RUNTIMES[name].streams else {}
+    if user_compute_stream is not None:
+        if name != "ort":
+            raise UnsupportedError(f"user_compute_stream is for the ort runtime on cuda; {name} has no streams")
+        more["user_compute_stream"] = whole("user_compute_stream", user_compute_stream)
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads, **RUNTIMES[name].how, **more)
     _require_ports(bundle, runtime, bundle.manifest.driven.values())
     return runtime

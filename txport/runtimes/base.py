@@ -29,9 +29,9 @@ class Scores(NamedTuple):
     """What a step says of the next token of each row: full logits, or the k best tokens.
 
     Without `top`: `values` (R, V) are logits and `ids` is None. With it: `values` (R, k) are log-probabilities
-    in falling order, or logits if they were not to be normalised, and `ids` (R, k) their tokens. If it was asked
-    for, `attention` (R, S or more) is how much the step looked at each place of the source; it adds up to 1, and there
-    is none at the padding.
+    in falling order, and `ids` (R, k) their tokens; if they were not to be normalised, logits, or what differs from
+    them by one number a row. If it was asked for, `attention` (R, S or more) is how much the step looked at each place
+    of the source; it adds up to 1, and there is none at the padding.
     """
 
     values: Floats
@@ -61,7 +61,7 @@ class Runtime(Protocol):
     ) -> tuple[Scores, State]:
         """The last token of each row (R,) -> scores of the next one, good until the next step, and the state.
 
-        Without `normalise`, the `top` best come with their logits, which may cost far less. With `align`,
+        Without `normalise`, the `top` best may come with their logits, which may cost far less. With `align`,
         attention over the source comes too.
         """
         ...
@@ -99,6 +99,15 @@ class ContinuousRuntime(Runtime, Protocol):
 
         So a row is given the same, to the last bit, in both.
         """
+        ...
+
+
+@runtime_checkable
+class QueuedRuntime(ContinuousRuntime, Protocol):
+    """One on a device that works by itself: `start` and `admit` return before anything is computed."""
+
+    def synchronize(self) -> None:
+        """Wait for all that was begun."""
         ...
 
 

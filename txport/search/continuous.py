@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.models.facts import Facts
-from txport.runtimes.base import ContinuousRuntime, Ints, Scores, State
+from txport.runtimes.base import ContinuousRuntime, Ints, QueuedRuntime, Scores, State
 from txport.runtimes.inputs import Source
 from txport.runtimes.slots import spread
 from txport.search.generate import longest_target, plan, start
@@ -65,6 +65,7 @@ class Scheduler:
         self._batches = self._encode()
         self._state, _, numbers = next(self._batches)
         self._ahead: Encoded | None = None
+        self._is_queued = isinstance(runtime, QueuedRuntime)  # then others are encoded while steps are searched
         self._moves = np.repeat(np.arange(self._slots), self._width)  # which old row each row is to be
         self._assign(numbers, np.arange(self._slots))
 
@@ -73,6 +74,8 @@ class Scheduler:
         while self._groups:
             self._move()
             self._step()
+            if self._is_queued:
+                self._ahead = self._ahead or next(self._batches, None)
             self._fill()
         return self.results
 

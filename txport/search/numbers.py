@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from txport.errors import RunError
-from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, Runtime, Scores, State
+from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, QueuedRuntime, Runtime, Scores, State
 
 FIX = "look for NaN or infinity in its weights, and at the size of its activations in this precision"
 
 
 def numbers_only(runtime: Runtime) -> Runtime:
     """The same runtime, but `RunError` in a step that gives NaN; continuous if it is."""
+    if isinstance(runtime, QueuedRuntime):
+        return QueuedNumbers(runtime)
     return ContinuousNumbers(runtime) if isinstance(runtime, ContinuousRuntime) else Numbers(runtime)
 
 
@@ -53,3 +55,15 @@ class ContinuousNumbers(Numbers):
     def reserve(self, state: State, rows: int) -> State:
         """See `ContinuousRuntime.reserve`."""
         return self._continuous.reserve(state, rows)
+
+
+class QueuedNumbers(ContinuousNumbers):
+    """`QueuedRuntime` over a runtime that is one."""
+
+    def __init__(self, runtime: QueuedRuntime) -> None:
+        super().__init__(runtime)
+        self._queued = runtime
+
+    def synchronize(self) -> None:
+        """See `QueuedRuntime.synchronize`."""
+        self._queued.synchronize()

@@ -16,7 +16,8 @@ import numpy as np
 from benchmarks.peers.engines import Ids, Model, Search, Sources, begins
 
 PACKAGES = ("ctranslate2", "transformers", "numpy")
-QUANTIZATION = {"fp32": None, "int8": "int8"}
+QUANTIZATION = {"fp32": None, "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 KINDS = {"causal": ctranslate2.Generator, "seq2seq": ctranslate2.Translator, "speech": ctranslate2.models.Whisper}
 LENGTHS = {"causal": ("max_length", "min_length"), "seq2seq": ("max_decoding_length", "min_decoding_length")}
 SIZES = "sizes.json"
@@ -40,7 +41,7 @@ def prepare(model: Model, folder: Path) -> None:
     write_json(
         folder / SIZES,
         {
-            "compute_type": {"fp32": "float32"}.get(model.precision, model.precision),
+            "compute_type": TYPES.get(model.precision, model.precision),
             "kind": facts.task if facts.speech is None else "speech",
             "begin": [] if start is None else [start, *begin],
             "end": facts.writes.end,
@@ -66,14 +67,19 @@ def fill(model: Model, folder: Path) -> None:
 
 
 class Engine:
-    """Options: `threads` (intra_threads), `workers` (inter_threads), `batch_size` (of those split off a larger one)."""
+    """Options: `threads` (intra_threads), `workers` (inter_threads), `batch_size` (of those split off a larger one).
+
+    Where it is given, `device`, in place of the CPU, which has no kernels of half precision and computes it in fp32.
+    """
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         sizes = json.loads((folder / SIZES).read_text(encoding="utf-8"))
         self._kind, self._begin, self._end = sizes["kind"], sizes["begin"], sizes["end"]
+        device, kind = options.get("device", "cpu"), sizes["compute_type"]
         self._engine = KINDS[self._kind](
             str(folder),
-            compute_type=sizes["compute_type"],
+            device=device,
+            compute_type="float32" if device == "cpu" and kind in ("float16", "bfloat16") else kind,
             intra_threads=options["threads"],
             inter_threads=options["workers"],
         )

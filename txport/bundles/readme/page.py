@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from txport.bundles.manifest import Manifest, is_quantised
-from txport.bundles.readme import at_once, cpp, javascript, python, tables
+from txport.bundles.readme import at_once, cpp, device, javascript, python, tables
 from txport.bundles.readme.settings import Settings
 from txport.bundles.readme.steps import around, notes, steps
 from txport.models.audio.facts import Features
@@ -15,6 +15,7 @@ from txport.models.names import TARGET_TOKENIZER, TEXT, TOKENIZER
 from txport.system.markdown import code, plain
 
 LEAST_RUNTIME = "1.24.1"  # of ONNX Runtime: the oldest that txport runs on
+LEAST_ON_DEVICE = "1.31.1"  # with CUDA
 MOST_LABELS = 50  # in a list
 TASKS = {
     "seq2seq": "It reads {reads} and writes a sequence of tokens, one at a time.",
@@ -41,11 +42,11 @@ def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
     if manifest.weightless:
         yield "**The graphs have no weights, so nothing can run them.** They show what an export would be."
     is_whole = not manifest.weightless
-    examples = dict(_examples(manifest)) if is_whole else {}
+    examples = dict(_examples(manifest)) if is_whole and manifest.target != "cuda" else {}
     if is_whole:
         yield "## How to run it"
-        yield _how(manifest)
-        yield examples["Python, with NumPy and onnxruntime"]
+        yield device.HOW if manifest.target == "cuda" else _how(manifest)
+        yield from list(examples.values())[:1]
         if manifest.single:
             yield from at_once.section(manifest)
     yield "## The loop"
@@ -63,7 +64,7 @@ def _parts(manifest: Manifest, files: Collection[str]) -> Iterator[str]:
     yield from _text(manifest, files)
     yield "## The graphs"
     yield from _graphs(manifest)
-    if is_whole:
+    if examples:
         yield "## In other languages"
         yield from (f"### {head}\n\n{text}" for head, text in list(examples.items())[1:])
     yield "## Files"
@@ -100,13 +101,18 @@ def _limits(manifest: Manifest) -> Iterator[str]:
         yield f"target: ids 0 to {target.size - 1}, {most}; padding {target.pad}; end tokens {ends}{start}"
     if facts.windows:
         yield f"some layers see the last {' or '.join(map(str, facts.windows))} tokens"
-    if manifest.target == "cpu":
-        yield f"operators: ONNX opset {manifest.opset} and `com.microsoft`; ONNX Runtime {LEAST_RUNTIME} or newer"
+    if manifest.target != "portable":
+        least = {"cpu": LEAST_RUNTIME, "cuda": LEAST_ON_DEVICE}[manifest.target]
+        yield f"operators: ONNX opset {manifest.opset} and `com.microsoft`; ONNX Runtime {least} or newer"
     else:
         flow = "no control flow but the loop of `generate.onnx`" if manifest.single else "no control flow"
         yield f"operators: ONNX opset {manifest.opset} alone, {flow}; any runtime that has them"
-    kinds = {"float32": "32-bit", "float16": "16-bit"}
-    yield f"features, caches and logits are {kinds[manifest.dtype]} floating point numbers"
+    kinds = {"float32": "32-bit", "float16": "16-bit", "bfloat16": "bfloat16"}
+    held = f"{kinds[manifest.dtype]} floating point numbers"
+    if manifest.target == "cuda":
+        yield f"caches are {held}, features and logits 32-bit"
+    else:
+        yield f"features, caches and logits are {held}"
     if is_quantised(manifest.target, manifest.precision):
         yield (
             "on x86 processors without VNNI, set the session's config entry `session.x64quantprecision` to `1`: "

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import SELECT, screens
+from txport.bundles.readme import device
 from txport.bundles.readme.settings import Settings, ability_of, pooling_of
 from txport.models.audio.facts import Features, Speech
 from txport.models.facts import Facts, Function
@@ -20,17 +21,30 @@ def steps(manifest: Manifest) -> list[str]:
         return list(_encoding(manifest))
     settings = Settings(manifest)
     portable = manifest.target == "portable"
+    if manifest.target == "cuda":
+        return [*_read(settings), *(device.encoded if settings.start else device.prompted)(settings), _ending(settings)]
     if manifest.facts.task == "causal":
         return [*(_portable_causal(settings) if portable else _cpu_causal(settings)), _ending(settings)]
-    begun = _features(settings) if settings.reads_features else [_source(manifest.facts)]
-    return [*begun, *(_portable_seq2seq(settings) if portable else _cpu_seq2seq(settings)), _ending(settings)]
+    return [*_read(settings), *(_portable_seq2seq(settings) if portable else _cpu_seq2seq(settings)), _ending(settings)]
+
+
+def _read(settings: Settings) -> Iterator[str]:
+    """How what goes in is made."""
+    if settings.facts.task == "causal":
+        yield _prompt(settings.facts)
+    elif settings.reads_features:
+        yield from _features(settings)
+    else:
+        yield _source(settings.facts)
 
 
 def notes(manifest: Manifest) -> list[str]:
     """What else a program may do: batches, beams, attention."""
     facts, portable = manifest.facts, manifest.target == "portable"
     found = [_batches(manifest)]
-    if SELECT in manifest.graphs:
+    if manifest.target == "cuda":
+        found += device.notes(manifest) if facts.task != "encode" else []
+    elif SELECT in manifest.graphs:
         found.append(
             f"**Beams**: `{manifest.graphs[SELECT].file}` picks rows of the state: `rows` are the numbers of the "
             f"rows to "
@@ -46,11 +60,11 @@ def notes(manifest: Manifest) -> list[str]:
         )
     elif facts.task == "causal":
         found.append("**Beams**: rows of the caches may be copied from one to another; all rows are independent.")
-    if not portable and facts.task != "encode":
+    if manifest.target == "cpu" and facts.task != "encode":
         found.append(_best(manifest))
     if facts.attention is not None:
         name = manifest.graphs["decoder" if portable else "step"].attention
-        asked = "" if portable else ", if `align` is true"
+        asked = "" if manifest.target != "cpu" else ", if `align` is true"
         found.append(f"**Alignment**: {code(str(name))} is the attention of each token over the source{asked}.")
     return found
 
@@ -223,6 +237,11 @@ def _batches(manifest: Manifest) -> str:
         return (
             f"**Batches**: pad shorter prompts at the left with {pad}; `attention_mask` is 0 there, and `position_ids` "
             "count from the first real token."
+        )
+    if facts.task == "causal" and manifest.target == "cuda":
+        return (
+            f"**Batches**: pad shorter prompts at the right with {pad}; in steps, `past_lengths` are each row's own, "
+            "and what padding left in the caches is written over."
         )
     if facts.task == "causal":
         return (

@@ -25,9 +25,11 @@ DIMS = {
     names.PAST: "tokens of all runs before: 0 in the first",
     names.BEAMS: "rows of each source",
     names.ALL_ROWS: "`batch_size` x `beams`",
-    names.ROOM: "places of a cache: `cache_capacity`",
+    names.ROOM: "places of a cache",
     names.COUNT: "how many of the best tokens are asked for",
     "selected_rows": "rows to keep",
+    "admitted_rows": "rows that others take",
+    names.MORE: "places that each gets more",
     names.PREFIX: "tokens that all targets begin with",
     names.HYPOTHESES: "`num_beams`",
     names.NEW_TOKENS: "tokens of the longest hypothesis",
@@ -51,7 +53,10 @@ PORTS = {
     names.IDS: "the best tokens, the likeliest first",
     names.ALIGN: "whether the attention over the source is wanted",
     names.CROSS_ATTENTION: "attention over the source, the mean of all heads",
-    names.ROWS: "numbers of the rows to keep",
+    names.ROWS: "numbers of rows",
+    names.MORE: "how many places each gets more",
+    names.NEXT_IDS: "the best token of each row; may be bound to `input_ids`",
+    names.PRESENT_LENGTHS: "`past_lengths` + 1; may be bound to it",
     names.PREFIX_IDS: "what targets begin with, after the start token; (batch_size, 0) for nothing",
     names.MAX_NEW_TOKENS: "how many tokens a target may have, the end token counted, the prefix not",
     names.NUM_BEAMS: "how many beams; 1 is greedy search",
@@ -60,6 +65,13 @@ PORTS = {
     names.SEQUENCES_SCORES: "their scores; -inf where there is no further hypothesis",
     names.SEQUENCES_LENGTHS: "how many tokens of each are no padding",
 }
+MOVED_TO = {
+    "selected": "the rows that were kept",
+    "grown": "the same with zeros behind",
+    "others": "rows of others, as long",
+    "admitted": "the same with others in some rows; may be bound to the input",
+}
+MOVED = tuple(f"{each}." for each in MOVED_TO)
 FILES = {
     MANIFEST: "the manifest: all that is known of the bundle, and the SHA-256 of each file",
     README: "this page",
@@ -75,7 +87,11 @@ FILES = {
     "onnx/weights.bin": "the weights of all graphs, each once",
 }
 TASKS = {"seq2seq": "sequence to sequence", "causal": "causal language model", "encode": "encoder"}
-TARGETS = {"portable": "portable: standard ONNX operators", "cpu": "cpu: ONNX Runtime's fused operators"}
+TARGETS = {
+    "portable": "portable: standard ONNX operators",
+    "cpu": "cpu: ONNX Runtime's fused operators",
+    "cuda": "cuda: operators of ONNX Runtime on a GPU",
+}
 KINDS = {
     "encoder": "the source, once",
     "decoder": "the first step and all later ones",
@@ -84,6 +100,12 @@ KINDS = {
     "prefill": "prompts into the caches",
     "model": "the whole model",
     "generate": "the whole of a search in one run",
+    "select_rows": "picks rows of the caches, for beam search",
+    "select_sources": "picks sources",
+    "grow_rows": "gives the caches more places",
+    "grow_sources": "gives the keys and values of sources more places",
+    "admit_rows": "puts rows of other caches in the place of some",
+    "admit_sources": "puts other sources in the place of some",
 }
 
 
@@ -124,7 +146,7 @@ def _grouped(every: Sequence[Port]) -> Iterator[tuple[Port, int]]:
     """One port for all that differ in the layer alone, and how many there are; 0 for one without a layer."""
     groups: dict[tuple[str, tuple[Dim, ...]], list[Port]] = {}
     for port in every:
-        of_layer = port.state is not None or port.name.startswith("selected.past")
+        of_layer = port.state is not None or port.name.startswith(MOVED)
         key = LAYER.sub(".L", port.name, count=1) if of_layer else port.name
         groups.setdefault((key, port.dims), []).append(port)
     for (key, _), found in groups.items():
@@ -134,8 +156,8 @@ def _grouped(every: Sequence[Port]) -> Iterator[tuple[Port, int]]:
 def _said(port: Port, graph: Graph, facts: Facts, layers: int) -> str:
     if port.is_attention:
         return "attention over the source"
-    if port.name.startswith("selected."):
-        return "the rows that were kept"
+    if port.name.startswith(MOVED):
+        return MOVED_TO[port.name.partition(".")[0]]
     if port.state is None:
         if port.name == names.LOGITS and facts.labels:
             return "scores of the labels"

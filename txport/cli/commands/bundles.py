@@ -24,7 +24,9 @@ from txport.runtimes import GRAPH_RUNTIMES
     "--target", type=click.Choice(TARGETS), default="portable", show_default=True, help="What it is made for."
 )
 @click.option(
-    "--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True, help="Of the weights."
+    "--precision",
+    type=click.Choice(list(PRECISIONS)),
+    help="Of the weights.  [default: fp32; for cuda fp16]",
 )
 @click.option("--opset", type=click.IntRange(18, 25), help="ONNX operator set: 18 unless the target prefers another.")
 @click.option(
@@ -56,7 +58,7 @@ from txport.runtimes import GRAPH_RUNTIMES
 @trust_option
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 def export(
-    checkpoint: str, out: Path, target: str, precision: str, weights: str, as_json: bool, **options: Any
+    checkpoint: str, out: Path, target: str, precision: str | None, weights: str, as_json: bool, **options: Any
 ) -> None:
     """Export CHECKPOINT to a bundle at OUT, and prove it.
 
@@ -107,6 +109,8 @@ def _size(size: float) -> str:
 def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: Path | None) -> None:
     """Show what BUNDLE is: ports, operators, sizes, and how far it is from PyTorch.
 
+    Of a cuda bundle it also says, without a GPU, which nodes have kernels there and what lies on the host.
+
     The page that --html writes is one file without scripts, which needs nothing else.
     """
     from txport.cli import tables
@@ -125,9 +129,19 @@ def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: 
             require_outputs({"--html": html}, inputs={"BUNDLE": found.path / name})
         textio.write_text(html, page(found))
     if as_json:
-        textio.print_json({"path": str(found.path.resolve()), **found.manifest.to_dict()})
+        textio.print_json({"path": str(found.path.resolve()), **found.manifest.to_dict(), **_kernels(found)})
     else:
         tables.show_bundle(found, brief)
+
+
+def _kernels(bundle: Any) -> dict[str, Any]:
+    """What `inspect --json` adds of a cuda bundle: what its graphs become on a GPU, or why that can't be said here."""
+    if bundle.manifest.target != "cuda":
+        return {}
+    from txport.inspection.kernels import audits_or_why
+
+    found, why = audits_or_why(bundle)
+    return {"on_cuda": {role: each.to_dict() for role, each in found.items()} or why}
 
 
 @click.command()

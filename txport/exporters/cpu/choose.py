@@ -10,7 +10,7 @@ from torch import nn
 
 from txport.bundles.forms import BLOCKS, DYNAMIC, INVARIANT, PLAIN, ROWS, Form, blocks_of
 from txport.bundles.ports import STEP
-from txport.exporters.cpu.fusions import is_linear, parts_of
+from txport.exporters.fused.packs import is_linear, parts_of
 from txport.exporters.trace import weight_names
 from txport.models.parts import Linear
 

@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from txport.exporters.forms import FORMS
+from txport.exporters.fused.operators import bias_of, cap_of, gelu, scale_of, single
+from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.models.ops import padding_mask
-from txport.models.parts import Attention, DotProduct, SoftCap, additive
+from txport.models.parts import Attention, additive
 
-MICROSOFT = "com.microsoft"
 MASKED = -3e38  # MultiHeadAttention's own -10000 would let padding through where scores are large
 MULTI_HEAD, GROUPED = "MultiHeadAttention", "GroupQueryAttention"
 
@@ -43,7 +44,7 @@ def multi_head_attention(
     `distances` (T, S) are wanted where positions add to the scores; a trace computes this `bias` of them once.
     """
     if has_torch_function((query,)):
-        bias = _bias(part, distances) if bias is None else bias
+        bias = bias_of(part, distances) if bias is None else bias
         arguments = (part, query, key, value, lengths, distances, bias)
         mixed: Tensor = handle_torch_function(multi_head_attention, (query,), *arguments)
         return mixed
@@ -72,7 +73,7 @@ def grouped_query_attention(
     once.
     """
     if has_torch_function(new):
-        bias = _bias(part, distances) if bias is None else bias
+        bias = bias_of(part, distances) if bias is None else bias
         arguments = (part, new, key, value, past, last, total, distances, bias)
         found: tuple[Tensor, Tensor, Tensor] = handle_torch_function(grouped_query_attention, new, *arguments)
         return found
@@ -89,17 +90,6 @@ def grouped_query_attention(
     heads = part.turned(part.split(query), places)
     mixed: Tensor = part.core(heads, key, value, mask, far if part.uses_distances else None)[0]
     return mixed.transpose(1, 2).flatten(2), key, value
-
-
-def _bias(part: Attention, distances: Tensor | None) -> Tensor | None:
-    """What positions add to the scores."""
-    core = part.core
-    return core.bias(distances) if isinstance(core, DotProduct) and core.bias is not None else None
-
-
-def cap_of(part: Attention) -> SoftCap | None:
-    """What bends the scores, where something does."""
-    return part.core.cap if isinstance(part.core, DotProduct) else None
 
 
 class Kind(NamedTuple):
@@ -121,19 +111,14 @@ def kind_of_part(part: Attention) -> Kind:
     """What `GROUPED` must do for an attention."""
     cap = cap_of(part)
     size = 0 if part.window is None else part.window.size
-    return Kind(GROUPED, size, 0.0 if cap is None else _single(cap.limit), part.rotary is not None)
+    return Kind(GROUPED, size, 0.0 if cap is None else single(cap.limit), part.rotary is not None)
 
 
 def kind_of_node(node: ir.Node) -> Kind:
     """What a node does."""
     said = node.attributes
     window, cap = said.get_int("local_window_size", 0), said.get_float("softcap", 0.0)
-    return Kind(node.op_type, max(window, 0), _single(cap), said.get_int("do_rotary", 0) == 1)
-
-
-def _single(value: float) -> float:
-    """As an attribute holds it."""
-    return float(np.float32(value))
+    return Kind(node.op_type, max(window, 0), single(cap), said.get_int("do_rotary", 0) == 1)
 
 
 def written(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
@@ -165,7 +150,7 @@ def _multi_head_attention(
     inputs = [query.value, key.value, value.value, None, lengths.value]
     if bias is not None:
         inputs.append(FORMS["unsqueeze"](tracer, bias, 0).value)
-    how: dict[str, Any] = {"num_heads": part.core.heads, "mask_filter_value": MASKED, **_scale(part)}
+    how: dict[str, Any] = {"num_heads": part.core.heads, "mask_filter_value": MASKED, **scale_of(part)}
     mixed = tracer.op("multi_head_attention", MULTI_HEAD, inputs, MICROSOFT, **how)
     return tracer.given(mixed, query.examples)
 
@@ -185,7 +170,7 @@ def _grouped_query_attention(
     """As ONNX Runtime's operator, which writes into the buffers."""
     given = [each.value for each in new] if len(new) > 1 else [new[0].value, None, None]
     inputs = [*given, key.value, value.value, last.value, total.value]
-    how: dict[str, Any] = {"num_heads": part.core.heads, "kv_num_heads": part.core.key_heads, **_scale(part)}
+    how: dict[str, Any] = {"num_heads": part.core.heads, "kv_num_heads": part.core.key_heads, **scale_of(part)}
     if part.rotary is not None:
         inputs += [tracer.tensor(part.rotary.cos), tracer.tensor(part.rotary.sin)]
         how |= {"do_rotary": 1, "rotary_interleaved": int(part.rotary.pairing == "interleaved")}
@@ -210,20 +195,6 @@ def _first(tracer: Tracer, bias: ir.Value, total: Symbol) -> ir.Value:
     return tracer.op("first", "Slice", [bias, ends[0], size, ends[1]])
 
 
-def _gelu(tracer: Tracer, x: Symbol, approximate: str = "none") -> Symbol:
-    """By tanh as one operator; ONNX Runtime does not fuse its nodes on the CPU."""
-    if approximate != "tanh":
-        found: Symbol = FORMS["gelu"](tracer, x, approximate)
-        return found
-    return tracer.given(tracer.op("gelu", "FastGelu", [x.value], MICROSOFT), x.examples)
-
-
-def _scale(part: Attention) -> dict[str, float]:
-    """The factor of the scores, unless it is the operators' own, 1 / sqrt(H)."""
-    scale = float(getattr(part.core, "scale", 0.0))
-    return {} if scale == part.head_size**-0.5 else {"scale": scale}
-
-
 def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Symbol:
     """One ScatterND, which leaves all else of a buffer in place where output and input are bound to one memory."""
     heads = int(cache.examples[0].shape[1])
@@ -245,7 +216,7 @@ def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Sym
 
 FUSED_FORMS: dict[str, Form] = {
     **FORMS,
-    "gelu": _gelu,
+    "gelu": gelu,
     "multi_head_attention": _multi_head_attention,
     "grouped_query_attention": _grouped_query_attention,
     "write_at": _write_at,

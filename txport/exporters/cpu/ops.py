@@ -7,7 +7,6 @@ M capacity of the caches.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, get_args
 
 import torch
@@ -18,20 +17,20 @@ from txport.errors import UnsupportedError
 from txport.exporters.cpu.operators import (
     MULTI_HEAD,
     Kind,
-    cap_of,
     grouped_query_attention,
     kind_of_part,
     multi_head_attention,
     source_mask,
     write_at,
 )
+from txport.exporters.fused.operators import cap_of
+from txport.exporters.fused.parts import PACKED, Counted
 from txport.models.facts import Owner
 from txport.models.model import Model
 from txport.models.ops import State
 from txport.models.parts import Attention, Linear
 
 HEAD_SIZE_STEP, ROTARY_STEP = 8, 16  # GroupQueryAttention takes head sizes that are multiples of it; if it turns them
-PLAIN, PACKED = "plain attention", "packs of linear maps"
 NO_PROMPTS = "the cpu target has no form of this attention for prompts; export --target portable"
 NO_WINDOW = "the cpu target has no form of this attention with a window; export --target portable"
 
@@ -61,18 +60,12 @@ def is_multi_head(part: Attention) -> bool:
     return part.core.has_operator and plain and part.core.heads == part.core.key_heads
 
 
-class FusedOps:
+class FusedOps(Counted):
     """What all runs of the cpu target have in common: activations (B x T, D), and a count of what parts became."""
 
     def __init__(self, batch: int, length: int) -> None:
+        super().__init__()
         self.batch, self.length = batch, length
-        self.became: Counter[str] = Counter()
-        self.kinds: Counter[Kind] = Counter()  # of the attentions that became operators
-
-    def count(self, kind: Kind) -> None:
-        """An attention became an operator of this kind."""
-        self.became[kind.operator] += 1
-        self.kinds[kind] += 1
 
     def lay_out(self, x: Tensor) -> Tensor:
         """See `Ops`."""
@@ -112,9 +105,8 @@ class FusedOps:
         self, part: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Heads attended to by plain nodes -> activations (B x T, N x H), and the weights."""
-        self.became[PLAIN] += 1
-        mixed, weights = part.core(query, key, value, mask, distances)
-        return mixed.transpose(1, 2).flatten(2).flatten(0, 1), weights
+        mixed, weights = super().plain(part, query, key, value, mask, distances)
+        return mixed.flatten(0, 1), weights
 
 
 class EncoderOps(FusedOps):

@@ -10,9 +10,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from txport.bundles.forms import DYNAMIC, PLAIN, Form, Stored
-from txport.exporters.cpu.fusions import is_linear, stored_as
-from txport.exporters.cpu.operators import MICROSOFT
 from txport.exporters.cpu.quantize import quantize, shapes
+from txport.exporters.fused.packs import MICROSOFT, is_linear, stored_as
 
 Array = NDArray[Any]
 
@@ -78,12 +77,6 @@ def apply_forms(
     if any(node.domain == MICROSOFT for node in model.graph):
         model.opset_imports[MICROSOFT] = 1
     return recorded
-
-
-def packs(model: ir.Model) -> dict[str, Stored]:
-    """The initializers of a graph that several weights are packed in, as they are."""
-    found = {str(value.name): stored_as(value) for value in model.graph.initializers.values()}
-    return {name: stored for name, stored in found.items() if len(stored.weights) > 1}
 
 
 def _replace(model: ir.Model, node: ir.Node, made: Sequence[ir.Node]) -> None:

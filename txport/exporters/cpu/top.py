@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from txport.bundles.ports import ALIGN, COUNT, IDS, LOG_PROBS, LOGITS, Graph
 from txport.exporters.check import GraphError
-from txport.exporters.cpu.fusions import is_linear
 from txport.exporters.cpu.screening import add_candidates, choose, constant
+from txport.exporters.fused.packs import is_linear
 from txport.exporters.trace import value_of
 
 ADDED = (ALIGN, COUNT, LOG_PROBS, IDS)

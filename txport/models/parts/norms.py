@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 class RMSNorm(nn.Module):
     """Zhang and Sennrich 2019: x over the root of its mean square, times a weight; neither mean nor bias."""
@@ -33,7 +35,7 @@ class UnbiasedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        wide = x.to(torch.float32) if x.dtype == torch.float16 else x  # in 16 bits, squares overflow
+        wide = x.to(torch.float32) if x.dtype in HALVES else x  # in 16 bits, squares overflow, or hardly add up
         centred = wide - wide.mean(-1, keepdim=True)
         variance = (centred * centred).sum(-1, keepdim=True) * (1 / (self.size - 1))
         return (centred / (variance.sqrt() + self.eps)).to(x.dtype) * self.weight + self.bias

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_ir
 from txport.proof.bisect.isolation import Runner
+from txport.proof.bisect.probe import shown
 from txport.proof.parity.calls import compare_call
 from txport.proof.parity.cases import Case
 from txport.proof.parity.measures import Comparison, badness
@@ -51,7 +52,7 @@ def miscompiled(
 
 def _runner(bundle: Bundle, role: str, level: str) -> Runner:
     file = bundle.file(role)
-    return Runner(read_ir(file), file.parent, LEVELS[level])
+    return Runner(shown(read_ir(file), bundle.manifest), file.parent, LEVELS[level])
 
 
 def _breach(case: Case, call: Call, runner: Runner, reference: Reference) -> Comparison | None:

@@ -12,8 +12,7 @@ import torch
 
 from txport.bundles.forms import Form, Stored
 from txport.bundles.manifest import Manifest
-from txport.exporters.cpu.fusions import parts_of
-from txport.exporters.cpu.rewrite import packs
+from txport.exporters.fused.packs import packs, parts_of
 from txport.exporters.targets import TARGETS, Job, stages
 from txport.models.model import Model
 from txport.proof.bisect.probe import Finding, compare_tap, make_probe, observe

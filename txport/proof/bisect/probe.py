@@ -19,6 +19,7 @@ from txport.bundles.forms import Stored
 from txport.bundles.graphs import read_ir
 from txport.bundles.manifest import Manifest
 from txport.errors import ParityError, TxportError, brief
+from txport.exporters.cuda.apart import take_apart
 from txport.proof.bisect.calls import Record, recording
 from txport.proof.bisect.isolation import Runner, isolate, show
 from txport.proof.bisect.taps import OUT, Tap, find_taps, truth
@@ -26,14 +27,16 @@ from txport.proof.parity.cases import Case
 from txport.proof.parity.measures import Comparison, badness, compare
 from txport.proof.parity.replay import Call, Reference
 from txport.proof.parity.tolerances import tolerance_of
+from txport.runtimes.ort.cuda.stand_in import widen
 
 Array = NDArray[Any]
 
 # How far one part of a model may be from PyTorch, over its largest value, when what it reads is PyTorch's: it has no
 # errors of others to carry. Beyond that, so many times what changes if all that it reads is rounded otherwise: sharp
 # attention and small differences of large numbers tell the last bit of what they read.
-LOCAL = {"fp32": 1e-5, "fp16": 4e-3, "int8": 1e-5, "int4": 1e-5}
+LOCAL = {"fp32": 1e-5, "fp16": 4e-3, "bf16": 3e-2, "int8": 1e-5, "int4": 1e-5}
 SHAKEN = 16.0
+WIDE = "float32"  # in which graphs for a device are looked at
 
 
 @dataclass(frozen=True)
@@ -107,13 +110,27 @@ def make_probe(
 
     `table` says what its initializers are, `record` which parts of the model run in its place.
     """
-    plain, isolated = load(), load()
+    plain, isolated = (shown(load(), manifest) for _ in range(2))
     taps = find_taps(plain, table, manifest.graphs[role], model, record)
     for each in (plain, isolated):
         show(each, [tap.value for tap in taps])
-    isolate(isolated, taps, manifest.dtype)
+    isolate(isolated, taps, WIDE if manifest.target == "cuda" else manifest.dtype)
     runners = Runner(plain, folder), Runner(isolated, folder)
     return Probe(role, manifest.precision, folder, load, model, tuple(taps), *runners)
+
+
+def shown(model: ir.Model, manifest: Manifest) -> ir.Model:
+    """A graph whose parts can be looked at here; one for a device taken apart, in fp32, its weights as they are."""
+    if manifest.target != "cuda":
+        return model
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
+    content = ir.to_proto(model)
+    widen(content.graph)
+    found: ir.Model = ir.from_proto(content)
+    take_apart(found)
+    return found
 
 
 def probe_file(bundle: Bundle, role: str, model: nn.Module, record: Record) -> Probe:
@@ -130,6 +147,8 @@ def observations(
     with recording(reference.model) as record:
         for case in cases:
             for call in reference.replay(case, seed):
+                if not bundle.manifest.graphs[call.role].has_weights:
+                    continue  # it moves what others computed
                 if call.role not in probes:
                     probes[call.role] = probe_file(bundle, call.role, reference.model, record)
                 probe = probes[call.role]

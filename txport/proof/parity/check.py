@@ -25,9 +25,10 @@ from txport.errors import BundleError, LoadError, ParityError
 from txport.exporters.weights import holding
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
+from txport.models.weights.streamed import converted
 from txport.proof.parity.calls import compare_graphs, no_crash
 from txport.proof.parity.cases import Case, draw_cases, lighten, lightest, not_reached
-from txport.proof.parity.exact import Exact
+from txport.proof.parity.exact import HALVES, Exact
 from txport.proof.parity.measures import Comparison, compare
 from txport.proof.parity.quality import Texts, digest_of
 from txport.proof.parity.replay import Reference
@@ -94,12 +95,12 @@ def check(
             left_out.append(FOREIGN_PARTS)
             report.about.update({"reference": ROUNDED} if bundle.manifest.precision in ("int8", "int4") else {})
         report.about["left_out"] = [*left_out, *not_reached(bundle.manifest.facts)]
-        for precision in dict.fromkeys(computed.values()):
-            exact = exact_of(bundle, checkpoint, precision)
+        for held in dict.fromkeys(computed.values()):
+            exact = exact_of(bundle, checkpoint, held)
             truth = TRUTHS[checkpoint.facts.task](bundle, checkpoint, exact, drawn, texts or {})
             reference = None if is_foreign else Reference(exact, bundle.manifest, remembers=True)
             report.about.setdefault("pytorch", truth.pytorch)
-            for name in (each for each in providers if computed[each] == precision):
+            for name in (each for each in providers if computed[each] == held):
                 _compare(report, bundle, name, providers[name], truth, reference, tolerances[name], seed)
     return report
 
@@ -188,6 +189,8 @@ def exact_of(bundle: Bundle, checkpoint: Checkpoint, precision: str = "") -> Exa
         return Exact.of(checkpoint.model, manifest.precision, together=True)
     held, together = holding(bundle, checkpoint).model, manifest.rows is not None
     if precision not in ("", manifest.precision):
+        if narrow := HALVES.get(manifest.precision):  # what computes finer than the bundle has its weights all the same
+            held = converted(converted(held, narrow), torch.float32)
         return Exact.of(held, precision)
     plain = {name for name, form in manifest.forms.items() if form == PLAIN}
     return Exact.of(held, manifest.precision, together=together, plain=plain)

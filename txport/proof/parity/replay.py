@@ -40,6 +40,7 @@ from txport.models.facts import Facts, Task
 from txport.models.model import Model
 from txport.proof.parity.cases import Case
 from txport.proof.parity.exact import Exact
+from txport.proof.parity.replays import cuda
 from txport.runtimes.inputs import batch
 
 Array = NDArray[Any]
@@ -105,9 +106,11 @@ class Reference:
 
     def call(self, role: str, step: int, inputs: Mapping[str, Array]) -> Call:
         """What is right for the ports of one graph, whose inputs are as the bundle's precision holds them."""
-        dtype = self.manifest.dtype
-        cast = {name: array.astype(dtype, copy=False) if is_float(array) else array for name, array in inputs.items()}
-        becomes = self.manifest.graphs[role].becomes
+        graph = self.manifest.graphs[role]
+        cast = {name: held_as(graph.port(name).dtype, array) for name, array in inputs.items()}
+        if self.manifest.target == "cuda":  # nothing but a device has numbers in 16 bits
+            cast = {name: array.astype(np.float32) if is_float(array) else array for name, array in cast.items()}
+        becomes = graph.becomes
         return Call(role, step, cast, self._run(self._exact.model, role, cast), becomes=becomes)
 
     def own(self, call: Call, name: str, draw: int = 0) -> Array:
@@ -127,12 +130,15 @@ class Reference:
         dtype = next(model.parameters()).dtype
         given = ((torch.from_numpy(array), is_float(array)) for array in inputs.values())
         tensors = [x.to(dtype) if cast else x for x, cast in given]
-        if role == STEP:
+        graph = self.manifest.graphs[role]
+        if not graph.has_weights:
+            return cuda.moved(graph, inputs)
+        if role == STEP and self.manifest.target == "cpu":
             outputs = self._stepped(model, inputs, tensors)
         else:
             outputs = module_of(model, self.manifest, role)(*tensors)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        names = [port.name for port in self.manifest.graphs[role].outputs]
+        names = [port.name for port in graph.outputs]
         stored = (each.float() if each.is_floating_point() else each for each in outputs)
         return {name: each.numpy() for name, each in zip(names, stored, strict=True)}
 
@@ -148,9 +154,14 @@ class Reference:
         return chosen(before[2], self.manifest, *tensors[len(arrays) :])
 
 
+def held_as(dtype: str, array: Array) -> Array:
+    """An array as a port of a type holds it; whole numbers stay as they are."""
+    return array.astype(np.dtype(dtype), copy=False) if is_float(array) else array
+
+
 def is_float(array: Array) -> bool:
     """Whether an array holds floating point numbers."""
-    return bool(np.issubdtype(array.dtype, np.floating))
+    return bool(np.issubdtype(array.dtype, np.floating)) or array.dtype.name == "bfloat16"
 
 
 def module_of(model: Model, manifest: Manifest, role: str) -> Callable[..., Any]:
@@ -315,4 +326,7 @@ REPLAYS: dict[tuple[str, Task], Callable[[Reference, Case, np.random.Generator],
     ("cpu", "seq2seq"): replay_cpu,
     ("cpu", "causal"): replay_cpu_causal,
     ("cpu", "encode"): replay_cpu_encode,
+    ("cuda", "seq2seq"): cuda.replay_seq2seq,
+    ("cuda", "causal"): cuda.replay_causal,
+    ("cuda", "encode"): cuda.replay_encode,
 }

@@ -144,6 +144,14 @@ TABLE = (
 )
 
 
+FINEST_FIRST = ("fp32", "fp16", "bf16", "int8", "int4")
+
+
+def coarser(one: str, other: str) -> str:
+    """Of two precisions the one that rounds more: whatever computes, a bundle's weights are what they are."""
+    return max(one, other, key=FINEST_FIRST.index)
+
+
 def tolerance_of(
     precision: str, provider: str = "cpu", atol: float | None = None, rtol: float | None = None
 ) -> Tolerance:

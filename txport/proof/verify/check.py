@@ -23,6 +23,7 @@ from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, TxportError, UnavailableError, UnsupportedError
 from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.cases import sides
+from txport.proof.parity.tolerances import coarser
 from txport.proof.verify import encoding
 from txport.proof.verify.at_once import SINGLE, look_at_single
 from txport.proof.verify.gaps import Check, check_of, differences, gap_of, in_turn, limit_of
@@ -87,7 +88,7 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     bundle = Bundle(path, read_manifest(path))
     bundle.require_weights()
     precision, computed = bundle.manifest.precision, runtimes.computes(runtime, bundle.manifest.precision)
-    if precision != computed:
+    if precision != coarser(computed, precision):
         what = f"the goldens tell how far {precision} may be off, and {runtime} computes in {computed}"
         raise UnsupportedError(f"{what}; `txport parity --runtime {runtime}` compares it")
     checks = list(_checks(bundle, runtime, provider, threads))

@@ -15,9 +15,12 @@ from txport.bundles.ports import GENERATE, STEP
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.foreign.lengths import foreign_runtime
+from txport.runtimes.ort.cuda.driver import CudaRuntime
+from txport.runtimes.ort.cuda.gpu import CudaDevice
+from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.fused import FusedRuntime
 from txport.runtimes.ort.nvidia.failures import explain
-from txport.runtimes.ort.nvidia.options import NVIDIA
+from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.providers import CPU, device_of, full_name, require_provider
@@ -84,8 +87,18 @@ def require(provider: str) -> None:
     require_provider(provider)
 
 
-def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
-    """Start a bundle on ONNX Runtime; `UnavailableError` if the provider can't work here."""
+def load(
+    bundle: Bundle, *, provider: str = "cpu", threads: int | None = None, user_compute_stream: int | None = None
+) -> GraphRuntime:
+    """Start a bundle on ONNX Runtime; `UnavailableError` if the provider can't work here.
+
+    Graphs of the cuda target run on the `user_compute_stream`, the address of a CUDA stream, where one is given.
+    """
+    if bundle.manifest.target == "cuda":
+        return _on_gpu(bundle, provider, threads, user_compute_stream)
+    if user_compute_stream is not None:
+        what = f"user_compute_stream is for bundles of the cuda target, and {bundle.path} is one for the"
+        raise UnsupportedError(f"{what} {bundle.manifest.target}; export --target cuda")
     if isinstance(bundle.manifest, ForeignManifest):
         return foreign_runtime(OrtEngine(bundle, provider, threads), bundle.manifest)
     if bundle.manifest.target == "portable":
@@ -93,6 +106,21 @@ def load(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -
     if full_name(provider) != CPU:
         raise UnsupportedError(f"{bundle.path} was exported for the cpu; export --target portable for {provider}")
     return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP))
+
+
+def _on_gpu(bundle: Bundle, provider: str, threads: int | None, stream: int | None) -> CudaRuntime:
+    """All sessions on one stream, that of the user or one of ours; only the step is captured."""
+    if full_name(provider) != CUDA:
+        fix = "give --provider cuda, or --runtime cuda-stand-in to compute it on the CPU, slowly and in fp32"
+        raise UnsupportedError(f"{bundle.path} was exported for the cuda target, which runs on a GPU; {fix}")
+    device = CudaDevice(stream)
+    on_stream = {"user_compute_stream": str(device.stream)}
+    captured = {**on_stream, "enable_cuda_graph": "1"}
+    sessions = start_sessions(
+        bundle, provider, threads, options_of=lambda role: captured if role == STEP else on_stream
+    )
+    graphs = Graphs(bundle.manifest.driven, sessions, lambda role: session_ports(sessions[role]))
+    return CudaRuntime(bundle.manifest.facts, graphs, device)
 
 
 def load_single(bundle: Bundle, *, provider: str = "cpu", threads: int | None = None) -> SingleRuntime[OrtValue]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes
 # thread that keeps a core from another process is put to sleep in turn, in the middle of its work, and all wait for it.
 SPIN = "10"
 
+BFLOAT16 = 16  # ONNX's number of the type
 KINDS = {"float": "float32", "double": "float64"}  # ONNX's names of types that NumPy calls otherwise
 
 TOO_NEW = ("NOT_IMPLEMENTED", "Unsupported model IR version", "officially supported", "is under development")
@@ -48,18 +49,21 @@ def start_sessions(
     *,
     spinning: str = "",
     roles: Iterable[str] | None = None,
+    options_of: Callable[[str], dict[str, str]] = lambda role: {},
 ) -> Sessions:
     """A session for each graph, by role; only the threads of the graph that is `spinning` stay awake between runs.
 
-    Without `roles`, they are those that are driven step by step.
+    Without `roles`, they are those that are driven step by step. `options_of` a role are more options of the provider.
     """
     roles = list(bundle.manifest.driven if roles is None else roles)
     name = full_name(provider)
     settings = _prepare(bundle, roles, name)
     weights, maps = _map_weights(bundle)
-    sessions = {
-        role: _session(bundle, role, name, settings[role], threads, weights, spins=role == spinning) for role in roles
-    }
+    sessions = {}
+    for role in roles:
+        options = session_options(threads, weights, spins=role == spinning)
+        options.use_deterministic_compute = name in NVIDIA
+        sessions[role] = start_session(bundle.file(role), name, options, {**settings[role], **options_of(role)})
     for each in maps:  # the kernels have read and packed what they need; what is looked up comes back by itself
         if hasattr(mmap, "MADV_DONTNEED"):
             each.madvise(mmap.MADV_DONTNEED)
@@ -92,24 +96,21 @@ def _map_weights(bundle: Bundle) -> tuple[Weights, list[mmap.mmap]]:
             if entry["file"] not in maps:
                 with (bundle.path / entry["file"]).open("rb") as file:
                     maps[entry["file"]] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            dtype, dims = np.dtype(entry["dtype"]), tuple(entry["dims"])
+            kind, dims = entry["dtype"], tuple(entry["dims"])
+            dtype = np.dtype(np.uint16 if kind == "bfloat16" else kind)  # NumPy has the bits of bfloat16 alone
             array = np.frombuffer(maps[entry["file"]], dtype, math.prod(dims), entry["offset"]).reshape(dims)
-            weights[name] = ort.OrtValue.ortvalue_from_numpy(array)
+            weights[name] = (
+                ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, BFLOAT16)
+                if kind == "bfloat16"
+                else ort.OrtValue.ortvalue_from_numpy(array)
+            )
     except (OSError, TypeError, ValueError) as error:
         raise BundleError(f"{bundle.path} does not hold its shared weights: {error}; export it again") from error
     return weights, list(maps.values())
 
 
-def _session(
-    bundle: Bundle,
-    role: str,
-    provider: str,
-    settings: dict[str, str],
-    threads: int | None,
-    weights: Weights,
-    *,
-    spins: bool,
-) -> ort.InferenceSession:
+def session_options(threads: int | None, weights: Weights, *, spins: bool = False) -> ort.SessionOptions:
+    """How a session is to work, with the weights that it does not read from a file."""
     options = ort.SessionOptions()
     for weight, value in weights.items():
         options.add_initializer(weight, value)
@@ -122,10 +123,19 @@ def _session(
     options.add_session_config_entry("session.force_spinning_stop", "0" if spins else "1")
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN)
     options.add_session_config_entry("session.x64quantprecision", "1" if may_saturate() else "0")
-    options.use_deterministic_compute = provider in NVIDIA
-    file = bundle.file(role)
+    return options
+
+
+def start_session(
+    file: Path,
+    provider: str,
+    options: ort.SessionOptions,
+    settings: dict[str, str],
+    content: bytes | None = None,
+) -> ort.InferenceSession:
+    """The session of a graph in a file, or of its `content`, with `settings` of the provider."""
     try:
-        session = open_session(str(file), options, provider, settings)
+        session = open_session(content or str(file), options, provider, settings)
     except Exception as error:  # its errors share no other base
         explained = explain(error, provider) if provider in NVIDIA else None
         raise explained or _refused(file, error) from error

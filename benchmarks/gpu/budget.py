@@ -1,0 +1,55 @@
+"""A limit of time for many things: each is begun only if the time that is left may be enough for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from txport.errors import TxportError
+from txport.release import Progress, silent
+
+Result = TypeVar("Result")
+MARGIN = 1.25  # times what the last one of its kind took
+
+
+class Budget:
+    """Seconds, from now on."""
+
+    def __init__(
+        self, seconds: float, progress: Progress = silent, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock, self._progress = clock, progress
+        self._end = clock() + seconds
+        self._taken: dict[str, float] = {}  # kind -> seconds of the last one
+        self.left_out: list[str] = []
+        self.failed: dict[str, str] = {}
+
+    @property
+    def left(self) -> float:
+        """Seconds until the limit."""
+        return self._end - self._clock()
+
+    def presumed(self, kind: str, seconds: float) -> float:
+        """What the next one of a kind will take: `seconds`, or a little more than the last one did."""
+        return MARGIN * self._taken[kind] if kind in self._taken else seconds
+
+    def run(self, name: str, kind: str, seconds: float, work: Callable[[], Result]) -> Result | None:
+        """The result of `work`; None where there was no time for it, or it failed, which is recorded.
+
+        `seconds` is what the first one of its kind is presumed to take.
+        """
+        if self.left < (needed := self.presumed(kind, seconds)):
+            self.left_out.append(name)
+            self._progress(f"left out: {name}, which takes {needed:.0f} s; {max(self.left, 0):.0f} s are left")
+            return None
+        self._progress(name)
+        started = self._clock()
+        try:
+            return work()
+        except TxportError as error:
+            self.failed[name] = str(error)
+            self._progress(f"failed: {name}: {error}")
+            return None
+        finally:
+            self._taken[kind] = self._clock() - started

@@ -1,0 +1,147 @@
+"""The processes that take turns: txport and its peers, each kept from one line to the next."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.lines import COMPILED, CT2, EAGER, G2P, Line
+from benchmarks.peers.engines import Model, Search
+from benchmarks.peers.process import Worker, WorkerError
+from txport import bench
+from txport.bundles.bundle import Bundle
+from txport.models.tokenizers.load import load_tokenizer
+
+OURS, PYTORCH = "benchmarks.gpu.engines.txport_cuda", "benchmarks.gpu.engines.pytorch_cuda"
+CTRANSLATE2 = "benchmarks.peers.engines.ct2"
+LONGEST_WORD = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where it runs: `device` is PyTorch's and CTranslate2's name, `compiler` a backend of torch.compile."""
+
+    work: Path
+    runtime: str = "ort"
+    device: str = "cuda"
+    compiler: str = "inductor"
+    peers_python: Path | None = None
+    rounds: int = 7
+
+    @property
+    def provider(self) -> str:
+        """ONNX Runtime's."""
+        return self.device
+
+
+@dataclass
+class Sides:
+    """Processes by what they run; a peer that could not run once is not asked again."""
+
+    place: Place
+    absent: dict[str, str] = field(default_factory=dict)
+    _workers: dict[str, Worker] = field(default_factory=dict)
+
+    def __enter__(self) -> Sides:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in list(self._workers):
+            self.stop(name)
+
+    def stop(self, name: str) -> None:
+        """End a process, whatever it is at."""
+        if name in self._workers:
+            with contextlib.suppress(OSError):
+                self._workers.pop(name).close()
+
+    def worker(self, name: str) -> Worker:
+        """The process of a side."""
+        if name not in self._workers:
+            python = self.place.peers_python if name == CT2 else Path(sys.executable)
+            assert python is not None
+            log = self.place.work / f"{name.replace(' ', '-')}.log"
+            self._workers[name] = Worker(python.absolute(), {}, log.absolute())
+        return self._workers[name]
+
+    def load(self, name: str, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> dict[str, str]:
+        """Let a side get ready for a line and run it once; -> versions."""
+        worker = self.worker(name)
+        folder, engine, options = self._how(name, line, bundle, worker)
+        search = search_of(line)
+        asked = {"engine": engine, "folder": str(folder), "search": asdict(search), "options": options}
+        versions: dict[str, str] = worker.ask("load", **asked, sources=sources, batch=line.batch)["versions"]
+        worker.ask("round")
+        return versions
+
+    def _how(self, name: str, line: Line, bundle: Bundle, worker: Worker) -> tuple[Path, str, dict[str, Any]]:
+        """The folder of a side's weights, its engine and the engine's options."""
+        place = self.place
+        if name == "txport":
+            options = {"runtime": place.runtime, "provider": place.device, "batch_size": line.batch}
+            return bundle.path, OURS, options
+        if name in (EAGER, COMPILED):
+            compiler = place.compiler if name == COMPILED else None
+            options = {"precision": line.precision, "device": place.device, "compile": compiler}
+            return place.work, PYTORCH, {**options, "checkpoint": line.checkpoint}
+        folder = place.work.absolute() / f"ct2-{bundle.path.name}"
+        if not folder.exists():
+            model = Model(checkpoint=line.checkpoint, precision=line.precision)
+            worker.ask("prepare", engine=CTRANSLATE2, folder=str(folder), model=asdict(model))
+        how = {"threads": 1, "workers": 1, "batch_size": line.batch, "device": place.device}
+        return folder, CTRANSLATE2, how
+
+    def compare(self, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Seconds of each round by side, what each found, and versions; a peer that does not start is left out."""
+        try:
+            return self._compare(line, bundle, sources)
+        except WorkerError:
+            for name in ("txport", *line.peers):  # whatever state it is in
+                self.stop(name)
+            raise
+
+    def _compare(self, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> dict[str, Any]:
+        names, versions = ["txport"], {"txport": self.load("txport", line, bundle, sources)}
+        for peer in line.peers:
+            if peer == CT2 and self.place.peers_python is None:
+                self.absent[peer] = "CTranslate2 is not installed; --peers-python names the Python of one that is"
+            if peer in self.absent:
+                continue
+            try:
+                versions[peer] = self.load(peer, line, bundle, sources)
+                names.append(peer)
+            except WorkerError as error:
+                self.absent[f"{line.name}: {peer}"] = str(error)
+                self.stop(peer)
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(self.place.rounds):
+            for name in names if number % 2 else reversed(names):
+                seconds[name].append(self.worker(name).ask("round")["seconds"])
+        tokens = {name: self.worker(name).ask("tokens")["tokens"] for name in names}
+        return {"seconds": seconds, "tokens": tokens, "versions": versions}
+
+
+def search_of(line: Line) -> Search:
+    """Greedy targets end where they end, as users have them: random weights write no end. Beams are made to go on."""
+    longest = LONGEST_WORD if line.checkpoint == G2P else line.tokens
+    return Search(beams=line.beams, max_new_tokens=longest, forced=line.beams > 1 and line.checkpoint != G2P)
+
+
+def sources_of(line: Line, bundle: Bundle, words: Mapping[str, Any] | None) -> list[list[int]]:
+    """One batch: ids that are drawn by seed, or words of the dictionary, or letters where there is none."""
+    facts = bundle.manifest.facts
+    if line.checkpoint == G2P:
+        tokenizer = load_tokenizer(bundle.path, facts)
+        known = list(words or bundle.samples)
+        return [tokenizer.encode(known[number % len(known)]) for number in range(line.batch)]
+    drawn = bench.draw_source(facts, bench.Protocol(batch=line.batch, source=line.source))
+    return np.asarray(drawn).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,65 @@
+"""The driver of cuda bundles over a device that computes nothing: what it asks of it, step by step.
+
+    python -m tests.cuda.fake.driven BUNDLE ANSWER
+
+The answer, a JSON file, has the providers of all nodes, and the counts of each step of a greedy search and of a beam
+search; what is found means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.cuda.fake.asked import KINDS, counts
+from txport import bench, runtimes
+from txport.bundles.bundle import load_bundle
+from txport.runtimes.base import Runtime
+from txport.runtimes.inputs import lengths_of
+from txport.search.generate import first_tokens
+
+STEPS, BEAMS = 12, 2
+
+
+def since(before: dict[str, int]) -> dict[str, int]:
+    now = counts()
+    return {kind: now[kind] - before[kind] for kind in KINDS}
+
+
+def steps(runtime: Runtime, facts: Any, beams: int) -> list[dict[str, int]]:
+    """Of each step with its reordering."""
+    source = bench.draw_source(facts, bench.Protocol(batch=2, source=5))
+    state = runtime.start(source, lengths_of(source, facts), max_length=STEPS + 5)
+    tokens, found = first_tokens(source, facts), []
+    for number in range(STEPS):
+        before = counts()
+        scores, state = runtime.step(tokens, state, top=1 if beams == 1 else 2 * beams)
+        assert scores.ids is not None
+        tokens = scores.ids[:, 0]
+        if beams > 1:
+            rows = np.repeat(np.arange(2), beams) if number == 0 else np.arange(2 * beams)[::-1]
+            state, tokens = runtime.select(state, np.sort(rows)), tokens[np.sort(rows)]
+        found.append(since(before))
+    return found
+
+
+def main(folder: str, answer: str) -> None:
+    bundle = load_bundle(Path(folder))
+    runtime = runtimes.load("ort", bundle, provider="cuda")
+    facts = bundle.manifest.facts
+    placed = runtime.placement()
+    found = {
+        "placement": sorted({provider for each in placed.values() for provider in each}),
+        "greedy": steps(runtime, facts, 1),
+        "beams": steps(runtime, facts, BEAMS),
+        "refused": counts()["refused"],
+    }
+    Path(answer).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,100 @@
+"""Every graph of a cuda bundle runs on CUDA alone, as ONNX Runtime's provider says and as the audit says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from tests.bundles import drivers
+from tests.cuda.conftest import FakeCuda
+from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_model
+from txport.bundles.ports import STEP
+from txport.cli import cli
+from txport.exporters.check import GraphError, check_graph
+from txport.exporters.cuda.audit.graph import audit_port
+from txport.inspection.kernels import audits
+from txport.inspection.page import page
+
+CUDA = "CUDAExecutionProvider"
+CASES = ("seq2seq", "speech", "causal", "classify")
+PRECISIONS = ("fp16", "bf16", "fp32")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Bundle]:
+    known: dict[tuple[str, str], Bundle] = {}
+
+    def bundle(case: str, precision: str) -> Bundle:
+        if (case, precision) not in known:
+            known[case, precision] = drivers.made(case, "cuda", precision, tmp_path_factory.mktemp(case))
+        return known[case, precision]
+
+    return bundle
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_provider_takes_every_node(made: Callable[[str, str], Bundle], fake_cuda: FakeCuda, precision: str) -> None:
+    graphs = [(made(case, precision), role) for case in CASES for role in made(case, precision).manifest.graphs]
+    asked = [
+        {"do": "place", "file": str(bundle.file(role)), "captured": role == STEP, "optimised": optimised}
+        for bundle, role in graphs
+        for optimised in (False, True)
+    ]
+    answers = iter(fake_cuda.ask(*asked))
+    for bundle, role in graphs:
+        found = audits(bundle)[role]
+        assert found.faults == ()
+        assert (found.on_host, found.copies) == (0, 0)
+        plain, optimised = next(answers), next(answers)
+        assert plain["error"] is optimised["error"] is None
+        assert plain["nodes"] == {each.name: CUDA for each in found.nodes}
+        assert set(optimised["nodes"].values()) == {CUDA}
+
+
+def test_a_planted_fault_is_refused_with_its_name(made: Callable[[str, str], Bundle], tmp_path: Path) -> None:
+    bundle = made("seq2seq", "fp16")
+    model = read_model(bundle.file(STEP))
+    writer = next(node for node in model.graph.node if node.op_type == "TensorScatter")
+    model.graph.node.insert(0, onnx.helper.make_node("Shape", [writer.input[0]], ["dims"], "asked"))
+    model.graph.node.append(onnx.helper.make_node("Reshape", [writer.output[0], "dims"], ["same"], "shaped"))
+    onnx.save(model, str(tmp_path / "step.onnx"))
+    port = bundle.manifest.graphs[STEP]
+    assert audit_port(model, port).faults == ("shapes, which lie on the host: asked",)
+    with pytest.raises(GraphError, match=r"step\.onnx breaks the cuda contract: .*lie on the host: asked"):
+        check_graph(tmp_path / "step.onnx", port, bundle.manifest)
+
+
+def test_inspect_says_where_nodes_run(made: Callable[[str, str], Bundle], tmp_path: Path) -> None:
+    bundle = made("causal", "bf16")
+    nodes = {role: len(each.nodes) for role, each in audits(bundle).items()}
+    found = CliRunner().invoke(cli, ["inspect", str(bundle.path), "--json"])
+    assert found.exit_code == 0, found.output
+    said: dict[str, Any] = json.loads(found.stdout)["on_cuda"]
+    assert {role: each["on_device"] for role, each in said.items()} == nodes
+    assert {row["has_kernel"] for each in said.values() for row in each["kernels"]} == {True}
+    shown = CliRunner().invoke(cli, ["inspect", str(bundle.path)])
+    assert f"on CUDA: {nodes[STEP]} nodes on the device, 0 on the host, 0 tensors copied" in shown.output
+    assert re.search(r"TensorScatter +bfloat16, int64 -> bfloat16 +4 +yes", shown.output)
+    assert f"on CUDA: {nodes[STEP]} nodes on the device" in page(bundle)
+
+
+def test_the_driver_captures_a_step_and_replays_it(made: Callable[[str, str], Bundle], fake_cuda: FakeCuda) -> None:
+    report = fake_cuda.work / "driven.json"
+    for case in ("seq2seq", "causal"):
+        arguments = str(made(case, "fp16").path), str(report)
+        fake_cuda.run("tests.cuda.fake.driven", *arguments, libraries=fake_cuda.everything)
+        said = json.loads(report.read_text(encoding="utf-8"))
+        assert set(said["placement"]) == {CUDA}
+        first, *others = said["greedy"]
+        assert first["launches"] > 0
+        assert others[-1]["launches"] == others[-1]["allocations"] == others[-1]["uploads"] == 0
+        assert 1 <= others[-1]["replays"] <= others[-1]["downloads"]
+        assert said["refused"] == 0

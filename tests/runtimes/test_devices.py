@@ -1,0 +1,149 @@
+"""The CPU in a GPU's place does what CUDA does, and tells what CUDA would not."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runtimes.device_graphs import counter, counting, session_of, tensor
+from txport.errors import RunError
+from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, bind, stored, unstored
+from txport.runtimes.ort.cuda.host import HostDevice
+from txport.runtimes.ort.cuda.workspace import (
+    Workspace,
+    batch_bucket,
+    capacity_bucket,
+    source_bucket,
+)
+
+
+@pytest.fixture(scope="module")
+def session() -> Any:
+    return session_of(counter())
+
+
+@pytest.fixture
+def device() -> HostDevice:
+    return HostDevice()
+
+
+def test_nothing_is_done_before_somebody_waits(device: HostDevice, session: Any) -> None:
+    count = tensor(device, (2,))
+    array = np.array([3, 5])
+    device.upload(array, count)
+    array[:] = 0  # what was given counts, not what it has become
+    device.run(counting(device, session, count))
+    first = device.fetch(count)
+    device.run(counting(device, session, count))
+    memory = count.block._memory  # type: ignore[attr-defined]
+    assert (memory == 0xFF).all()
+    assert first.arrays()[0].tolist() == [4, 6]
+    assert device.fetch(count).arrays()[0].tolist() == [5, 7]
+
+
+def test_new_memory_holds_no_zeros(device: HostDevice) -> None:
+    values = tensor(device, (3,), "float32")
+    assert np.isnan(device.fetch(values).arrays()[0]).all()
+    device.clear(values)
+    assert device.fetch(values).arrays()[0].tolist() == [0, 0, 0]
+
+
+def test_the_first_run_of_a_graph_counts_three_times(device: HostDevice, session: Any) -> None:
+    count = tensor(device, (1,))
+    device.upload(np.array([0]), count)
+    bound = counting(device, session, count)
+    device.run(bound)  # captures nothing
+    assert not device.is_captured(7)
+    device.run(bound, 7)
+    assert device.is_captured(7)
+    assert device.fetch(count).arrays()[0].tolist() == [1 + CAPTURE_RUNS]
+    device.run(bound, 7)
+    assert device.fetch(count).arrays()[0].tolist() == [2 + CAPTURE_RUNS]
+
+
+def test_each_thread_captures_for_itself(device: HostDevice, session: Any) -> None:
+    count = tensor(device, (1,))
+    device.upload(np.array([0]), count)
+    bound = counting(device, session, count)
+    device.run(bound, 7)
+    thread = threading.Thread(target=lambda: device.run(bound, 7))
+    thread.start()
+    thread.join()
+    assert device.fetch(count).arrays()[0].tolist() == [2 * CAPTURE_RUNS]
+
+
+def test_a_replay_over_anything_else_is_told(device: HostDevice, session: Any) -> None:
+    """CUDA would run over what it captured, and say nothing."""
+    one, other, wider = tensor(device, (1,)), tensor(device, (1,)), tensor(device, (2,))
+    for each in (one, other, wider):
+        device.clear(each)
+    device.run(counting(device, session, one), 1)
+    for changed in (other, wider):
+        with pytest.raises(AssertionError, match="captured over other memory, shapes or values of input count"):
+            device.run(counting(device, session, changed), 1)
+    with pytest.raises(AssertionError, match="values of input step"):
+        device.run(counting(device, session, one, step=2), 1)
+
+
+def test_memory_that_goes_before_its_run_is_told(device: HostDevice, session: Any) -> None:
+    count = tensor(device, (1,))
+    device.clear(count)
+    device.run(counting(device, session, count))
+    del count
+    with pytest.raises(AssertionError, match="freed before"):
+        device.synchronize()
+
+
+def test_behind_a_run_that_fails_nothing_is_done(device: HostDevice, session: Any) -> None:
+    count, wrong = tensor(device, (1,)), tensor(device, (3,))
+    device.clear(count)
+    device.run(bind(device, "counter", session, {"count": count}, {"next": wrong}, {"step": np.array([1])}))
+    behind = device.fetch(count)
+    with pytest.raises(RunError, match="the counter graph does not run on ONNX Runtime"):
+        device.synchronize()
+    with pytest.raises(RunError, match="a run before it failed"):
+        behind.arrays()
+    device.upload(np.array([4]), count)
+    assert device.fetch(count).arrays()[0].tolist() == [4]
+
+
+@given(values=st.lists(st.floats(width=32), min_size=1, max_size=9))
+def test_numbers_in_bfloat16_are_those_of_pytorch(values: list[float]) -> None:
+    import torch
+
+    array = np.array(values, np.float32)
+    expected = torch.from_numpy(array).to(torch.bfloat16).float().numpy()
+    bits = stored(array, "bfloat16")
+    device = HostDevice()
+    found = unstored(bits.view(np.uint8), tensor(device, array.shape, "bfloat16"))
+    np.testing.assert_array_equal(found, expected)
+
+
+@given(count=st.integers(1, 5000))
+def test_buckets_are_few_and_close(count: int) -> None:
+    bucket = batch_bucket(count)
+    assert count <= bucket == batch_bucket(bucket)
+    assert bucket <= max(count + 1, 1.5 * count)
+    assert count <= capacity_bucket(count) <= max(32, 2 * count - 1)
+    assert capacity_bucket(2 * capacity_bucket(count)) == 2 * capacity_bucket(count)
+    for longest in (count, 5000):
+        size = source_bucket(count, longest)
+        assert count <= size <= longest
+
+
+def test_memory_of_one_shape_lies_where_it_lay(session: Any) -> None:
+    device = HostDevice()
+    workspace = Workspace(device, iter(range(9)))
+    small = workspace.tensor("ids", (2, 3), "int64")
+    bound = workspace.bound(("step", 2, 3), lambda: counting(device, session, small._replace(shape=(6,))))
+    assert workspace.tensor("ids", (6,), "int64").address == small.address
+    assert workspace.bound(("step", 2, 3), pytest.fail) is bound
+    large = workspace.tensor("ids", (7,), "int64")
+    assert large.block is not small.block
+    again = workspace.bound(("step", 2, 3), lambda: counting(device, session, large))
+    assert again.graph != bound.graph, "it is captured anew over other memory"

@@ -1,0 +1,9 @@
+"""The contract of each target: the graphs that its bundles have for a model, made from the model's facts."""
+
+from __future__ import annotations
+
+from txport.bundles.device_ports import CUDA
+from txport.bundles.ports import CPU, PORTABLE, Contract
+from txport.models.facts import Task
+
+CONTRACTS: dict[str, dict[Task, Contract]] = {"portable": PORTABLE, "cpu": CPU, "cuda": CUDA}

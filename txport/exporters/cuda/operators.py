@@ -1,0 +1,252 @@
+"""The operators of the cuda target: in PyTorch what they compute, in a trace the operators themselves.
+
+In PyTorch the same parts compute it, so the modules of the target are their own reference. No node asks for a shape,
+which would be the host's: numbers of places and rows are counted on the device (`places`).
+Letters: as in `ops`.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from txport.exporters.cuda.places import PLACE_FORMS
+from txport.exporters.forms import FORMS
+from txport.exporters.forms.common import cast, code_of, require
+from txport.exporters.fused.operators import bias_of, cap_of, gelu, scale_of, single
+from txport.exporters.fused.packs import MICROSOFT
+from txport.exporters.symbols import Form, Symbol, Tracer
+from txport.models.parts import Attention, additive
+
+ATTENTION, ROTARY, WRITE = "Attention", "RotaryEmbedding", "TensorScatter"
+
+
+def attention(
+    part: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    distances: Tensor | None = None,
+    causal: bool = False,
+    added: Tensor | None = None,
+) -> Tensor:
+    """Queries (B, T, N x H) over keys and values (B, L, G x H), of which `lengths` (B,) are real -> as queries.
+
+    If `causal`, the queries are the last of what is real, and none sees what comes after it. `distances` (T, L) or
+    (B, T, L), how far each key lies behind each query, are wanted where positions or a window add to the scores; a
+    trace computes once what they add.
+    """
+    if has_torch_function((query,)):
+        added = added_of(part, distances, query.dtype)
+        arguments = (part, query, key, value, lengths, distances, causal, added)
+        mixed: Tensor = handle_torch_function(attention, (query,), *arguments)
+        return mixed
+    places, size = torch.arange(key.shape[1]), query.shape[1]
+    ends = lengths[:, None, None]
+    if causal:
+        ends = ends - size + 1 + torch.arange(size)[:, None]  # (B, T, 1)
+    mask = additive(places < ends, query.dtype)[:, None]  # (B, 1, T or 1, L)
+    if part.window is not None and distances is not None:
+        mask = part.window(mask, distances if distances.dim() == 2 else distances[:, None])
+    heads = (part.split(each) for each in (query, key, value))
+    attended: Tensor = part.core(*heads, mask, distances if part.uses_distances else None)[0]
+    return attended.transpose(1, 2).flatten(2)
+
+
+def added_of(part: Attention, distances: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What positions and a window add to the scores of an attention: (B or 1, N or 1, T, L)."""
+    if distances is None:
+        return None
+    rows = distances[None] if distances.dim() == 2 else distances  # (B or 1, T, L)
+    bias = bias_of(part, rows)
+    if part.window is None:
+        return bias
+    hidden = additive(rows > -part.window.size, dtype)[:, None]
+    return hidden if bias is None else bias + hidden
+
+
+def rotated(part: Attention, x: Tensor, places: Tensor) -> Tensor:
+    """Projected queries or keys (B, T, N x H) as rotary positions leave them at places (B, T)."""
+    if has_torch_function((x,)):
+        turned: Tensor = handle_torch_function(rotated, (x,), part, x, places)
+        return turned
+    return part.turned(part.split(x), places).transpose(1, 2).flatten(2)
+
+
+def write_at(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:
+    """Buffers (R, M, D) with what is new (R, T, D) from each row's place (R,) on."""
+    if has_torch_function((cache,)):
+        found: Tensor = handle_torch_function(write_at, (cache,), cache, new, places)
+        return found
+    cache = cache.clone()
+    cache[torch.arange(len(cache))[:, None], places[:, None] + torch.arange(new.shape[1])] = new
+    return cache
+
+
+def likeliest(scores: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """The best of scores (R, V), so many as `count` (1,) says: their scores and their tokens (R, k)."""
+    if has_torch_function((scores,)):
+        found: tuple[Tensor, Tensor] = handle_torch_function(likeliest, (scores,), scores, count)
+        return found
+    best = scores.topk(int(count), dim=1)
+    return best.values, best.indices
+
+
+class Kind(NamedTuple):
+    """What an operator of an attention does beyond its scores."""
+
+    operator: str
+    is_causal: bool = False
+    attn_mask: bool = False
+    softcap: float = 0.0  # 0: none
+
+    def __str__(self) -> str:
+        cap = f"softcap {self.softcap:g}" if self.softcap else ""
+        flags = [name for name in ("is_causal", "attn_mask") if getattr(self, name)]
+        said = [*flags, *([cap] if cap else [])]
+        return " with ".join([self.operator, *([", ".join(said)] if said else [])])
+
+
+def kind_of_part(part: Attention, *, causal: bool = False) -> Kind:
+    """What the operator must do for an attention."""
+    cap = cap_of(part)
+    adds = part.window is not None or part.uses_distances
+    return Kind(ATTENTION, causal, adds, 0.0 if cap is None else single(cap.limit))
+
+
+def kind_of_node(node: ir.Node) -> Kind:
+    """What a node does."""
+    said = node.attributes
+    masked = len(node.inputs) > 3 and node.inputs[3] is not None
+    return Kind(node.op_type, said.get_int("is_causal", 0) == 1, masked, single(said.get_float("softcap", 0.0)))
+
+
+def _attention(
+    tracer: Tracer,
+    part: Attention,
+    query: Symbol,
+    key: Symbol,
+    value: Symbol,
+    lengths: Symbol,
+    distances: Symbol | None,
+    causal: bool,
+    added: Symbol | None,
+) -> Symbol:
+    inputs = [query.value, key.value, value.value, None if added is None else added.value, None, None, lengths.value]
+    how: dict[str, Any] = {
+        "q_num_heads": part.core.heads,
+        "kv_num_heads": part.core.key_heads,
+        "is_causal": int(causal),
+        **scale_of(part),
+    }
+    if (cap := cap_of(part)) is not None:
+        how["softcap"] = float(cap.limit)
+    return tracer.given(tracer.op("attention", ATTENTION, inputs, **how), query.examples)
+
+
+def _rotated(tracer: Tracer, part: Attention, x: Symbol, places: Symbol) -> Symbol:
+    assert part.rotary is not None
+    tables = [tracer.tensor(part.rotary.cos), tracer.tensor(part.rotary.sin)]
+    how: dict[str, Any] = {
+        "interleaved": int(part.rotary.pairing == "interleaved"),
+        "num_heads": int(x.examples[0].shape[2]) // part.head_size,
+    }
+    return tracer.given(tracer.op("rotary", ROTARY, [x.value, *tables, places.value], **how), x.examples)
+
+
+def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Symbol:
+    value = tracer.op("write", WRITE, [cache.value, new.value, places.value], axis=1)
+    return tracer.given(value, cache.examples)
+
+
+def _likeliest(tracer: Tracer, scores: Symbol, count: Symbol) -> tuple[Symbol, Symbol]:
+    values = tracer.ops("likeliest", "TopK", [scores.value, count.value], 2)
+    found = [each.new_zeros(len(each), size) for each, size in zip(scores.examples, (4, 3), strict=True)]
+    return tracer.given(values[0], (found[0], found[1])), tracer.given(values[1], (found[0].long(), found[1].long()))
+
+
+def _linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = None) -> Symbol:
+    """One product over any dims, with the weight as it stands in the checkpoint, and what adds the bias."""
+    value = tracer.op("linear/product", "FusedMatMul", [x.value, tracer.tensor(weight)], MICROSOFT, transB=1)
+    found = tracer.symbol(value, torch.nn.functional.linear, x, weight)
+    return (
+        found
+        if bias is None
+        else tracer.given(tracer.op("linear", "Add", [value, tracer.tensor(bias)]), found.examples)
+    )
+
+
+def _silu(tracer: Tracer, x: Symbol, inplace: bool = False) -> Symbol:
+    return tracer.given(tracer.op("silu", "QuickGelu", [x.value], MICROSOFT, alpha=1.0), x.examples)
+
+
+def _softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
+    """In 32 bits. A node stands between it and a mask: fused with the mask, it would need another library."""
+    require(dtype is None, "softmax in another type")
+    lowest = tracer.constant(np.array(np.finfo(np.float32).min, np.float32))
+    narrow = x.dtype != torch.float32
+    value = cast(tracer, "softmax/wide", x, torch.float32) if narrow else tracer.op("max", "Max", [x.value, lowest])
+    value = tracer.op("softmax", "Softmax", [value], axis=dim)
+    found = tracer.given(value, (x.examples[0].float(), x.examples[1].float()))
+    return tracer.given(cast(tracer, "softmax/narrow", found, x.dtype), x.examples)
+
+
+def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtype: None = None) -> Symbol:
+    """In 32 bits: there is no kernel for bf16."""
+    require(dtype is None, "log_softmax in another type")
+    wide = cast(tracer, "log_softmax/wide", x, torch.float32)
+    value = tracer.op("log_softmax", "LogSoftmax", [wide], axis=dim)
+    found = tracer.given(value, (x.examples[0].float(), x.examples[1].float()))
+    return (
+        found
+        if x.dtype == torch.float32
+        else tracer.given(cast(tracer, "log_softmax/narrow", found, x.dtype), x.examples)
+    )
+
+
+def _matmul(tracer: Tracer, x: Any, y: Any) -> Symbol:
+    """A product; that with a vector of each head is a sum, since places of many matrices are no numbers of a kernel."""
+    if isinstance(y, Symbol) or y.dim() <= 2 or y.shape[-1] != 1:
+        product: Symbol = FORMS["matmul"](tracer, x, y)
+        return product
+    row = tracer.op("matmul/row", "Transpose", [tracer.tensor(y)], perm=(*range(y.dim() - 2), y.dim() - 1, y.dim() - 2))
+    each = tracer.op("matmul/each", "Mul", [x.value, row])
+    value = tracer.op("matmul", "ReduceSum", [each, tracer.constant(np.array([-1]))], keepdims=1)
+    return tracer.symbol(value, operator.matmul, x, y)
+
+
+def _times(tracer: Tracer, x: Any, y: Any) -> Symbol:
+    """A product; that with a number which 16 bits do not hold is made in 32, else all results would be off one way."""
+    number, tensor = (x, y) if isinstance(x, float) else (y, x)
+    narrow = isinstance(tensor, Symbol) and tensor.dtype in (torch.float16, torch.bfloat16)
+    if not (narrow and isinstance(number, float)) or float(torch.tensor(number, dtype=tensor.dtype)) == number:
+        product: Symbol = FORMS["mul"](tracer, x, y)
+        return product
+    wide = [cast(tracer, "mul/wide", tensor, torch.float32), tracer.constant(np.array(number, np.float32))]
+    value = tracer.op("mul/narrow", "Cast", [tracer.op("mul", "Mul", wide)], to=code_of(tensor.dtype))
+    return tracer.symbol(value, operator.mul, x, y)
+
+
+CUDA_FORMS: dict[str, Form] = {
+    **FORMS,
+    "matmul": _matmul,
+    "mul": _times,
+    "rmul": _times,
+    **PLACE_FORMS,
+    "attention": _attention,
+    "rotated": _rotated,
+    "write_at": _write_at,
+    "likeliest": _likeliest,
+    "linear": _linear,
+    "gelu": gelu,
+    "silu": _silu,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+}

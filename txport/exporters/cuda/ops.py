@@ -1,0 +1,236 @@
+"""The cuda target's ops: parts become operators of the device, and plain nodes where there is none.
+
+Activations keep their dims, (B, T, D), and a step's are (R, 1, D): every linear map is one product over the last. No
+length is asked of a host.
+Letters: B sources, K beams, R = B x K rows, S source or prompt length, T new tokens, N heads, G key/value heads,
+H head size, M capacity of the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from txport.errors import UnsupportedError
+from txport.exporters.cuda.operators import ROTARY, WRITE, attention, kind_of_part, rotated, write_at
+from txport.exporters.cuda.places import by_source, mean_of_heads, places_of, row_numbers, wide
+from txport.exporters.fused.parts import PACKED, Counted
+from txport.models.facts import Owner
+from txport.models.model import Model
+from txport.models.ops import State
+from txport.models.parts import Attention, Linear, additive
+
+HEAD_SIZE_STEP, LARGEST_HEAD = 8, 256  # of the fast kernels of attention
+WEIGHTS = "weights of attention"  # of the layer that tells where a token comes from
+INSTEAD = "export --target portable, which --provider cuda runs too"
+
+
+def require_device(model: Model) -> None:
+    """Raise `UnsupportedError` for a model that the operators can't compute, or only by slow kernels."""
+    for part in (each for each in model.modules() if isinstance(each, Attention)):
+        if part.core.has_operator and (part.head_size % HEAD_SIZE_STEP or part.head_size > LARGEST_HEAD):
+            need = f"a head size that is a multiple of {HEAD_SIZE_STEP} and at most {LARGEST_HEAD}"
+            why = "fast kernels of attention have no other"
+            raise UnsupportedError(f"the cuda target needs {need}, this model's is {part.head_size}: {why}; {INSTEAD}")
+        if not part.core.has_operator and (model.facts.task == "causal" or part.window is not None):
+            what = "for prompts" if part.window is None else "with a window"
+            raise UnsupportedError(f"the cuda target has no form of this attention {what}; {INSTEAD}")
+
+
+class DeviceOps(Counted):
+    """What all runs of the cuda target have in common; of those that have one, `state` holds the caches."""
+
+    def __init__(self, state: State | None = None) -> None:
+        super().__init__()
+        self.state: State = {} if state is None else state
+        self._held = dict(self.state)
+        self._room: dict[Owner, Tensor] = {}
+
+    def room(self, owner: Owner) -> Tensor:
+        """The places of caches (M,), or of sources (S,), counted once for all layers."""
+        if owner not in self._room:
+            self._room[owner] = places_of(next(self._held[each] for each in self._held if each.owner == owner))
+        return self._room[owner]
+
+    def lay_out(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x
+
+    def whole(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x
+
+    def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
+        """See `Ops`; neighbours of one size come of one product, since only equal parts are cut without the host."""
+        found: list[Tensor] = []
+        for size, some in groupby(maps, key=lambda each: each.out_features):
+            alike = list(some)
+            sizes = [size] * len(alike)
+            found += [alike[0](x)] if len(alike) == 1 else torch.split(self.packed(x, alike), sizes, -1)
+        return tuple(found)
+
+    def packed(self, x: Tensor, maps: Sequence[Linear]) -> Tensor:
+        """What several linear maps make of the same activations, side by side."""
+        self.became[PACKED] += 1
+        return torch.cat([each(x) for each in maps], -1)
+
+    def projected(self, part: Attention, x: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of tokens at places (B, T), as they meet and as they are kept: (B, T, ...) each."""
+        query, key, value = self.together(x, part.query, part.key, part.value)
+        query, key = part.normalised(query, part.query_norm), part.normalised(key, part.key_norm)
+        if part.rotary is not None and places is not None:
+            query, key = rotated(part, query, places), rotated(part, key, places)
+            self.became[ROTARY] += 2
+        return query, key, value
+
+    def written(self, layer: int, new: Sequence[Tensor], slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The row's own keys and values of a layer, with new ones from each row's slot (R,) on."""
+        key, value = (each for each in self.state if (each.layer, each.owner) == (layer, "row"))
+        for cache, each in zip((key, value), new, strict=True):
+            self.state[cache] = write_at(self.state[cache], each, slots)
+            self.became[WRITE] += 1
+        return self.state[key], self.state[value]
+
+    def by_nodes(
+        self, part: Attention, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, distances: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """An attention without an operator, over keys of which (B, T or 1, L) are `seen` -> (B, T, N x H), weights."""
+        heads = (part.split(each) for each in (query, key, value))
+        query, key, value = heads
+        return self.plain(part, query, key, value, additive(seen, query.dtype)[:, None], distances)
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        raise NotImplementedError
+
+
+class EncoderOps(DeviceOps):
+    """All places of sources at once, each of which sees the whole of its source."""
+
+    def __init__(self, source: Tensor, lengths: Tensor, length: int | None) -> None:
+        super().__init__()
+        self.lengths = lengths
+        self.places = places_of(source) if length is None else torch.arange(length)  # (S,)
+
+    def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
+        """See `Ops`."""
+        return x + F.embedding(self.places + offset if offset else self.places, table)
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        places = None
+        if part.rotary is not None:
+            places = self.places + (self.lengths * 0)[:, None]  # (B, S)
+        query, key, value = self.projected(part, x, places)
+        far = self.places[None, :] - self.places[:, None] if part.uses_distances else None
+        if part.core.has_operator:
+            self.count(kind_of_part(part))
+            return attention(part, query, key, value, self.lengths, far)
+        seen = self.places < self.lengths[:, None, None]
+        return self.by_nodes(part, query, key, value, seen, far)[0]
+
+
+class PromptOps(DeviceOps):
+    """Tokens of prompts, after those that the caches hold, which the run fills in place."""
+
+    def __init__(self, input_ids: Tensor, past_lengths: Tensor, state: State) -> None:
+        super().__init__(state)
+        self.past_lengths = past_lengths
+        self.places = places_of(input_ids) + past_lengths[:, None]  # (B, T)
+        self.lengths = self.places[:, -1] + 1  # (B,)
+        self.is_filled = False  # whether all caches are
+
+    def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
+        """See `Ops`."""
+        return x + F.embedding(self.places + offset if offset else self.places, table)
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        query, *new = self.projected(part, x, self.places)
+        key, value = self.written(layer, new, self.past_lengths)
+        self.is_filled = layer == next(reversed(self.state)).layer
+        far = None
+        if part.uses_distances or part.window is not None:
+            far = self.room("row") - self.places[:, :, None]  # (B, T, M)
+        if not self.is_filled:  # what follows the last cache is in no graph, since nothing needs it
+            self.count(kind_of_part(part, causal=True))
+        elif part.rotary is not None:
+            self.became[ROTARY] -= 1  # of the queries
+        return attention(part, query, key, value, self.lengths, far, causal=True)
+
+    def packed(self, x: Tensor, maps: Sequence[Linear]) -> Tensor:
+        """See `DeviceOps`."""
+        found = super().packed(x, maps)
+        self.became[PACKED] -= self.is_filled
+        return found
+
+
+class StepOps(DeviceOps):
+    """One token of every row: its place is the number of tokens before it, its caches are written in place."""
+
+    def __init__(
+        self,
+        input_ids: Tensor,
+        past_lengths: Tensor,
+        state: State,
+        source_lengths: Tensor | None = None,
+        aligned: int | None = None,
+    ) -> None:
+        super().__init__(state)
+        self.lengths = past_lengths + 1  # which may lie where those before lay, so that nothing else reads these
+        self.slots = self.lengths - 1  # (R,)
+        self.places = self.slots[:, None]  # (R, 1)
+        self.rows = row_numbers(input_ids)  # (B, K)
+        self.source_lengths, self.aligned = source_lengths, aligned
+        self.weights: Tensor | None = None
+
+    def lay_out(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x.view(-1, 1)
+
+    def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
+        """See `Ops`."""
+        return x + F.embedding(self.places + offset if offset else self.places, table)
+
+    def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """See `Ops`."""
+        return self.over_source(part, x, layer) if part.over == "source" else self.over_own(part, x, layer)
+
+    def over_own(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """The row's own tokens, this one the last: (R, 1, D) -> (R, 1, N x H)."""
+        query, *new = self.projected(part, x, self.places)
+        key, value = self.written(layer, new, self.slots)
+        far = None
+        if part.uses_distances or part.window is not None:
+            far = self.room("row") - self.places[:, :, None]  # (R, 1, M)
+        if part.core.has_operator:
+            self.count(kind_of_part(part))
+            return attention(part, query, key, value, self.lengths, far)
+        return self.by_nodes(part, query, key, value, self.room("row") < self.lengths[:, None, None], far)[0]
+
+    def over_source(self, part: Attention, x: Tensor, layer: int) -> Tensor:
+        """The source, whose keys and values are held once for all of its beams: (R, 1, D) -> (R, 1, N x H)."""
+        assert self.source_lengths is not None
+        key, value = (self.state[each] for each in self.state if (each.layer, each.owner) == (layer, "source"))
+        query = part.normalised(part.query(x), part.query_norm)
+        query = by_source(query.flatten(0, 1), self.rows)  # (B, K, N x H)
+        seen = None
+        if layer == self.aligned or not part.core.has_operator:
+            seen = self.room("source") < self.source_lengths[:, None, None]
+        if part.core.has_operator:
+            self.count(kind_of_part(part))
+            mixed = attention(part, query, key, value, self.source_lengths)
+            if seen is not None:
+                self.became[WEIGHTS] += 1
+                heads = (part.split(each) for each in (query, key, value))
+                weights = part.core(*heads, additive(seen, query.dtype)[:, None])[1]
+        else:
+            assert seen is not None
+            mixed, weights = self.by_nodes(part, query, key, value, seen, None)
+        if layer == self.aligned:
+            self.weights = mean_of_heads(wide(weights))  # (R, S)
+        return mixed.view(-1, 1, mixed.shape[2])

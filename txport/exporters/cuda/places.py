@@ -1,0 +1,108 @@
+"""Numbers of places and rows, counted on the device: what a host would learn from a shape.
+
+In PyTorch what they are; in a trace a few operators over as many numbers as there are places.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from txport.exporters.symbols import Form, Symbol, Tracer
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def places_of(x: Tensor) -> Tensor:
+    """0, 1, ... for each place of ids (B, L) or of a tensor (B, L, D): (L,) int64."""
+    if has_torch_function((x,)):
+        found: Tensor = handle_torch_function(places_of, (x,), x)
+        return found
+    return torch.arange(x.shape[1])
+
+
+def row_numbers(ids: Tensor) -> Tensor:
+    """0, 1, ... for each row, K to a source: of ids (B, K), (B, K) int64."""
+    if has_torch_function((ids,)):
+        found: Tensor = handle_torch_function(row_numbers, (ids,), ids)
+        return found
+    return torch.arange(ids.numel()).view(ids.shape)
+
+
+def by_source(x: Tensor, numbers: Tensor) -> Tensor:
+    """What rows have (R, ...), those of one source side by side: at numbers (B, K), (B, K, ...)."""
+    if has_torch_function((x,)):
+        found: Tensor = handle_torch_function(by_source, (x,), x, numbers)
+        return found
+    return x[numbers]
+
+
+def wide(x: Tensor) -> Tensor:
+    """In 32 bits, if it is in 16."""
+    return x.to(torch.float32) if x.dtype in HALVES else x
+
+
+def mean_of_heads(weights: Tensor) -> Tensor:
+    """The weights of heads (B, N, K, S), in 32 bits or more, as the rows' mean: (R, S)."""
+    if has_torch_function((weights,)):
+        found: Tensor = handle_torch_function(mean_of_heads, (weights,), weights)
+        return found
+    return weights.mean(1).flatten(0, 1)
+
+
+def _ones(tracer: Tracer, x: ir.Value, dtype: torch.dtype) -> ir.Value:
+    """1 in each place, whatever lies there."""
+    whole = x if dtype == torch.int64 else tracer.op("places/whole", "Cast", [x], to=ir.DataType.INT64.value)
+    zeros = tracer.op("places/zeros", "Mul", [whole, tracer.constant(np.array(0))])
+    return tracer.op("places/ones", "Add", [zeros, tracer.constant(np.array(1))])
+
+
+def _count(tracer: Tracer, x: ir.Value, axis: int, *, exclusive: int = 0, reverse: int = 0) -> ir.Value:
+    ends = tracer.constant(np.array(axis))
+    return tracer.op("places", "CumSum", [x, ends], exclusive=exclusive, reverse=reverse)
+
+
+def _places_of(tracer: Tracer, x: Symbol) -> Symbol:
+    first = tracer.constant(np.array(0))
+    line = tracer.op("places/row", "Gather", [x.value, first], axis=0)
+    if x.dim() == 3:
+        line = tracer.op("places/line", "Gather", [line, first], axis=1)
+    value = _count(tracer, _ones(tracer, line, x.dtype), 0, exclusive=1)
+    one, other = (torch.arange(each.shape[1]) for each in x.examples)
+    return tracer.given(value, (one, other))
+
+
+def _row_numbers(tracer: Tracer, ids: Symbol) -> Symbol:
+    """Those before it of its source, and all of the sources before."""
+    ones = _ones(tracer, ids.value, ids.dtype)
+    own = _count(tracer, ones, 1, exclusive=1)
+    beams = tracer.op("places/beams", "Add", [own, _count(tracer, ones, 1, reverse=1)])  # K, everywhere
+    value = tracer.op("places/rows", "Add", [own, _count(tracer, beams, 0, exclusive=1)])
+    one, other = (torch.zeros(each.shape, dtype=torch.int64) for each in ids.examples)
+    return tracer.given(value, (one, other))
+
+
+def _by_source(tracer: Tracer, x: Symbol, numbers: Symbol) -> Symbol:
+    value = tracer.op("by_source", "Gather", [x.value, numbers.value], axis=0)
+    pairs = zip(x.examples, numbers.examples, strict=True)
+    one, other = (each.new_zeros(*number.shape, *each.shape[1:]) for each, number in pairs)
+    return tracer.given(value, (one, other))
+
+
+def _mean_of_heads(tracer: Tracer, weights: Symbol) -> Symbol:
+    """Over the last dim: a mean over one in the middle needs another library."""
+    turned = tracer.op("heads", "Transpose", [weights.value], perm=(0, 2, 3, 1))
+    mean = tracer.op("heads/mean", "ReduceMean", [turned, tracer.constant(np.array([-1]))], keepdims=0)  # (B, K, S)
+    one, other = (mean_of_heads(each) for each in weights.examples)
+    return tracer.given(tracer.op("heads/rows", "Flatten", [mean], axis=2), (one, other))
+
+
+PLACE_FORMS: dict[str, Form] = {
+    "places_of": _places_of,
+    "row_numbers": _row_numbers,
+    "by_source": _by_source,
+    "mean_of_heads": _mean_of_heads,
+}

@@ -1,0 +1,139 @@
+"""Linear maps of one input that become one, and what an initializer that holds several weights records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from txport.bundles.forms import Form, Stored
+from txport.bundles.ports import Graph
+
+MICROSOFT = "com.microsoft"
+PARTS = "txport.parts"  # where an initializer that several weights are packed in records their names
+SIZES = "txport.sizes"  # and how many rows each has
+
+
+class Map(NamedTuple):
+    """x @ weight.T (+ bias) with a weight (out, in) from the checkpoint, and its nodes, the last first."""
+
+    x: ir.Value | None
+    weight: ir.Value
+    bias: ir.Value | None
+    nodes: tuple[ir.Node, ...]
+
+    @property
+    def kind(self) -> tuple[int, bool, str]:
+        """What maps have in common that can be one."""
+        return id(self.x), self.bias is None, self.nodes[-1].op_type
+
+
+def pack_projections(model: ir.Model, graph: Graph) -> int:
+    """Linear maps of one input whose results are joined become one linear map: a layer's query, key and value."""
+    fired = 0
+    for node in list(model.graph):
+        parts = [map_of(value) for value in node.inputs] if node.op_type == "Concat" else []
+        maps = [each for each in parts if each is not None]
+        if len(parts) < 2 or len(maps) != len(parts) or len({each.kind for each in maps}) != 1:
+            continue
+        weight = _join(model, [each.weight for each in maps])
+        biases = [each.bias for each in maps if each.bias is not None]
+        made = _map(maps[0], weight, _join(model, biases) if biases else None)
+        packed = made[-1].outputs[0]
+        packed.name, packed.type = f"{node.outputs[0].name}.packed", node.outputs[0].type
+        packed.shape = node.outputs[0].shape
+        model.graph.insert_before(node, made)
+        node.outputs[0].replace_all_uses_with(packed)
+        model.graph.remove([node, *(each for part in maps for each in part.nodes)], safe=True)
+        fired += 1
+    return fired
+
+
+def map_of(value: ir.Value | None) -> Map | None:
+    """The linear map that gives a value, as a Gemm, or as a FusedMatMul and what adds a bias to it."""
+    node = None if value is None else value.producer()
+    if node is None:
+        return None
+    if is_linear(node):
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        assert node.inputs[1] is not None
+        return Map(node.inputs[0], node.inputs[1], bias, (node,))
+    if node.op_type == "Add" and (bias := node.inputs[1]) is not None and bias.is_initializer():
+        product = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if product is not None and is_product(product) and len(product.outputs[0].uses()) == 1:
+            assert product.inputs[1] is not None
+            return Map(product.inputs[0], product.inputs[1], bias, (node, product))
+    if is_product(node) and node.inputs[1] is not None:
+        return Map(node.inputs[0], node.inputs[1], None, (node,))
+    return None
+
+
+def _map(like: Map, weight: ir.Value, bias: ir.Value | None) -> list[ir.Node]:
+    """The nodes of a linear map of the same input, in the same operators."""
+    if like.nodes[-1].op_type == "Gemm":
+        return [ir.node("Gemm", [like.x, weight, *([] if bias is None else [bias])], attributes={"transB": 1})]
+    product = ir.node("FusedMatMul", [like.x, weight], attributes={"transB": 1}, domain=MICROSOFT)
+    if bias is None:
+        return [product]
+    product.outputs[0].type = weight.type
+    return [product, ir.node("Add", [product.outputs[0], bias])]
+
+
+def is_linear(node: ir.Node) -> bool:
+    """Whether a node is x @ weight.T (+ bias) with a weight (out, in) from the checkpoint."""
+    weight = node.inputs[1] if node.op_type == "Gemm" else None
+    return weight is not None and weight.is_initializer() and node.attributes.get_int("transB", 0) == 1
+
+
+def is_product(node: ir.Node) -> bool:
+    """Whether a node is x @ weight.T, for x of any dims, with a weight (out, in) from the checkpoint."""
+    weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
+    return weight is not None and weight.is_initializer() and node.attributes.get_int("transB", 0) == 1
+
+
+def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
+    """One initializer out of several, along their first axis, which records their names and bears them all."""
+    known = [value for value in values if value is not None and value.const_value is not None]
+    tensors = [value.const_value for value in known if value.const_value is not None]
+    names, shapes = [str(value.name) for value in known], [each.shape.numpy() for each in tensors]
+    shape = ir.Shape([sum(each[0] for each in shapes), *shapes[0][1:]])
+    whole = ir.LazyTensor(
+        lambda: ir.tensor(np.concatenate([each.numpy() for each in tensors])), tensors[0].dtype, shape
+    )
+    joined = ir.Value(name=join_names(names), const_value=whole)
+    joined.meta[PARTS] = tuple(names)
+    joined.meta[SIZES] = tuple(each[0] for each in shapes)
+    joined.shape, joined.type = shape, known[0].type
+    model.graph.register_initializer(joined)
+    return joined
+
+
+def join_names(names: list[str]) -> str:
+    """`a.b.weight`, `a.c.weight` -> `a.{b,c}.weight`, for people who look at the graph."""
+    split = [name.split(".") for name in names]
+    different = [at for at, parts in enumerate(zip(*split, strict=True)) if len(set(parts)) > 1]
+    assert len(different) == 1, names
+    at = different[0]
+    return ".".join([*split[0][:at], "{" + ",".join(name[at] for name in split) + "}", *split[0][at + 1 :]])
+
+
+def parts_of(value: ir.Value) -> tuple[str, ...]:
+    """The checkpoint's names of the weights in an initializer, in the order of their rows."""
+    parts: tuple[str, ...] = value.meta.get(PARTS, (str(value.name),))
+    return parts
+
+
+def stored_as(
+    value: ir.Value, form: Form | None = None, scales: str | None = None, lookup: str | None = None
+) -> Stored:
+    """What an initializer is, for the manifest."""
+    sizes: tuple[int, ...] = value.meta.get(SIZES, ())
+    return Stored(parts_of(value), form, scales, lookup, sizes if len(set(sizes)) > 1 else None)
+
+
+def packs(model: ir.Model) -> dict[str, Stored]:
+    """The initializers of a graph that several weights are packed in, as they are."""
+    found = {str(value.name): stored_as(value) for value in model.graph.initializers.values()}
+    return {name: stored for name, stored in found.items() if len(stored.weights) > 1}

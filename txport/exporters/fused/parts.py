@@ -1,0 +1,68 @@
+"""What parts became in a trace, and the graph held against it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+from torch import Tensor
+
+from txport.exporters.check import GraphError
+from txport.models.parts import Attention
+
+PLAIN, PACKED = "plain attention", "packs of linear maps"
+
+
+class Counted:
+    """Ops that count what parts became."""
+
+    def __init__(self) -> None:
+        self.became: Counter[str] = Counter()
+        self.kinds: Counter[Any] = Counter()  # of the attentions that became operators
+
+    def count(self, kind: Any) -> None:
+        """An attention became an operator of this kind."""
+        self.became[kind.operator] += 1
+        self.kinds[kind] += 1
+
+    def plain(
+        self, part: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, distances: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Heads attended to by plain nodes -> (B, T, N x H), and the weights."""
+        self.became[PLAIN] += 1
+        mixed, weights = part.core(query, key, value, mask, distances)
+        return mixed.transpose(1, 2).flatten(2), weights
+
+
+def check_parts(
+    model: ir.Model,
+    became: Mapping[str, int],
+    kinds: Mapping[Any, int],
+    packed: int,
+    role: str,
+    *,
+    operators: Sequence[str],
+    kind_of: Callable[[ir.Node], Any],
+    others: Sequence[str] = (),
+    plain: Sequence[str] = (PLAIN,),
+) -> None:
+    """Raise `GraphError` unless every part of the model is the operator that it became when it was traced.
+
+    Attentions are counted by their `kinds` too, as `kind_of` tells them of a node of one of the `operators`, so that
+    none has lost its window, its cap or its positions. Of the `others`, only how many there are counts. What became one
+    of `plain` may leave products of its own.
+    """
+    found = Counter(node.op_type for node in model.graph)
+    found[PACKED] = packed
+    wanted = {name: became.get(name, 0) for name in (*operators, *others, PACKED)}
+    missed = [f"{found[name]} {name} instead of {count}" for name, count in wanted.items() if found[name] != count]
+    if not missed:
+        of_kind = Counter(kind_of(node) for node in model.graph if node.op_type in operators)
+        different = sorted(kind for kind in {*of_kind, *kinds} if of_kind[kind] != kinds.get(kind, 0))
+        missed = [f"{of_kind[kind]} {kind} instead of {kinds.get(kind, 0)}" for kind in different]
+    if not any(became.get(each) for each in plain) and (found["MatMul"] or found["Softmax"]):
+        missed.append(f"{found['MatMul']} MatMul and {found['Softmax']} Softmax left over")
+    if missed:
+        raise GraphError(f"the {role} graph was not fused as this model's parts say: {', '.join(missed)}")

@@ -1,0 +1,70 @@
+"""Graphs without weights, which move a decoder's state on the device where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from txport.bundles.ports import ADMIT_ROWS, ADMIT_SOURCES, GROW_ROWS, GROW_SOURCES, MORE, ROWS, Graph
+from txport.exporters.trace import IR_VERSION, value_of
+
+Tensors = Sequence[ir.Value]
+
+
+def memory_model(graph: Graph, opset: int) -> ir.Model:
+    """The graph that picks rows of tensors, lengthens them, or lets rows of others in, as its role says."""
+    inputs, outputs = ([value_of(port) for port in side] for side in (graph.inputs, graph.outputs))
+    moved, (asked,) = inputs[: len(outputs)], [each for each in inputs if each.name in (ROWS, MORE)]
+    others = inputs[len(outputs) : 2 * len(outputs)]
+    tape = ir.tape.Tape()
+    if graph.role in (GROW_ROWS, GROW_SOURCES):
+        _grow(tape, moved, asked, outputs)
+    elif graph.role in (ADMIT_ROWS, ADMIT_SOURCES):
+        _admit(tape, moved, others, asked, outputs)
+    else:
+        for value, picked in zip(moved, outputs, strict=True):
+            tape.op("Gather", [value, asked], {"axis": 0}, output=picked, name=f"select_{value.name}")
+    initializers = list(_lifted(tape))
+    nodes = [node for node in tape.nodes if node.op_type != "Constant"]
+    body = ir.Graph(inputs, outputs, nodes=nodes, initializers=initializers, opset_imports={"": opset}, name=graph.role)
+    return ir.Model(body, ir_version=IR_VERSION)
+
+
+def _grow(tape: ir.tape.Tape, moved: Tensors, more: ir.Value, outputs: Tensors) -> None:
+    """Zeros behind each tensor, as many as its rows and the number say, without a shape that a host would compute."""
+    assert moved[0].dtype is not None
+    kind = moved[0].dtype.numpy()
+    zeros = tape.op("Expand", [_constant(tape, "zero", np.zeros(1, kind)), more])
+    room = tape.op("Reshape", [zeros, _constant(tape, "one_dim", np.array([1, -1, 1]))])
+    never = _constant(tape, "never", np.zeros((1, 1, 1), np.bool_))
+    ends = [_constant(tape, name, np.array([at])) for name, at in (("first", 0), ("second", 1), ("axis", 1))]
+    for value, grown in zip(moved, outputs, strict=True):
+        like = tape.op("Slice", [value, *ends])  # (R, 1, D), of which no number is taken
+        tape.op("Concat", [value, tape.op("Where", [never, like, room])], {"axis": 1}, output=grown)
+
+
+def _admit(tape: ir.tape.Tape, moved: Tensors, others: Tensors, rows: ir.Value, outputs: Tensors) -> None:
+    """Rows of others at their numbers; all else stays where it is, where output and input are bound to one memory."""
+    places = tape.op("Unsqueeze", [rows, _constant(tape, "last", np.array([-1]))])
+    for value, other, admitted in zip(moved, others, outputs, strict=True):
+        tape.op("ScatterND", [value, places, other], output=admitted)
+
+
+def _constant(tape: ir.tape.Tape, name: str, array: np.ndarray) -> ir.Value:
+    value = tape.op("Constant", [], {"value": ir.tensor(array)})
+    value.name = name
+    return value
+
+
+def _lifted(tape: ir.tape.Tape) -> Iterator[ir.Value]:
+    """Constants as initializers."""
+    for node in tape.nodes:
+        if node.op_type == "Constant":
+            value = node.outputs[0]
+            held = ir.Value(name=value.name, const_value=node.attributes["value"].as_tensor())
+            assert held.const_value is not None
+            held.type, held.shape = ir.TensorType(held.const_value.dtype), ir.Shape(held.const_value.shape.numpy())
+            value.replace_all_uses_with(held)
+            yield held

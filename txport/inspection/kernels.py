@@ -1,0 +1,55 @@
+"""What a cuda bundle's graphs become on a GPU, told without one: see `exporters.cuda.audit`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from txport.bundles.bundle import Bundle
+from txport.bundles.graphs import read_model
+from txport.errors import BundleError, UnavailableError, brief
+from txport.system.packages import needed
+
+if TYPE_CHECKING:
+    from txport.exporters.cuda.audit.graph import Audit
+
+
+def audits(bundle: Bundle) -> dict[str, Audit]:
+    """The audit of each graph, by role; none of other targets.
+
+    Raises `UnavailableError` where the onnx package is missing, and `BundleError` for a graph that is none.
+    """
+    if bundle.manifest.target != "cuda":
+        return {}
+    with needed("txport[export]", "an audit of CUDA's kernels"):
+        from txport.exporters.cuda.audit.graph import audit_port
+    found = {}
+    for role, graph in bundle.manifest.graphs.items():
+        model = read_model(bundle.file(role), weights=False)
+        try:
+            found[role] = audit_port(model, graph)
+        except Exception as error:  # a stranger's graph; those of the onnx package share no other base
+            raise BundleError(f"{graph.file} is no sound graph: {brief(error)}; export it again") from error
+    return found
+
+
+def audits_or_why(bundle: Bundle) -> tuple[dict[str, Audit], str]:
+    """The same; none, and the reason, where the onnx package is missing."""
+    try:
+        return audits(bundle), ""
+    except UnavailableError as error:
+        return {}, str(error)
+
+
+def sentence(audit: Audit) -> str:
+    """How much of a graph runs where."""
+    nodes = f"on CUDA: {audit.on_device} nodes on the device, {audit.on_host} on the host"
+    faults = "; ".join(audit.faults) or "no fault"
+    return f"{nodes}, {audit.copies} tensors copied between them; {faults}"
+
+
+def rows(audit: Audit) -> list[tuple[str, str, str, str]]:
+    """Operator, types, how many nodes, whether CUDA has a kernel."""
+    return [(name, types, str(count), "yes" if has else "NO") for name, types, count, has in audit.rows()]
+
+
+COLUMNS = ("operator", "types", "nodes", "kernel on CUDA")

@@ -1,0 +1,162 @@
+"""The graphs of the cuda target, call by call: caches as the device holds them, and the graphs that move them.
+
+Letters: B sources, K beams, R = B x K rows, S source length, M capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.bundles.ports import (
+    ADMIT_ROWS,
+    ADMIT_SOURCES,
+    COUNT,
+    ENCODER,
+    GROW_ROWS,
+    GROW_SOURCES,
+    IDS,
+    INPUT_IDS,
+    LOGITS,
+    MODEL,
+    MORE,
+    NEXT_IDS,
+    PAST_LENGTHS,
+    PREFILL,
+    ROWS,
+    SELECT_ROWS,
+    SELECT_SOURCES,
+    SOURCE_LENGTHS,
+    STEP,
+    Graph,
+)
+from txport.runtimes.inputs import batch
+
+if TYPE_CHECKING:
+    from txport.proof.parity.cases import Case
+    from txport.proof.parity.replay import Call, Reference
+
+Array = NDArray[Any]
+BEST = 5  # tokens that a step is asked for
+SPARE = 3  # places of caches that nothing fills
+QUIET = 0.25  # of the size of the model's own keys: over random ones, attention would be sharper than it ever is
+
+
+def replay_seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+    """The encoder, single tokens over random caches that end at each of `steps`, and what moves the state."""
+    graphs = reference.manifest.graphs
+    given, lengths = batch(case.sources, reference.facts, case.padding)
+    encoded = reference.call(ENCODER, 0, {graphs[ENCODER].inputs[0].name: given, SOURCE_LENGTHS: lengths})
+    yield encoded
+    sizes = [QUIET * _size(each) for each in encoded.expected.values()]
+    yield from _steps(reference, case, rng, {SOURCE_LENGTHS: lengths, **encoded.expected}, sizes, 0)
+    yield from _moves(reference, rng, encoded.expected, SELECT_SOURCES, GROW_SOURCES, ADMIT_SOURCES)
+
+
+def replay_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+    """The prompts in two parts, single tokens over random caches, and what moves the state."""
+    graph, rows = reference.manifest.graphs[PREFILL], len(case.sources)
+    ids, _ = batch(case.sources, reference.facts, case.padding)
+    size, first = ids.shape[1], -(-ids.shape[1] // 2)
+    state = _zeros(graph, rows, size + SPARE)
+    for number, part in enumerate((slice(0, first), slice(first, size))):
+        if part.start < size:
+            before = {PAST_LENGTHS: np.full(rows, part.start)}
+            filled = reference.call(PREFILL, number, {INPUT_IDS: ids[:, part].copy(), **before, **state})
+            yield filled
+            state = {name: filled.expected[output] for output, name in filled.becomes.items()}
+    sizes = [QUIET * _size(each[:, :size]) for each in state.values()]
+    yield from _steps(reference, case, rng, {}, sizes, size)
+
+
+def replay_encode(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
+    """The only graph, over all sources."""
+    ids, lengths = batch(case.sources, reference.facts, case.padding)
+    yield reference.call(MODEL, 0, {INPUT_IDS: ids, SOURCE_LENGTHS: lengths})
+
+
+def _steps(
+    reference: Reference,
+    case: Case,
+    rng: np.random.Generator,
+    shared: Mapping[str, Array],
+    sizes: Sequence[float],
+    before: int,
+) -> Iterator[Call]:
+    """Single tokens over random caches that end at each of `steps`, `before` tokens further, rows of unequal lengths.
+
+    What the caches hold is about as large as what the model itself puts there: `sizes`. The first row always has the
+    longest past; one beam a source in turn with two. The last caches are moved, too.
+    """
+    facts, graph = reference.facts, reference.manifest.graphs[STEP]
+    count = min(BEST, facts.writes.size)
+    for step, position in enumerate((before + np.cumsum(case.steps, dtype=np.int64)).tolist()):
+        beams = 1 + step % 2
+        rows = beams * len(case.sources)
+        past_lengths = rng.integers(0, position, rows)
+        past_lengths[0] = position - 1
+        own = _zeros(graph, rows, position + step % 2)
+        for (name, room), size in zip(own.items(), sizes, strict=True):
+            real = (np.arange(room.shape[1]) < past_lengths[:, None])[:, :, None]
+            own[name] = (size * real * rng.standard_normal(room.shape)).astype(np.float32)
+        tokens = rng.integers(0, facts.writes.size, (len(case.sources), beams))
+        inputs = {INPUT_IDS: tokens, PAST_LENGTHS: past_lengths, **shared, **own, COUNT: np.array([count])}
+        ordered = {port.name: inputs[port.name] for port in graph.inputs}
+        call = reference.call(STEP, step, ordered)
+        every = call.expected[LOGITS].astype(np.float64)
+        choices = every - np.logaddexp.reduce(every, axis=1, keepdims=True)
+        known = {name: values for name, values in call.expected.items() if name not in (IDS, NEXT_IDS)}
+        yield replace(call, expected=known, choices=choices)  # two tokens may be as good
+    yield from _moves(reference, rng, own, SELECT_ROWS, GROW_ROWS, ADMIT_ROWS)
+
+
+def _moves(
+    reference: Reference, rng: np.random.Generator, kept: Mapping[str, Array], select: str, grow: str, admit: str
+) -> Iterator[Call]:
+    """What picks, lengthens and replaces rows of tensors, in any order, one more than once."""
+    rows = len(next(iter(kept.values())))
+    chosen = rng.integers(0, rows, rows + 1)
+    yield reference.call(select, 0, {**kept, ROWS: chosen})
+    yield reference.call(grow, 0, {**kept, MORE: np.array([SPARE])})
+    some = rng.permutation(rows)[: -(-rows // 2)]
+    others = {f"others.{name}": values[some[::-1]] + np.float32(1) for name, values in kept.items()}
+    yield reference.call(admit, 0, {**kept, **others, ROWS: some})
+
+
+def moved(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """What a graph without weights must give."""
+    names, outputs = list(inputs), [port.name for port in graph.outputs]
+    kept = [inputs[name] for name in names[: len(outputs)]]
+    others = [inputs[name] for name in names[len(outputs) : 2 * len(outputs)] if name not in (ROWS, MORE)]
+    how: Callable[[Array, int], Array]
+    if ROWS in inputs and not others:
+        how = lambda values, at: values[inputs[ROWS]]  # noqa: E731
+    elif MORE in inputs:
+        how = lambda values, at: np.pad(values, ((0, 0), (0, int(inputs[MORE][0])), (0, 0)))  # noqa: E731
+    else:
+        how = lambda values, at: _replaced(values, inputs[ROWS], others[at])  # noqa: E731
+    return {name: how(values, at) for at, (name, values) in enumerate(zip(outputs, kept, strict=True))}
+
+
+def _replaced(values: Array, rows: Array, others: Array) -> Array:
+    found = values.copy()
+    found[rows] = others
+    return found
+
+
+def _zeros(graph: Graph, rows: int, room: int) -> dict[str, Array]:
+    """Empty caches of rows."""
+    return {
+        port.name: np.zeros((rows, room, int(port.dims[2])), np.float32)
+        for port in graph.inputs
+        if port.state is not None and port.state.owner == "row"
+    }
+
+
+def _size(values: Array) -> float:
+    """The root of the mean square; 1 for zeros."""
+    return float(np.sqrt(np.square(values, dtype=np.float64).mean())) or 1.0

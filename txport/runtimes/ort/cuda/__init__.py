@@ -1,0 +1,1 @@
+"""The driver of cuda bundles, over a device: a GPU, or the CPU in its place."""

@@ -1,0 +1,142 @@
+"""Keys and values on the device: where those of rows and of sources lie, and the graphs that move them.
+
+Letters: B sources, K rows of each, R = B x K rows, S source length, M capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from txport.bundles.ports import (
+    ADMIT_ROWS,
+    ADMIT_SOURCES,
+    ALL_ROWS,
+    BATCH,
+    GROW_ROWS,
+    GROW_SOURCES,
+    MORE,
+    ROOM,
+    ROWS,
+    SELECT_ROWS,
+    SELECT_SOURCES,
+    SOURCE,
+    STEP,
+    Port,
+)
+from txport.models.facts import Owner
+from txport.runtimes.base import Ints
+from txport.runtimes.ort.cuda.device import Device, Tensor, bind
+from txport.runtimes.ort.cuda.graphs import Graphs
+from txport.runtimes.ort.cuda.state import CudaState
+
+SELECT: dict[Owner, str] = {"row": SELECT_ROWS, "source": SELECT_SOURCES}
+GROW: dict[Owner, str] = {"row": GROW_ROWS, "source": GROW_SOURCES}
+ADMIT: dict[Owner, str] = {"row": ADMIT_ROWS, "source": ADMIT_SOURCES}
+COUNTED: dict[Owner, str] = {"row": ALL_ROWS, "source": BATCH}  # the dim that says how many there are
+LENGTHS: dict[Owner, str] = {"row": ROOM, "source": SOURCE}  # and how long they are
+
+
+class Caches:
+    """What belongs to rows and to sources of batches at work."""
+
+    def __init__(self, device: Device, graphs: Graphs) -> None:
+        self._device, self._sessions = device, graphs.sessions
+        kept = [port for port in graphs.described[STEP].inputs if port.state is not None]
+        owners: tuple[Owner, ...] = ("row", "source")
+        self._ports: dict[Owner, list[Port]] = {
+            owner: [port for port in kept if port.state is not None and port.state.owner == owner] for owner in owners
+        }
+
+    def names(self, owner: Owner) -> list[str]:
+        """The inputs of a step that bring them."""
+        return [port.name for port in self._ports[owner]]
+
+    def tensors(self, state: CudaState, owner: Owner, *, other: bool = False, **dims: int) -> list[Tensor]:
+        """Where they lie, in the order of the ports; of the `other` slab, with other dims, where they may go."""
+        side = (state.rows_side if owner == "row" else state.source_side) ^ other
+        lengths = {**state.dims, **dims}
+        return state.workspace.tensors(f"{owner}s {side}", self._ports[owner], lengths)
+
+    def clear_rows(self, state: CudaState) -> None:
+        """Take what another batch left out of the rows: NaN stays NaN behind any mask."""
+        if not state.is_clean:
+            for tensor in self.tensors(state, "row"):
+                self._device.clear(tensor)
+            state.is_clean = True
+
+    def clear_slots(self, state: CudaState, slots: Ints) -> None:
+        """Zeros for some slots."""
+        for tensor in self.tensors(state, "row"):
+            size = tensor.size // tensor.shape[0]
+            for slot in slots.tolist():
+                part = tensor._replace(offset=tensor.offset + slot * size, shape=(1, *tensor.shape[1:]))
+                self._device.clear(part)
+
+    def select(self, state: CudaState, owner: Owner, chosen: Ints) -> list[Tensor]:
+        """Gather some of them into the other slab, which the caller may then make the state's: see `flip`."""
+        dims = {COUNTED[owner]: len(chosen)}
+        picked = self.tensors(state, owner, other=True, **dims)
+        rows = self._rows(state, chosen)
+        self._run(state, SELECT[owner], owner, {ROWS: rows}, "selected", picked, {}, len(chosen))
+        return picked
+
+    def grow(self, state: CudaState, owner: Owner, length: int) -> None:
+        """Room for longer rows, or for longer sources."""
+        before = state.capacity if owner == "row" else state.places
+        if length == before:
+            return
+        if owner == "source" or state.is_clean:  # rows that nobody has written to begin anew
+            grown = self.tensors(state, owner, other=True, **{LENGTHS[owner]: length})
+            more = {MORE: np.array([length - before])}
+            self._run(state, GROW[owner], owner, {}, "grown", grown, more, length)
+            self.flip(state, owner)
+        if owner == "row":
+            state.capacity = length
+        else:
+            state.places = length
+
+    def admit(self, state: CudaState, owner: Owner, rows: Ints, others: list[Tensor]) -> None:
+        """Put as many others, which are as long, in the place of some."""
+        names = self.names(owner)
+        given = {
+            ROWS: self._rows(state, rows),
+            **{f"others.{name}": each for name, each in zip(names, others, strict=True)},
+        }
+        present = self.tensors(state, owner)
+        addresses = tuple(each.address for each in others)
+        self._run(state, ADMIT[owner], owner, given, "admitted", present, {}, (len(rows), addresses))
+
+    def flip(self, state: CudaState, owner: Owner) -> None:
+        """The other slab is the state's."""
+        if owner == "row":
+            state.rows_side ^= 1
+        else:
+            state.source_side ^= 1
+
+    def _rows(self, state: CudaState, chosen: Ints) -> Tensor:
+        rows = state.workspace.tensor("chosen", (len(chosen),), "int64")
+        self._device.upload(chosen, rows)
+        return rows
+
+    def _run(
+        self,
+        state: CudaState,
+        role: str,
+        owner: Owner,
+        given: Mapping[str, Tensor],
+        prefix: str,
+        results: Sequence[Tensor],
+        host: Mapping[str, Any],
+        detail: object,
+    ) -> None:
+        """Run a graph over the caches, bound once for each `detail` of it."""
+        names, past = self.names(owner), self.tensors(state, owner)
+        outputs = {f"{prefix}.{name}": each for name, each in zip(names, results, strict=True)}
+        inputs = {**dict(zip(names, past, strict=True)), **given}
+        bound = state.workspace.bound(
+            (role, *state.shape, detail), lambda: bind(self._device, role, self._sessions[role], inputs, outputs, host)
+        )
+        self._device.run(bound.binding)

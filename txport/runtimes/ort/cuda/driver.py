@@ -1,0 +1,259 @@
+"""The driver of cuda bundles: a step is replayed from a captured graph, and nothing but its best tokens comes back.
+
+Sources, rows and lengths are rounded up to buckets, so that few graphs are captured; a batch moves together where it
+fits the next smaller one. Steps are queued before anybody asks for them (`ahead`). A state is changed in place.
+Letters: B sources, K rows of each, R = B x K rows, S source length, T tokens, M capacity, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.bundles.ports import (
+    ENCODER,
+    INPUT_FEATURES,
+    INPUT_IDS,
+    MODEL,
+    PAST_LENGTHS,
+    PREFILL,
+    SOURCE_LENGTHS,
+)
+from txport.errors import UnsupportedError
+from txport.models.audio.facts import Features
+from txport.models.facts import Facts
+from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores
+from txport.runtimes.encoding import outputs_of
+from txport.runtimes.ort.cuda.caches import Caches
+from txport.runtimes.ort.cuda.device import Device, Tensor, bind
+from txport.runtimes.ort.cuda.graphs import Graphs
+from txport.runtimes.ort.cuda.state import CudaState
+from txport.runtimes.ort.cuda.steps import Steps
+from txport.runtimes.ort.cuda.workspace import (
+    Workspaces,
+    batch_bucket,
+    capacity_bucket,
+    source_bucket,
+)
+from txport.runtimes.slots import seat
+
+NOBODY = -1  # in place of a token
+TOGETHER = 1 << 14  # tokens of prompts, or of sources of an encoder by itself, that run at once
+
+Bools = NDArray[np.bool_]
+
+
+class CudaRuntime:
+    """`Runtime` over the graphs of a cuda bundle and a device. Use the state that came last."""
+
+    def __init__(self, facts: Facts, graphs: Graphs, device: Device) -> None:
+        self.facts, self.graphs, self.device = facts, graphs, device
+        self._described, self._has_source = graphs.described, facts.task == "seq2seq"
+        self._workspaces = Workspaces(device)
+        if self.facts.task != "encode":
+            self._caches = Caches(device, graphs)
+            self._steps = Steps(facts, graphs, device, self._caches)
+
+    def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> CudaState:
+        """See `Runtime.start`; sources are only queued to be encoded."""
+        if not self._has_source:
+            return self._prefill(source, source_lengths, max_length)
+        count, reads = len(source), self.facts.reads
+        size = reads.longest if isinstance(reads, Features) else source_bucket(source.shape[1], reads.longest)
+        state = CudaState(self._workspaces, batch_bucket(count), size, max_length, count)
+        state.source_lengths[:count] = source_lengths
+        name, pad = (INPUT_FEATURES, 0) if isinstance(reads, Features) else (INPUT_IDS, reads.pad)
+        port = self._described[ENCODER].port(name)
+        given = np.full(port.shape(state.dims), pad, port.dtype)
+        given[tuple(slice(size) for size in source.shape)] = source
+        self._encode(state, name, given)
+        return state
+
+    def _encode(self, state: CudaState, name: str, given: Inputs) -> None:
+        tensor = state.workspace.tensor("given", given.shape, given.dtype.name)
+        self.device.upload(given, tensor)
+        lengths = self._tell_source_lengths(state)
+        cross = self._caches.tensors(state, "source")
+        inputs, outputs = {name: tensor, SOURCE_LENGTHS: lengths}, dict(zip(self._made(ENCODER), cross, strict=True))
+        self._run(state, ENCODER, inputs, outputs)
+
+    def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> CudaState:
+        """All but the last token of each prompt into the rows' caches."""
+        count, size = prompts.shape
+        state = CudaState(self._workspaces, batch_bucket(count), 0, max_length, count)
+        state.capacity = capacity_bucket(size)
+        self._caches.clear_rows(state)
+        filled = np.full((state.batch, size), self.facts.writes.pad)
+        filled[:count] = prompts
+        part = max(1, TOGETHER // state.batch)
+        for first in range(0, size - 1, part):
+            self._fill(state, filled[:, first : min(first + part, size - 1)], first)
+        state.lengths[:count] = lengths - 1
+        return state
+
+    def _fill(self, state: CudaState, tokens: Ints, first: int) -> None:
+        """Run tokens of prompts (B, T), before which there are `first` of each, into the caches."""
+        ids = state.workspace.tensor("given", tokens.shape, "int64")
+        before = state.workspace.tensor("before", (state.batch,), "int64")
+        self.device.upload(tokens, ids)
+        self.device.upload(np.full(state.batch, first), before)
+        own = self._caches.tensors(state, "row")
+        inputs = {INPUT_IDS: ids, PAST_LENGTHS: before, **dict(zip(self._caches.names("row"), own, strict=True))}
+        self._run(state, PREFILL, inputs, dict(zip(self._made(PREFILL), own, strict=True)))
+
+    def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
+        """See `Runtime.infer`."""
+        batch, size = source.shape
+        count, found = max(1, TOGETHER // size), list[list[NDArray[Any]]]()
+        workspace = self._workspaces.take()
+        for part in (slice(first, first + count) for first in range(0, batch, count)):
+            given = {INPUT_IDS: source[part], SOURCE_LENGTHS: source_lengths[part]}
+            inputs = {name: workspace.tensor(name, array.shape, "int64") for name, array in given.items()}
+            for name, array in given.items():
+                self.device.upload(array, inputs[name])
+            rows, outputs = len(source[part]), dict[str, Tensor]()
+            for each in self.facts.outputs:
+                outputs[each.name] = workspace.tensor(each.name, each.shape(rows, size), "float32")
+            self.device.run(bind(self.device, MODEL, self.graphs.sessions[MODEL], inputs, outputs))
+            found.append(self.device.fetch(*outputs.values()).arrays())
+        self._workspaces.give_back(workspace)
+        names = [each.name for each in self.facts.outputs]
+        joined = {name: np.concatenate(parts) for name, parts in zip(names, zip(*found, strict=True), strict=True)}
+        return outputs_of(self.facts, joined, batch, size, size)
+
+    def infer_on_device(self, input_ids: Any, source_lengths: Any) -> dict[str, Any]:
+        """As `infer`, of tensors by DLPack, (B, S) and (B,) int64 -> float32 ones on the device, padding and all.
+
+        `torch.from_dlpack` takes them without a copy. Raises `UnsupportedError` for tensors that lie elsewhere, are of
+        another type, and for a model that generates: its search reads the best tokens on the host.
+        """
+        if self.facts.task != "encode":
+            raise UnsupportedError("infer_on_device is for models that only encode; this one generates")
+        given = {INPUT_IDS: input_ids, SOURCE_LENGTHS: source_lengths}
+        return self.graphs.run_on_device(MODEL, given, self.device)
+
+    def step(
+        self, tokens: Ints, state: CudaState, *, top: int | None = None, normalise: bool = True, align: bool = False
+    ) -> tuple[Scores, CudaState]:
+        """See `Runtime.step` and `ContinuousRuntime`; of the best tokens, log-probabilities come in any case."""
+        seated = np.full(state.size, NOBODY)
+        seated[state.slots] = tokens
+        active = seated >= 0
+        state.lengths[~active] = 0
+        assert state.length < state.max_length, "a step beyond max_length"
+        if state.length == state.capacity:
+            self._caches.grow(state, "row", 2 * state.capacity)
+        return self._steps.run(state, seated, active, top, align).of(state.slots), state
+
+    def _tell_source_lengths(self, state: CudaState) -> Tensor:
+        tensor = state.workspace.tensor("source lengths", (state.batch,), "int64")
+        self.device.upload(state.source_lengths, tensor)
+        return tensor
+
+    def _made(self, role: str) -> list[str]:
+        """The outputs of a graph that are the state as it leaves it."""
+        return list(self._described[role].present().values())
+
+    def _run(self, state: CudaState, role: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        """Queue a graph that is not captured."""
+        key = (role, *state.shape, *(each.shape for each in inputs.values()))
+        session = self.graphs.sessions[role]
+        bound = state.workspace.bound(key, lambda: bind(self.device, role, session, inputs, outputs))
+        self.device.run(bound.binding)
+
+    def select(self, state: CudaState, rows: Ints) -> CudaState:
+        """See `Runtime.select`; rows that only leave let the others where they are, until they fit a smaller bucket."""
+        seated = seat(state.slots[rows], state.batch, state.width)
+        batch, width, slots = batch_bucket(len(seated.sources)), seated.width, seated.slots
+        if stays := batch == state.batch:
+            slots = seated.sources[slots // width] * width + slots % width
+        size = batch * width
+        moves = np.minimum(np.arange(size), state.size - 1)
+        moves[slots] = seated.old
+        lengths = np.zeros(size, np.int64)
+        lengths[slots] = state.lengths[seated.old]
+        if size != state.size or (moves != np.arange(size)).any():
+            self._move(state, moves, is_written=state.length > 0)
+        if not stays:
+            self._keep_sources(state, seated.sources, batch)
+        state.batch, state.width, state.slots, state.lengths = batch, width, slots, lengths
+        return state
+
+    def _move(self, state: CudaState, moves: Ints, *, is_written: bool) -> None:
+        state.ahead.drop()
+        state.on_device = None
+        if is_written:
+            self._caches.select(state, "row", moves)
+            self._caches.flip(state, "row")
+        else:
+            state.is_clean = False
+
+    def _keep_sources(self, state: CudaState, sources: Ints, batch: int) -> None:
+        """Some sources move together, in the memory of fewer."""
+        kept = np.concatenate([sources, np.full(batch - len(sources), sources[0])])
+        if self._has_source:
+            self._caches.select(state, "source", kept)
+            self._caches.flip(state, "source")
+        state.batch, state.source_lengths = batch, state.source_lengths[kept]
+        if self._has_source:
+            self._tell_source_lengths(state)
+
+    def admit(self, state: CudaState, places: Ints, others: CudaState, chosen: Ints) -> CudaState:
+        """See `ContinuousRuntime.admit`."""
+        state.ahead.drop()
+        sources, theirs = state.sources[places], others.slots[chosen]
+        slots = (sources[:, None] * state.width + np.arange(state.width)).ravel()
+        state.lengths[slots] = 0
+        state.on_device = None
+        if state.has_nan and state.is_clean:
+            self._caches.clear_slots(state, slots)
+        if self._has_source:
+            longest = max(state.places, others.places)
+            for each in (state, others):
+                self._caches.grow(each, "source", longest)
+            self._caches.admit(state, "source", sources, self._caches.select(others, "source", theirs))
+            state.source_lengths[sources] = others.source_lengths[theirs]
+            self._tell_source_lengths(state)
+        elif others.length:
+            self._admit_rows(state, sources * state.width, others, theirs)
+        return state
+
+    def _admit_rows(self, state: CudaState, rows: Ints, others: CudaState, theirs: Ints) -> None:
+        """Let prompts that were filled into another state stand in some rows."""
+        self._caches.clear_rows(state)
+        longest = max(state.capacity, others.capacity)
+        for each in (state, others):
+            self._caches.grow(each, "row", longest)
+        self._caches.admit(state, "row", rows, self._caches.select(others, "row", theirs))
+        state.lengths[rows] = others.lengths[theirs]
+
+    def reserve(self, state: CudaState, rows: int) -> CudaState:
+        """See `ContinuousRuntime.reserve`: so the first step has the shape of all others."""
+        if rows == state.width:
+            return state
+        assert state.width == 1, "room is made before the first step"
+        size = state.batch * rows
+        self._move(state, np.arange(size) // rows, is_written=state.length > 0)
+        lengths = np.zeros(size, np.int64)
+        lengths[state.slots * rows] = state.lengths[state.slots]
+        state.width, state.lengths, state.slots = rows, lengths, state.slots * rows
+        return state
+
+    def synchronize(self) -> None:
+        """See `QueuedRuntime.synchronize`."""
+        self.device.synchronize()
+
+    def ports(self, role: str) -> GraphPorts:
+        """See `GraphRuntime.ports`."""
+        return self.graphs.ports(role)
+
+    def run_graph(self, role: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """See `GraphRuntime.run_graph`; half precision comes and goes as float32."""
+        return self.graphs.run(role, inputs, self.device)
+
+    def placement(self) -> dict[str, dict[str, int]]:
+        """See `GraphRuntime.placement`."""
+        return self.graphs.placement()

@@ -1,0 +1,229 @@
+"""A GPU by CUDA: memory, pinned copies and one stream by its runtime library, graphs by ONNX Runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from txport.errors import RunError, UnavailableError
+from txport.runtimes.base import running
+from txport.runtimes.ort.cuda.device import EAGER, Array, Binding, Block, Tensor, adopted, stored, unstored
+from txport.runtimes.ort.nvidia.failures import explain
+from txport.runtimes.ort.nvidia.options import CUDA
+from txport.runtimes.ort.onnx_runtime import ort
+
+NON_BLOCKING, NO_TIMING = 1, 2  # CUDA's flags of streams and events
+TO_DEVICE, TO_HOST = 1, 2  # and its directions of a copy
+GPU = 2  # DLPack's number
+OUT_OF_MEMORY = 2  # and of its errors
+MAJORS = (13, 12)  # of the runtime library that ONNX Runtime was built with
+EXPLAIN = partial(explain, provider=CUDA)
+STAGING = 1 << 20  # bytes of pinned memory through which small arrays go up
+# One thing at a time in this process, but work on the device: a graph can't be captured while others allocate or wait.
+LOCK = threading.RLock()
+
+
+class Cudart:
+    """The functions of CUDA's runtime library; each raises for what it returns."""
+
+    def __init__(self) -> None:
+        ort.preload_dlls()
+        names = [f"cudart64_{major}.dll" if sys.platform == "win32" else f"libcudart.so.{major}" for major in MAJORS]
+        self._library = _first(names)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        function = getattr(self._library, name)
+
+        def checked(*arguments: Any) -> None:
+            if code := function(*arguments):
+                self._raise(name, code)
+
+        setattr(self, name, checked)
+        return checked
+
+    def _raise(self, name: str, code: int) -> None:
+        say = self._library.cudaGetErrorString
+        say.restype = ctypes.c_char_p
+        message = f"CUDA failure {code} in {name}: {(say(code) or b'unknown').decode()}"
+        raise MemoryError(message) if code == OUT_OF_MEMORY else RunError(f"{message}; `txport doctor` says more")
+
+
+def _first(names: list[str]) -> ctypes.CDLL:
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise UnavailableError(f"CUDA's runtime library is missing ({names[0]}); `txport doctor` says what to install")
+
+
+class CudaBlock(Block):
+    """Memory of the GPU; once nobody holds it, it is freed at the next allocation, when nothing is being captured."""
+
+    def __init__(self, address: int, size: int, freed: deque[int]) -> None:
+        super().__init__(address, size)
+        self._freed = freed
+
+    def __del__(self) -> None:
+        self._freed.append(self.address)
+
+
+class Pinned:
+    """Memory of the host that the GPU reads and writes by itself."""
+
+    def __init__(self, cudart: Cudart, size: int) -> None:
+        self.size, place = size, ctypes.c_void_p()
+        cudart.cudaHostAlloc(ctypes.byref(place), ctypes.c_size_t(size), 0)
+        self.address = int(place.value or 0)
+        self.content = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
+
+
+class Fetch:
+    """See `Fetched`."""
+
+    def __init__(self, device: CudaDevice, tensors: tuple[Tensor, ...], pinned: list[Pinned], event: Any) -> None:
+        self._device, self._tensors, self._pinned, self._event = device, tensors, pinned, event
+
+    def arrays(self) -> list[Array]:
+        """See `Fetched.arrays`."""
+        self._device.wait(self._event)
+        pairs = zip(self._pinned, self._tensors, strict=True)
+        return [unstored(pinned.content[: tensor.size], tensor) for pinned, tensor in pairs]
+
+    def __del__(self) -> None:
+        self._device.take_back(self._pinned, self._event)
+
+
+class CudaDevice:
+    """See `Device`. All is done on one stream, the user's own where its address is given."""
+
+    name = "cuda"
+
+    def __init__(self, stream: int | None = None) -> None:
+        self._cudart, self._freed = Cudart(), deque[int]()
+        self._pinned: defaultdict[int, deque[Pinned]] = defaultdict(deque)
+        self._events: deque[Any] = deque()
+        self._threads = threading.local()
+        with LOCK:
+            self.stream = self._new_stream() if stream is None else stream
+            self._staging, self._staged = Pinned(self._cudart, STAGING), 0
+        self._eager = _options(EAGER)
+
+    def _new_stream(self) -> int:
+        place = ctypes.c_void_p()
+        self._cudart.cudaStreamCreateWithFlags(ctypes.byref(place), NON_BLOCKING)
+        return int(place.value or 0)
+
+    def allocate(self, size: int) -> Block:
+        """See `Device.allocate`."""
+        place = ctypes.c_void_p()
+        with LOCK:
+            while self._freed:  # which waits for the device
+                self._cudart.cudaFree(ctypes.c_void_p(self._freed.popleft()))
+            self._cudart.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(max(size, 1)))
+        return CudaBlock(int(place.value or 0), size, self._freed)
+
+    def upload(self, array: Array, tensor: Tensor) -> None:
+        """See `Device.upload`; small arrays go through pinned memory, large ones are staged by CUDA."""
+        content = np.ascontiguousarray(stored(array, tensor.dtype))
+        assert content.shape == tensor.shape, f"an array of shape {content.shape} into {tensor.shape}"
+        with LOCK:
+            source = content.ctypes.data
+            if 0 < content.nbytes <= STAGING // 4:
+                source = self._stage(content)
+            self._copy(tensor.address, source, content.nbytes, TO_DEVICE)
+
+    def _stage(self, content: Array) -> int:
+        """Put an array into pinned memory, behind the last one; what lies there was copied before it is reused."""
+        size = -(-content.nbytes // 64) * 64
+        if self._staged + size > STAGING:
+            self.synchronize()
+            self._staged = 0
+        start = self._staged
+        self._staging.content[start : start + content.nbytes] = content.view(np.uint8).ravel()
+        self._staged += size
+        return self._staging.address + start
+
+    def clear(self, tensor: Tensor) -> None:
+        """See `Device.clear`."""
+        with LOCK:
+            place, size = ctypes.c_void_p(tensor.address), ctypes.c_size_t(tensor.size)
+            self._cudart.cudaMemsetAsync(place, 0, size, ctypes.c_void_p(self.stream))
+
+    def fetch(self, *tensors: Tensor) -> Fetch:
+        """See `Device.fetch`."""
+        with LOCK:
+            pinned = [self._take(each.size) for each in tensors]
+            for memory, each in zip(pinned, tensors, strict=True):
+                self._copy(memory.address, each.address, each.size, TO_HOST)
+            event = self._events.popleft() if self._events else self._new_event()
+            self._cudart.cudaEventRecord(event, ctypes.c_void_p(self.stream))
+        return Fetch(self, tensors, pinned, event)
+
+    def run(self, binding: Binding, graph: int = EAGER) -> None:
+        """See `Device.run`."""
+        options = self._eager if graph == EAGER else self._graphs.setdefault(graph, _options(graph))
+        with LOCK, running(binding.role, "ONNX Runtime", EXPLAIN):
+            binding.session.run_with_iobinding(binding.io, options)
+
+    def is_captured(self, graph: int) -> bool:
+        """See `Device.is_captured`."""
+        return graph in self._graphs
+
+    def adopt(self, tensor: Any) -> Any:
+        """See `Device.adopt`; its library lets our stream wait for its own."""
+        return adopted(tensor, GPU, "on the GPU", stream=self.stream)
+
+    def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+        with LOCK:
+            self._cudart.cudaStreamSynchronize(ctypes.c_void_p(self.stream))
+
+    def wait(self, event: Any) -> None:
+        """Wait for what was queued before an event."""
+        with LOCK:
+            self._cudart.cudaEventSynchronize(event)
+
+    def take_back(self, pinned: list[Pinned], event: Any) -> None:
+        """Memory and an event that nobody waits for any more; a later copy into the same memory comes behind."""
+        for each in pinned:
+            self._pinned[each.size].append(each)
+        self._events.append(event)
+
+    @property
+    def _graphs(self) -> dict[int, Any]:
+        """Those that this thread has captured: ONNX Runtime keeps them by thread."""
+        if not hasattr(self._threads, "graphs"):
+            self._threads.graphs = {}
+        found: dict[int, Any] = self._threads.graphs
+        return found
+
+    def _take(self, size: int) -> Pinned:
+        rounded = 1 << max(12, (size - 1).bit_length())
+        free = self._pinned[rounded]
+        return free.popleft() if free else Pinned(self._cudart, rounded)
+
+    def _new_event(self) -> Any:
+        event = ctypes.c_void_p()
+        self._cudart.cudaEventCreateWithFlags(ctypes.byref(event), NO_TIMING)
+        return event
+
+    def _copy(self, target: int, source: int, size: int, direction: int) -> None:
+        if size:
+            places = ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(size)
+            self._cudart.cudaMemcpyAsync(*places, direction, ctypes.c_void_p(self.stream))
+
+
+def _options(graph: int) -> Any:
+    """Of a run that is only queued, and captured or replayed where it has a number."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(graph))
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    return options

@@ -1,0 +1,63 @@
+"""The graphs of a cuda bundle as sessions, and a run of one by itself, which the proofs need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from txport.bundles.ports import COUNT, MORE, Graph
+from txport.errors import UnsupportedError
+from txport.runtimes.base import GraphPorts
+from txport.runtimes.ort.cuda.device import Array, Binding, Device, Tensor, bind, bytes_of
+from txport.runtimes.ort.placement import placement
+from txport.runtimes.ort.sessions import Sessions
+
+ON_HOST = (COUNT, MORE)  # inputs that shapes follow from
+
+
+class Graphs:
+    """Sessions by role, their ports, and those that their files have, which may be of another precision."""
+
+    def __init__(self, described: Mapping[str, Graph], sessions: Sessions, ports: Callable[[str], GraphPorts]) -> None:
+        self.described, self.sessions, self.ports = described, sessions, ports
+
+    def placement(self) -> dict[str, dict[str, int]]:
+        """See `GraphRuntime.placement`."""
+        return placement(self.sessions)
+
+    def run_on_device(self, role: str, given: Mapping[str, Any], device: Device) -> dict[str, Any]:
+        """Tensors of any library, by port, where the device is -> ONNX Runtime's, which give themselves by DLPack.
+
+        `UnsupportedError` for tensors that lie elsewhere or are of another type.
+        """
+        graph, io = self.described[role], self.sessions[role].io_binding()
+        values = {port.name: device.adopt(given[port.name]) for port in graph.inputs}
+        for port in graph.inputs:
+            kind = values[port.name].data_type()
+            if kind != f"tensor({port.dtype})":
+                raise UnsupportedError(f"{port.name} must be of type {port.dtype}, got {kind[7:-1]}; cast it")
+            io.bind_ortvalue_input(port.name, values[port.name])
+        for port in graph.outputs:
+            io.bind_output(port.name, device.name)
+        device.run(Binding(role, self.sessions[role], {}, {}, {}, io))
+        device.synchronize()
+        return {port.name: value for port, value in zip(graph.outputs, io.get_outputs(), strict=True)}
+
+    def run(self, role: str, inputs: Mapping[str, Array], device: Device) -> dict[str, Array]:
+        """All inputs of a graph by port -> all of its outputs; half precision comes and goes as float32."""
+        graph = self.described[role]
+        host = {name: inputs[name] for name in ON_HOST if name in inputs}
+        lengths = graph.lengths({name: array.shape for name, array in inputs.items()})
+        lengths.update({name: int(array[0]) for name, array in host.items()})
+        given = {port.name: _new(device, inputs[port.name].shape, port.dtype) for port in graph.inputs}
+        for name, tensor in given.items():
+            device.upload(inputs[name], tensor)
+        made = {port.name: _new(device, port.shape(lengths), port.dtype) for port in graph.outputs}
+        read = {name: tensor for name, tensor in given.items() if name not in host}
+        binding = bind(device, role, self.sessions[role], read, made, host)
+        device.run(binding)
+        return dict(zip(made, device.fetch(*made.values()).arrays(), strict=True))
+
+
+def _new(device: Device, shape: tuple[int, ...], dtype: str) -> Tensor:
+    return Tensor(device.allocate(bytes_of(shape, dtype)), 0, shape, dtype)

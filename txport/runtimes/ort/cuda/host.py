@@ -1,0 +1,199 @@
+"""The CPU in a GPU's place: the same queue, the same captured graphs, and an error where a GPU would compute nonsense.
+
+Nothing is done before somebody waits for it, so a driver that reads too early, or frees or overwrites memory that work
+is still queued for, gets what a GPU would give it. What a GPU does in silence is an `AssertionError` here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from txport.errors import RunError
+from txport.runtimes.base import running
+from txport.runtimes.ort.cuda.device import (
+    ALIGNMENT,
+    CAPTURE_RUNS,
+    EAGER,
+    Array,
+    Binding,
+    Block,
+    Tensor,
+    adopted,
+    stored,
+    unstored,
+)
+
+CPU = 1  # DLPack's number
+GARBAGE = 0xFF  # what new memory is full of: NaN in any floating point type
+
+
+class HostBlock(Block):
+    """Memory of the process."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = np.full(size + ALIGNMENT, GARBAGE, np.uint8)
+        address = self._memory.ctypes.data
+        super().__init__(address + -address % ALIGNMENT, size)
+
+
+class Fetch:
+    """See `Fetched`."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.found: list[Array] = []
+        self._wait = wait
+
+    def arrays(self) -> list[Array]:
+        """See `Fetched.arrays`; `RunError` where something before it failed."""
+        self._wait()
+        if not self.found:
+            raise RunError("what was asked for was never computed, as a run before it failed; begin anew")
+        return self.found
+
+
+class Captured(NamedTuple):
+    """A graph as it was captured: what it runs over, and the binding that a replay uses."""
+
+    signature: dict[str, tuple[Any, ...]]
+    binding: Binding
+
+
+class HostDevice:
+    """See `Device`; threads take turns."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._queue: deque[Callable[[], None]] = deque()
+        self._queued = self._done = 0
+        self._lock, self._threads = threading.RLock(), threading.local()
+
+    def allocate(self, size: int) -> Block:
+        """See `Device.allocate`."""
+        return HostBlock(size)
+
+    def upload(self, array: Array, tensor: Tensor) -> None:
+        """See `Device.upload`."""
+        content = stored(array, tensor.dtype)
+        assert content.shape == tensor.shape, f"an array of shape {content.shape} into {tensor.shape}"
+        self._add(partial(_write, content.view(np.uint8) if content.size else content, _Place(tensor)))
+
+    def clear(self, tensor: Tensor) -> None:
+        """See `Device.clear`."""
+        self._add(partial(_clear, _Place(tensor)))
+
+    def fetch(self, *tensors: Tensor) -> Fetch:
+        """See `Device.fetch`."""
+        with self._lock:
+            fetch = Fetch(partial(self._wait, self._queued + 1))
+            self._add(partial(_read, [_Place(each) for each in tensors], fetch.found))
+        return fetch
+
+    def run(self, binding: Binding, graph: int = EAGER) -> None:
+        """See `Device.run`."""
+        if graph == EAGER:
+            self._add_run(binding)
+            return
+        captured, now = self._captured.get(graph), _signature(binding)
+        if captured is None:
+            self._captured[graph] = Captured(now, binding)
+            for _ in range(CAPTURE_RUNS):
+                self._add_run(binding)
+            return
+        changed = [name for name in now if now[name] != captured.signature.get(name)]
+        assert not changed, f"graph {graph} was captured over other memory, shapes or values of {', '.join(changed)}"
+        self._add_run(captured.binding)
+
+    def is_captured(self, graph: int) -> bool:
+        """See `Device.is_captured`."""
+        return graph in self._captured
+
+    def adopt(self, tensor: Any) -> Any:
+        """See `Device.adopt`."""
+        return adopted(tensor, CPU, "on the CPU")
+
+    def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+        self._wait(self._queued)
+
+    @property
+    def _captured(self) -> dict[int, Captured]:
+        """Those of this thread."""
+        if not hasattr(self._threads, "captured"):
+            self._threads.captured = {}
+        found: dict[int, Captured] = self._threads.captured
+        return found
+
+    def _add(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            self._queue.append(work)
+            self._queued += 1
+
+    def _add_run(self, binding: Binding) -> None:
+        blocks = {id(each.block): weakref.ref(each.block) for each in binding.tensors}
+        self._add(partial(_execute, binding.role, binding.session, binding.io, list(blocks.values()), binding.host))
+
+    def _wait(self, count: int) -> None:
+        """Do what was queued, up to so many things in all; behind one that fails, nothing makes sense any more."""
+        with self._lock:
+            while self._done < count:
+                self._done += 1
+                try:
+                    self._queue.popleft()()
+                except BaseException:
+                    self._queue.clear()
+                    self._done = self._queued
+                    raise
+
+
+class _Place:
+    """A tensor, without holding its memory."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._block, self._tensor = weakref.ref(tensor.block), tensor._replace(block=None)  # type: ignore[arg-type]
+
+    def memory(self) -> tuple[Array, Tensor]:
+        """Its bytes, and what they are."""
+        block = self._block()
+        assert block is not None, "memory was freed before what was queued for it was done"
+        tensor = self._tensor._replace(block=block)
+        assert 0 <= tensor.offset <= tensor.offset + tensor.size <= block.size, "a tensor goes beyond its memory"
+        content = np.ctypeslib.as_array((ctypes.c_uint8 * tensor.size).from_address(tensor.address))
+        return content, tensor
+
+
+def _signature(binding: Binding) -> dict[str, tuple[Any, ...]]:
+    """All that a captured graph depends on, by port; an output may have an input's name."""
+    inputs, outputs = (
+        {f"{side} {name}": (each.address, each.shape, each.dtype) for name, each in tensors.items()}
+        for side, tensors in (("input", binding.inputs), ("output", binding.outputs))
+    )
+    host = {f"input {name}": (array.ctypes.data, array.tobytes()) for name, array in binding.host.items()}
+    return {**inputs, **outputs, **host}
+
+
+def _execute(role: str, session: Any, io: Any, blocks: list[weakref.ref[Block]], host: object) -> None:
+    """Run a graph; a GPU would have read what lies on the `host` by now, so that is held."""
+    assert all(block() is not None for block in blocks), f"memory of the {role} graph was freed before it ran"
+    with running(role, "ONNX Runtime"):
+        session.run_with_iobinding(io)
+
+
+def _write(content: Array, place: _Place) -> None:
+    place.memory()[0][:] = content.ravel()
+
+
+def _clear(place: _Place) -> None:
+    place.memory()[0][:] = 0
+
+
+def _read(places: list[_Place], found: list[Array]) -> None:
+    found += [unstored(*place.memory()) for place in places]

@@ -1,0 +1,67 @@
+"""A batch at work on a device: how its tensors lie, what the host knows of them, and what is under way.
+
+Letters: B sources, K rows of each, R = B x K rows, S source length, M capacity.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+
+from txport.bundles.ports import ALL_ROWS, BATCH, BEAMS, ROOM, SOURCE
+from txport.runtimes.base import Ints
+from txport.runtimes.ort.cuda.ahead import Ahead
+from txport.runtimes.ort.cuda.workspace import Workspace, Workspaces, capacity_bucket
+
+
+class CudaState:
+    """Rows of the caller lie in slots, of which each source has as many; sources and slots that rest are computed too.
+
+    `lengths` (R,) are tokens in the caches, 0 for slots that rest. `on_device` (R,) are those that the device counts,
+    also for what is under way; None where nobody knows.
+    """
+
+    def __init__(self, workspaces: Workspaces, batch: int, places: int, max_length: int, count: int) -> None:
+        self.workspace: Workspace = workspaces.take()
+        weakref.finalize(self, workspaces.give_back, self.workspace).atexit = False
+        self.batch, self.width, self.places, self.max_length = batch, 1, places, max_length
+        self.capacity = capacity_bucket(1)
+        self.slots = np.arange(count)
+        self.lengths = np.zeros(batch, np.int64)
+        self.source_lengths = np.ones(batch, np.int64)
+        self.on_device: Ints | None = None
+        self.rows_side = self.source_side = 0  # which of both slabs holds the caches
+        self.is_clean = False  # whether the rows' caches are free of what another batch left
+        self.has_nan = False  # whether a row has said NaN, which would stay in its caches
+        self.ahead = Ahead()
+
+    @property
+    def size(self) -> int:
+        """R, the number of slots."""
+        return self.batch * self.width
+
+    @property
+    def length(self) -> int:
+        """How many places of the caches are in use: those of the longest row."""
+        return int(self.lengths.max(initial=0))
+
+    @property
+    def limit(self) -> int:
+        """Up to which length a slot may count: no cache and no position lies behind."""
+        return min(self.capacity, self.max_length)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """All that the addresses and shapes of its tensors follow from."""
+        return self.batch, self.width, self.capacity, self.places, self.rows_side, self.source_side
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The dynamic dims of ports, by name."""
+        return {BATCH: self.batch, BEAMS: self.width, ALL_ROWS: self.size, ROOM: self.capacity, SOURCE: self.places}
+
+    @property
+    def sources(self) -> Ints:
+        """Those that any of the caller's rows belongs to, in order."""
+        return np.unique(self.slots // self.width)

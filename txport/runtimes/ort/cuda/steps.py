@@ -1,0 +1,158 @@
+"""Steps of a batch: bound once, captured, queued before they are asked for, and read.
+
+Letters: B sources, K rows of each, R = B x K, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txport.bundles.ports import (
+    COUNT,
+    CROSS_ATTENTION,
+    IDS,
+    INPUT_IDS,
+    LOG_PROBS,
+    LOGITS,
+    NEXT_IDS,
+    PAST_LENGTHS,
+    PRESENT_LENGTHS,
+    SOURCE_LENGTHS,
+    STEP,
+)
+from txport.models.facts import Facts
+from txport.runtimes.base import Ints, Scores
+from txport.runtimes.ort.cuda.ahead import Asked
+from txport.runtimes.ort.cuda.caches import Caches
+from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, EAGER, Binding, Device, Fetched, Tensor, bind
+from txport.runtimes.ort.cuda.graphs import Graphs
+from txport.runtimes.ort.cuda.state import CudaState
+from txport.runtimes.ort.cuda.workspace import Bound
+
+Bools = NDArray[np.bool_]
+
+
+class Steps:
+    """The step graph over the memory of batches at work."""
+
+    def __init__(self, facts: Facts, graphs: Graphs, device: Device, caches: Caches) -> None:
+        self._facts, self._device, self._caches = facts, device, caches
+        self._session, self._graph = graphs.sessions[STEP], graphs.described[STEP]
+
+    def run(self, state: CudaState, tokens: Ints, active: Bools, top: int | None, align: bool) -> Scores:
+        """One step of all slots, of which some are active; then others are under way."""
+        size = self._facts.writes.size
+        top = None if top is None else min(top, size)
+        asked = Asked(min(1 << (top - 1).bit_length(), size) if top else 1, top is None, align)
+        fetched = state.ahead.take(tokens, active, asked)
+        if fetched is None:
+            self._tell(state, tokens, active)
+            fetched = self._queue(state, asked, tokens)
+        state.lengths += active
+        if top is not None:
+            self._look_ahead(state, asked, state.ahead.wanted(top))
+        return self._read(fetched, state, asked, top)
+
+    def _tell(self, state: CudaState, tokens: Ints, active: Bools) -> None:
+        """Upload what the device does not know: tokens that are not the best ones, and lengths that it did not count.
+
+        A slot that rests counts too, and begins anew before it would leave the caches.
+        """
+        self._caches.clear_rows(state)
+        if state.ahead.best is None or not state.ahead.follows(tokens, active):
+            self._tell_tokens(state, tokens)
+        counted = state.on_device
+        if counted is None or (counted[active] != state.lengths[active]).any() or counted.max() >= state.limit:
+            self._tell_lengths(state, state.lengths)
+
+    def _tell_tokens(self, state: CudaState, tokens: Ints) -> None:
+        given = np.where(tokens < 0, self._facts.writes.pad, tokens).reshape(state.batch, state.width)
+        self._device.upload(given, self._tokens(state))
+
+    def _tell_lengths(self, state: CudaState, lengths: Ints) -> None:
+        self._device.upload(lengths, self._lengths(state))
+        state.on_device = lengths.copy()
+
+    def _queue(self, state: CudaState, asked: Asked, tokens: Ints) -> Fetched:
+        """One step from what the device holds: these tokens, and lengths as they are counted."""
+        assert state.on_device is not None
+        bound = self._bound(state, asked.tokens)
+        graph = bound.graph
+        if not self._device.is_captured(graph):
+            if state.limit - state.on_device.max() >= CAPTURE_RUNS:
+                self._device.run(bound.binding, graph)  # which steps three times, so what it counted is told anew
+                self._tell_tokens(state, tokens)
+                self._tell_lengths(state, state.on_device)
+            else:
+                graph = EAGER
+        return self._run_step(state, bound, graph, asked)
+
+    def _look_ahead(self, state: CudaState, asked: Asked, count: int) -> None:
+        """Queue steps until so many are under way, as far as there is room, each from the last one's best tokens."""
+        bound = self._bound(state, asked.tokens)
+        if not self._device.is_captured(bound.graph):
+            return
+        assert state.on_device is not None
+        while len(state.ahead) < count and state.on_device.max() < state.limit:
+            state.ahead.add(self._run_step(state, bound, bound.graph, asked), asked)
+
+    def _run_step(self, state: CudaState, bound: Bound, graph: int, asked: Asked) -> Fetched:
+        assert state.on_device is not None
+        self._device.run(bound.binding, graph)
+        state.on_device += 1
+        outputs = bound.binding.outputs
+        more = [outputs[LOGITS]] if asked.logits else []
+        if asked.align:
+            more.append(outputs[CROSS_ATTENTION])
+        return self._device.fetch(_both(outputs), *more)
+
+    def _read(self, fetched: Fetched, state: CudaState, asked: Asked, top: int | None) -> Scores:
+        """What a step says of all slots."""
+        both, *more = fetched.arrays()
+        size = 8 * state.size * asked.tokens
+        shape = (state.size, asked.tokens)
+        ids, values = both[:size].view(np.int64).reshape(shape), both[size:].view(np.float32).reshape(shape)
+        state.ahead.best = ids[:, 0]
+        state.has_nan |= bool(np.isnan(values[:, 0]).any())
+        attention = more.pop() if asked.align else None
+        return Scores(more[0], None, attention) if top is None else Scores(values[:, :top], ids[:, :top], attention)
+
+    def _bound(self, state: CudaState, count: int) -> Bound:
+        """The step graph over the memory of a state, for so many of the best tokens."""
+        return state.workspace.bound((STEP, count, *state.shape), lambda: self._bind(state, count))
+
+    def _bind(self, state: CudaState, count: int) -> Binding:
+        workspace, dims = state.workspace, {**state.dims, COUNT: count}
+        tokens, lengths, own = self._tokens(state), self._lengths(state), self._caches.tensors(state, "row")
+        inputs = {INPUT_IDS: tokens, PAST_LENGTHS: lengths, **dict(zip(self._caches.names("row"), own, strict=True))}
+        if self._facts.task == "seq2seq":
+            inputs[SOURCE_LENGTHS] = workspace.tensor("source lengths", (state.batch,), "int64")
+            inputs.update(zip(self._caches.names("source"), self._caches.tensors(state, "source"), strict=True))
+        found = workspace.tensor(f"best {count}", (12 * state.size * count,), "uint8")  # ids, log-probs
+        shape = (state.size, count)
+        outputs = {
+            IDS: found._replace(shape=shape, dtype="int64"),
+            LOG_PROBS: found._replace(offset=8 * state.size * count, shape=shape, dtype="float32"),
+            NEXT_IDS: tokens,
+            PRESENT_LENGTHS: lengths,
+            **dict(zip(self._graph.present("row").values(), own, strict=True)),
+        }
+        for name in (LOGITS, CROSS_ATTENTION)[: 1 if self._facts.attention is None else 2]:
+            port = self._graph.port(name)
+            outputs[name] = workspace.tensor(name, port.shape(dims), port.dtype)
+        return bind(self._device, STEP, self._session, inputs, outputs, {COUNT: np.array([count])})
+
+    def _tokens(self, state: CudaState) -> Tensor:
+        return state.workspace.tensor("tokens", (state.batch, state.width), "int64")
+
+    def _lengths(self, state: CudaState) -> Tensor:
+        return state.workspace.tensor("lengths", (state.size,), "int64")
+
+
+def _both(outputs: Mapping[str, Tensor]) -> Tensor:
+    """The best tokens and their log-probabilities as one tensor of bytes."""
+    ids, values = outputs[IDS], outputs[LOG_PROBS]
+    return ids._replace(shape=(ids.size + values.size,), dtype="uint8")
