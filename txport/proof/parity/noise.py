@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from txport.proof.masks import bound_of, cut_off
-from txport.runtimes.base import Inputs, Ints, Scores, State, scores
-
-if TYPE_CHECKING:
-    from txport.runtimes.pytorch import TorchRuntime
+from txport.runtimes.base import Inputs, Ints, Runtime, Scores, State, scores
 
 
 class Noisy:
-    """PyTorch with logits that are moved at random, each by no more than a share of the largest.
+    """A runtime, PyTorch first of all, whose logits are moved at random, each by no more than a share of the largest.
 
-    It is asked again and again for the same sources: each is encoded once, and its state, which no step changes, kept.
+    It is asked again and again for the same sources: each is encoded once and kept, since no step changes a state.
     """
 
-    def __init__(self, runtime: TorchRuntime, share: float, seed: int) -> None:
+    def __init__(self, runtime: Runtime, share: float, seed: int) -> None:
         self._runtime, self._share = runtime, share
         self._rng = np.random.default_rng(seed)
         self._started: dict[bytes, State] = {}
