@@ -109,7 +109,7 @@ def test_each_requirement_is_judged() -> None:
 
 def test_the_lines_ask_for_what_the_target_promises() -> None:
     assert len({line.name for line in LINES}) == len(LINES)
-    assert len({quick(line).name for line in LINES}) == len(LINES) - 1  # a batch of 8 is one of few
+    assert len({quick(line).name for line in LINES}) == len(LINES)
     first = LINES[0]
     assert (first.checkpoint, first.at_most, dict(first.peers)) == (BASE, 0.25, {EAGER: 8.0, COMPILED: 1.5, CT2: 3.0})
     assert all(search_of(line).forced == (line.beams > 1 and line.checkpoint != G2P) for line in LINES)
@@ -159,7 +159,8 @@ def test_the_compiled_step_finds_what_pytorch_finds(tmp_path: Path) -> None:
 
 def test_every_line_runs_without_a_gpu(tmp_path: Path) -> None:
     place = Place(work=tmp_path, runtime="cuda-stand-in", device="cpu", compiler="eager", rounds=2)
-    lines = [replace(quick(LINES[0]), precision="fp32"), replace(quick(LINES[2]), precision="fp32")]
+    peers = MappingProxyType({EAGER: 8.0, CT2: 3.0})  # another process would compile for as long as all else takes
+    lines = [replace(quick(line), precision="fp32", peers=peers) for line in (LINES[0], LINES[2])]
     run = Run(place, Budget(300), lines, None)
     run.proofs = [(TINY, "fp32")]
     result = all_of(run)
@@ -170,9 +171,8 @@ def test_every_line_runs_without_a_gpu(tmp_path: Path) -> None:
     assert about["parity"]["verdict"] == "pass"
     assert set(about["step"]["nodes"]) == {"CPUExecutionProvider"}
     greedy, beams = result["lines"]
-    assert set(greedy["sides"]) == {"txport", EAGER, COMPILED}
-    assert set(beams["sides"]) == {"txport", EAGER}
     for record in (greedy, beams):
+        assert set(record["sides"]) == {"txport", EAGER}
         assert set(record["equal targets"].values()) == {record["targets"]}
     json.dumps(result)
     printed = report.whole(result)
