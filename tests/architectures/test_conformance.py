@@ -25,7 +25,6 @@ from txport.models.checkpoint import load_checkpoint
 from txport.models.facts import LENGTH, Facts
 from txport.proof.parity.check import exact_of
 from txport.proof.parity.exact import Exact, one_pass
-from txport.proof.proven import proven_on
 from txport.runtimes.base import EncoderRuntime, Runtime
 from txport.runtimes.inputs import Source, batch, drawn_features
 from txport.runtimes.pytorch import TorchRuntime
@@ -68,7 +67,7 @@ def bundle(request: pytest.FixtureRequest, preset: str, tmp_path_factory: pytest
 
 @pytest.fixture(scope="module")
 def runtime(bundle: Bundle) -> Runtime:
-    name, provider = proven_on(bundle.manifest.target)
+    name, provider = runtimes.home(bundle.manifest.target)
     return runtimes.load(name, bundle, provider=provider)
 
 

@@ -24,12 +24,8 @@ LOOPS = frozenset({"Loop", "Scan"})  # no exporter writes them, but the one loop
 # Operators that may do without an input; ONNX Runtime 1.31 dies of one that may not.
 OPTIONAL = frozenset(
     {
-        "Attention",
-        "DynamicQuantizeMatMul",
-        "GroupQueryAttention",
-        "MatMulNBits",
-        "MultiHeadAttention",
-        "SkipLayerNormalization",
+        *("GroupQueryAttention", "MultiHeadAttention", "MatMulNBits", "DynamicQuantizeMatMul"),
+        *("Attention", "SkipLayerNormalization"),
     }
 )
 

@@ -39,8 +39,15 @@ CHECKPOINT_VALUES = {"name": str, "sha256": str}
 KEPT_VALUES = {"kept": list, "share": float, "limit": float, "bytes": int, "bytes_before": int}
 FILE_VALUES = {"sha256": str, "bytes": int}
 SHARED_VALUES = {"file": str, "offset": int, "dtype": str, "dims": list}
-# Of a number, by NumPy's name for its type.
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
+BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint8": 1,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
+}  # of a number, by NumPy's name
 MOST_DIMS = 8
 FEWEST_BITS = 4  # of a weight
 

@@ -70,7 +70,7 @@ class DeviceOps(Counted):
         for size, some in groupby(maps, key=lambda each: each.out_features):
             alike = list(some)
             sizes = [size] * len(alike)
-            found += [alike[0](x)] if len(alike) == 1 else torch.split(self.packed(x, alike), sizes, -1)  # type: ignore[no-untyped-call]
+            found += [alike[0](x)] if len(alike) == 1 else torch.split(self.packed(x, alike), sizes, -1)
         return tuple(found)
 
     def packed(self, x: Tensor, maps: Sequence[Linear]) -> Tensor:
