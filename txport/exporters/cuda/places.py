@@ -93,11 +93,13 @@ def _by_source(tracer: Tracer, x: Symbol, numbers: Symbol) -> Symbol:
 
 
 def _mean_of_heads(tracer: Tracer, weights: Symbol) -> Symbol:
-    """Over the last dim: a mean over one in the middle needs another library."""
-    turned = tracer.op("heads", "Transpose", [weights.value], perm=(0, 2, 3, 1))
-    mean = tracer.op("heads/mean", "ReduceMean", [turned, tracer.constant(np.array([-1]))], keepdims=0)  # (B, K, S)
+    """As a product: a mean over a dim in the middle needs another library, and ONNX Runtime would make one of it."""
+    heads = int(weights.examples[0].shape[1])
+    turned = tracer.op("heads", "Transpose", [weights.value], perm=(0, 2, 1, 3))
+    shares = tracer.constant(np.full((1, heads), 1 / heads, np.float32))
+    mean = tracer.op("heads/mean", "MatMul", [shares, turned])  # (B, K, 1, S)
     one, other = (mean_of_heads(each) for each in weights.examples)
-    return tracer.given(tracer.op("heads/rows", "Flatten", [mean], axis=2), (one, other))
+    return tracer.given(tracer.op("heads/rows", "Flatten", [mean], axis=3), (one, other))
 
 
 PLACE_FORMS: dict[str, Form] = {
