@@ -48,7 +48,7 @@ SIZES = {
     BEAMS: (2, 5),
     ROOM: (15, 7),
     ALL_ROWS: (3 * 2, 2 * 5),
-    COUNT: (4, 3),
+    COUNT: (4, 9),
     TOKENS: (18, 2),
     PAST: (6, 12),
     f"{PAST} + {TOKENS}": (6 + 18, 12 + 2),

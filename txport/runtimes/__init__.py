@@ -60,7 +60,6 @@ RUNTIMES = {
     "ort": Entry(
         "txport.runtimes.ort.runtime", "onnxruntime", "txport", ("portable", "cpu", "cuda", "foreign"), single=True
     ),
-    "cuda-stand-in": Entry("txport.runtimes.ort.cuda.stand_in", "onnx", "txport[export]", ("cuda",), "fp32"),
     "openvino": Entry(
         "txport.runtimes.openvino.runtime", "openvino", "txport[openvino]", ("portable",), aborts=True, streams=True
     ),
@@ -73,6 +72,7 @@ RUNTIMES = {
     "reference": Entry("txport.runtimes.reference", "onnx", "txport[export]", ("portable", "foreign"), single=True),
     "torch": Entry("txport.runtimes.pytorch", "torch", "txport[export]", ()),
     "tract": Entry("txport.runtimes.tract", "tract", "txport[tract]", ("portable",), aborts=True),
+    "cuda-stand-in": Entry("txport.runtimes.ort.cuda.stand_in", "onnx", "txport[export]", ("cuda",), "fp32"),
 }
 MODULES = {name: entry.module for name, entry in RUNTIMES.items()}
 GRAPH_RUNTIMES = tuple(name for name, entry in RUNTIMES.items() if entry.targets)

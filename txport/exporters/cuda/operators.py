@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from txport.bundles.ports import COUNT
 from txport.exporters.cuda.places import PLACE_FORMS
 from txport.exporters.forms import FORMS
 from txport.exporters.forms.common import cast, code_of, require
 from txport.exporters.fused.operators import bias_of, cap_of, gelu, scale_of, single
 from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.symbols import Form, Symbol, Tracer
+from txport.exporters.trace import SIZES
 from txport.models.parts import Attention, additive
 
 ATTENTION, ROTARY, WRITE = "Attention", "RotaryEmbedding", "TensorScatter"
@@ -168,7 +170,7 @@ def _write_at(tracer: Tracer, cache: Symbol, new: Symbol, places: Symbol) -> Sym
 
 def _likeliest(tracer: Tracer, scores: Symbol, count: Symbol) -> tuple[Symbol, Symbol]:
     values = tracer.ops("likeliest", "TopK", [scores.value, count.value], 2)
-    found = [each.new_zeros(len(each), size) for each, size in zip(scores.examples, (4, 3), strict=True)]
+    found = [each.new_zeros(len(each), size) for each, size in zip(scores.examples, SIZES[COUNT], strict=True)]
     return tracer.given(values[0], (found[0], found[1])), tracer.given(values[1], (found[0].long(), found[1].long()))
 
 

@@ -145,7 +145,9 @@ def _bisect_outputs(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int
         cause, also = describe_weight(first), tuple(each.name for each in others)
         return Culprit("", f"the weight {first.name}", cause.kind, cause.what, also=also)
     reference, cases = Reference(exact_of(bundle, checkpoint), bundle.manifest), draw_cases(bundle, seed, more)
-    runtime, tolerance = runtimes.load("ort", bundle), tolerance_of(bundle.manifest.precision)
+    name, provider = runtimes.home(bundle.manifest.target)
+    runtime = runtimes.load(name, bundle, provider=provider)
+    tolerance = tolerance_of(bundle.manifest.precision)
     for case in cases:
         for call in reference.replay(case, seed):
             where = f"the {call.role} graph"

@@ -110,13 +110,17 @@ def make_probe(
 
     `table` says what its initializers are, `record` which parts of the model run in its place.
     """
-    plain, isolated = (shown(load(), manifest) for _ in range(2))
+
+    def looked_at() -> ir.Model:
+        return shown(load(), manifest)
+
+    plain, isolated = looked_at(), looked_at()
     taps = find_taps(plain, table, manifest.graphs[role], model, record)
     for each in (plain, isolated):
         show(each, [tap.value for tap in taps])
     isolate(isolated, taps, WIDE if manifest.target == "cuda" else manifest.dtype)
     runners = Runner(plain, folder), Runner(isolated, folder)
-    return Probe(role, manifest.precision, folder, load, model, tuple(taps), *runners)
+    return Probe(role, manifest.precision, folder, looked_at, model, tuple(taps), *runners)
 
 
 def shown(model: ir.Model, manifest: Manifest) -> ir.Model:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from txport.bundles.forms import Stored
-from txport.bundles.ports import CROSS_ATTENTION, IDS, NEXT_IDS, Graph
+from txport.bundles.ports import CROSS_ATTENTION, IDS, NEXT_IDS, PRESENT_LENGTHS, Graph
 from txport.errors import ParityError
 from txport.models.facts import StateTensor
 from txport.models.parts import NORM_TYPES
@@ -29,6 +29,7 @@ Array = NDArray[Any]
 IN, OUT, PORT = "in", "out", "port"
 # Operators that multiply with a weight, and which of their inputs it is.
 LINEAR = {"Gemm": 1, "MatMul": 1, "FusedMatMul": 1, "DynamicQuantizeMatMul": 1, "MatMulNBits": 1, "QGemm": 3}
+NO_PARTS = (IDS, NEXT_IDS, PRESENT_LENGTHS)  # outputs: two tokens may be as good, and lengths are counted
 LOOKUPS = ("Gather", "GatherBlockQuantized")
 CONVOLUTION = "Conv"
 NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
@@ -112,9 +113,7 @@ def find_taps(
     names = (str(each.name) for each in ends)
     states = {name: each for each, name in ports.present().items()}
     found += [
-        Tap((name,), PORT, name, state=states.get(name))
-        for name in names
-        if name not in known and name not in (IDS, NEXT_IDS)
+        Tap((name,), PORT, name, state=states.get(name)) for name in names if name not in known and name not in NO_PARTS
     ]  # two tokens may be as good
     return sorted(found, key=lambda tap: (order.get(tap.value, -1), (OUT, PORT, IN).index(tap.side), tap.modules))
 
