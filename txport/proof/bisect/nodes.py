@@ -50,7 +50,7 @@ def _run(evidence: TapEvidence) -> dict[str, Array]:
     model = finding.probe.load()
     names = [str(value.name) for node in evidence.span.nodes for value in node.outputs]
     show(model, names)
-    isolate(model, finding.probe.taps, "float16" if finding.probe.precision == "fp16" else "float32")
+    isolate(model, finding.probe.taps, finding.probe.dtype)
     shown = Runner(model, finding.probe.folder).run(finding.observation.feed)
     varying = _varying(evidence)
     return {name: shown[name] for name in names if name in varying and shown[name].dtype.kind == "f"}

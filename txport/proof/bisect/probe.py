@@ -45,6 +45,7 @@ class Probe:
 
     role: str
     precision: str
+    dtype: str  # in which it is looked at
     folder: Path  # of its weights
     load: Callable[[], ir.Model]
     model: nn.Module  # that it is held against
@@ -118,9 +119,10 @@ def make_probe(
     taps = find_taps(plain, table, manifest.graphs[role], model, record)
     for each in (plain, isolated):
         show(each, [tap.value for tap in taps])
-    isolate(isolated, taps, WIDE if manifest.target == "cuda" else manifest.dtype)
+    dtype = WIDE if manifest.target == "cuda" else manifest.dtype
+    isolate(isolated, taps, dtype)
     runners = Runner(plain, folder), Runner(isolated, folder)
-    return Probe(role, manifest.precision, folder, looked_at, model, tuple(taps), *runners)
+    return Probe(role, manifest.precision, dtype, folder, looked_at, model, tuple(taps), *runners)
 
 
 def shown(model: ir.Model, manifest: Manifest) -> ir.Model:
