@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from txport.bundles.ports import COUNT, MORE, Graph
+from txport.bundles.device_ports import ON_HOST
+from txport.bundles.ports import Graph
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts
 from txport.runtimes.ort.cuda.device import Array, Binding, Device, Tensor, bind, bytes_of
 from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.sessions import Sessions
-
-ON_HOST = (COUNT, MORE)  # inputs that shapes follow from
 
 
 class Graphs:
