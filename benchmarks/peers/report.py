@@ -26,15 +26,16 @@ def falls_short(record: Record) -> bool:
     return verdict(record) not in ("reached", "not judged")
 
 
-def row(record: Record) -> list[str]:
-    """A line's cells."""
+def row(record: Record, where: str = "") -> list[str]:
+    """A line's cells; `where` is the letter of the machine."""
+    measured = f"{record['date']} {where}".strip()
     required = "" if record["required"] is None else f"{record['required']:g}"
     start = [record["name"], record["against"], record["unit"]]
     if "ratio" not in record:
-        return [*start, "", "", "", required, "", verdict(record), record["date"]]
+        return [*start, "", "", "", required, "", verdict(record), measured]
     figures = [quartiles(record[side], ".0f" if record[side]["median"] >= 10 else ".2f") for side in ("txport", "peer")]
     equal = f"{record['equal_rows']} of {record['rows']}"
-    return [*start, *figures, quartiles(record["ratio"], ".2f"), required, equal, verdict(record), record["date"]]
+    return [*start, *figures, quartiles(record["ratio"], ".2f"), required, equal, verdict(record), measured]
 
 
 def sentence(record: Record) -> str:
@@ -72,22 +73,40 @@ def reasons(records: Sequence[Record]) -> list[str]:
 def markdown(result: Mapping[str, Any]) -> str:
     """The whole page: machine, rules, table, settings."""
     records: Sequence[Record] = result["lines"]
-    parts = ["# Measured beside its peers", introduction(result), pipes(HEADERS, map(row, records))]
+    machines = machines_of(records)
+    rows = [row(record, letter_of(machines, record)) for record in records]
+    parts = ["# Measured beside its peers", introduction(result, machines), pipes(HEADERS, rows)]
     if why := reasons(records):
         parts.append("\n".join(f"- {reason}" for reason in why))
     parts += ["## Settings that were best", pipes(("what", "txport", "against", "peer"), settings(records))]
     return "\n\n".join(parts) + "\n"
 
 
-def introduction(result: Mapping[str, Any]) -> str:
-    """Machine, versions, rules, and how to measure again."""
-    machine, protocol = result["machine"], result["protocol"]
+def machines_of(records: Sequence[Record]) -> list[str]:
+    """The machines that lines were measured on, in words."""
+    return list(dict.fromkeys(_in_words(record["machine"]) for record in records))
+
+
+def _in_words(machine: Mapping[str, Any]) -> str:
+    kernels = ", ".join(machine.get("instructions", ["whose instructions were not recorded"]))
+    return f"{machine['cpu']} ({kernels}), {machine['cores']} cores, {machine['system']}"
+
+
+def letter_of(machines: Sequence[str], record: Record) -> str:
+    """The letter of a line's machine; none where there is one machine."""
+    return chr(ord("A") + machines.index(_in_words(record["machine"]))) if len(machines) > 1 else ""
+
+
+def introduction(result: Mapping[str, Any], machines: Sequence[str]) -> str:
+    """Machines, versions, rules, and how to measure again."""
+    protocol = result["protocol"]
+    lettered = [f"{chr(ord('A') + number)}: {each}" for number, each in enumerate(machines)]
+    where = "; ".join(lettered if len(machines) > 1 else machines)
     versions = ", ".join(f"{name} {number}" for name, number in sorted(result["versions"].items()))
     rounds = sorted({record["rounds"] for record in result["lines"]})
     sizes = f"Lines without a name: {protocol['checkpoint']}, with {protocol['vocabulary']:,} tokens and random weights"
     lengths = f"sources and prompts have {protocol['source']} tokens unless it is said, targets {protocol['tokens']}"
-    kernels = ", ".join(machine["instructions"])
-    return f"""Measured on {machine["cpu"]} ({kernels}), {protocol["cores"]} cores, {machine["system"]}.
+    return f"""Measured on {protocol["cores"]} cores of {where}.
 {versions}.
 `make bench-peers` measures again; `benchmarks/results/peers-cpu.json` has every figure and every setting tried.
 
