@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.text import Text
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.ports import Port
 from txport.cli.guard import echo, results, write
-from txport.fastest import MEASURE
+from txport.fastest import MEASURE, Fact
 from txport.system.terminal import one_line
 
 if TYPE_CHECKING:
@@ -215,8 +215,8 @@ def show_diagnosis(found: Diagnosis) -> None:
     show_gpu(found.gpu)
     echo()
     if found.fastest:
-        fast = [(each.task, each.best, f"{each.times:.2f}", each.other, each.measured) for each in found.fastest]
-        show("Fastest on processors like this one", ["task", "best", "times", "as fast as", "measured on"], fast)
+        headers = ["best", "times", "as fast as", "in", "measured on"]
+        show("Fastest on processors like this one", headers, _fastest(found.fastest))
     else:
         echo(f"what is fastest was not measured on a processor like this one; {MEASURE} measures here")
     for problem in found.problems:
@@ -225,6 +225,25 @@ def show_diagnosis(found: Diagnosis) -> None:
     if not found.problems:
         echo()
         echo("no problems found")
+
+
+def _fastest(facts: Sequence[Fact]) -> Iterator[tuple[str, ...]]:
+    """A row for all tasks in which one thing was faster than another, with the least and the most."""
+    pairs: dict[tuple[str, str, str], list[Fact]] = {}
+    for each in facts:
+        pairs.setdefault((each.best, each.other, each.measured), []).append(each)
+    for (best, other, measured), some in pairs.items():
+        times = sorted({f"{each.times:.2f}" for each in some}, key=float)
+        yield best, " to ".join(dict.fromkeys([times[0], times[-1]])), other, _tasks(some), measured
+
+
+def _tasks(facts: Sequence[Fact]) -> str:
+    """Where they were measured: "base, batch 1" and "base, bulk" make "base: batch 1, bulk"."""
+    models: dict[str, list[str]] = {}
+    for each in facts:
+        model, _, what = each.task.partition(", ")
+        models.setdefault(model, []).append(what)
+    return "; ".join(f"{model}: {', '.join(filter(None, what))}".rstrip(": ") for model, what in models.items())
 
 
 def show_gpu(found: Nvidia) -> None:
