@@ -216,7 +216,7 @@ def show_diagnosis(found: Diagnosis) -> None:
     echo()
     if found.fastest:
         headers = ["best", "times", "as fast as", "in", "measured on"]
-        show("Fastest on processors like this one", headers, _fastest(found.fastest))
+        show("Fastest on processors like this one", headers, list(_fastest(found.fastest)))
     else:
         echo(f"what is fastest was not measured on a processor like this one; {MEASURE} measures here")
     for problem in found.problems:
