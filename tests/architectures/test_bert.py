@@ -98,7 +98,7 @@ def test_every_variant_is_proven_on_both_targets(number: int, tmp_path: Path) ->
         bundle = txport.export(tmp_path / "checkpoint", tmp_path / "-".join(kind), target=kind[0], precision=kind[1])
         assert bundle.manifest.parity["verdict"] == "pass"
         assert list(bundle.manifest.graphs) == ["model"]
-    result = verify(bundle.path)
+    result = verify(tmp_path / "cpu-fp32")
     assert {each.name: each.verdict for each in result.checks if each.name in ("outputs", "batch")} == {
         "outputs": "pass",
         "batch": "pass",

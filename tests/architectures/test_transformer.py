@@ -66,11 +66,12 @@ def export(config: TransformerConfig, folder: Path, **options: Any) -> tuple[str
 @pytest.mark.parametrize("target", OFFERED)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_each_variant_passes_parity_and_finds_what_pytorch_finds(name: str, target: str, tmp_path: Path) -> None:
-    checkpoint, bundle = export(variant(name), tmp_path, target=target)
+    checkpoint, bundle = export(variant(name), tmp_path, target=target, precision="fp32")
     assert bundle.manifest.parity["verdict"] == "pass"
     loaded = load_checkpoint(checkpoint)
     assert loaded.config == variant(name)
-    both = [runtimes.load_torch(loaded), runtimes.load("ort", bundle)]
+    name, provider = runtimes.home(bundle.manifest.target)
+    both = [runtimes.load_torch(loaded), runtimes.load(name, bundle, provider=provider)]
     search = SearchOptions(max_new_tokens=12, beams=2)
     expected, actual = (generate(runtime, SOURCES, loaded.facts, search) for runtime in both)
     assert [[one.tokens for one in each] for each in actual] == [[one.tokens for one in each] for each in expected]
@@ -174,7 +175,8 @@ def test_a_large_vocabulary_that_is_not_screened_finds_the_same_tokens(changes: 
     config = tiny_config(target_vocab_size=4100, tied="none", max_length=16, **changes)
     checkpoint, bundle = export(config, tmp_path, target="cpu")
     loaded = load_checkpoint(checkpoint)
-    both = [runtimes.load_torch(loaded), runtimes.load("ort", bundle)]
+    name, provider = runtimes.home(bundle.manifest.target)
+    both = [runtimes.load_torch(loaded), runtimes.load(name, bundle, provider=provider)]
     search = SearchOptions(max_new_tokens=10, scores=False)
     expected, actual = (generate(runtime, SOURCES, loaded.facts, search) for runtime in both)
     assert [each[0].tokens for each in actual] == [each[0].tokens for each in expected]

@@ -111,4 +111,4 @@ def test_in_a_real_bash(here: Path) -> None:
 
     assert offered("txport run g2p") == ["g2p-en"]
     assert offered("txport run preset : ti") == ["tiny"]
-    assert offered("txport export --target c") == ["cpu"]
+    assert offered("txport export --target c") == ["cpu", "cuda"]

@@ -109,7 +109,7 @@ def _export_at_no_cost(bundle: Path) -> None:
 
     manifest: Manifest = load_bundle(bundle).manifest
     stand_ins: Any = (release, proven)
-    toy = SimpleNamespace(name="toy", outline=SimpleNamespace(single=False))
+    toy = SimpleNamespace(name="toy", outline=SimpleNamespace(fp32_only=""))
     stand_ins[0].load_checkpoint = lambda name, **how: toy
     stand_ins[1].write = write
     stand_ins[1].prove = lambda bundle, checkpoint: (bundle, SimpleNamespace(passed=True))

@@ -112,7 +112,10 @@ def _take_place(
 ) -> None:
     """Put a node before another, its outputs where others were, and take away what it stands for."""
     model.graph.insert_before(place, fused)
+    named = {new: old.name for old, new in outputs.items() if old.is_graph_output()}
     for old, new in outputs.items():
         new.type, new.shape = old.type, old.shape
         old.replace_all_uses_with(new, replace_graph_outputs=True)
     model.graph.remove(list(gone), safe=True)
+    for new, name in named.items():  # as the ports say
+        new.name = name

@@ -93,14 +93,11 @@ def _by_source(tracer: Tracer, x: Symbol, numbers: Symbol) -> Symbol:
 
 
 def _mean_of_heads(tracer: Tracer, weights: Symbol) -> Symbol:
-    """As a product with one matrix on the right: a mean needs another library, and one on the left is copied."""
-    heads = int(weights.examples[0].shape[1])
+    """Over the last dim: a product would need a constant matrix, which no proof knows."""
     turned = tracer.op("heads", "Transpose", [weights.value], perm=(0, 2, 3, 1))
-    shares = tracer.constant(np.full((heads, 1), 1 / heads, np.float32))
-    mean = tracer.op("heads/mean", "MatMul", [turned, shares])  # (B, K, S, 1)
+    mean = tracer.op("heads/mean", "ReduceMean", [turned, tracer.constant(np.array([-1]))], keepdims=0)  # (B, K, S)
     one, other = (mean_of_heads(each) for each in weights.examples)
-    flat = tracer.op("heads/last", "Flatten", [mean], axis=2)  # (B * K, S)
-    return tracer.given(flat, (one, other))
+    return tracer.given(tracer.op("heads/rows", "Flatten", [mean], axis=2), (one, other))
 
 
 PLACE_FORMS: dict[str, Form] = {

@@ -64,7 +64,7 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
                 values = known[held.name]
                 expected = values.astype(dtype) if values.dtype.kind == "f" else values
                 yield compare(WEIGHTS, role, 0, held.name, expected, held.values, 0.0, kind=WEIGHTS)
-            elif not (is_arithmetic(held.values) or is_uniform(held.values)):
+            elif not is_arithmetic(held.values):
                 note = f"{held.values.shape} is no weight of the checkpoint, and nothing known is computed from one"
                 yield wrong(held.name, note, case=WEIGHTS, runtime=role, step=0, kind=WEIGHTS)
         yield from compare_epsilons(role, bundle, checkpoint.outline)
@@ -195,11 +195,6 @@ def projection_of(model: Model) -> Linear:
 def is_arithmetic(values: Array) -> bool:
     """Whether a tensor is too little to be a weight: one number, no number, or the whole ones of shapes and places."""
     return values.size <= 1 or values.dtype in (np.int64, np.int32, np.bool_)
-
-
-def is_uniform(values: Array) -> bool:
-    """Whether it is one number, however often: shares of a mean."""
-    return bool((values == values.flat[0]).all())
 
 
 def finest(matrix: Array, form: Form) -> Array:

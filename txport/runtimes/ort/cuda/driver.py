@@ -63,7 +63,8 @@ class CudaRuntime:
             return self._prefill(source, source_lengths, max_length)
         count, reads = len(source), self.facts.reads
         size = reads.longest if isinstance(reads, Features) else source_bucket(source.shape[1], reads.longest)
-        state = CudaState(self._workspaces, batch_bucket(count), size, max_length, count)
+        capacity = capacity_bucket(1, self.facts.writes.longest)
+        state = CudaState(self._workspaces, batch_bucket(count), size, capacity, max_length, count)
         state.source_lengths[:count] = source_lengths
         name, pad = (INPUT_FEATURES, 0) if isinstance(reads, Features) else (INPUT_IDS, reads.pad)
         port = self._described[ENCODER].port(name)
@@ -83,8 +84,8 @@ class CudaRuntime:
     def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> CudaState:
         """All but the last token of each prompt into the rows' caches."""
         count, size = prompts.shape
-        state = CudaState(self._workspaces, batch_bucket(count), 0, max_length, count)
-        state.capacity = capacity_bucket(size)
+        capacity = capacity_bucket(size, self.facts.writes.longest)
+        state = CudaState(self._workspaces, batch_bucket(count), 0, capacity, max_length, count)
         self._caches.clear_rows(state)
         filled = np.full((state.batch, size), self.facts.writes.pad)
         filled[:count] = prompts
@@ -145,7 +146,7 @@ class CudaRuntime:
         state.lengths[~active] = 0
         assert state.length < state.max_length, "a step beyond max_length"
         if state.length == state.capacity:
-            self._caches.grow(state, "row", 2 * state.capacity)
+            self._caches.grow(state, "row", min(2 * state.capacity, max(state.max_length, self.facts.writes.longest)))
         return self._steps.run(state, seated, active, top, align).of(state.slots), state
 
     def _tell_source_lengths(self, state: CudaState) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 from txport.bundles.ports import ALL_ROWS, BATCH, BEAMS, ROOM, SOURCE
 from txport.runtimes.base import Ints
 from txport.runtimes.ort.cuda.ahead import Ahead
-from txport.runtimes.ort.cuda.workspace import Workspace, Workspaces, capacity_bucket
+from txport.runtimes.ort.cuda.workspace import Workspace, Workspaces
 
 
 class CudaState:
@@ -22,11 +22,13 @@ class CudaState:
     also for what is under way; None where nobody knows.
     """
 
-    def __init__(self, workspaces: Workspaces, batch: int, places: int, max_length: int, count: int) -> None:
+    def __init__(
+        self, workspaces: Workspaces, batch: int, places: int, capacity: int, max_length: int, count: int
+    ) -> None:
         self.workspace: Workspace = workspaces.take()
         weakref.finalize(self, workspaces.give_back, self.workspace).atexit = False
         self.batch, self.width, self.places, self.max_length = batch, 1, places, max_length
-        self.capacity = capacity_bucket(1)
+        self.capacity = capacity
         self.slots = np.arange(count)
         self.lengths = np.zeros(batch, np.int64)
         self.source_lengths = np.ones(batch, np.int64)

@@ -95,6 +95,6 @@ def source_bucket(size: int, longest: int) -> int:
     return max(size, min(SHORTEST_SOURCE * batch_bucket(-(-size // SHORTEST_SOURCE)), longest))
 
 
-def capacity_bucket(size: int) -> int:
-    """Room for so many tokens of a row."""
-    return max(FIRST_CAPACITY, 1 << max(size - 1, 0).bit_length())
+def capacity_bucket(size: int, longest: int) -> int:
+    """Room for so many tokens of a row, but no more than a model can write: tables of positions end there."""
+    return max(size, min(max(FIRST_CAPACITY, 1 << max(size - 1, 0).bit_length()), longest))
