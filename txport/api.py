@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from txport import runtimes
 from txport.arguments import checked_features, listed, many, paired, require_many, require_unknown, sizes, token_ids
+from txport.bundles.bundle import Bundle
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
 from txport.errors import BundleError, TextError, UnsupportedError, quoted
 from txport.generated import Generated, Hypothesis, grown
@@ -372,6 +373,17 @@ class Model(Encoder):
         return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
 
 
+def _defaults_of(bundle: Bundle) -> Mapping[str, Any]:
+    """How a bundle says to search, or to pool; `BundleError` where that can't be done."""
+    facts, defaults = bundle.manifest.facts, bundle.manifest.generation
+    try:
+        require_defaults(defaults, facts)
+    except UnsupportedError as error:
+        what = f"{bundle.path} says how to {facts.ability or 'search'}, which can't be done"
+        raise BundleError(f"{what}: {error}; export it again") from error
+    return defaults
+
+
 def load(
     name: str | Path,
     *,
@@ -424,13 +436,7 @@ def load(
     else:
         how: dict[str, Any] = {"threads": threads, "workers": workers, "user_compute_stream": user_compute_stream}
         engine = runtimes.load(runtime, bundle, provider=provider, **how)
-    facts, defaults = bundle.manifest.facts, bundle.manifest.generation
-    try:
-        require_defaults(defaults, facts)
-    except UnsupportedError as error:
-        raise BundleError(
-            f"{bundle.path} says how to {facts.ability or 'search'}, which can't be done: {error}; export it again"
-        ) from error
+    facts, defaults = bundle.manifest.facts, _defaults_of(bundle)
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.task == "causal" else None
     return Model(engine, tokenizer, facts, workers, defaults, chat)

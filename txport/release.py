@@ -115,14 +115,8 @@ def export(
     with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code)
         progress(f"exporting {checkpoint.name} ({target} {precision})")
-        how: dict[str, Any] = {
-            "target": target,
-            "precision": precision,
-            "opset": opset,
-            "rows": rows,
-            "weights": weights,
-            "single": switch("single", single),
-        }
+        how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
+        how |= {"weights": weights, "single": switch("single", single)}
         bundle = write(checkpoint, folder, **how)
         if not weights:
             return replace(bundle, path=Path(out))

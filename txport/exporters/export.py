@@ -27,6 +27,23 @@ DEFAULT_OPSET = 18
 OPSETS = range(DEFAULT_OPSET, 26)
 
 
+def _require_fit(checkpoint: Checkpoint, target: str, precision: str, opset: int | None, rows: int | None) -> None:
+    """Raise `UnsupportedError` for choices that do not go together, or not with the model."""
+    if opset is not None and opset not in OPSETS:
+        raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
+    require_offer(target, precision)
+    if opset is not None and opset < (least := TARGETS[target].least):
+        why = f"the {target} target has operators that write caches in place, which there are from opset {least} on"
+        raise UnsupportedError(f"{why}, got {opset}; leave opset out")
+    if target != "portable" and isinstance(checkpoint.outline, Adapted):
+        why = f"the {target} target makes operators of parts that it knows, and your module has none of them"
+        fix = "export --target portable, or write an architecture (docs/architectures.md)"
+        raise UnsupportedError(f"an adapter exports to the portable target only: {why}; {fix}")
+    if rows is not None and not is_quantised(target, precision):
+        what = "the kernels of int8 and int4 on the cpu target"
+        raise UnsupportedError(f"rows chooses {what}; {target} {precision} has no choice")
+
+
 def _require_single(checkpoint: Checkpoint, target: str, *, weights: bool) -> None:
     """Raise `UnsupportedError` for what has no single graph."""
     if isinstance(checkpoint.outline, Adapted):
@@ -61,26 +78,13 @@ def export_graphs(
     by which no row depends on the others. Without `weights`, the graphs say where these would lie. A `single` graph
     that searches by itself goes beside the others.
     """
-    if opset is not None and opset not in OPSETS:
-        raise UnsupportedError(f"opset must lie in {OPSETS.start} to {OPSETS.stop - 1}, got {opset}")
-    require_offer(target, precision)
-    least = TARGETS[target].least
-    if opset is not None and opset < least:
-        why = f"the {target} target has operators that write caches in place, which there are from opset {least} on"
-        raise UnsupportedError(f"{why}, got {opset}; leave opset out")
-    if target != "portable" and isinstance(checkpoint.outline, Adapted):
-        why = f"the {target} target makes operators of parts that it knows, and your module has none of them"
-        fix = "export --target portable, or write an architecture (docs/architectures.md)"
-        raise UnsupportedError(f"an adapter exports to the portable target only: {why}; {fix}")
-    if rows is not None and not is_quantised(target, precision):
-        what = "the kernels of int8 and int4 on the cpu target"
-        raise UnsupportedError(f"rows chooses {what}; {target} {precision} has no choice")
+    _require_fit(checkpoint, target, precision, opset, rows)
     if single:
         _require_single(checkpoint, target, weights=weights)
     manifest = Manifest(
         target=target,
         precision=precision,
-        opset=opset or max(DEFAULT_OPSET, least, TARGETS[target].prefers(checkpoint.outline)),
+        opset=opset or max(DEFAULT_OPSET, TARGETS[target].least, TARGETS[target].prefers(checkpoint.outline)),
         architecture=architecture.name_of(checkpoint.config),
         config=checkpoint.config.to_dict(),
         facts=checkpoint.facts,
