@@ -125,7 +125,7 @@ class Run:
     def _errors(self, bundle: Bundle) -> dict[str, float]:
         assert self.words is not None
         ours = txport.load(bundle.path, runtime=self.place.runtime, provider=self.place.device)
-        theirs = txport.load(G2P, runtime="torch", provider=self.place.device)
+        theirs = txport.load(bundle.path, runtime="torch", provider=self.place.device)
         rates = {}
         for name, model in (("txport fp16", ours), ("PyTorch fp32", theirs)):
             results = model.generate(list(self.words), batch_size=AT_ONCE)

@@ -448,7 +448,7 @@ def test_doctor_finds_two_wheels(installed: list[str], broken: bool, monkeypatch
     wheels = [Wheel(name) for name in installed]
     with monkeypatch.context() as patch:
         patch.setattr(importlib.metadata, "distributions", lambda: wheels)
-        found = runtimes.versions()
+        found = runtimes.versions.__wrapped__()
     monkeypatch.setattr(runtimes, "versions", lambda: found)
     problems = diagnose.examine().problems
     assert bool(problems) == broken

@@ -7,11 +7,12 @@ pyproject.toml.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest, names_differ
@@ -228,15 +229,19 @@ def _module(name: str) -> Any:
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:
     """The version of every ONNX Runtime wheel, and of the packages that some runtimes need, if they are here."""
-    found = versions()
+    found = dict(versions())
     for package in sorted({RUNTIMES[name].needs for name in names} - {"onnxruntime"}):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
 
 
-def versions() -> dict[str, str]:
-    """The version of every ONNX Runtime wheel that is installed; more than one break each other."""
+@functools.cache
+def versions() -> Mapping[str, str]:
+    """The version of every ONNX Runtime wheel that is installed; more than one break each other.
+
+    Asked once in a process, since the descriptions of all packages are read for it.
+    """
     found = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"] or ""

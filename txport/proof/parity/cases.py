@@ -46,7 +46,7 @@ class Case:
     steps: tuple[int, ...]
     targets: tuple[tuple[int, ...], ...] = ()  # one a source, to be teacher-forced; what PyTorch says if there are none
     padding: int = 0
-    search_tokens: int = 32
+    search_tokens: int = 16
     window: int = 0
 
     @property

@@ -35,7 +35,7 @@ Arrays = dict[str, NDArray[Any]]
 
 REAL = 4  # samples of the bundle that become sources
 DRAWN = (1, 5, 11, 30)  # lengths of the other sources
-LONGEST, SHORT = 24, 8  # tokens of a target; of a large model's
+LONGEST, SHORT = 16, 8  # tokens of a target; of a large model's
 LIKELIEST = 8
 SUMS = 128
 GREEDY, BEAM = "greedy", "beam 4"
