@@ -90,7 +90,7 @@ def _prepare(bundle: Bundle, roles: list[str], provider: str) -> dict[str, dict[
         return {role: {} for role in roles}
     if provider == CUDA and (reason := needs_cudnn(bundle, roles)):
         require_cudnn(short_name(provider), reason)
-    (keep_fp32 if provider == CUDA else forbid_tf32)(bundle.manifest.precision)
+    (keep_fp32 if provider == CUDA else forbid_tf32)(bundle.manifest.arithmetic)
     device = first_device()
     if device is not None:
         require_fit(bundle, roles, device)

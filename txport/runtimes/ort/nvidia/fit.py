@@ -24,7 +24,7 @@ TF32 = "NVIDIA_TF32_OVERRIDE"  # 0: no library of NVIDIA's rounds fp32; anything
 
 def require_fit(bundle: Bundle, roles: Iterable[str], device: Device) -> None:
     """Raise `UnavailableError` for a GPU without bf16 that needs it, or with too little free memory for the weights."""
-    require_precision(str(bundle.path), bundle.manifest.precision, device)
+    require_precision(str(bundle.path), bundle.manifest.arithmetic, device)
     require_memory(str(bundle.path), weights_of(bundle, roles), device)
 
 
