@@ -35,8 +35,8 @@ from txport.bundles.ports import (
 from txport.cli import cli
 from txport.errors import TxportError, UnsupportedError
 from txport.exporters.check import operators
-from txport.exporters.cpu.quantize import dequantize, quantize, steps
 from txport.exporters.cpu.screening import BLOCK, shorten
+from txport.exporters.fused.quantize import dequantize, quantize, steps
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.proof.parity.cases import Case
 from txport.proof.parity.check import check

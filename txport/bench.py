@@ -213,7 +213,7 @@ def _load(name: str, bundle: Bundle, checkpoint: str | None, protocol: Protocol,
     if name != "torch":
         return runtimes.load(name, bundle, provider=protocol.provider, threads=protocol.threads)
     assert checkpoint is not None
-    precision = bundle.manifest.precision if protocol.provider == "cuda" else "fp32"
+    precision = bundle.manifest.arithmetic if protocol.provider == "cuda" else "fp32"
     model = load_checkpoint(checkpoint, trust_code=trust_code)
     bundle.require_source(model.name, model.sha256)
     return runtimes.load_torch(model, provider=protocol.provider, threads=protocol.threads, precision=precision)

@@ -105,8 +105,9 @@ def export(
     precision = usual_precision(target) if precision is None else precision
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
     rows = None if rows is None else whole("rows", rows, 1, GREATEST)
-    if switch("auto", auto) and not is_quantised(target, precision):
-        raise UnsupportedError(f"auto keeps weights of int8 and int4 in fp32; {target} {precision} has none of them")
+    if switch("auto", auto) and not (target == "cpu" and is_quantised(target, precision)):
+        what = "weights of int8 and int4 in fp32, on the cpu target alone"
+        raise UnsupportedError(f"auto keeps {what}; {target} {precision} has none of them")
     limit = _auto_limit(auto, auto_limit)
     if not switch("weights", weights) and auto:
         raise UnsupportedError("auto keeps weights in fp32, and without weights there are none; give one of the two")

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"
 EAGER, COMPILED, CT2 = "PyTorch eager", "torch.compile with CUDA graphs", "CTranslate2"
-PRECISIONS = ("fp16", "bf16", "fp32")
+PRECISIONS = ("fp16", "bf16", "fp32", "int8", "int4")
 SOURCE, TOKENS = 32, 64
 FEW = 3  # sources of a batch, where no figure means anything
 WITHIN_LOGITS, WITHIN_WER = 1e-4, 0.1  # of fp32's logits; points, of fp16's word error rate
@@ -69,6 +69,13 @@ LINES = (
     _line(BASE, "fp32", 1, eager=None),
     _line(BASE, "bf16", 128, eager=None),
     _line(BASE, "fp32", 128, eager=None),
+    # Weights in few bits: to be measured, on both sides of the rows up to which products unpack them themselves.
+    _line(BASE, "int4", 1),
+    _line(BASE, "int8", 1, ct2=None),
+    _line(BASE, "int4", 4, 4),
+    _line(BASE, "int8", 1, 4, ct2=None),
+    _line(BASE, "int4", 128),
+    _line(BASE, "int8", 128, ct2=None),
 )
 
 

@@ -18,7 +18,6 @@ import txport
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import OFFERED, is_quantised
-from txport.errors import UnsupportedError
 from txport.models import architecture
 from txport.models.architecture import Architecture
 from txport.models.audio.facts import Features
@@ -35,7 +34,6 @@ Array = NDArray[Any]
 
 PAGES = Path(__file__).parents[2] / "docs" / "architectures"
 PLANS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
-REFUSED = {("relative", "cuda"): "no form of relative keys and values: .*; export --target portable"}
 LENGTHS, STEPS = (5, 1, 9, 3), 6
 # What the root of the mean square of errors may be, over that of the logits: from PyTorch in float64, and from the
 # same bundle with other rows beside.
@@ -64,10 +62,6 @@ def bundle(request: pytest.FixtureRequest, preset: str, tmp_path_factory: pytest
     """An export with its proof: whatever differs from PyTorch beyond the tolerances raises."""
     target, precision = request.param
     folder = tmp_path_factory.mktemp("conformance") / "out"
-    if refused := REFUSED.get((PRESETS[preset], target)):
-        with pytest.raises(UnsupportedError, match=refused):
-            txport.export(f"preset:{preset}", folder, target=target, precision=precision)
-        pytest.skip(f"the {target} target refuses it, and says why")
     return txport.export(f"preset:{preset}", folder, target=target, precision=precision)
 
 

@@ -54,8 +54,8 @@ CASES = tuple(configs())
 
 
 def made(case: str, target: str, precision: str, folder: Path) -> Bundle:
-    """The bundle of a case."""
-    config, generation = configs()[case]
+    """The bundle of a case, or of the preset of this name."""
+    config, generation = configs().get(case) or (preset_config(case), {})
     save_checkpoint(folder / "model", seeded_model(config, seed=3))
     checkpoint = dataclasses.replace(load_checkpoint(str(folder / "model")), generation=generation)
     (folder / "out").mkdir()

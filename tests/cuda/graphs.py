@@ -230,3 +230,15 @@ def save(model: ModelProto, path: Path) -> Path:
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(path))
     return path
+
+
+def quantised(bits: int, block: int, rows: int, outputs: int, inputs: int) -> ModelProto:
+    """One product with a weight in blocks."""
+    draft = Draft()
+    x = draft.input("x", TensorProto.FLOAT16, rows, inputs)
+    weight = draft.weight("w", TensorProto.UINT8, outputs, inputs // block, block * bits // 8)
+    scales = draft.weight("s", TensorProto.FLOAT16, outputs, inputs // block)
+    sizes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block}
+    made = draft.node(f"{OURS}.MatMulNBits", [x, weight, scales], **sizes)
+    draft.output(made, TensorProto.FLOAT16, rows, outputs)
+    return draft.model()

@@ -25,10 +25,11 @@ from txport.exporters.check import GraphError, check_graph
 from txport.exporters.cuda.audit.graph import audit_port
 from txport.inspection.kernels import audits
 from txport.inspection.page import page
+from txport.runtimes.ort.nvidia.fit import needs_cudnn
 
 CUDA = "CUDAExecutionProvider"
-CASES = ("seq2seq", "speech", "causal", "classify")
-PRECISIONS = ("fp16", "bf16", "fp32")
+CASES = ("seq2seq", "speech", "causal", "classify", "relative-tiny", "additive-tiny")
+PRECISIONS = ("fp16", "bf16", "fp32", "int8", "int4")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,13 @@ def test_the_provider_takes_every_node(made: Callable[[str, str], Bundle], fake_
         assert plain["error"] is optimised["error"] is None
         assert plain["nodes"] == {each.name: CUDA for each in found.nodes}
         assert set(optimised["nodes"].values()) == {CUDA}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_convolutions_alone_need_cudnn(made: Callable[[str, str], Bundle], case: str) -> None:
+    bundle = made(case, "fp16")
+    reason = needs_cudnn(bundle, bundle.manifest.graphs)
+    assert reason == (f"{bundle.path} needs it for Conv" if case == "speech" else None)
 
 
 def test_a_planted_fault_is_refused_with_its_name(made: Callable[[str, str], Bundle], tmp_path: Path) -> None:
@@ -117,9 +125,10 @@ def test_a_strangers_graph_ends_in_one_line(tmp_path: Path) -> None:
 
 def test_the_driver_captures_a_step_and_replays_it(made: Callable[[str, str], Bundle], fake_cuda: FakeCuda) -> None:
     report = fake_cuda.work / "driven.json"
-    for case in ("causal",):  # a mean over heads takes cuDNN, which is not made up
-        arguments = str(made(case, "fp16").path), str(report)
-        fake_cuda.run("tests.cuda.fake.driven", *arguments, libraries=fake_cuda.everything)
+    cases = [(case, "fp16") for case in ("causal", "seq2seq", "relative-tiny", "additive-tiny")]
+    for case, precision in (*cases, ("causal", "int8"), ("seq2seq", "int4")):  # without cuDNN, which is not made up
+        arguments = str(made(case, precision).path), str(report)
+        fake_cuda.run("tests.cuda.fake.driven", *arguments)
         said = json.loads(report.read_text(encoding="utf-8"))
         assert set(said["placement"]) == {CUDA}
         first, *others = said["greedy"]

@@ -241,8 +241,13 @@ def test_an_operator_that_lost_what_its_part_does_is_found_without_running_it(
         ({}, {"opset": 23}, "from opset 24 on, got 23; leave opset out"),
         ({}, {"rows": 4}, "rows chooses the kernels of int8 and int4 on the cpu target; cuda fp16 has no choice"),
         ({}, {"single": True}, "single is a graph of standard operators, and the cuda target has others"),
-        ({}, {"auto": True}, "auto keeps weights of int8 and int4 in fp32; cuda fp16 has none of them"),
-        ({}, {"precision": "int8"}, "there are no cuda bundles in 'int8'"),
+        ({}, {"precision": "int8", "rows": 4}, "rows chooses the kernels .* cpu target; cuda int8 has no choice"),
+        (
+            {},
+            {"auto": True},
+            "auto keeps weights of int8 and int4 in fp32, on the cpu target alone; cuda fp16",
+        ),
+        ({}, {"precision": "int4", "auto": True}, "in fp32, on the cpu target alone; cuda int4 has none of them"),
     ],
 )
 def test_what_can_not_be_is_refused_in_one_line(

@@ -17,10 +17,15 @@ from txport.models.names import MANIFEST, TARGET_TOKENIZER, TEXT, TOKENIZER
 
 FORMAT = 7
 TARGETS = tuple(CONTRACTS)
-# precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too
+# precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too. What
+# kernels of the cuda target compute with quantised weights is in 16 bits.
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "float32", "int4": "float32"}
 # What there is of each target; the first is what an export takes where none is asked for.
-OFFERED = {"portable": ("fp32", "fp16"), "cpu": ("fp32", "int8", "int4"), "cuda": ("fp16", "bf16", "fp32")}
+OFFERED = {
+    "portable": ("fp32", "fp16"),
+    "cpu": ("fp32", "int8", "int4"),
+    "cuda": ("fp16", "bf16", "fp32", "int8", "int4"),
+}
 # The largest share of the weights that `export --auto` keeps in fp32, of those that int8 or int4 quantises. With a
 # quarter, int8 takes 14 bits a weight and int4 11; with a third, int8 would take 16, as much as half precision.
 AUTO_LIMIT = 0.25
@@ -29,7 +34,12 @@ RARE = ("weightless", "single")  # what a manifest says only where it is so
 
 def is_quantised(target: str, precision: str) -> bool:
     """Whether the weights of such a bundle take fewer bits than a floating point number."""
-    return target == "cpu" and precision in ("int8", "int4")
+    return target in ("cpu", "cuda") and precision in ("int8", "int4")
+
+
+def arithmetic_of(target: str, precision: str) -> str:
+    """The precision in which such a bundle computes: on the device, products with quantised weights are in fp16."""
+    return "fp16" if target == "cuda" and is_quantised(target, precision) else precision
 
 
 def percent(share: float) -> str:
@@ -91,7 +101,12 @@ class Manifest:
     @property
     def dtype(self) -> str:
         """NumPy's name for the type of hidden states, caches and logits."""
-        return PRECISIONS[self.precision]
+        return PRECISIONS[self.arithmetic]
+
+    @property
+    def arithmetic(self) -> str:
+        """The precision in which it computes, whatever its weights are held in."""
+        return arithmetic_of(self.target, self.precision)
 
     @property
     def quantization(self) -> dict[str, Stored]:

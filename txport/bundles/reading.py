@@ -118,6 +118,10 @@ def _check_quantization(manifest: Manifest) -> None:
     """No weight lies in two initializers; forms and kernels are chosen only where weights take fewer bits."""
     require_distinct(list(manifest.weights.values()))
     if is_quantised(manifest.target, manifest.precision):
+        if manifest.target != "cpu" and (manifest.kept_in_fp32 or manifest.rows):
+            raise ValueError(f"a bundle of {manifest.target} has no kernels by rows, and keeps nothing in fp32")
+        if manifest.target != "cpu" and any(form.kind != "blocks" for form in manifest.forms.values()):
+            raise ValueError(f"a bundle of {manifest.target} has quantised weights in blocks alone")
         return
     if manifest.quantization or manifest.kept_in_fp32 or manifest.rows:
         raise ValueError(f"a bundle of {manifest.target} {manifest.precision} has no quantised weights")

@@ -248,7 +248,7 @@ def _tasks(facts: Sequence[Fact]) -> str:
 
 def show_gpu(found: Nvidia) -> None:
     """The driver, the GPUs, and the libraries that the CUDA provider needs; then what keeps it from running."""
-    from txport.runtimes.ort.nvidia.problems import problems_of_cuda
+    from txport.runtimes.ort.nvidia.problems import problems_of_cuda, problems_of_cudnn
 
     driver, wheel = found.driver, found.wheel
     newest = f", runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda else ""
@@ -265,7 +265,10 @@ def show_gpu(found: Nvidia) -> None:
     problems = problems_of_cuda(found)
     for problem in problems:
         echo(f"for CUDA: {problem}")
-    if not problems:
+    later = problems_of_cudnn(found)
+    for problem in later:
+        echo(f"for convolutions, and for bundles of other targets than cuda, on CUDA: {problem}")
+    if not problems and not later:
         echo("nothing that CUDA needs is missing")
 
 

@@ -17,19 +17,20 @@ from txport.bundles.manifest import Manifest
 from txport.bundles.ports import ALIGN, STEP, Graph, screens
 from txport.exporters import passes
 from txport.exporters.cpu import operators as of_cpu
-from txport.exporters.cpu.choose import tables_of
 from txport.exporters.cpu.conditional import make_conditional
 from txport.exporters.cpu.modules import FUSED
 from txport.exporters.cpu.ops import require_fusable
-from txport.exporters.cpu.rewrite import Matrices, apply_forms
+from txport.exporters.cpu.rewrite import ON_CPU
 from txport.exporters.cpu.top import add_top, without_top
 from txport.exporters.cuda import operators as of_cuda
 from txport.exporters.cuda.modules import DEVICE
 from txport.exporters.cuda.ops import WEIGHTS, require_device
+from txport.exporters.cuda.quantize import ON_DEVICE
 from txport.exporters.forms import FORMS
 from txport.exporters.forms.layers import RMS_OPSET
 from txport.exporters.fused.packs import packs
 from txport.exporters.fused.parts import PACKED, PLAIN, check_parts
+from txport.exporters.fused.rewrite import Matrices, Quantising, apply_forms, tables_of
 from txport.exporters.graphs import PORTABLE
 from txport.exporters.memory import memory_model
 from txport.exporters.program import trace_program
@@ -49,7 +50,8 @@ QUANTISE, TOP, CONDITION = "quantise", "choose the best tokens", "make attention
 class Job:
     """One graph on its way: what it is to be, and what its initializers have become.
 
-    Weights of which the model has no numbers are read by their names. Graphs of one bundle share what is `quantised`.
+    Weights of which the model has no numbers are read by their names. Graphs of one bundle share what is `quantised`,
+    of numbers that are read `unrounded` where the model's own are in 16 bits.
     """
 
     model: Model
@@ -59,6 +61,7 @@ class Job:
     weights: dict[str, Stored] = field(default_factory=dict)
     read: Read | None = None
     quantised: Matrices = field(default_factory=dict)
+    unrounded: Read | None = None
 
     @property
     def ports(self) -> Graph:
@@ -156,8 +159,8 @@ check_cuda = partial(
 )
 
 
-def _quantise(forms: Mapping[str, Form], tables: Collection[str], graph: ir.Model, job: Job) -> int:
-    found = apply_forms(graph, forms, tables, job.quantised)
+def _quantise(how: Quantising, forms: Mapping[str, Form], tables: Collection[str], graph: ir.Model, job: Job) -> int:
+    found = apply_forms(graph, forms, tables, job.quantised, how, job.unrounded)
     job.weights = {**packs(graph), **found}
     return sum(stored.is_quantised for stored in found.values())
 
@@ -172,10 +175,16 @@ def _choose(graph: ir.Model, job: Job) -> int:
 def _last_of_cpu(job: Job, forms: Mapping[str, Form] | None) -> Mapping[str, Stage]:
     found: dict[str, Stage] = {}
     if forms is not None:
-        found[QUANTISE] = partial(_quantise, forms, tables_of(job.model))
+        found[QUANTISE] = partial(_quantise, ON_CPU, forms, tables_of(job.model))
     if job.role == STEP:
         found[TOP] = _choose
     return found
+
+
+def _last_of_cuda(job: Job, forms: Mapping[str, Form] | None) -> Mapping[str, Stage]:
+    if forms is None or not job.ports.has_weights:
+        return {}
+    return {QUANTISE: partial(_quantise, ON_DEVICE, forms, tables_of(job.model))}
 
 
 def _prefers_of_cpu(model: Model) -> int:
@@ -207,6 +216,7 @@ TARGETS = {
             **{name: _of_ports(run, lambda graph: graph) for name, run in passes.CUDA.items()},
             "check parts": partial(_check, check_cuda),
         },
+        _last_of_cuda,
         require=require_device,
         least=IN_PLACE_OPSET,
     ),

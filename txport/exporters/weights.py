@@ -23,7 +23,7 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import Maps, mapped, read_model
 from txport.errors import ParityError
-from txport.exporters.cpu.quantize import Quantized, dequantize
+from txport.exporters.fused.quantize import Quantized, dequantize
 from txport.models.checkpoint import Checkpoint
 from txport.models.weights.plan import first_names
 
@@ -250,11 +250,13 @@ def parts_of(stored: Stored, rows: int) -> Iterator[tuple[str, slice]]:
 def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the weights that a quantised bundle holds in their place; any other checkpoint as it is.
 
+    What such a bundle does not quantise is in its type, 16 bits on the device.
     Random weights of a large preset are read from the bundle too where it holds them as they are: that takes less time
     than to draw them again, and proof compares them first.
     """
     if not bundle.manifest.quantization and not (_is_large_preset(checkpoint) and bundle.manifest.precision == "fp32"):
         return checkpoint
+    checkpoint = _rounded(checkpoint, getattr(torch, bundle.manifest.dtype))
     found = _held_parts(bundle, checkpoint.outline, plain=_is_large_preset(checkpoint))
     if checkpoint.read is not None:
         return dataclasses.replace(
@@ -265,6 +267,15 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
         for name, values in found.items():
             model.get_parameter(name).copy_(torch.from_numpy(values()))
     return dataclasses.replace(checkpoint, outline=model)
+
+
+def _rounded(checkpoint: Checkpoint, dtype: torch.dtype) -> Checkpoint:
+    """A checkpoint whose numbers are those of a type, still in 32 bits."""
+    if dtype == torch.float32:
+        return checkpoint
+    outline, read = copy.deepcopy(checkpoint.outline).to(dtype).float(), checkpoint.read
+    narrow = None if read is None else (lambda name: read(name).to(dtype).float())
+    return dataclasses.replace(checkpoint, outline=outline, read=narrow)
 
 
 def _is_large_preset(checkpoint: Checkpoint) -> bool:

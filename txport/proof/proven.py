@@ -61,7 +61,7 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     real = [tokenizer.encode(text) for text in bundle.samples[: golden.REAL]]
     longest = golden.SHORT if is_large(checkpoint) else golden.LONGEST
     size = golden.LEAST if is_huge(checkpoint) else golden.Size(longest)
-    tolerance = tolerance_of(bundle.manifest.precision)
+    tolerance = tolerance_of(bundle.manifest.arithmetic)
     RECORDERS[checkpoint.facts.task](bundle, exact_of(bundle, checkpoint), tolerance, real, size)
 
 

@@ -38,10 +38,10 @@ from txport.bundles.forms import DYNAMIC, INVARIANT, Form, blocks_of
 from txport.bundles.ports import DECODER, ENCODER, STEP
 from txport.cli import cli
 from txport.errors import ParityError, UnsupportedError
-from txport.exporters.cpu import quantize as quantizer
-from txport.exporters.cpu import rewrite
 from txport.exporters.cpu.operators import FUSED_FORMS
 from txport.exporters.export import export_graphs
+from txport.exporters.fused import quantize as quantizer
+from txport.exporters.fused import rewrite
 from txport.exporters.symbols import Symbol, Tracer
 from txport.exporters.targets import CONDITION, TARGETS, Job, Stage
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -486,7 +486,7 @@ def coarse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter that takes steps for one matrix that are eight times as long as they need be."""
     store, quantize = rewrite._store, quantizer.quantize
 
-    def rounded(matrix: Array, form: Form) -> quantizer.Quantized:
+    def rounded(matrix: Array, form: Form, scales_in: Any) -> quantizer.Quantized:
         scales = 8 * quantize(matrix, form).scales
         if form == INVARIANT:
             return quantizer.Quantized(form, np.rint(matrix / scales[:, None]).astype(np.int8), scales)
@@ -499,11 +499,11 @@ def coarse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 patch.setattr(rewrite, "quantize", rounded)
                 return super()._quantize()
 
-    def patched(model: ir.Model, given: ir.Value, form: Form, matrices: rewrite.Matrices, **how: Any) -> Any:
+    def patched(model: ir.Model, given: ir.Value, form: Form, matrix: rewrite.Matrix, **how: Any) -> Any:
         if given.name == name:
             assert given.const_value is not None
-            matrices.setdefault((name, form), Coarse(given.const_value, form))
-        return store(model, given, form, matrices, **how)
+            matrix = Coarse(given.const_value, form, ir.DataType.FLOAT)
+        return store(model, given, form, matrix, **how)
 
     monkeypatch.setattr(rewrite, "_store", patched)
 

@@ -15,7 +15,14 @@ from tests.runtimes.nvidia.machines import B200, H100, NEEDS, NO_GPU, P100, T4, 
 from txport.runtimes.ort.nvidia import driver, problems
 from txport.runtimes.ort.nvidia.driver import ask
 from txport.runtimes.ort.nvidia.libraries import find
-from txport.runtimes.ort.nvidia.problems import Nvidia, look, problems_of_cuda, problems_of_driver, problems_of_tensorrt
+from txport.runtimes.ort.nvidia.problems import (
+    Nvidia,
+    look,
+    problems_of_cuda,
+    problems_of_cudnn,
+    problems_of_driver,
+    problems_of_tensorrt,
+)
 from txport.runtimes.ort.nvidia.wheel import CUDNN
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the libraries have other names there")
@@ -32,7 +39,8 @@ def told(machine: Machine, folder: Path, **changes: Any) -> list[str]:
     """The problems on a machine with a wheel."""
     installed = wheel(folder / "site" / "onnxruntime", **changes)
     found = find(installed.needs, folder / "site", machine.open)
-    return [str(problem) for problem in problems_of_cuda(Nvidia(ask(machine.open), installed, found))]
+    facts = Nvidia(ask(machine.open), installed, found)
+    return [str(problem) for problem in (*problems_of_cuda(facts), *problems_of_cudnn(facts))]
 
 
 def test_a_whole_machine_has_none(tmp_path: Path) -> None:
@@ -214,6 +222,16 @@ def test_a_library_that_pip_brought_and_that_is_damaged(tmp_path: Path) -> None:
     (place / CUDNN).write_bytes(b"half a file")
     [line] = told(Machine(broken={CUDNN: "file too short"}), tmp_path)
     assert line.startswith(f"found {place / CUDNN}, which does not load (file too short), needs {CUDNN} of cuDNN; ")
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_cudnn_keeps_a_provider_from_starting_only_where_it_is_linked_to_it(tmp_path: Path, is_late: bool) -> None:
+    folder = lay(tmp_path / "onnxruntime", library=elf(list(NEEDS[:-1] if is_late else NEEDS), [90]))
+    found = look(Machine(libraries=dict.fromkeys(NEEDS[:-1], 0)).open, folder)
+    kept, lacking = problems_of_cuda(found), problems_of_cudnn(found)
+    assert (len(kept), len(lacking)) == ((0, 1) if is_late else (1, 0))
+    assert found.to_dict()["problems"] == list(map(str, kept + lacking))
+    assert len(problems_of_tensorrt(found)) > 1
 
 
 def test_all_is_told_at_once_and_the_driver_first(tmp_path: Path) -> None:

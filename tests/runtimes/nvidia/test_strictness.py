@@ -128,6 +128,7 @@ class OnProvider(onnxruntime.InferenceSession):  # type: ignore[misc]
 def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine on which NVIDIA's providers start; an H100 as far as is asked."""
     monkeypatch.setattr(providers, "missing", lambda name: None)
+    monkeypatch.setattr(providers, "_cudnn", lambda: None)
     monkeypatch.setattr(providers, "device_of", lambda name: "cpu")
     monkeypatch.setattr(sessions, "first_device", lambda: H100)
     monkeypatch.setattr(rtx, "is_plugged", lambda: False)

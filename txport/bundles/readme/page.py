@@ -113,7 +113,10 @@ def _limits(manifest: Manifest) -> Iterator[str]:
         yield f"caches are {held}, features and logits 32-bit"
     else:
         yield f"features, caches and logits are {held}"
-    if is_quantised(manifest.target, manifest.precision):
+    if is_quantised(manifest.target, manifest.precision) and manifest.target == "cuda":
+        bits = {"int8": 8, "int4": 4}[manifest.precision]
+        yield f"weights of products are in {bits}-bit blocks with 16-bit scales; what is computed with them is 16-bit"
+    elif is_quantised(manifest.target, manifest.precision):
         yield (
             "on x86 processors without VNNI, set the session's config entry `session.x64quantprecision` to `1`: "
             "otherwise "

@@ -35,7 +35,9 @@ from txport.runtimes import GRAPH_RUNTIMES
     help="Take the kernels of int8 and int4 cpu bundles that are the fastest for so many rows (batch x beams) in a"
     " step, though tokens then depend on the batch.  [default: kernels with which they do not]",
 )
-@click.option("--auto", is_flag=True, help="If int8 or int4 differs from PyTorch, keep what errs most in fp32.")
+@click.option(
+    "--auto", is_flag=True, help="If int8 or int4 for the cpu differs from PyTorch, keep what errs most in fp32."
+)
 @click.option(
     "--auto-limit",
     type=click.FloatRange(0, 1),

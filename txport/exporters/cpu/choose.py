@@ -30,12 +30,6 @@ def tags_of(module: nn.Module) -> dict[str, str]:
     return {names[id(each.weight)]: each.tag for each in module.modules() if isinstance(each, Linear)}
 
 
-def tables_of(module: nn.Module) -> set[str]:
-    """The tables of tokens of a module, by the names that a trace gives them."""
-    names = weight_names(module)
-    return {names[id(each.weight)] for each in module.modules() if isinstance(each, nn.Embedding)}
-
-
 def choose_form(
     shape: Sequence[int], precision: str, rows: int | None, *, role: str, small: bool = False, streamed: bool = False
 ) -> Form:

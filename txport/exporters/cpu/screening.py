@@ -22,9 +22,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from txport.bundles.forms import ROWS
-from txport.exporters.cpu.quantize import Quantized, dequantize, quantize, sums_of_squares
-from txport.exporters.cpu.rewrite import add_initializer
 from txport.exporters.fused.packs import MICROSOFT
+from txport.exporters.fused.quantize import Quantized, dequantize, quantize, sums_of_squares
+from txport.exporters.fused.rewrite import add_initializer
 
 ROWS_AT_ONCE = 1024
 BLOCK = 64  # in the smallest vocabulary that is worth it, more blocks than tokens can be asked for

@@ -49,7 +49,7 @@ def _norm(operator: str, bias_at: int) -> Callable[[ir.Model, ir.Node], None]:
 
 def _is_of_product(value: ir.Value) -> bool:
     node = value.producer()
-    return node is not None and is_product(node)
+    return node is not None and (is_product(node) or node.op_type == "MatMulNBits")
 
 
 def _replace(model: ir.Model, node: ir.Node, made: list[ir.Node], outputs: dict[int, ir.Value]) -> None:

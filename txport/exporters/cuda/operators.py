@@ -18,6 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from txport.bundles.ports import COUNT
 from txport.exporters.cuda.places import PLACE_FORMS
+from txport.exporters.cuda.products import matmul
 from txport.exporters.forms import FORMS
 from txport.exporters.forms.common import cast, code_of, require
 from txport.exporters.fused.operators import bias_of, cap_of, gelu, scale_of, single
@@ -213,17 +214,6 @@ def _log_softmax(tracer: Tracer, x: Symbol, dim: int, _stacklevel: int = 3, dtyp
     )
 
 
-def _matmul(tracer: Tracer, x: Any, y: Any) -> Symbol:
-    """A product; that with a vector of each head is a sum, since places of many matrices are no numbers of a kernel."""
-    if isinstance(y, Symbol) or y.dim() <= 2 or y.shape[-1] != 1:
-        product: Symbol = FORMS["matmul"](tracer, x, y)
-        return product
-    row = tracer.op("matmul/row", "Transpose", [tracer.tensor(y)], perm=(*range(y.dim() - 2), y.dim() - 1, y.dim() - 2))
-    each = tracer.op("matmul/each", "Mul", [x.value, row])
-    value = tracer.op("matmul", "ReduceSum", [each, tracer.constant(np.array([-1]))], keepdims=1)
-    return tracer.symbol(value, operator.matmul, x, y)
-
-
 def _times(tracer: Tracer, x: Any, y: Any) -> Symbol:
     """A product; that with a number which 16 bits do not hold is made in 32, else all results would be off one way."""
     number, tensor = (x, y) if isinstance(x, float) else (y, x)
@@ -238,7 +228,7 @@ def _times(tracer: Tracer, x: Any, y: Any) -> Symbol:
 
 CUDA_FORMS: dict[str, Form] = {
     **FORMS,
-    "matmul": _matmul,
+    "matmul": matmul,
     "mul": _times,
     "rmul": _times,
     **PLACE_FORMS,

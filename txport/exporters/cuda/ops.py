@@ -39,9 +39,6 @@ def require_device(model: Model) -> None:
         if not part.core.has_operator and (model.facts.task == "causal" or part.window is not None):
             what = "for prompts" if part.window is None else "with a window"
             raise UnsupportedError(f"the cuda target has no form of this attention {what}; {INSTEAD}")
-        if not part.core.has_operator and part.uses_distances:
-            why = "their products repeat matrices, which a captured CUDA graph can't"
-            raise UnsupportedError(f"the cuda target has no form of relative keys and values: {why}; {INSTEAD}")
 
 
 class DeviceOps(Counted):

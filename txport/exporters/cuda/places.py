@@ -93,9 +93,15 @@ def _by_source(tracer: Tracer, x: Symbol, numbers: Symbol) -> Symbol:
 
 
 def _mean_of_heads(tracer: Tracer, weights: Symbol) -> Symbol:
-    """Over the last dim: a product would need a constant matrix, which no proof knows."""
-    turned = tracer.op("heads", "Transpose", [weights.value], perm=(0, 2, 3, 1))
-    mean = tracer.op("heads/mean", "ReduceMean", [turned, tracer.constant(np.array([-1]))], keepdims=0)  # (B, K, S)
+    """The last of the running sums over heads, of which each kernel is ONNX Runtime's own.
+
+    A mean would need cuDNN where sums are to come out alike each time, and a product a constant matrix, which no proof
+    knows.
+    """
+    heads = int(weights.examples[0].shape[1])
+    last, share = tracer.constant(np.array(heads - 1)), tracer.constant(np.array(1 / heads, np.float32))
+    total = tracer.op("heads/total", "Gather", [_count(tracer, weights.value, 1), last], axis=1)  # (B, K, S)
+    mean = tracer.op("heads/mean", "Mul", [total, share])
     one, other = (mean_of_heads(each) for each in weights.examples)
     return tracer.given(tracer.op("heads/rows", "Flatten", [mean], axis=2), (one, other))
 

@@ -1,25 +1,42 @@
-"""The cuda target: weights and caches in one floating point type, and the graphs that move what stays on the device."""
+"""The cuda target: weights and caches in one floating point type, or matrices in fewer bits, and what moves a state."""
 
 from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from txport.bundles.manifest import Manifest
+from txport.bundles.manifest import Manifest, is_quantised
+from txport.exporters.cuda.quantize import choose_forms
+from txport.exporters.fused.rewrite import Matrices, tables_of
 from txport.exporters.fused.write import write_graphs
 from txport.exporters.targets import TARGETS, Job
 from txport.models.checkpoint import Checkpoint
+from txport.models.weights.streamed import Read
 
 
 def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> Manifest:
     """Write the graphs, checked, and their weights; -> the manifest with what was done."""
-    target, dtype = TARGETS[manifest.target], getattr(torch, manifest.dtype)
-    target.require(checkpoint.outline)
-    module = checkpoint.outline if dtype == torch.float32 else copy.deepcopy(checkpoint.outline).to(dtype)
-    jobs = {role: Job(module, manifest, role, read=checkpoint.reader) for role in manifest.graphs}
+    target, dtype, source = TARGETS[manifest.target], getattr(torch, manifest.dtype), checkpoint.outline
+    target.require(source)
+    module = source if dtype == torch.float32 else copy.deepcopy(source).to(dtype)
+    matrices: Matrices = {}
+    shared: dict[str, Any] = {"read": checkpoint.reader, "quantised": matrices, "unrounded": _unrounded(checkpoint)}
+    jobs = {role: Job(module, manifest, role, **shared) for role in manifest.graphs}
     models = {role: target.trace(job) for role, job in jobs.items()}
     for role, job in jobs.items():
         target.run(models[role], job)
+    forms = None
+    if is_quantised(manifest.target, manifest.precision):
+        forms = choose_forms(models, manifest.precision, tables_of(source))
+    for role, job in jobs.items():
+        target.finish(models[role], job, forms)
     return write_graphs(models, jobs, manifest, folder)
+
+
+def _unrounded(checkpoint: Checkpoint) -> Read:
+    """What gives each weight as the checkpoint has it, by any of its names."""
+    known = dict(checkpoint.outline.named_parameters(remove_duplicate=False))
+    return checkpoint.reader or (lambda name: known[name].detach())

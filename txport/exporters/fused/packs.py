@@ -94,10 +94,15 @@ def is_product(node: ir.Node) -> bool:
 
 
 def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
-    """One initializer out of several, along their first axis, which records their names and bears them all."""
+    """One initializer out of several, along their first axis, which records their names and bears them all.
+
+    Layers that share their weights share it too.
+    """
     known = [value for value in values if value is not None and value.const_value is not None]
     tensors = [value.const_value for value in known if value.const_value is not None]
     names, shapes = [str(value.name) for value in known], [each.shape.numpy() for each in tensors]
+    if (there := model.graph.initializers.get(join_names(names))) is not None:
+        return there
     shape = ir.Shape([sum(each[0] for each in shapes), *shapes[0][1:]])
     whole = ir.LazyTensor(
         lambda: ir.tensor(np.concatenate([each.numpy() for each in tensors])), tensors[0].dtype, shape

@@ -18,7 +18,7 @@ from txport import runtimes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.errors import ParityError, TxportError, UnsupportedError, brief
-from txport.exporters.cpu.quantize import steps
+from txport.exporters.fused.quantize import steps
 from txport.exporters.weights import graph_weights, held_weights, holding
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
@@ -120,7 +120,7 @@ def require_parts(bundle: Bundle) -> None:
 
 def _bisect(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int) -> Culprit | None:
     held = holding(bundle, checkpoint).model
-    reference = Reference(Exact.of(held, bundle.manifest.precision), bundle.manifest)
+    reference = Reference(Exact.of(held, bundle.manifest.arithmetic), bundle.manifest)
     cases = draw_cases(bundle, seed, more)
     failures: list[tuple[Probe, ParityError]] = []
     findings = find(_running(observations(bundle, reference, cases, seed), failures))
@@ -147,7 +147,7 @@ def _bisect_outputs(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int
     reference, cases = Reference(exact_of(bundle, checkpoint), bundle.manifest), draw_cases(bundle, seed, more)
     name, provider = runtimes.home(bundle.manifest.target)
     runtime = runtimes.load(name, bundle, provider=provider)
-    tolerance = tolerance_of(bundle.manifest.precision)
+    tolerance = tolerance_of(bundle.manifest.arithmetic)
     for case in cases:
         for call in reference.replay(case, seed):
             where = f"the {call.role} graph"
@@ -186,7 +186,8 @@ def wrong_weights(bundle: Bundle, model: Model) -> dict[str, WrongWeight]:
     for role in weighted(bundle.manifest):
         graph = graph_weights(bundle.file(role))
         for held in (held for held in held_weights(graph, bundle.manifest.weights) if held.name in known):
-            expected = known[held.name].detach().numpy().astype(bundle.manifest.dtype)
+            expected = known[held.name].detach().numpy()
+            expected = expected if held.quantized is not None else expected.astype(bundle.manifest.dtype)
             limit = 0.0 if held.quantized is None else OWN_STEPS[held.quantized.form.bits] * steps(held.quantized)
             if held.values.shape != expected.shape or not np.all(np.abs(held.values - expected) <= limit):
                 wrong[names[id(known[held.name])]] = WrongWeight(held.name, held.values, expected)

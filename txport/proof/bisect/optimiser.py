@@ -57,6 +57,6 @@ def _runner(bundle: Bundle, role: str, level: str) -> Runner:
 
 def _breach(case: Case, call: Call, runner: Runner, reference: Reference) -> Comparison | None:
     """The output that differs most, if any differs too much."""
-    tolerance = tolerance_of(reference.manifest.precision)
+    tolerance = tolerance_of(reference.manifest.arithmetic)
     found = compare_call(case, "ort", call, runner.run(call.inputs), reference, tolerance)
     return max((each for each in found if not each.passed), key=badness, default=None)

@@ -32,6 +32,8 @@ def origin(finding: Finding, model: Model, manifest: Manifest) -> str:
 def graphs(role: str, model: Model, manifest: Manifest) -> Iterator[tuple[str, ir.Model]]:
     """A graph as each step of the export leaves it; one model, changed in place."""
     job = Job(copy.deepcopy(model).to(getattr(torch, manifest.dtype)), manifest, role)
+    known = dict(model.named_parameters(remove_duplicate=False))
+    job.unrounded = lambda name: known[name].detach()
     quantises = bool(manifest.quantization)
     yield from stages(TARGETS[manifest.target], job, lambda graph: forms_in(graph, manifest) if quantises else None)
 

@@ -77,8 +77,9 @@ def check(
         bundle = of_checkpoint(bundle, checkpoint)
     else:
         load_bundle(bundle.path)
-    computed = {name: runtimes.computes(name, bundle.manifest.precision) for name in providers}
-    tolerances = {name: tolerance_of(computed[name], each, atol, rtol) for name, each in providers.items()}
+    computed = {name: runtimes.computes(name, bundle.manifest.arithmetic) for name in providers}
+    held_in = bundle.manifest.precision
+    tolerances = {name: tolerance_of(computed[name], each, atol, rtol, held_in) for name, each in providers.items()}
     report = Report(_about(bundle, providers, tolerances, seed, cases))
     report.about["texts"] = digest_of(texts) if texts else None
     if not is_foreign:
@@ -187,13 +188,14 @@ def exact_of(bundle: Bundle, checkpoint: Checkpoint, precision: str = "") -> Exa
     manifest = bundle.manifest
     if isinstance(manifest, ForeignManifest):
         return Exact.of(checkpoint.model, manifest.precision, together=True)
-    held, together = holding(bundle, checkpoint).model, manifest.rows is not None
-    if precision not in ("", manifest.precision):
-        if narrow := HALVES.get(manifest.precision):  # what computes finer than the bundle has its weights all the same
+    held, together, own = holding(bundle, checkpoint).model, manifest.rows is not None, manifest.arithmetic
+    if precision not in ("", own):
+        narrow = HALVES.get(own) if not manifest.quantization else None
+        if narrow is not None:  # what computes finer than the bundle has its weights all the same
             held = converted(converted(held, narrow), torch.float32)
         return Exact.of(held, precision)
     plain = {name for name, form in manifest.forms.items() if form == PLAIN}
-    return Exact.of(held, manifest.precision, together=together, plain=plain)
+    return Exact.of(held, own, together=together, plain=plain)
 
 
 def _load(name: str, bundle: Bundle, provider: str, load: Callable[..., Loaded]) -> Loaded:

@@ -27,6 +27,8 @@ Array = NDArray[Any]
 # How far a quantised weight may lie from the checkpoint's, in the finest steps that its bits allow: by rounding, half a
 # step; in 4 bits the largest of a block may be cut so that the others are finer.
 STEPS = {8: 0.51, 4: 1.8}
+# Of scales in 16 bits, which are rounded outwards: below it, they lie too far apart to be within the share of `STEPS`.
+LEAST_HALF = 4e-6
 PIECE = 1 << 20  # weights that are compared at once
 COARSE = 2.5  # times the error that the bits leave: more than chance in small matrices, less than two bits lost
 
@@ -57,7 +59,8 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
                 found.add(aliases[held.name])
                 place = place_of(held)
                 if place is None or place not in compared:
-                    expected = checkpoint.tensor(aliases[held.name]).numpy().astype(dtype, copy=False)
+                    expected = checkpoint.tensor(aliases[held.name]).numpy()
+                    expected = expected if held.quantized is not None else expected.astype(dtype, copy=False)
                     compared[place] = compare_held(role, held, expected)
                 yield replace(compared[place], runtime=role)
             elif held.name in known:
@@ -158,7 +161,8 @@ def compare_held(role: str, held: Held, expected: Array) -> Comparison:
 
 def _compare_piece(role: str, held: Held, expected: Array, form: Form, rows: slice) -> Comparison:
     """Some rows of a quantised weight."""
-    steps = np.maximum(finest(expected[rows], form), TINY).astype(np.float64)
+    least = TINY if held.quantized is None or held.quantized.scales.dtype != np.float16 else LEAST_HALF
+    steps = np.maximum(finest(expected[rows], form), least).astype(np.float64)
     wanted, found = expected[rows] / steps, held.values[rows] / steps
     error = COARSE / np.sqrt(12) / max(float(np.sqrt(np.square(wanted).mean())), TINY)
     compared = compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[form.bits], rms=error, kind=WEIGHTS)

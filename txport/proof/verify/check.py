@@ -87,7 +87,8 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
         raise UnsupportedError(f"{path} was exported by others, and holds no goldens to be held to; {fix}")
     bundle = Bundle(path, read_manifest(path))
     bundle.require_weights()
-    precision, computed = bundle.manifest.precision, runtimes.computes(runtime, bundle.manifest.precision)
+    precision = bundle.manifest.arithmetic
+    computed = runtimes.computes(runtime, precision)
     if precision != coarser(computed, precision):
         what = f"the goldens tell how far {precision} may be off, and {runtime} computes in {computed}"
         raise UnsupportedError(f"{what}; `txport parity --runtime {runtime}` compares it")
@@ -164,7 +165,7 @@ def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | 
 
     def look_at_logits() -> Check:
         found.extend(logits(runtime, sources, golden.targets, manifest.facts))
-        return compare_logits(golden, found, manifest.precision)
+        return compare_logits(golden, found, manifest.arithmetic)
 
     def look_at_batch() -> Check:
         return Check(BATCH, "not run", unlike) if unlike else compare_batches(golden, found, runtime, manifest)

@@ -141,7 +141,7 @@ def compare_outputs(golden: EncoderGolden, found: Sequence[Outputs], manifest: M
     worst, where = -1.0, ""
     for each in manifest.facts.outputs:
         for row, (stored, one) in enumerate(zip(golden.outputs[each.name], found, strict=True)):
-            share, place = gap_of(stored, table(each, one), manifest.precision)
+            share, place = gap_of(stored, table(each, one), manifest.arithmetic)
             if not share <= worst:  # NaN is worse than any
                 worst, where = share, f"source {row}, {each.name}, {place}"
             if np.isnan(share):

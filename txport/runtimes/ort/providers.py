@@ -24,6 +24,7 @@ from txport.runtimes.ort.nvidia.problems import (
     look,
     look_for_tensorrt,
     problems_of_cuda,
+    problems_of_cudnn,
     problems_of_driver,
     problems_of_tensorrt,
 )
@@ -63,11 +64,25 @@ def device_of(provider: str) -> str:
 
 
 def require_provider(provider: str) -> str:
-    """The provider's full name, once it is sure to work here; else `UnavailableError` with what is missing."""
+    """The provider's full name, once it is sure to work here; else `UnavailableError` with what is missing.
+
+    Nodes that need cuDNN may still lack it: see `require_cudnn`.
+    """
     name = full_name(provider)
     if reason := missing(name):
         raise UnavailableError(f"provider {provider} can't run here: {reason}")
     return name
+
+
+def require_cudnn(provider: str, what: str) -> None:
+    """Raise `UnavailableError` where cuDNN is missing, for `what` needs it."""
+    if reason := _cudnn():
+        raise UnavailableError(f"provider {provider} can't run here: {reason}; {what}")
+
+
+@functools.cache
+def _cudnn() -> str | None:
+    return _first(problems_of_cudnn(look(folder=Path(ort.__file__).parent)))
 
 
 def missing(name: str) -> str | None:

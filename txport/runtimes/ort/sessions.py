@@ -15,11 +15,19 @@ from txport.bundles.ports import Port
 from txport.errors import BundleError, LoadError, UnavailableError, brief
 from txport.runtimes.base import GraphPorts
 from txport.runtimes.ort.nvidia.failures import explain
-from txport.runtimes.ort.nvidia.fit import forbid_tf32, keep_fp32, require_fit
+from txport.runtimes.ort.nvidia.fit import forbid_tf32, keep_fp32, needs_cudnn, require_fit
 from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA, bundle_options
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.placement import require_all_nodes, require_compute, require_nodes
-from txport.runtimes.ort.providers import CPU, builder, first_device, full_name, open_session
+from txport.runtimes.ort.providers import (
+    CPU,
+    builder,
+    first_device,
+    full_name,
+    open_session,
+    require_cudnn,
+    short_name,
+)
 from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes
 
 # Microseconds that a thread stays awake for more to do: from one operator to the next, but not from step to step. A
@@ -80,7 +88,9 @@ def _prepare(bundle: Bundle, roles: list[str], provider: str) -> dict[str, dict[
     """The provider's options for each graph, once it is sure that the bundle fits the GPU."""
     if provider not in NVIDIA:
         return {role: {} for role in roles}
-    (keep_fp32 if provider == CUDA else forbid_tf32)(bundle.manifest.precision)
+    if provider == CUDA and (reason := needs_cudnn(bundle, roles)):
+        require_cudnn(short_name(provider), reason)
+    (keep_fp32 if provider == CUDA else forbid_tf32)(bundle.manifest.arithmetic)
     device = first_device()
     if device is not None:
         require_fit(bundle, roles, device)

@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeProto
 from txport.exporters.cuda.audit.kernels import FROZEN
 
 Dims = Mapping[str, Sequence[int | str]]  # of values; "" for a dim of which nothing is known
+INVENTED = "unk__"  # what ONNX's inference calls a dim of which it knows nothing begins with
 MOST_PIECES = 32  # whose places a kernel takes as arguments
 MATRIX = 2  # dims
 
@@ -66,10 +67,21 @@ def _matmul(node: NodeProto, dims: Dims) -> str | None:
         return None
     batches = [[dim for dim in each[:-MATRIX] if dim != 1] for each in (first, second)]
     is_one = not batches[1] and len(first) >= len(second)
-    if is_one or (len(first) > MATRIX and sorted(map(str, batches[0])) == sorted(map(str, batches[1]))):
+    if is_one or (len(first) > MATRIX and _may_be_alike(*batches)):
         return None
     said = " by ".join(str(list(each)) for each in (first, second))
     return f"it broadcasts matrices, {said}, and where they lie is copied from memory of the run"
+
+
+def _may_be_alike(one: Sequence[int | str], other: Sequence[int | str]) -> bool:
+    """Whether dims are the same, as far as they are known."""
+    known = [pair for pair in zip(one, other, strict=False) if all(map(_is_known, pair))]
+    first, second = (sorted(str(pair[side]) for pair in known) for side in (0, 1))
+    return len(one) == len(other) and first == second
+
+
+def _is_known(dim: int | str) -> bool:
+    return isinstance(dim, int) or not (dim == "" or dim.startswith(INVENTED))
 
 
 def _attribute(node: NodeProto, name: str, default: int) -> int:

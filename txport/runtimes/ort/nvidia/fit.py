@@ -17,12 +17,14 @@ from txport.system.memory import readable
 MARGIN = 256 << 20
 BF16 = (8, 0)  # the first compute capability that multiplies in bf16
 HALF = ("fp16", "bf16")  # in which nothing is computed that TF32 would round; int8 and int4 have products in fp32
+# Operators whose CUDA kernels are cuDNN's; means and maxima are where sums must come out alike each time.
+OF_CUDNN = frozenset({"Conv", "MultiHeadAttention", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"})
 TF32 = "NVIDIA_TF32_OVERRIDE"  # 0: no library of NVIDIA's rounds fp32; anything else may
 
 
 def require_fit(bundle: Bundle, roles: Iterable[str], device: Device) -> None:
     """Raise `UnavailableError` for a GPU without bf16 that needs it, or with too little free memory for the weights."""
-    require_precision(str(bundle.path), bundle.manifest.precision, device)
+    require_precision(str(bundle.path), bundle.manifest.arithmetic, device)
     require_memory(str(bundle.path), weights_of(bundle, roles), device)
 
 
@@ -53,6 +55,18 @@ def weights_of(bundle: Bundle, roles: Iterable[str]) -> int:
         beside = {(PurePosixPath(graph).parent / name).as_posix() for name in read_outline(bundle.path / graph).files}
         total += sum(files[name]["bytes"] for name in {graph, *beside} if name in files)
     return total
+
+
+def needs_cudnn(bundle: Bundle, roles: Iterable[str]) -> str | None:
+    """Why graphs of these roles need cuDNN, None where they do not.
+
+    Of other targets than cuda, nobody chose operators that do without it, and ONNX Runtime fuses some that do not.
+    """
+    if bundle.manifest.target != "cuda":
+        return f"{bundle.path} is a bundle of the target {bundle.manifest.target}, which needs it"
+    files = {bundle.file(role) for role in roles}
+    found = sorted({name for file in files for name in read_outline(file).names & OF_CUDNN})
+    return f"{bundle.path} needs it for {', '.join(found)}" if found else None
 
 
 def keep_fp32(precision: str) -> None:

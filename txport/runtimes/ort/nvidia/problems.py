@@ -25,6 +25,7 @@ GPU_WHEEL = "onnxruntime-gpu"
 EXTRA = "pip install 'txport[cuda]'"
 DRIVERS = {11: 450, 12: 525, 13: 580}  # CUDA -> the first series of drivers that runs all of its minor versions
 CONTAINER = "in a container, start it with its GPUs (docker run --gpus all)"
+CUDNN = "cudnn"  # as the family of its library
 NO_GPU = 100  # CUDA_ERROR_NO_DEVICE
 # What CUDA answers when it is started -> what that means, and what to do.
 STARTS = {
@@ -67,7 +68,7 @@ class Nvidia:
             "kernels": str(self.wheel.kernels),
         }
         libraries = [asdict(each) for each in (*self.libraries, *self.tensorrt)]
-        problems = [str(problem) for problem in problems_of_cuda(self)]
+        problems = [str(problem) for problem in (*problems_of_cuda(self), *problems_of_cudnn(self))]
         driver = asdict(self.driver)
         return {"driver": driver, "wheel": wheel, "libraries": libraries, "problems": problems}
 
@@ -103,13 +104,20 @@ def problems_of_cuda(facts: Nvidia) -> list[Problem]:
     driver, wheel = facts.driver, facts.wheel
     parts = [*_of_driver(driver, wheel)]
     if wheel is not None:
-        parts += [*_of_wheel(wheel), *_of_devices(driver.devices, wheel), *_of_libraries(facts.libraries)]
+        libraries = [each for each in facts.libraries if not (wheel.has_late_cudnn and each.family == CUDNN)]
+        parts += [*_of_wheel(wheel), *_of_devices(driver.devices, wheel), *_of_libraries(libraries)]
     return parts
+
+
+def problems_of_cudnn(facts: Nvidia) -> list[Problem]:
+    """All that keeps nodes that need cuDNN from running, where the provider starts without it."""
+    is_late = facts.wheel is not None and facts.wheel.has_late_cudnn
+    return [*_of_libraries([each for each in facts.libraries if each.family == CUDNN])] if is_late else []
 
 
 def problems_of_tensorrt(facts: Nvidia) -> list[Problem]:
     """All that keeps TensorRT from running, with what keeps CUDA from it."""
-    problems = problems_of_cuda(facts)
+    problems = [*problems_of_cuda(facts), *problems_of_cudnn(facts)]
     wheel = facts.wheel
     if wheel and wheel.library:
         file = library_file(TENSORRT)
@@ -201,8 +209,8 @@ def _of_devices(devices: tuple[Device, ...], wheel: Wheel) -> Iterator[Problem]:
 def _of_libraries(libraries: Iterable[Library]) -> Iterator[Problem]:
     missing = [each for each in libraries if not each.is_fine]
     for what, group in (
-        ("CUDA", [each for each in missing if each.family != "cudnn"]),
-        ("cuDNN", [each for each in missing if each.family == "cudnn"]),
+        ("CUDA", [each for each in missing if each.family != CUDNN]),
+        ("cuDNN", [each for each in missing if each.family == CUDNN]),
     ):
         if group:
             names = ", ".join(each.name for each in group)

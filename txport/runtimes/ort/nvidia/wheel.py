@@ -24,7 +24,8 @@ class Wheel:
     """The package that lies in `folder`: the name and version that it was built as, and the CUDA it was built with.
 
     `library` is its CUDA provider, None if it has none; `needs` are NVIDIA's libraries that this is linked to, and
-    cuDNN, which newer ones load when they first need it; `kernels` are the GPUs that it was built for.
+    cuDNN; `has_late_cudnn` says whether it is not linked to that, but loads it when a node first needs it; `kernels`
+    are the GPUs that it was built for.
     """
 
     folder: Path
@@ -33,6 +34,7 @@ class Wheel:
     cuda: str = ""
     library: Path | None = None
     needs: tuple[str, ...] = ()
+    has_late_cudnn: bool = False
     kernels: Kernels = field(default_factory=Kernels)
 
     @property
@@ -77,16 +79,22 @@ def read_wheel(folder: Path) -> Wheel:
     name, version, cuda = (entries.get(key, usual) for key, usual in USUAL.items())
     if not library.is_file():
         return Wheel(folder, name, version, cuda)
-    return Wheel(folder, name, version, cuda, library, needs_of(library), _kernels(library))
+    needs, linked = needs_of(library), linked_to(library)
+    return Wheel(folder, name, version, cuda, library, needs, needs != linked, _kernels(library))
 
 
 def needs_of(library: Path) -> tuple[str, ...]:
     """NVIDIA's libraries that a provider needs; cuDNN is one of them, whether it is linked to it or not."""
-    try:
-        linked = [name for name in needed(library) if is_nvidias(name)]
-    except OSError:
-        linked = []
+    linked = linked_to(library)
     return tuple(dict.fromkeys([*linked, CUDNN])) if linked else ()
+
+
+def linked_to(library: Path) -> tuple[str, ...]:
+    """NVIDIA's libraries without which a provider does not load."""
+    try:
+        return tuple(name for name in needed(library) if is_nvidias(name))
+    except OSError:
+        return ()
 
 
 def _kernels(library: Path) -> Kernels:

@@ -10,6 +10,7 @@ Forms of a matrix (out, in), all symmetric (`bundles.forms` records them):
 - blocks: 8 or 4 bits with a scale for every block of inputs (MatMulNBits at accuracy level 4); activations are
   quantised row by row. They read the fewest bytes a weight, and win at one or two rows. In 4 bits, the kernels of
   small blocks sum each row alike; those of larger ones work on two rows at a time, and sum a last odd row otherwise.
+  The cuda target has them too, with scales in 16 bits, and rounds no activations to 8.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ENDS = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0)  # where the largest value of a 4-bit
 
 @dataclass(frozen=True)
 class Quantized:
-    """One matrix in fewer bits: `values` as the operator wants them, and their scales, float32."""
+    """One matrix in fewer bits: `values` as the operator wants them, and their scales, in 32 bits or 16."""
 
     form: Form
     values: Array
@@ -54,15 +55,15 @@ class Quantized:
         return Quantized(self.form, values, self.scales[rows])
 
 
-def quantize(matrix: Array, form: Form) -> Quantized:
-    """A matrix (out, in) in one of the forms; of a large one, some rows at a time."""
+def quantize(matrix: Array, form: Form, scales_in: Any = np.float32) -> Quantized:
+    """A matrix (out, in) in one of the forms, its scales in a type; of a large one, some rows at a time."""
     rows = max(1, PIECE // matrix.shape[1])
     pieces = [matrix[start : start + rows] for start in range(0, len(matrix), rows)]
     if len(pieces) == 1:
-        made = [_quantize(matrix, form)]
+        made = [_quantize(matrix, form, scales_in)]
     else:
         with ThreadPoolExecutor(cores()) as pool:
-            made = list(pool.map(_quantize, pieces, repeat(form)))
+            made = list(pool.map(_quantize, pieces, repeat(form), repeat(scales_in)))
     values, scales = (each[0] if len(each) == 1 else np.concatenate(each) for each in zip(*made, strict=True))
     return Quantized(form, np.ascontiguousarray(values.T) if form == DYNAMIC else values, scales)
 
@@ -76,7 +77,7 @@ def shapes(out: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[in
     return (out, blocks, form.block * form.bits // 8), (out, blocks)
 
 
-def _quantize(matrix: Array, form: Form) -> tuple[Array, Array]:
+def _quantize(matrix: Array, form: Form, scales_in: Any) -> tuple[Array, Array]:
     """Some rows of a matrix: values, row by row, and scales."""
     if form.has_row_scales:
         scales = _safe(np.abs(matrix).max(axis=1) / 127)
@@ -84,12 +85,21 @@ def _quantize(matrix: Array, form: Form) -> tuple[Array, Array]:
     bits, block = form.bits, form.block
     assert block is not None
     blocks = matrix.reshape(len(matrix), -1, block)  # (out, in / block, block)
-    scales = best_scales(blocks, bits)
+    scales = _outwards(best_scales(blocks, bits), scales_in)
     half = 2 ** (bits - 1)
-    values = (np.clip(np.rint(blocks / scales[..., None]), -half, half - 1) + half).astype(np.uint8)
+    values = np.rint(blocks / scales[..., None].astype(np.float32))
+    values = (np.clip(values, -half, half - 1) + half).astype(np.uint8)
     if bits == 4:
         values = values[..., 0::2] | (values[..., 1::2] << 4)  # the first of two inputs lies in the lower half
     return values, scales
+
+
+def _outwards(scales: Array, kind: Any) -> Array:
+    """Scales in another type, none smaller than it was: the largest value must stay in range."""
+    rounded = scales.astype(kind)
+    short = np.abs(rounded.astype(np.float32)) < np.abs(scales)
+    outwards: Array = np.where(short, np.nextafter(rounded, np.copysign(np.array(np.inf, kind), rounded)), rounded)
+    return outwards
 
 
 def dequantize(quantized: Quantized) -> Array:
@@ -102,13 +112,13 @@ def dequantize(quantized: Quantized) -> Array:
     if bits == 4:
         values = np.stack([values & 15, values >> 4], axis=-1).reshape(*values.shape[:2], -1)
     centred = values.astype(np.float32) - 2 ** (bits - 1)
-    matrix: Array = (centred * quantized.scales[..., None]).reshape(len(values), -1)
+    matrix: Array = (centred * quantized.scales[..., None].astype(np.float32)).reshape(len(values), -1)
     return matrix
 
 
 def steps(quantized: Quantized) -> Array:
     """The size of one step for each weight (out, in): the scale it is multiplied with, without its sign."""
-    scales = np.abs(quantized.scales)
+    scales = np.abs(quantized.scales.astype(np.float32))
     if quantized.form.has_row_scales:
         size = quantized.values.shape[0 if quantized.form == DYNAMIC else 1]
         return np.repeat(scales[:, None], size, axis=1)

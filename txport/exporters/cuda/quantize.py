@@ -1,0 +1,56 @@
+"""Weights in 8 and 4 bits on the device: which matrices, in which blocks, and the operators that read them.
+
+Products read weights in blocks, whose scales are in 16 bits, and compute in 16 bits (MatMulNBits); rows of embeddings
+are looked up in the same blocks, so that a tied matrix is held once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from txport.bundles.forms import BLOCKS, Form, Stored, blocks_of
+from txport.exporters.fused.packs import is_product
+from txport.exporters.fused.rewrite import Matrix, Quantising, in_blocks, looked_up
+
+ALIGNED = 8  # rows that the kernels take at a time; of other counts, the whole matrix is unpacked in each step
+SIZES = {8: BLOCKS, 4: (32, 16)}  # of blocks, the first that fits; in 4 bits, few share a scale
+BITS = {"int8": 8, "int4": 4}
+
+
+def choose_forms(models: Mapping[str, ir.Model], precision: str, tables: Collection[str]) -> dict[str, Form]:
+    """Initializer -> form, of all matrices that kernels take in so few bits; the others stay as they are.
+
+    `tables` are those that tokens are looked up in, by the checkpoint's names.
+    """
+    weights = {name: value for model in models.values() for name, value in model.graph.initializers.items()}
+    nodes = (node for model in models.values() for node in filter(is_product, model.graph))
+    multiplied = {str(node.inputs[1].name) for node in nodes if node.inputs[1] is not None}
+    found: dict[str, Form] = {}
+    for name in (name for name in weights if name in multiplied or name in tables):
+        rows, inputs = _shape(weights[name])
+        block = next((size for size in SIZES[BITS[precision]] if inputs % size == 0), None)
+        if block is not None and not (name in multiplied and rows % ALIGNED):
+            found[name] = blocks_of(BITS[precision], block)
+    return found
+
+
+def _shape(weight: ir.Value) -> Sequence[int]:
+    assert weight.const_value is not None
+    return weight.const_value.shape.numpy()
+
+
+def _linear(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, matrix: Matrix) -> Iterator[ir.Node]:
+    """X @ weight.T, for x of any dims."""
+    yield in_blocks(model, node.inputs[0], values, stored, matrix)
+
+
+def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, matrix: Matrix) -> Iterator[ir.Node]:
+    """Rows of an embedding by token: (..., D)."""
+    shape = node.outputs[0].shape
+    assert shape is not None
+    yield from looked_up(model, node.inputs[1], values, stored, matrix, len(shape) - 1)
+
+
+ON_DEVICE = Quantising(is_product, _linear, _lookup, ir.DataType.FLOAT16)

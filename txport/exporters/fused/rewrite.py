@@ -1,0 +1,193 @@
+"""Every matrix of a graph in the form that was chosen for it: values, scales, and the operators that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from torch import nn
+
+from txport.bundles.forms import PLAIN, Form, Stored
+from txport.exporters.fused.packs import MICROSOFT, parts_of, stored_as
+from txport.exporters.fused.quantize import quantize, shapes
+from txport.exporters.trace import weight_names
+from txport.models.weights.streamed import Read
+
+Array = NDArray[Any]
+
+
+class Matrix:
+    """A matrix in one form, which is computed when its values or its scales are asked for; only these are kept."""
+
+    def __init__(self, tensor: ir.TensorProtocol, form: Form, scales_in: ir.DataType) -> None:
+        self._tensor, self._form, self._scales_in, self._scales = tensor, form, scales_in, list[Array]()
+        out, inputs = tensor.shape.numpy()
+        values, scales = shapes(out, inputs, form)
+        kind = ir.DataType.INT8 if form.has_row_scales else ir.DataType.UINT8
+        self.values = ir.LazyTensor(lambda: ir.tensor(self._quantize()), kind, ir.Shape(values))
+        self.scales = self._of_scales(scales)
+        self.lookup_scales = self._of_scales((*scales, 1))  # the same bytes as the scales of a product
+
+    def _of_scales(self, shape: Sequence[int]) -> ir.LazyTensor:
+        def read() -> ir.TensorProtocol:
+            if not self._scales:
+                self._quantize()
+            return ir.tensor(self._scales[0].reshape(shape))
+
+        return ir.LazyTensor(read, self._scales_in, ir.Shape(shape))
+
+    def _quantize(self) -> Array:
+        quantized = quantize(self._tensor.numpy(), self._form, self._scales_in.numpy())
+        self._scales[:] = [quantized.scales]
+        return quantized.values
+
+
+Matrices = dict[tuple[str, Form], Matrix]  # by the name of the weight
+
+
+@dataclass(frozen=True)
+class Quantising:
+    """What a target makes of matrices in fewer bits.
+
+    `is_map` tells the nodes that multiply with a weight, their second input, `linear` and `lookup` give what stands in
+    the place of one and of a lookup, the last giving the same. Scales are in the type `scales_in`.
+    """
+
+    is_map: Callable[[ir.Node], bool]
+    linear: Build
+    lookup: Build
+    scales_in: ir.DataType
+
+
+def apply_forms(
+    model: ir.Model,
+    forms: Mapping[str, Form],
+    tables: Collection[str],
+    matrices: Matrices,
+    how: Quantising,
+    read: Read | None = None,
+) -> dict[str, Stored]:
+    """Put every linear map and every lookup in `tables` into the form of its weight; -> each initializer, recorded.
+
+    `forms` and `tables` go by the names of the graph's initializers; what has no form stays as it is. What other graphs
+    have in the same form is taken from `matrices`, and what is new is added. The numbers are the graph's, or those that
+    are `read` by the checkpoint's names, where the graph's are rounded.
+    """
+    recorded: dict[str, Stored] = {}
+    held: dict[str, tuple[ir.Value, Stored, Matrix]] = {}
+    for node in list(model.graph):
+        weight = node.inputs[1] if how.is_map(node) else _table(node, tables)
+        form = None if weight is None else forms.get(str(weight.name))
+        if weight is None or form is None:
+            continue
+        name = str(weight.name)
+        if form == PLAIN:
+            recorded[name] = stored_as(weight, PLAIN)
+            continue
+        if name not in held:
+            matrix = matrices.get((name, form)) or Matrix(_numbers(weight, read), form, how.scales_in)
+            matrices[name, form] = matrix
+            held[name] = _store(model, weight, form, matrix, is_table=name in tables)
+        values, stored, matrix = held[name]
+        recorded[str(values.name)] = stored
+        build = how.linear if how.is_map(node) else how.lookup
+        _replace(model, node, list(build(model, node, stored, values, matrix)))
+    for name in held:
+        del model.graph.initializers[name]
+    if any(node.domain == MICROSOFT for node in model.graph):
+        model.opset_imports[MICROSOFT] = 1
+    return recorded
+
+
+def tables_of(module: nn.Module) -> set[str]:
+    """The tables of tokens of a module, by the names that a trace gives them."""
+    names = weight_names(module)
+    return {names[id(each.weight)] for each in module.modules() if isinstance(each, nn.Embedding)}
+
+
+def _numbers(weight: ir.Value, read: Read | None) -> ir.TensorProtocol:
+    """The matrix of a weight, or of several in one, as it is in the checkpoint."""
+    tensor = weight.const_value
+    assert tensor is not None
+    if read is None:
+        return tensor
+    names = parts_of(weight)
+    whole = lambda: ir.tensor(np.concatenate([read(name).detach().float().numpy() for name in names]))  # noqa: E731
+    return ir.LazyTensor(whole, ir.DataType.FLOAT, ir.Shape(tensor.shape.numpy()))
+
+
+def _replace(model: ir.Model, node: ir.Node, made: Sequence[ir.Node]) -> None:
+    """Nodes in the place of one; the last gives what it gave."""
+    model.graph.insert_before(node, made)
+    old, new = node.outputs[0], made[-1].outputs[0]
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    new.name, new.shape, new.type = old.name, old.shape, old.type
+    model.graph.remove(node, safe=True)
+
+
+def _table(node: ir.Node, tables: Collection[str]) -> ir.Value | None:
+    """The table of tokens that a node looks rows up in."""
+    table = node.inputs[0] if node.op_type == "Gather" else None
+    return table if table is not None and table.is_initializer() and table.name in tables else None
+
+
+def _store(
+    model: ir.Model, weight: ir.Value, form: Form, matrix: Matrix, *, is_table: bool
+) -> tuple[ir.Value, Stored, Matrix]:
+    """-> the values in the graph, what they are, and the matrix, whose scales each operator adds in its own shape."""
+    name = str(weight.name)
+    values = add_initializer(model, f"{name}.{form.describe().replace(' ', '-')}", matrix.values)
+    lookup = f"{values.name}.lookup.scale" if is_table and form.kind == "blocks" else None
+    return values, stored_as(weight, form, f"{name}.scale", lookup), matrix
+
+
+def add_initializer(model: ir.Model, name: str, array: Array | ir.TensorProtocol) -> ir.Value:
+    """Give a graph one more weight."""
+    tensor = ir.tensor(array) if isinstance(array, np.ndarray) else array
+    value = ir.Value(name=name, const_value=tensor)
+    value.shape, value.type = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
+    model.graph.register_initializer(value)
+    return value
+
+
+def once(model: ir.Model, name: str, array: Array | ir.TensorProtocol) -> ir.Value:
+    """A weight that a graph has already, or one more."""
+    return model.graph.initializers.get(name) or add_initializer(model, name, array)
+
+
+def in_blocks(
+    model: ir.Model,
+    x: ir.Value | None,
+    values: ir.Value,
+    stored: Stored,
+    matrix: Matrix,
+    *more: ir.Value | None,
+    **attributes: int,
+) -> ir.Node:
+    """X @ weight.T of a weight in blocks; `more` are the inputs after its scales."""
+    assert stored.form is not None
+    out, blocks = matrix.scales.shape.numpy()
+    block = stored.form.block or 1
+    sizes = {"K": blocks * block, "N": out, "bits": stored.form.bits, "block_size": block}
+    inputs = [x, values, once(model, str(stored.scales), matrix.scales), *more]
+    return ir.node("MatMulNBits", inputs, attributes={**sizes, **attributes}, domain=MICROSOFT)
+
+
+def looked_up(
+    model: ir.Model, tokens: ir.Value | None, values: ir.Value, stored: Stored, matrix: Matrix, dims: int
+) -> Iterator[ir.Node]:
+    """Rows of an embedding in blocks, by tokens of so many dims -> (..., D)."""
+    assert stored.form is not None
+    name = str(stored.lookup_scales)
+    inputs = [values, tokens, once(model, name, matrix.lookup_scales)]
+    attributes = {"gather_axis": 0, "quantize_axis": 2, "block_size": stored.form.block, "bits": stored.form.bits}
+    yield (rows := ir.node("GatherBlockQuantized", inputs, attributes=attributes, domain=MICROSOFT))
+    joined = once(model, f"{name}.shape{f'.{dims}' if dims > 1 else ''}", np.array([*[0] * dims, -1]))
+    yield ir.node("Reshape", [rows.outputs[0], joined])
+
+
+Build = Callable[[ir.Model, ir.Node, Stored, ir.Value, Matrix], Iterator[ir.Node]]
