@@ -5,6 +5,7 @@ PEERS := .venv-peers
 HF := .venv-hf
 JS := tests/transformers_js
 PACKAGE := txport/runtimes/js
+HEADERS := build/headers
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORDS := transformer attention onnx pronunciation
@@ -16,10 +17,10 @@ run: $(INSTALLED)
 	$(BIN)/txport verify g2p-en
 
 # The second run holds search and tokenizers against Hugging Face's, in an environment without ONNX Runtime. Bundles are
-# also run by transformers.js and by the package for JavaScript, where there is npm.
+# also run by transformers.js and by the package for JavaScript, where there is npm, and by the examples in C and C++.
 NPM := $(if $(shell command -v npm),$(foreach each,$(JS) $(PACKAGE) examples/node,$(each)/node_modules/.installed),no-npm)
 
-test: $(INSTALLED) $(HF)/.installed $(NPM)
+test: $(INSTALLED) $(HF)/.installed $(HEADERS)/.installed $(NPM)
 	$(BIN)/pytest --numprocesses logical --dist worksteal
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(HF)/bin/python -m pytest --numprocesses logical --dist worksteal --confcutdir tests/hugging_face tests/hugging_face
 
@@ -41,7 +42,7 @@ bench-peers: $(INSTALLED) $(PEERS)/.installed
 	$(BIN)/python -m benchmarks.peers --peers-python $(PEERS)/bin/python
 
 # Those for which this machine has what they need; it says which it passes over.
-examples: $(INSTALLED)
+examples: $(INSTALLED) $(HEADERS)/.installed
 	$(BIN)/python -m examples.run
 
 # Uses the packages of the Python that runs it, so that it works on a machine without network:
@@ -61,6 +62,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(HF)/.installed: tests/hugging_face/requirements.txt
 	test -x $(HF)/bin/python || $(PYTHON) -m venv $(HF)
 	$(HF)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+# ONNX Runtime's headers for C and C++: its own packages bring none, this one has those of an older release, which serve.
+$(HEADERS)/.installed: examples/headers.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --upgrade --target $(HEADERS) --requirement $<
 	touch $@
 
 # No install scripts: that of onnxruntime-node fetches CUDA's libraries, which nothing here needs.

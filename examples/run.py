@@ -27,8 +27,9 @@ PROGRAMS = {
     "cc": ("cc",),
     "cxx": ("c++",),
 }
-INCLUDE = "ORT_INCLUDE"  # names the folder of ONNX Runtime's headers, which no package of Python or npm brings
-MAKE = ("{make}", "-s", "PYTHON={python}", "-C")
+INCLUDE = "ORT_INCLUDE"  # names the folder of ONNX Runtime's headers; without it, those that `make examples` installs
+HEADERS = HERE.parent / "build" / "headers"
+MAKE = ("{make}", "-s", "PYTHON={python}", "ORT_INCLUDE={include}", "-C")
 INSTALL = ("{npm}", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", "--prefix")
 
 
@@ -37,7 +38,8 @@ class Example:
     """A program that is given a bundle of g2p-en and words, and prints how each is pronounced, one a line.
 
     In `prepare` and `command`, `{bundle}` is the bundle, `{python}` this Python, `{build}` a folder to build in, and a
-    key of `PROGRAMS` in braces that program; `{words}` are several arguments. What they need is what they name.
+    key of `PROGRAMS` in braces that program, `{include}` where ONNX Runtime's headers lie; `{words}` are several
+    arguments. What they need is what they name.
     `packages` is a folder whose packages of npm it uses, `header` one of ONNX Runtime's. `options` are those of txport
     whose output is expected.
     """
@@ -99,15 +101,22 @@ def lacks(example: Example) -> list[str]:
     """What an example needs and this machine has not."""
     named = {part.rpartition("=")[2].strip("{}") for command in (*steps(example), example.command) for part in command}
     missing = [each for each, programs in PROGRAMS.items() if each in named and not any(map(shutil.which, programs))]
-    if example.header and not Path(os.environ.get(INCLUDE, "/nowhere"), example.header).is_file():
-        missing.append(f"{example.header} in ${INCLUDE}")
+    if example.header and not (include() / example.header).is_file():
+        missing.append(f"{example.header} in {include()}: `make examples` installs it, or ${INCLUDE} names its folder")
     return missing
+
+
+def include() -> Path:
+    """The folder of ONNX Runtime's headers, which may not be there."""
+    if given := os.environ.get(INCLUDE):
+        return Path(given)
+    return next((each.parent for each in sorted(HEADERS.rglob("onnxruntime_c_api.h"))), HEADERS)
 
 
 def run(example: Example, bundle: Path, build: Path, words: Sequence[str] = WORDS) -> list[str]:
     """What an example prints, a line a word; `CalledProcessError` where it fails."""
     paths = {name: next(filter(None, map(shutil.which, programs)), "") for name, programs in PROGRAMS.items()}
-    values = {**paths, "bundle": str(bundle), "python": sys.executable, "build": str(build)}
+    values = {**paths, "bundle": str(bundle), "python": sys.executable, "build": str(build), "include": str(include())}
     for command in steps(example):
         called(command, values, words)
     return called(example.command, values, words).splitlines()

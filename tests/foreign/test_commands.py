@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +15,19 @@ import pytest
 import txport
 from tests.architectures.seeded import bundle_of
 from tests.families.test_families import FOLDER, SOURCES
-from tests.foreign.layouts import lay_out
+from tests.foreign.layouts import LAYOUTS, lay_out
+from tests.inspection.test_page import read as whole_page
 from tests.loading import bundles as makes
 from tests.speech.audio import noise
 from tests.speech.test_whisper import FOLDER as SPEECH
 from txport import bench, release, runtimes
 from txport.bundles.bundle import Bundle
-from txport.bundles.foreign.manifest import FOREIGN
+from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest
+from txport.bundles.graphs import read_outline
 from txport.cli import main
 from txport.errors import ParityError
+from txport.inspection.page import page
+from txport.inspection.weights import parts_of
 from txport.locate import open_bundle
 from txport.models.checkpoint import load_checkpoint
 
@@ -167,3 +172,59 @@ def test_text_goes_through_its_tokenizer(tmp_path: Path) -> None:
             assert [each.label for each in theirs.classify(texts)[0]] == [
                 each.label for each in ours.classify(texts)[0]
             ]
+
+
+@pytest.mark.parametrize("name", ["t5", "whisper", "gpt2", "bert-labels"])
+def test_a_page_draws_every_layout(name: str, portable: Portable, tmp_path: Path) -> None:
+    """Ports, operators and sizes of each graph, and how they run one after the other."""
+    bundle = (
+        bundle_of(load_checkpoint(str(SPEECH)), tmp_path / "own", "portable") if name == "whisper" else portable(name)
+    )
+    for layout in LAYOUTS[bundle.manifest.facts.task].keys() - {"sentences"}:
+        found = open_bundle(lay_out(bundle, layout, tmp_path / layout, variant="fp16" if layout == "apart" else ""),
+                            "fp16" if layout == "apart" else None)  # fmt: skip
+        assert isinstance(found.manifest, ForeignManifest)
+        said = whole_page(page(found))
+        for role, graph in found.manifest.graphs.items():
+            assert graph.file in said
+            assert all(re.sub(r"\.0\.", ".L.", port.name) in said for port in graph.inputs if ".1." not in port.name)
+            assert all(operator in said for operator in read_outline(found.file(role)).operators)
+        assert ("present" in said) == found.manifest.has_past
+        assert "parity:" not in said
+        graphs = [onnx.load(str(found.file(role))).graph for role in found.manifest.graphs]
+        assert sum(part.bytes for part in parts_of(found)) == sum(map(held, graphs))
+
+
+def held(graph: onnx.GraphProto) -> int:
+    """Bytes of the weights of a graph and of its branches."""
+    branches = [
+        each for node in graph.node for attribute in node.attribute for each in (attribute.g, *attribute.graphs)
+    ]
+    return sum(onnx.numpy_helper.to_array(each).nbytes for each in graph.initializer) + sum(map(held, branches))
+
+
+def test_weights_without_names_belong_to_the_node_that_reads_them(portable: Portable, tmp_path: Path) -> None:
+    """Exporters call them onnx::MatMul_12, and the node /encoder/layers.0/fc1/MatMul."""
+    folder = lay_out(portable("gpt2"), "merged", tmp_path / "foreign")
+    model = onnx.load(str(folder / "decoder_model_merged.onnx"))
+    tensor = max(model.graph.initializer, key=lambda each: len(each.raw_data))
+    branches = [each.g for node in model.graph.node for each in node.attribute if each.HasField("g")]
+    (reader, *_) = (node for graph in (model.graph, *branches) for node in graph.node if tensor.name in node.input)
+    for node in (node for graph in (model.graph, *branches) for node in graph.node):
+        node.input[:] = ["onnx::MatMul_12_merged_0" if each == tensor.name else each for each in node.input]
+    reader.name, tensor.name = "/stack/layers.7/fc1/MatMul", "onnx::MatMul_12_merged_0"
+    onnx.save(model, str(folder / "decoder_model_merged.onnx"))
+    parts = {part.name: part.bytes for part in parts_of(open_bundle(folder))}
+    assert parts["stack.layers.7"] == len(tensor.raw_data)
+
+
+def test_the_page_is_written_beside_the_folder(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, _ = call(capsys, "inspect", folders["marian"], "--brief", "--html", tmp_path / "page.html")
+    assert code == 0
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(open_bundle(folders["marian"]))
+    for name in ("config.json", "encoder_model.onnx"):
+        code, _, err = call(capsys, "inspect", folders["marian"], "--html", folders["marian"] / name)
+        assert code == 2
+        assert "would replace what BUNDLE reads" in err

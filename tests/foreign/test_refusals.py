@@ -19,8 +19,8 @@ from tests.families.test_families import rewrite
 from tests.foreign.layouts import keep, lay_out
 from txport import release
 from txport.bundles.bundle import Bundle
+from txport.bundles.declared import read_signature
 from txport.bundles.foreign.read import read_foreign
-from txport.bundles.foreign.signature import read_signature
 from txport.bundles.ports import Port
 from txport.errors import BundleError, TxportError, UnsupportedError
 from txport.locate import open_bundle

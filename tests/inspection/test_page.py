@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tests.bundles import drivers
 from tests.tiny import mend, reseal
 from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.declared import read_initializers
 from txport.bundles.graphs import read_outline
-from txport.bundles.initializers import read_initializers
 from txport.bundles.ports import DECODER, ENCODER
 from txport.cli import cli
 from txport.errors import BundleError, OutputError, UnsupportedError

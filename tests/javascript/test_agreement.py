@@ -14,7 +14,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 import txport
 from tests import transformers_js
-from tests.architectures.test_bert import model_of, tiny
 from tests.javascript import in_chromium, on_node
 from tests.tiny import tiny_config, tiny_model
 from txport.locate import find_bundle
@@ -141,28 +140,6 @@ def test_words_in_chromium(g2p: tuple[Path, txport.Model]) -> None:
     for theirs, each in zip(answered, ours, strict=False):
         require_same(theirs["hypotheses"], [vars(one) for one in each.hypotheses], each.input)
     assert answered[-1] == [each.output for each in ours[:3]]
-
-
-@pytest.mark.parametrize("target", ["portable", "cpu"])
-def test_models_that_only_encode(target: str, tmp_path: Path) -> None:
-    texts, models = ["5 6 7 8 9", "11"], {}
-    for head in ("hidden", "labels"):
-        save_checkpoint(tmp_path / head, model_of(tiny(head)))
-        models[head] = txport.load(txport.export(tmp_path / head, tmp_path / f"{head}-out", target=target).path)
-    ways = [{"pooling": "mean"}, {"pooling": "first", "normalize": True}, {"pooling": "none"}]
-    requests = [*(("vector", text, how) for text in texts for how in ways), *(("outputs", text) for text in texts)]
-    answered = iter(on_node(tmp_path / "hidden-out", requests))
-    for text in texts:
-        for how in ways:
-            np.testing.assert_allclose(next(answered), np.ravel(models["hidden"].embed([text], **how)[0]), atol=1e-5)
-    for ours, theirs in zip(models["hidden"].infer(texts), answered, strict=True):
-        for name, array in ours.items():
-            assert tuple(theirs[name]["dims"]) == array.shape
-            np.testing.assert_allclose(theirs[name]["data"], array.ravel(), atol=1e-5)
-    labelled = on_node(tmp_path / "labels-out", [("classify", text) for text in texts])
-    for ours, theirs in zip(models["labels"].classify(texts), labelled, strict=True):
-        assert [each["label"] for each in theirs] == [each.label for each in ours]
-        np.testing.assert_allclose([each["score"] for each in theirs], [each.score for each in ours], atol=1e-5)
 
 
 def test_what_grows_is_what_python_streams(g2p: tuple[Path, txport.Model]) -> None:

@@ -11,10 +11,13 @@ import onnx
 import pytest
 
 import txport
+from tests.architectures.test_bert import model_of, tiny
 from tests.javascript import in_chromium, on_node, run
+from tests.javascript.test_encoders import whole_words
 from tests.tiny import edit_graph, reseal
 from txport.bundles.bundle import Bundle
 from txport.errors import BundleError
+from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST
 
 
@@ -195,6 +198,19 @@ def test_what_can_not_be_loaded(bundle: Bundle, tmp_path: Path) -> None:
     assert refused(bundle.path, load={"ort": {}})[1].startswith("ort must be the module of onnxruntime-node or")
 
 
+def test_a_function_that_gives_no_files() -> None:
+    """Whatever it does, the error is the package's, and keeps what was thrown."""
+    told = run("places.mjs", {})
+    incomplete = "the bundle is not a bundle: txport.json can't be read"
+    fix = "`txport export CHECKPOINT OUT` makes one"
+    assert told == {
+        "throws": ["BundleError", f"{incomplete} (out of reach); {fix}", "out of reach"],
+        "throws no error": ["BundleError", f"{incomplete} (3); {fix}", 3],
+        "gives nothing": ["BundleError", f"{incomplete} (the function gives nothing for it); {fix}", None],
+        "gives text": ["BundleError", f"{incomplete} (the function must give its bytes, got '{{}}'); {fix}", None],
+    }
+
+
 def test_a_page_without_threads(bundle: Bundle) -> None:
     """It has one thread, and says so; what it can't have is refused."""
     runs: list[dict[str, Any]] = [
@@ -223,7 +239,21 @@ def test_an_engine_without_simd(bundle: Bundle) -> None:
 def test_any_value_in_a_document_is_run_or_refused(target: str, checkpoint: Path, tmp_path: Path) -> None:
     """Of the manifest and the tokenizer, with one value in place of another, or without it."""
     path = txport.export(checkpoint, tmp_path / "bundle", target=target).path
-    told = run("faults.mjs", {"bundle": str(path), "count": 160, "seed": 1})
+    require_refusals(path, ["generate", "bad", {"max_new_tokens": 3}])
+
+
+@pytest.mark.parametrize(
+    "head", {"hidden": "embed", "labels": "classify", "token_labels": "tag", "tokens": "fill"}.items(), ids="-".join
+)
+def test_any_value_of_a_model_that_only_encodes_is_run_or_refused(head: tuple[str, str], tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "checkpoint", model_of(tiny(head[0])), whole_words())
+    path = txport.export(tmp_path / "checkpoint", tmp_path / "bundle").path
+    require_refusals(path, [head[1], "good [MASK]"])
+
+
+def require_refusals(path: Path, request: list[Any]) -> None:
+    """Of 160 bundles with a fault, each is run, or refused in one line."""
+    told = run("faults.mjs", {"bundle": str(path), "count": 160, "seed": 1, "request": request})
     assert told["found"] == []
     assert told["run"] > 5
     assert told["refused"] > 50

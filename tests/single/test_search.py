@@ -66,11 +66,11 @@ def few_words(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
     @cache
-    def make(name: str, rules: str | None = None, precision: str = "fp32") -> Pair:
+    def make(name: str, rules: str | None = None, precision: str = "fp32", engine: str = "ort") -> Pair:
         checkpoint = few_words(tmp_path_factory) if name == FEW else load_checkpoint(f"preset:{name}")
         checkpoint = replace(checkpoint, generation=RULES.get(rules or "", {}))
         bundle = write(checkpoint, tmp_path_factory.mktemp(name), precision=precision, single=True)
-        return Pair(checkpoint.facts, runtimes.load("ort", bundle), runtimes.load_single("ort", bundle))
+        return Pair(checkpoint.facts, runtimes.load(engine, bundle), runtimes.load_single(engine, bundle))
 
     return make
 
@@ -153,8 +153,11 @@ def test_what_a_checkpoint_says_of_search_is_built_in(name: str, rules: str, pai
 @pytest.mark.parametrize("name", ["tiny", "gpt2-tiny"])
 def test_in_half_precision_the_same_is_found(name: str, pair: Callable[..., Pair]) -> None:
     asked = Asked([5, 2, 7], [0, 1, 0], 0, {"beams": 3, "max_new_tokens": 9, "length_penalty": 1.0})
-    driven, at_once = search(pair(name, precision="fp16"), asked, prefixed=True)
-    assert [[each.tokens for each in one] for one in driven] == [[each.tokens for each in one] for one in at_once]
+    for engine in ("ort", "reference"):  # which computes both alike, and so tells whether scores are in float32
+        driven, at_once = search(pair(name, precision="fp16", engine=engine), asked, prefixed=True)
+        assert [[each.tokens for each in one] for one in driven] == [[each.tokens for each in one] for one in at_once]
+        scores = [[[each.score for each in one] for one in side] for side in (driven, at_once)]
+        assert np.ravel(scores[0]) == pytest.approx(np.ravel(scores[1]), abs=TIE if engine == "reference" else 1e-3)
 
 
 @pytest.mark.parametrize("name", ["tiny", "gpt2-tiny"])

@@ -92,16 +92,21 @@ def require_order(path: Path) -> None:
 
 def _out_of_order(content: mmap.mmap) -> str | None:
     """The first name that a node reads and nothing before it gives."""
-    for _, first, last in known(content, 0, len(content), {7: "graph"}):
-        parts = list(known(content, first, last, {1: "node", 5: "tensor", 11: "value", 15: "sparse"}))
-        given = {b""} | {name for kind, *place in parts for name in _given(content, kind, *place)}
-        for _, start, end in (each for each in parts if each[0] == "node"):
-            names = [(kind, content[low:high]) for kind, low, high in known(content, start, end, READ)]
-            for kind, name in names:
-                if kind == INPUT and name not in given:
-                    return name.decode(errors="replace")
-            given |= {name for kind, name in names if kind != INPUT}
+    parts = list(graph_fields(content, {1: "node", 5: "tensor", 11: "value", 15: "sparse"}))
+    given = {b""} | {name for kind, *place in parts for name in _given(content, kind, *place)}
+    for _, start, end in (each for each in parts if each[0] == "node"):
+        names = [(kind, content[low:high]) for kind, low, high in known(content, start, end, READ)]
+        for kind, name in names:
+            if kind == INPUT and name not in given:
+                return name.decode(errors="replace")
+        given |= {name for kind, name in names if kind != INPUT}
     return None
+
+
+def graph_fields(content: mmap.mmap, schema: Mapping[int, str]) -> Iterator[tuple[str, int, int]]:
+    """What each field of a model's graph is that the schema knows, and where its value lies."""
+    for _, start, end in known(content, 0, len(content), {7: "graph"}):
+        yield from known(content, start, end, schema)
 
 
 def _given(content: mmap.mmap, kind: str, start: int, end: int) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from txport.bundles.foreign.files import LATER
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, ENCODER, MODEL, PREFILL, SELECT, STEP, Graph
 from txport.inspection.weights import Part
@@ -14,6 +15,7 @@ from txport.system.terminal import one_line
 
 LONGEST = 60  # characters of a name
 WIDTH, BOX, ARROW, EDGE = 440, 220, 34, 12  # of the diagram
+ROOM = 28  # characters that a box has room for; more are set closer
 MIDDLE, REACH = WIDTH // 2, 28
 TIP = (
     '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
@@ -53,11 +55,13 @@ def flow(manifest: Manifest) -> str:
 
 def _running(manifest: Manifest) -> set[str]:
     """The file of the graph that each step runs."""
-    return {graph.file for role, graph in manifest.graphs.items() if role in (DECODER, STEP)}
+    role = next(role for role in (STEP, LATER, DECODER) if role in manifest.graphs)
+    return {manifest.graphs[role].file}
 
 
 def _stops(manifest: Manifest) -> Iterator[Stop]:
-    graphs, facts, portable = manifest.graphs, manifest.facts, manifest.target == "portable"
+    graphs, facts, stepping = manifest.graphs, manifest.facts, STEP in manifest.graphs
+    each = "once a token" if _has_past(manifest) else "once a token, over all so far"
     if facts.task == "encode":
         yield Stop("ids of a text")
         yield _graph(graphs[MODEL], "once a text", "input_ids")
@@ -68,16 +72,26 @@ def _stops(manifest: Manifest) -> Iterator[Stop]:
         if PREFILL in graphs:
             yield _graph(graphs[PREFILL], "once a prompt", "all ids but the last")
             yield _graph(graphs[STEP], "once a token", "caches, and the last id")
+        elif LATER in graphs:
+            yield _graph(graphs[DECODER], "the prompt", "input_ids")
         else:
-            yield _graph(graphs[DECODER], "the prompt, then once a token", "input_ids")
+            first = "the prompt, then once a token" if _has_past(manifest) else each
+            yield _graph(graphs[DECODER], first, "input_ids")
     else:
         features = isinstance(facts.source, Features)
         yield Stop("log-mel features" if features else "ids of a source")
         yield _graph(graphs[ENCODER], "once a source", "input_features" if features else "input_ids")
-        over = "last_hidden_state" if portable else "cross.L.key, cross.L.value"
-        yield _graph(graphs[DECODER if portable else STEP], "once a token", over)
+        over = "cross.L.key, cross.L.value" if stepping else "last_hidden_state"
+        yield _graph(graphs[STEP if stepping else DECODER], "the first token" if LATER in graphs else each, over)
+    if LATER in graphs:
+        yield _graph(graphs[LATER], "once a token after it", "present.L.key, present.L.value")
     yield Stop("the next token", "the likeliest, or drawn", "logits")
     yield Stop("an end token: done")
+
+
+def _has_past(manifest: Manifest) -> bool:
+    """Whether a graph keeps a state from step to step."""
+    return any(graph.past() for graph in manifest.graphs.values())
 
 
 def _graph(graph: Graph, note: str, over: str) -> Stop:
@@ -97,7 +111,8 @@ def _stop(stop: Stop, top: int) -> Iterator[str]:
     if stop.over:
         yield f'<text x="{MIDDLE + 9}" y="{top - ARROW // 2 + 3}" class="small">{text_of(stop.over)}</text>'
     yield f'<rect x="{left}" y="{top}" width="{BOX}" height="{high}" rx="{corner}" class="{kind}"/>'
-    yield f'<text x="{MIDDLE}" y="{top + 20}" text-anchor="middle">{text_of(stop.label)}</text>'
+    fit = f' textLength="{BOX - 12}" lengthAdjust="spacingAndGlyphs"' if len(stop.label) > ROOM else ""
+    yield f'<text x="{MIDDLE}" y="{top + 20}" text-anchor="middle"{fit}>{text_of(stop.label)}</text>'
     if stop.note:
         yield f'<text x="{MIDDLE}" y="{top + 37}" text-anchor="middle" class="small">{text_of(stop.note)}</text>'
 
@@ -105,9 +120,11 @@ def _stop(stop: Stop, top: int) -> Iterator[str]:
 def _loops(manifest: Manifest, top: int, chosen: int) -> Iterator[str]:
     """The state from each step to the next at the left, the chosen token at the right."""
     left, right = MIDDLE - BOX // 2, MIDDLE + BOX // 2
-    state = f"M{left} {top + 36}H{left - REACH}V{top + 12}H{left - 1}"
-    yield f'<path d="{state}" class="arrow state" marker-end="url(#tip)"/>'
-    lines = [(top + 14, "present"), (top + 28, "becomes"), (top + 42, "past")]
+    lines = []
+    if _has_past(manifest):
+        state = f"M{left} {top + 36}H{left - REACH}V{top + 12}H{left - 1}"
+        yield f'<path d="{state}" class="arrow state" marker-end="url(#tip)"/>'
+        lines = [(top + 14, "present"), (top + 28, "becomes"), (top + 42, "past")]
     lines += [(top + 62, "select_rows"), (top + 76, "for beams")] if SELECT in manifest.graphs else []
     for y, line in lines:
         yield f'<text x="{left - REACH - 6}" y="{y}" text-anchor="end" class="small">{line}</text>'

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
 from txport.bundles.readme.settings import Settings
 from txport.bundles.readme.steps import notes, steps
 from txport.bundles.readme.tables import KINDS, TARGETS, TASKS, dim_rows, parity, port_rows
+from txport.inspection import foreign
 from txport.inspection.drawings import bar, flow, readable, text_of, treemap
 from txport.inspection.kernels import COLUMNS, audits_or_why, rows, sentence
 from txport.inspection.style import STYLE
@@ -48,18 +50,20 @@ Row = Sequence[str]
 
 
 def page(bundle: Bundle) -> str:
-    """The page of a bundle whose files are what its manifest says; the same bundle gives the same bytes."""
-    title = text_of(f"{bundle.manifest.checkpoint['name']}, {bundle.manifest.target} {bundle.manifest.precision}")
+    """The page of a bundle whose files are what its manifest says, or of a folder of others.
+
+    The same bundle gives the same bytes.
+    """
+    manifest = bundle.manifest
+    kind = f"{manifest.architecture} in" if isinstance(manifest, ForeignManifest) else manifest.target
+    title = text_of(f"{manifest.checkpoint['name']}, {kind} {manifest.precision}")
     return PAGE.format(title=title, style=STYLE, body="\n".join(_body(bundle, title)))
 
 
 def _body(bundle: Bundle, title: str) -> Iterator[str]:
     manifest = bundle.manifest
     yield f"<header><h1>{title}</h1>{_facts(bundle)}</header>"
-    yield "<h2>How it runs</h2>"
-    items = "".join(f"<li>{_marked(step)}</li>" for step in steps(manifest))
-    yield f'<div class="two">{flow(manifest)}<div><ol>{items}</ol></div></div>'
-    yield f"<ul>{''.join(f'<li>{_marked(note)}</li>' for note in notes(manifest))}</ul>"
+    yield from _running(manifest)
     yield "<h2>Weights</h2>"
     yield from _weights(bundle)
     yield "<h2>Graphs</h2>"
@@ -67,8 +71,9 @@ def _body(bundle: Bundle, title: str) -> Iterator[str]:
     yield "<h2>Operators</h2>"
     yield _operators(bundle)
     yield from _kernels(bundle)
-    yield "<h2>Parity</h2>"
-    yield _pairs({"compared with PyTorch at export": parity(manifest).replace("\\", ""), **_proof(manifest)})
+    if not isinstance(manifest, ForeignManifest):
+        yield "<h2>Parity</h2>"
+        yield _pairs({"compared with PyTorch at export": parity(manifest).replace("\\", ""), **_proof(manifest)})
     if manifest.generation:
         yield "<h2>Defaults of the checkpoint</h2>"
         yield _pairs(manifest.generation)
@@ -77,24 +82,35 @@ def _body(bundle: Bundle, title: str) -> Iterator[str]:
     yield "<h2>Files</h2>"
     rows = [(_code(name), readable(each["bytes"]), _code(each["sha256"][:16])) for name, each in manifest.files.items()]
     yield _table(["file", "size", "SHA-256 begins"], rows, numbers=(1,))
-    tools = ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
-    yield f"<footer>Checkpoint SHA-256 {text_of(manifest.checkpoint['sha256'])}; made with {_text(tools)}.</footer>"
+    if manifest.tools:
+        tools = ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
+        yield f"<footer>Checkpoint SHA-256 {text_of(manifest.checkpoint['sha256'])}; made with {_text(tools)}.</footer>"
+
+
+def _running(manifest: Manifest) -> Iterator[str]:
+    """The diagram, the loop beside it, and what else there is to know."""
+    if isinstance(manifest, ForeignManifest):
+        loop, more = foreign.steps(manifest), foreign.notes(manifest)
+    else:
+        loop, more = steps(manifest), notes(manifest)
+    yield "<h2>How it runs</h2>"
+    items = "".join(f"<li>{_marked(step)}</li>" for step in loop)
+    yield f'<div class="two">{flow(manifest)}<div><ol>{items}</ol></div></div>'
+    yield f"<ul>{''.join(f'<li>{_marked(note)}</li>' for note in more)}</ul>"
 
 
 def _facts(bundle: Bundle) -> str:
     """What it is in a few words."""
     manifest = bundle.manifest
-    verdict = "not compared" if manifest.weightless else str(manifest.parity.get("verdict", "not compared"))
-    kind = {"pass": "pass", "fail": "fail", "FAIL": "fail"}.get(verdict, "")
-    said = [
-        ("", TASKS[manifest.facts.task]),
-        ("", f"architecture {manifest.architecture}"),
-        ("", TARGETS[manifest.target]),
-        ("", manifest.described_precision),
-        ("", f"opset {manifest.opset}"),
-        ("", readable(bundle.size)),
-        (kind, f"parity: {verdict}"),
-    ]
+    if isinstance(manifest, ForeignManifest):
+        what = foreign.about(manifest)
+    else:
+        what = [f"architecture {manifest.architecture}", TARGETS[manifest.target]]
+    measures = [manifest.described_precision, f"opset {manifest.opset}", readable(bundle.size)]
+    said = [("", each) for each in (TASKS[manifest.facts.task], *what, *measures)]
+    if not isinstance(manifest, ForeignManifest):
+        verdict = "not compared" if manifest.weightless else str(manifest.parity.get("verdict", "not compared"))
+        said.append(({"pass": "pass", "fail": "fail", "FAIL": "fail"}.get(verdict, ""), f"parity: {verdict}"))
     items = "".join(f'<li class="{name}">{text_of(each)}</li>' for name, each in said)
     return f'<ul class="facts">{items}</ul>'
 
@@ -127,15 +143,19 @@ def _percent(part: Part, total: int) -> str:
 
 def _graphs(manifest: Manifest) -> Iterator[str]:
     for role, graph in manifest.graphs.items():
-        yield f"<h3>{_code(graph.file)}: {html.escape(KINDS[role])}</h3>"
+        yield f"<h3>{_code(graph.file)}: {html.escape(_kind(manifest, role))}</h3>"
         rows = [
             (side, _code(name), text_of(dtype), _code(dims), _marked(said))
             for side, name, dtype, dims, said in port_rows(graph, manifest.facts)
         ]
         yield _table(["", "port", "type", "dims", "what"], rows, first="")
-    dims = [(_code(name), _marked(said)) for name, said in dim_rows(manifest)]
-    yield "<h3>Symbolic dims</h3>"
-    yield _table(["dim", "what"], dims)
+    if dims := [(_code(name), _marked(said)) for name, said in dim_rows(manifest)]:
+        yield "<h3>Symbolic dims</h3>"
+        yield _table(["dim", "what"], dims)
+
+
+def _kind(manifest: Manifest, role: str) -> str:
+    return foreign.kind(manifest, role) if isinstance(manifest, ForeignManifest) else KINDS[role]
 
 
 def _operators(bundle: Bundle) -> str:

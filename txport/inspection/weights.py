@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.initializers import read_initializers
+from txport.bundles.declared import Initializer, read_initializers
 from txport.bundles.manifest import Manifest
 
 OTHERS = "all others"
@@ -39,7 +39,7 @@ def parts_of(bundle: Bundle) -> list[Part]:
                 continue
             if each.place is not None:
                 seen.add(each.place)
-            name = part_of(names.get(each.name, each.name))
+            name = part_of(names.get(each.name) or _module(each))
             part = found.setdefault(name, Part(name))
             part.held[kinds.get(each.name, each.dtype)] += each.bytes
             part.tensors += 1
@@ -56,6 +56,11 @@ def _tables(manifest: Manifest) -> tuple[dict[str, str], dict[str, str]]:
                 if stored.form is not None:
                     kinds[name] = stored.form.describe() if stored.is_quantised else "float32"
     return kinds, names
+
+
+def _module(weight: Initializer) -> str:
+    """What names a weight of others: itself, or the node that reads it, whose path is that of its module."""
+    return weight.reader.strip("/").replace("/", ".") if weight.reader else weight.name
 
 
 def part_of(weight: str) -> str:

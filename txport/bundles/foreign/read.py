@@ -8,11 +8,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.declared import Ports, read_signature
 from txport.bundles.foreign import contracts, facts, files
 from txport.bundles.foreign.contracts import HEAD, HEADS, HIDDEN, LABELS, VOCABULARY, Contract, Sizes
 from txport.bundles.foreign.files import LATER, Found
 from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest
-from txport.bundles.foreign.signature import Ports, read_signature
 from txport.bundles.foreign.values import Values
 from txport.bundles.graphs import Outline
 from txport.bundles.ports import (

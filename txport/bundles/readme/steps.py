@@ -9,7 +9,7 @@ from txport.bundles.ports import SELECT, screens
 from txport.bundles.readme import device
 from txport.bundles.readme.settings import Settings, ability_of, pooling_of
 from txport.models.audio.facts import Features, Speech
-from txport.models.facts import Facts, Function
+from txport.models.facts import Ability, Facts, Function
 from txport.system.markdown import code
 
 SHOWN = 8  # of a long list
@@ -22,10 +22,10 @@ def steps(manifest: Manifest) -> list[str]:
     settings = Settings(manifest)
     portable = manifest.target == "portable"
     if manifest.target == "cuda":
-        return [*_read(settings), *(device.encoded if settings.start else device.prompted)(settings), _ending(settings)]
+        return [*_read(settings), *(device.encoded if settings.start else device.prompted)(settings), ending(settings)]
     if manifest.facts.task == "causal":
-        return [*(_portable_causal(settings) if portable else _cpu_causal(settings)), _ending(settings)]
-    return [*_read(settings), *(_portable_seq2seq(settings) if portable else _cpu_seq2seq(settings)), _ending(settings)]
+        return [*(_portable_causal(settings) if portable else _cpu_causal(settings)), ending(settings)]
+    return [*_read(settings), *(_portable_seq2seq(settings) if portable else _cpu_seq2seq(settings)), ending(settings)]
 
 
 def _read(settings: Settings) -> Iterator[str]:
@@ -195,7 +195,8 @@ def _spoken(speech: Speech | None) -> str:
     return f" (the second one is the language: {code(', '.join(pairs[:SHOWN]))}{more}; then {told})"
 
 
-def _ending(settings: Settings) -> str:
+def ending(settings: Settings) -> str:
+    """Where a loop over steps ends."""
     ends = settings.facts.writes.ends
     most = (
         f"{settings.most} tokens" if settings.start else f"{settings.facts.writes.longest} tokens, the prompt counted"
@@ -216,10 +217,16 @@ def _encoding(manifest: Manifest) -> Iterator[str]:
     second = "`attention_mask`, 1 for each" if manifest.target == "portable" else "`source_lengths`, how many there are"
     output = "last_hidden_state" if ability == "embed" else "logits"
     yield f"Run `{next(iter(manifest.graphs.values())).file}` on `input_ids` and {second} -> `{output}`."
+    yield read_off(manifest, ability)
+
+
+def read_off(manifest: Manifest, ability: Ability) -> str:
+    """What the numbers are that a model gives which only encodes."""
+    facts = manifest.facts
     pooling, normalize = pooling_of(manifest)
     likeliest = "is at the likeliest label; softmax gives probabilities"
     chance = "1 / (1 + exp(-logit)) is the probability of the only label"
-    yield {
+    return {
         "embed": f"The vector of the text is {'the mean of all rows' if pooling == 'mean' else 'the first row'}"
         f"{', brought to length 1' if normalize else ''}.",
         "classify": CLASSIFIES.get(facts.function_to_apply, f"The largest number {likeliest}."),

@@ -13,7 +13,6 @@ from txport.cli.guard import echo, progress
 from txport.cli.options import provider_option, threads_option, trust_option, variant_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
-from txport.models.names import MANIFEST
 from txport.runtimes import GRAPH_RUNTIMES
 
 
@@ -121,14 +120,11 @@ def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: 
     require_outputs({"--html": html})
     found = find_bundle(bundle, variant=variant, progress=progress)
     if html:
-        from txport.bundles.foreign.manifest import ForeignManifest
         from txport.inspection.page import page
 
-        if isinstance(found.manifest, ForeignManifest):
-            raise UnsupportedError(f"--html draws bundles of txport; {bundle} was exported by another program")
-
-        for name in (MANIFEST, *found.manifest.files):
-            require_outputs({"--html": html}, inputs={"BUNDLE": found.path / name})
+        texts = [each for each in found.texts.values() if isinstance(each, Path)]
+        for read in (*(found.path / name for name in (found.manifest.written_in, *found.manifest.files)), *texts):
+            require_outputs({"--html": html}, inputs={"BUNDLE": read})
         textio.write_text(html, page(found))
     if as_json:
         textio.print_json({"path": str(found.path.resolve()), **found.manifest.to_dict(), **_kernels(found)})

@@ -27,37 +27,60 @@ export async function filesOf(place) {
 
 /** @param {(name: string) => Promise<Uint8Array | ArrayBuffer>} read @returns {Files} */
 function fromFunction(read) {
+  const told = async (/** @type {string} */ name) => {
+    try {
+      return await read(name);
+    } catch (error) {
+      throw missing("the bundle", name, brief(error), error);
+    }
+  };
   return {
     where: "the bundle",
     async read(name) {
-      const found = await read(name);
+      const found = await told(name);
       if (found === undefined || found === null) throw missing("the bundle", name, "the function gives nothing for it");
-      return new Uint8Array(found instanceof ArrayBuffer ? found : found.slice());
+      if (ArrayBuffer.isView(found)) {
+        return new Uint8Array(/** @type {ArrayBuffer} */ (found.buffer), found.byteOffset, found.byteLength).slice();
+      }
+      if (!(found instanceof ArrayBuffer)) {
+        throw missing("the bundle", name, `the function must give its bytes, got ${quoted(found)}`);
+      }
+      return new Uint8Array(found);
     },
   };
 }
 
 /** @param {string} address @returns {Files} */
 function fromAddress(address) {
-  const base = new URL(address, globalThis.location?.href);
+  const page = globalThis.location?.href;
+  if (!URL.canParse(address, page)) throw new UnsupportedError(`${quoted(address)} is not an address of a bundle`);
+  const base = new URL(address, page);
   return {
     where: base.href.replace(/\/$/, ""),
     async read(name) {
       const url = new URL(name.split("/").map(encodeURIComponent).join("/"), base);
-      const answer = await fetch(url).catch((error) => {
-        throw missing(base.href, name, brief(error));
-      });
+      const fail = (/** @type {unknown} */ error) => {
+        throw missing(base.href, name, brief(error), error);
+      };
+      const answer = await fetch(url).catch(fail);
       if (!answer.ok) throw missing(base.href, name, `HTTP ${answer.status}`);
-      return new Uint8Array(await answer.arrayBuffer());
+      return new Uint8Array(await answer.arrayBuffer().catch(fail));
     },
   };
 }
 
-/** @param {string} where @param {string} name @param {string} why @returns {BundleError} */
-export function missing(where, name, why) {
+/**
+ * @param {string} where
+ * @param {string} name
+ * @param {string} why
+ * @param {unknown} [cause] what was thrown
+ * @returns {BundleError}
+ */
+export function missing(where, name, why, cause) {
   const what = name === "txport.json" ? "is not a bundle" : "is incomplete";
   const fix = name === "txport.json" ? "`txport export CHECKPOINT OUT` makes one" : "copy all of its files";
-  return new BundleError(`${where.replace(/\/$/, "")} ${what}: ${name} can't be read (${why}); ${fix}`);
+  const options = cause === undefined ? {} : { cause };
+  return new BundleError(`${where.replace(/\/$/, "")} ${what}: ${name} can't be read (${why}); ${fix}`, options);
 }
 
 /**

@@ -16,7 +16,7 @@ export function fromFolder(place) {
         const found = await readFile(join(folder, name));
         return new Uint8Array(/** @type {ArrayBuffer} */ (found.buffer), found.byteOffset, found.byteLength);
       } catch (error) {
-        throw missing(folder, name, /** @type {NodeJS.ErrnoException} */ (error).code ?? String(error));
+        throw missing(folder, name, /** @type {NodeJS.ErrnoException} */ (error).code ?? String(error), error);
       }
     },
   };

@@ -5,6 +5,8 @@ export type Place = string | URL | ((name: string) => Promise<Uint8Array | Array
 export type Provider = "cpu" | "wasm" | "webgpu";
 export type Task = "seq2seq" | "causal" | "encode";
 export type Pooling = "mean" | "first" | "none";
+/** What a model that only encodes is for: the name of the method. */
+export type Ability = "embed" | "classify" | "tag" | "fill";
 
 /**
  * What to do with what is not in the vocabulary: take the unknown token, refuse the text, leave it out, or, "auto",
@@ -72,6 +74,12 @@ export interface EmbedOptions {
   unknown?: Unknown;
 }
 
+export interface TopOptions {
+  /** So many labels, or tokens for each mask: by default all labels, or 5 tokens. */
+  top?: number;
+  unknown?: Unknown;
+}
+
 /** One target: its token ids, the end token included if it was reached, its score, and the log-prob of each token. */
 export interface Found {
   tokens: number[];
@@ -103,8 +111,21 @@ export interface Output {
   data: Float32Array;
 }
 
+/** A label and its probability; of a model that gives values, the value. */
 export interface Label {
   label: string;
+  score: number;
+}
+
+/** A token of a text as the vocabulary writes it, its likeliest label, and the probability of that. */
+export interface Tag extends Label {
+  token: string;
+}
+
+/** A token for the place of a mask: as the vocabulary writes it, its id, and its probability. */
+export interface Fill {
+  token: string;
+  id: number;
   score: number;
 }
 
@@ -180,9 +201,13 @@ export interface Model {
   generate(text: string, options?: GenerateOptions): Promise<Generated>;
   stream(text: string, options?: GenerateOptions): AsyncGenerator<Grown, void>;
   search(source: number[], options?: SearchOptions & { prefix?: number[]; signal?: AbortSignal }): Promise<Found[]>;
-  infer(text: string, options?: { unknown?: Unknown }): Promise<Record<string, Output>>;
-  embed(text: string, options?: EmbedOptions): Promise<Float32Array>;
-  classify(text: string, options?: { unknown?: Unknown }): Promise<Label[]>;
+  // Of models that only encode; a text may be given as its token ids, special ones included.
+  infer(text: string | number[], options?: { unknown?: Unknown }): Promise<Record<string, Output>>;
+  embed(text: string | number[], options?: EmbedOptions): Promise<Float32Array>;
+  classify(text: string | number[], options?: TopOptions): Promise<Label[]>;
+  tag(text: string | number[], options?: { unknown?: Unknown }): Promise<Tag[]>;
+  /** The likeliest tokens for each mask of a text. */
+  fill(text: string | number[], options?: TopOptions): Promise<Fill[][]>;
   release(): Promise<void>;
 }
 

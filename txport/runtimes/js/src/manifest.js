@@ -1,5 +1,6 @@
 /** Reading `txport.json`: what its graphs are called, and what is true of the model. */
 
+import { abilityOf } from "./encoding.js";
 import { BundleError, UnsupportedError, quoted } from "./errors.js";
 import { parse } from "./files.js";
 import { contract } from "./ports.js";
@@ -69,11 +70,35 @@ function* wrongFacts(facts) {
   for (const side of [facts.source, facts.target]) if (isObject(side)) yield* wrongSide(side);
   if (facts.task === "seq2seq" && !isCount(facts.target?.start)) yield "the target has no start token";
   if (!Array.isArray(facts.state) || !facts.state.every(isState)) yield "state must list keys and values";
-  if (!Array.isArray(facts.outputs) || !Array.isArray(facts.labels)) yield "outputs and labels must be lists";
-  else if (facts.labels.length && !FUNCTIONS.includes(facts.function_to_apply)) {
-    yield `function_to_apply must be one of ${FUNCTIONS.join(", ")}, got ${quoted(facts.function_to_apply)}`;
-  }
+  yield* wrongOutputs(facts);
   if (facts.attention !== null && !isCount(facts.attention?.heads)) yield "attention must have heads";
+}
+
+/** @param {any} facts @returns {Generator<string>} */
+function* wrongOutputs(facts) {
+  const { outputs, labels, function_to_apply: kind } = facts;
+  if (!Array.isArray(outputs) || !outputs.every(isOutput)) return yield "outputs must have names and dims";
+  if (!Array.isArray(labels) || !labels.every((each) => typeof each === "string")) return yield "labels must be texts";
+  if (labels.length && !FUNCTIONS.includes(kind)) {
+    yield `function_to_apply must be one of ${FUNCTIONS.join(", ")}, got ${quoted(kind)}`;
+  }
+  const able = abilityOf(facts);
+  if (able === null) return;
+  const [name, ...dims] = {
+    embed: ["last_hidden_state", "length", facts.width],
+    fill: ["logits", "length", facts.source?.size],
+    tag: ["logits", "length", labels.length],
+    classify: ["logits", labels.length],
+  }[able];
+  const found = outputs.find((/** @type {any} */ each) => each.name === name)?.dims;
+  if (found?.join() !== dims.join()) yield `a model that can ${able} gives ${name} of ${dims.join(" x ")}`;
+  if (able === "fill" && !isCount(facts.source?.mask)) yield "a model that can fill has a mask";
+}
+
+/** @param {any} each */
+function isOutput(each) {
+  const isDim = (/** @type {unknown} */ dim) => dim === "length" || isCount(dim);
+  return typeof each?.name === "string" && Array.isArray(each.dims) && each.dims.every(isDim);
 }
 
 /** @param {any} side @returns {Generator<string>} */

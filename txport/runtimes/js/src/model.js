@@ -1,6 +1,7 @@
 /** A loaded bundle: texts or token ids in, texts or token ids out. */
 
 import { CpuRuntime } from "./cpu.js";
+import { likeliest, pooled, requireAbility, requirePooling, requireTop, scores, units } from "./encoding.js";
 import { TextError, UnsupportedError, quoted, requireKnown } from "./errors.js";
 import { filesOf } from "./files.js";
 import { readManifest } from "./manifest.js";
@@ -8,27 +9,19 @@ import { platformOf } from "./platform.js";
 import { readsTokens } from "./ports.js";
 import { PortableRuntime } from "./portable.js";
 import { chosenOptions } from "./search/options.js";
-import { requireNumbers } from "./search/numbers.js";
+import { best, requireNumbers } from "./search/numbers.js";
 import { search } from "./search/search.js";
 import { Sessions } from "./sessions.js";
-import { tokenizerOf } from "./tokenizer.js";
+import { specialOf, tokenizerOf } from "./tokenizer.js";
 
-/** @typedef {import("./index.js").Found} Found */
+/**
+ * @typedef {import("./index.js").Found} Found
+ * @typedef {import("./index.js").Unknown} Unknown
+ */
 
 const UNKNOWN = ["auto", "token", "error", "skip"];
-const POOLINGS = ["mean", "first", "none"];
+const FILLS = 5; // tokens for a mask, where nothing else is asked
 const UNFINISHED = /\ufffd+$/; // what a decoder shows of a character whose other bytes are still to come
-const TINY = 1e-12;
-/** What makes scores of logits over labels. @type {Record<string, (logits: number[]) => number[]>} */
-const SCORES = {
-  softmax: (logits) => {
-    const powers = logits.map((value) => Math.exp(value - Math.max(...logits)));
-    const total = powers.reduce((one, other) => one + other);
-    return powers.map((power) => power / total);
-  },
-  sigmoid: (logits) => logits.map((value) => 1 / (1 + Math.exp(-value))),
-  none: (logits) => logits,
-};
 
 /**
  * Load a bundle: a folder, a URL, or a function from the name of a file to its bytes.
@@ -74,7 +67,7 @@ export class Model {
    * Token ids of a text, special tokens included.
    *
    * @param {string} text
-   * @param {import("./index.js").Unknown} [unknown]
+   * @param {Unknown} [unknown]
    */
   encode(text, unknown = "auto") {
     if (typeof text !== "string") throw new TextError(`a text must be a string, got ${quoted(text)}`);
@@ -102,7 +95,7 @@ export class Model {
    * @param {import("./index.js").GenerateOptions} [options]
    */
   async generate(text, { unknown, prefix, ...options } = {}) {
-    this.#requireGenerating();
+    requireAbility(this.facts, "generate");
     const source = this.encode(text, unknown);
     const found = await this.search(source, { ...options, prefix: this.#begin(prefix) });
     const hypotheses = found.map((each) => ({ output: this.#text(source, each.tokens), ...each }));
@@ -117,7 +110,7 @@ export class Model {
    * @param {import("./index.js").GenerateOptions} [options]
    */
   async *stream(text, { unknown, prefix, signal, ...options } = {}) {
-    this.#requireGenerating();
+    requireAbility(this.facts, "generate");
     const source = this.encode(text, unknown);
     const chosen = chosenOptions(this.manifest.generation, options, this.facts);
     if (chosen.nbest > 1) throw new UnsupportedError(`only one hypothesis can be streamed, got nbest ${chosen.nbest}`);
@@ -147,7 +140,7 @@ export class Model {
    * @returns {Promise<Found[]>}
    */
   async search(source, { prefix = [], signal, ...options } = {}) {
-    this.#requireGenerating();
+    requireAbility(this.facts, "search");
     const chosen = chosenOptions(this.manifest.generation, options, this.facts);
     const steps = search(this.#runtime, this.facts, this.#checked(source), chosen, prefix, signal);
     for (;;) {
@@ -157,18 +150,111 @@ export class Model {
   }
 
   /**
-   * All outputs of a model that only encodes, by name.
+   * All outputs of a model that only encodes, by name, for a text or its token ids.
    *
-   * @param {string} text
-   * @param {{ unknown?: import("./index.js").Unknown }} [options]
-   * @returns {Promise<Record<string, import("./index.js").Output>>}
+   * @param {string | number[]} text
+   * @param {{ unknown?: Unknown }} [options]
    */
   async infer(text, options = {}) {
     requireKnown(options, ["unknown"]);
-    if (this.facts.task !== "encode") {
-      throw new UnsupportedError("infer is for models that only encode; this one generates: use generate");
+    requireAbility(this.facts, "infer");
+    return (await this.#infer(text, options.unknown)).outputs;
+  }
+
+  /**
+   * A vector for a text: the mean of its tokens', or that of its first; with the pooling "none", all of them (T x D).
+   *
+   * @param {string | number[]} text
+   * @param {import("./index.js").EmbedOptions} [options]
+   */
+  async embed(text, options = {}) {
+    requireKnown(options, ["unknown", "pooling", "normalize"]);
+    requireAbility(this.facts, "embed");
+    /** @type {any} */
+    const defaults = this.manifest.generation;
+    const { pooling = defaults.pooling ?? "mean", normalize = defaults.normalize ?? false } = options;
+    requirePooling(pooling, normalize);
+    const { outputs } = await this.#infer(text, options.unknown);
+    const vectors = pooled(outputs.last_hidden_state.data, this.facts.width, pooling);
+    return normalize ? units(vectors, this.facts.width) : vectors;
+  }
+
+  /**
+   * The labels of a text with their scores, the highest first: a softmax, a sigmoid of each, or the logits themselves,
+   * as the bundle says.
+   *
+   * @param {string | number[]} text
+   * @param {import("./index.js").TopOptions} [options]
+   */
+  async classify(text, options = {}) {
+    requireKnown(options, ["unknown", "top"]);
+    requireAbility(this.facts, "classify");
+    const { labels, function_to_apply: kind } = this.facts;
+    const { top = labels.length } = options;
+    requireTop(top);
+    const { outputs } = await this.#infer(text, options.unknown);
+    const found = scores(outputs.logits.data, kind);
+    return best(found, top).map((at) => ({ label: labels[at], score: found[at] }));
+  }
+
+  /**
+   * The tokens of a text with their likeliest labels, special ones left out.
+   *
+   * @param {string | number[]} text
+   * @param {{ unknown?: Unknown }} [options]
+   */
+  async tag(text, options = {}) {
+    requireKnown(options, ["unknown"]);
+    requireAbility(this.facts, "tag");
+    const { labels, function_to_apply: kind } = this.facts;
+    const { ids, outputs } = await this.#infer(text, options.unknown);
+    const special = specialOf(this.facts.source);
+    const places = Array.from(ids.keys()).filter((place) => !special.has(ids[place]));
+    const tokens = this.#reader.tokens(places.map((place) => ids[place]));
+    return places.map((place, number) => {
+      const found = likeliest(scores(rowOf(outputs.logits, place), kind), labels);
+      return { token: tokens[number], ...found };
+    });
+  }
+
+  /**
+   * The likeliest tokens for each mask of a text, the likeliest first.
+   *
+   * @param {string | number[]} text
+   * @param {import("./index.js").TopOptions} [options]
+   */
+  async fill(text, options = {}) {
+    requireKnown(options, ["unknown", "top"]);
+    requireAbility(this.facts, "fill");
+    const { top = FILLS } = options;
+    requireTop(top);
+    const mask = Number(this.facts.source?.mask);
+    const ids = this.#ids(text, options.unknown);
+    if (!ids.includes(mask)) {
+      const name = this.#reader.tokens([mask])[0];
+      throw new TextError(`${quoted(text)} has no mask; put ${name} where a token is missing`);
     }
-    const ids = this.encode(text, options.unknown);
+    const { outputs } = await this.#infer(ids);
+    const places = Array.from(ids.keys()).filter((place) => ids[place] === mask);
+    return places.map((place) => {
+      const found = scores(rowOf(outputs.logits, place), "softmax");
+      return best(found, top).map((id) => ({ token: this.#name(id), id, score: found[id] }));
+    });
+  }
+
+  /** Let go of the sessions; nothing can be asked of the model any more. */
+  async release() {
+    await this.#sessions.release();
+  }
+
+  /**
+   * A text, or its token ids -> the ids, and every output by name.
+   *
+   * @param {string | number[]} text
+   * @param {Unknown} [unknown]
+   */
+  async #infer(text, unknown) {
+    const ids = this.#ids(text, unknown);
     const { found, size } = await this.#runtime.infer(ids);
     /** @type {Record<string, import("./index.js").Output>} */
     const outputs = {};
@@ -177,72 +263,20 @@ export class Model {
       const data = await this.#sessions.numbers(name, found[name], [1, ...own]);
       requireNumbers(data);
       const real = dims.map((dim) => (dim === "length" ? ids.length : Number(dim)));
-      outputs[name] = {
-        dims: real,
-        data: data.slice(
-          0,
-          real.reduce((one, other) => one * other, 1),
-        ),
-      };
+      const count = real.reduce((one, other) => one * other, 1);
+      outputs[name] = { dims: real, data: data.slice(0, count) };
     }
-    return outputs;
+    return { ids, outputs };
   }
 
-  /**
-   * A vector for a text: the mean of its tokens', or that of its first; with the pooling "none", all of them (T x D).
-   *
-   * @param {string} text
-   * @param {import("./index.js").EmbedOptions} [options]
-   */
-  async embed(text, options = {}) {
-    requireKnown(options, ["unknown", "pooling", "normalize"]);
-    /** @type {any} */
-    const defaults = this.manifest.generation;
-    const { pooling = defaults.pooling ?? "mean", normalize = defaults.normalize ?? false } = options;
-    if (!POOLINGS.includes(pooling))
-      throw new UnsupportedError(`pooling must be one of ${POOLINGS.join(", ")}, got ${quoted(pooling)}`);
-    const { last_hidden_state: hidden } = await this.infer(text, { unknown: options.unknown });
-    if (hidden === undefined)
-      throw new UnsupportedError("embed is not for this model, which gives logits: use infer or classify");
-    const width = this.facts.width;
-    const count = pooling === "mean" ? hidden.data.length / width : 1;
-    const pooled =
-      pooling === "none"
-        ? hidden.data
-        : Float32Array.from({ length: width }, (_, at) => {
-            let sum = 0;
-            for (let token = 0; token < count; token += 1) sum += hidden.data[token * width + at];
-            return sum / count;
-          });
-    return normalize ? units(pooled, width) : pooled;
+  /** @param {string | number[]} text @param {Unknown} [unknown] */
+  #ids(text, unknown) {
+    return Array.isArray(text) ? this.#checked(text) : this.encode(text, unknown);
   }
 
-  /**
-   * The labels of a text with their scores, the highest first: a softmax, a sigmoid of each, or the logits themselves,
-   * as the bundle says.
-   *
-   * @param {string} text
-   * @param {{ unknown?: import("./index.js").Unknown }} [options]
-   */
-  async classify(text, options = {}) {
-    const { labels } = this.facts;
-    const { logits } = await this.infer(text, options);
-    if (logits === undefined || labels.length === 0 || logits.dims.length !== 1) {
-      throw new UnsupportedError("classify is not for this model, which does not give a text one label: use infer");
-    }
-    const scores = SCORES[this.facts.function_to_apply ?? "softmax"](Array.from(logits.data));
-    return labels.map((label, at) => ({ label, score: scores[at] })).sort((one, other) => other.score - one.score);
-  }
-
-  /** Let go of the sessions; nothing can be asked of the model any more. */
-  async release() {
-    await this.#sessions.release();
-  }
-
-  #requireGenerating() {
-    if (this.facts.task === "encode") {
-      throw new UnsupportedError("this model only encodes: use infer, embed or classify");
-    }
+  /** A token as the vocabulary writes it; a model may have more than its vocabulary. @param {number} id */
+  #name(id) {
+    return id < this.#reader.size ? this.#reader.tokens([id])[0] : String(id);
   }
 
   /** @param {string | undefined} prefix @returns {number[]} */
@@ -282,16 +316,7 @@ export class Model {
   }
 }
 
-/** Vectors of length 1. @param {Float32Array} vectors @param {number} width */
-function units(vectors, width) {
-  const found = new Float32Array(vectors.length);
-  for (let start = 0; start < vectors.length; start += width) {
-    const own = vectors.subarray(start, start + width);
-    const length = Math.sqrt(own.reduce((sum, value) => sum + value * value, 0));
-    found.set(
-      own.map((value) => value / Math.max(length, TINY)),
-      start,
-    );
-  }
-  return found;
+/** The numbers of one token of all (T, C). @param {import("./index.js").Output} output @param {number} place */
+function rowOf({ dims, data }, place) {
+  return data.subarray(place * dims[1], (place + 1) * dims[1]);
 }

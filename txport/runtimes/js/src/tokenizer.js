@@ -3,6 +3,7 @@
  * which the caller gives: a text is never cut in a way that the model was not trained with.
  */
 
+import { abilityOf } from "./encoding.js";
 import { BundleError, TextError, UnsupportedError, brief, quoted } from "./errors.js";
 import { parse, readChecked } from "./files.js";
 import { largest } from "./search/numbers.js";
@@ -13,6 +14,7 @@ import { largest } from "./search/numbers.js";
  * @property {(text: string, unknown: Unknown) => number[]} encode special tokens included
  * @property {(ids: number[]) => string} decode special tokens left out
  * @property {(ids: number[]) => string[]} tokens each as the vocabulary writes it
+ * @property {number} size one more than the largest id that has a token
  * @property {(text: string) => number[]} ids of tokens as the vocabulary writes them, apart by spaces
  */
 
@@ -32,40 +34,98 @@ export async function tokenizerOf(files, manifest, given) {
   const { facts } = manifest;
   const listed = (/** @type {string} */ name) => Object.hasOwn(manifest.files, name);
   const read = async (/** @type {string} */ name) => {
-    return parse(files, name, await readChecked(files, name, manifest.files[name]));
+    return listed(name) ? parse(files, name, await readChecked(files, name, manifest.files[name])) : null;
   };
-  const usage = listed("text.json") ? await read("text.json") : { clean_up: false, languages: null };
-  if (given !== undefined) {
-    const reader = foreign(given, facts, Boolean(usage?.clean_up));
-    const why = `text.json of ${files.where} says the languages of a source by tokens, which this package does not do`;
-    return usage?.languages ? { ...reader, encode: refused(why).encode } : reader;
-  }
-  if (!listed("tokenizer.json")) return numbers(facts);
-  if (usage?.languages || usage?.clean_up) {
-    const what = usage.languages ? "the languages of a source by tokens" : "how decoded text is cleaned up";
-    return refused(`text.json of ${files.where} says ${what}, which this package does not do`);
-  }
+  const usage = await read("text.json");
+  const source = await read("tokenizer.json");
+  const target = await read("target_tokenizer.json");
+  if (given === undefined && source === null) return numbers(facts);
   try {
-    const reads = /** @type {import("./index.js").Tokens} */ (facts.source ?? facts.target);
-    const source = simple(await read("tokenizer.json"), reads.size, facts);
-    if (!listed("target_tokenizer.json")) return source;
-    const target = simple(await read("target_tokenizer.json"), facts.target.size, facts);
-    return { ...target, encode: source.encode };
+    const words = source === null ? null : vocabularyOf(target ?? source);
+    if (given === undefined) return own(files, facts, usage, source, target, /** @type {Vocabulary} */ (words));
+    const reader = foreign(given, facts, Boolean(usage?.clean_up), words);
+    const why = `text.json of ${files.where} says the languages of a source by tokens, which this package does not do`;
+    return usage?.languages ? { ...reader, encode: refused(why, facts, words).encode } : reader;
   } catch (error) {
-    if (error instanceof UnsupportedError) return refused(`${error.message} (${files.where}/tokenizer.json)`);
     throw error instanceof TypeError
       ? new BundleError(`${files.where}/tokenizer.json is damaged: ${brief(error)}`)
       : error;
   }
 }
 
-/** What refuses every text, since ids may be given all the same. @param {string} why @returns {Reader} */
-function refused(why) {
+/**
+ * The bundle's own tokenizer, or what refuses texts where this package does not read it.
+ *
+ * @param {import("./files.js").Files} files
+ * @param {import("./index.js").Facts} facts
+ * @param {any} usage of `text.json`
+ * @param {any} source of `tokenizer.json`
+ * @param {any} target of `target_tokenizer.json`, or null
+ * @param {Vocabulary} words
+ * @returns {Reader}
+ */
+function own(files, facts, usage, source, target, words) {
+  const cleansUp = usage?.clean_up && facts.task !== "encode"; // of which nothing is decoded
+  if (usage?.languages || cleansUp) {
+    const what = usage.languages ? "the languages of a source by tokens" : "how decoded text is cleaned up";
+    return refused(`text.json of ${files.where} says ${what}, which this package does not do`, facts, words);
+  }
+  try {
+    const reads = /** @type {import("./index.js").Tokens} */ (facts.source ?? facts.target);
+    const reader = simple(source, reads.size, facts);
+    return target === null ? reader : { ...simple(target, facts.target.size, facts), encode: reader.encode };
+  } catch (error) {
+    if (!(error instanceof UnsupportedError)) throw error;
+    return refused(`${error.message} (${files.where}/tokenizer.json)`, facts, words);
+  }
+}
+
+/**
+ * What refuses every text, since ids may be given all the same.
+ *
+ * @param {string} why
+ * @param {import("./index.js").Facts} facts
+ * @param {Vocabulary | null} words
+ * @returns {Reader}
+ */
+function refused(why, facts, words) {
   const refuse = () => {
-    const fix = "give load(bundle, { tokenizer }), such as transformers.js has, or token ids to search()";
+    const ids = facts.task === "encode" ? "in place of the text" : "to search()";
+    const fix = `give load(bundle, { tokenizer }), such as transformers.js has, or token ids ${ids}`;
     throw new UnsupportedError(`${why}; ${fix}`);
   };
-  return { encode: refuse, decode: refuse, tokens: refuse, ids: refuse };
+  return {
+    encode: refuse,
+    decode: refuse,
+    tokens: words?.tokens ?? refuse,
+    ids: refuse,
+    size: words?.size ?? Infinity,
+  };
+}
+
+/**
+ * @typedef {object} Vocabulary the tokens of a `tokenizer.json` of any kind
+ * @property {Map<string, number>} ids
+ * @property {number} size one more than the largest id
+ * @property {(wanted: number[]) => string[]} tokens
+ *
+ * @param {any} parts
+ * @returns {Vocabulary}
+ */
+function vocabularyOf({ model, added_tokens: added = [] }) {
+  const { vocab } = model;
+  const isList = Array.isArray(vocab); // of tokens with their scores
+  const ids = new Map(isList ? vocab.map(([token], id) => [token, id]) : Object.entries(vocab));
+  for (const { content, id } of added) ids.set(content, id);
+  const names = new Map([...ids].map(([token, id]) => [id, token]));
+  return { ids, size: 1 + largest([...names.keys()]), tokens: (wanted) => wanted.map(nameOf) };
+
+  /** @param {number} id @returns {string} */
+  function nameOf(id) {
+    const token = names.get(id);
+    if (token !== undefined) return token;
+    throw new BundleError(`tokenizer.json has no token for id ${id}; export the checkpoint with its own tokenizer`);
+  }
 }
 
 /**
@@ -85,15 +145,13 @@ export function simple(parts, size, facts) {
   const normalize = normalizer(parts.normalizer);
   const split = splitter(parts.pre_tokenizer);
   const around = template(parts.post_processor);
-  /** @type {Map<string, number>} */
-  const ids = new Map(Object.entries(model.vocab));
-  for (const { content, id } of added) ids.set(content, id);
-  const most = largest([...ids.values()]);
-  if (most >= size)
-    throw new BundleError(
-      `tokenizer.json has ids up to ${most}, the model ${size} tokens: it belongs to another model`,
-    );
-  const names = new Map([...ids].map(([token, id]) => [id, token]));
+  const words = vocabularyOf(parts);
+  if (words.size > size) {
+    const sizes = `tokenizer.json has ids up to ${words.size - 1}, the model ${size} tokens`;
+    throw new BundleError(`${sizes}: it belongs to another model`);
+  }
+  const { ids, tokens } = words;
+  const cut = aroundMask(abilityOf(facts) === "fill" ? Number(facts.source?.mask) : null, words, added);
   const special = new Set([
     ...specialOf(facts.target ?? facts.source),
     ...added.map((/** @type {any} */ token) => token.id),
@@ -104,30 +162,41 @@ export function simple(parts, size, facts) {
     encode(text, unknown) {
       const known = [];
       const strange = new Set();
-      for (const piece of split(normalize(text))) {
-        const id = Object.hasOwn(model.vocab, piece) ? model.vocab[piece] : undefined;
-        const takes = unknown === "token" || (unknown === "auto" && !spells);
-        if (id !== undefined && id !== unknownId) known.push(id);
-        else if (takes && unknownId !== undefined) known.push(unknownId);
-        else strange.add(piece);
+      const takes = unknown === "token" || (unknown === "auto" && !spells);
+      for (const part of cut(text)) {
+        if (typeof part === "number") known.push(part);
+        for (const piece of typeof part === "number" ? [] : split(normalize(part))) {
+          const id = Object.hasOwn(model.vocab, piece) ? model.vocab[piece] : undefined;
+          if (id !== undefined && id !== unknownId) known.push(id);
+          else if (takes && unknownId !== undefined) known.push(unknownId);
+          else strange.add(piece);
+        }
       }
       if (strange.size && unknown !== "skip") throw outside(text, [...strange]);
       if (known.length === 0) throw new TextError(`${quoted(text)} has no character of the vocabulary`);
       return [...around.before, ...known, ...around.after];
     },
-    decode: (kept) => written(kept.filter((id) => !special.has(id))).join(" "),
-    tokens: written,
+    decode: (kept) => tokens(kept.filter((id) => !special.has(id))).join(" "),
+    tokens,
+    size: words.size,
     ids: (text) => idsOf(text, (token) => ids.get(token)),
   };
+}
 
-  /** @param {number[]} wanted @returns {string[]} */
-  function written(wanted) {
-    return wanted.map((id) => {
-      const token = names.get(id);
-      if (token !== undefined) return token;
-      throw new BundleError(`tokenizer.json has no token for id ${id}; export the checkpoint with its own tokenizer`);
-    });
-  }
+/**
+ * What cuts a text at its masks: they are read as the vocabulary writes them, and no other special token is.
+ *
+ * @param {number | null} mask
+ * @param {Vocabulary} words
+ * @param {any[]} added the tokens that were added to the vocabulary
+ * @returns {(text: string) => (string | number)[]} texts, and the mask between them
+ */
+function aroundMask(mask, words, added) {
+  if (mask === null) return (text) => [text];
+  const [name] = words.tokens([mask]);
+  const { normalized = false, single_word: isWord = false } = added.find((token) => token.id === mask) ?? {};
+  if (normalized || isWord) throw unread("a mask that is read only after the text was normalised, or as a whole word");
+  return (text) => text.split(name).flatMap((part, number) => (number ? [mask, part] : [part]));
 }
 
 /** @param {string} what */
@@ -197,6 +266,7 @@ function numbers(facts) {
     encode: (text) => [...reads.before, ...idsOf(text, number(reads.size)), ...reads.after],
     decode: (ids) => ids.filter((id) => !special.has(id)).join(" "),
     tokens: (ids) => ids.map(String),
+    size: Infinity,
     ids: (text) => idsOf(text, number(writes.size)),
   };
 }
@@ -212,7 +282,7 @@ function idsOf(text, idOf) {
 }
 
 /** The tokens that are no text. @param {import("./index.js").Tokens | null} side @returns {Set<number>} */
-function specialOf(side) {
+export function specialOf(side) {
   if (side === null || "frames" in side) return new Set();
   const ones = [side.pad, side.start, side.mask].filter((id) => id !== null);
   return new Set([...ones, ...side.ends, ...side.before, ...side.after]);
@@ -224,9 +294,10 @@ function specialOf(side) {
  * @param {NonNullable<import("./index.js").LoadOptions["tokenizer"]>} given
  * @param {import("./index.js").Facts} facts
  * @param {boolean} cleansUp whether decoded text has no spaces before punctuation
+ * @param {Vocabulary | null} words of the bundle, where it has a tokenizer
  * @returns {Reader}
  */
-function foreign(given, facts, cleansUp) {
+function foreign(given, facts, cleansUp, words) {
   const { source, target } = "source" in given ? given : { source: given, target: given };
   if (typeof source?.encode !== "function" || typeof target?.decode !== "function") {
     throw new UnsupportedError("tokenizer must have the methods encode and decode, or be { source, target } of such");
@@ -248,7 +319,8 @@ function foreign(given, facts, cleansUp) {
   return {
     encode: (text) => encode(source, text),
     decode: (ids) => decode(ids.filter((id) => !special.has(id))),
-    tokens: (ids) => ids.map((id) => String(target.decode([id], { skip_special_tokens: false }))),
+    tokens: words?.tokens ?? ((ids) => ids.map((id) => String(target.decode([id], { skip_special_tokens: false })))),
+    size: words?.size ?? Infinity,
     ids: (text) => encode(target, text, true),
   };
 }

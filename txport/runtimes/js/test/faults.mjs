@@ -1,6 +1,6 @@
 /**
  * A bundle whose manifest or tokenizer has one value in place of another, over and over: node faults.mjs with
- * `{ bundle, count, seed }` on stdin -> JSON of what was neither run nor refused in one line.
+ * `{ bundle, count, seed, request }` on stdin -> JSON of what was neither run nor refused in one line.
  */
 
 import { readFileSync } from "node:fs";
@@ -9,7 +9,7 @@ import * as ort from "onnxruntime-node";
 import { TxportError, load } from "../src/index.js";
 import { uniforms } from "../src/search/random.js";
 
-const { bundle, count, seed } = JSON.parse(await text(process.stdin));
+const { bundle, count, seed, request } = JSON.parse(await text(process.stdin));
 const numbers = uniforms([seed], count * 3);
 let turn = 0;
 const below = (/** @type {number} */ size) => Math.floor(numbers[turn++] * size);
@@ -37,6 +37,7 @@ async function sealed(tokenizer) {
   );
 }
 
+const [method, ...given] = request;
 const found = [];
 const kinds = { run: 0, refused: 0 };
 for (let number = 0; number < count; number += 1) {
@@ -54,9 +55,10 @@ for (let number = 0; number < count; number += 1) {
   if (name === "tokenizer.json") files["txport.json"] = await sealed(files[name]);
   const place = async (/** @type {string} */ file) => files[file] ?? read(file);
   try {
+    /** @type {any} */
     const model = await load(place, { ort, threads: 1 });
     try {
-      await model.generate("bad", { max_new_tokens: 3 });
+      await model[method](...given);
     } finally {
       await model.release();
     }

@@ -12,6 +12,10 @@ async function caller(): Promise<string> {
   for await (const { output, tokens } of model.stream("word", { signal: AbortSignal.timeout(1000) })) {
     if (tokens.length > manifest.facts.target.longest) return output;
   }
+  const [[fill]] = await model.fill("a [MASK]", { top: 1 });
+  const vector: Float32Array = await model.embed([fill.id], { pooling: "first" });
+  const [tag] = await model.tag("word");
+  if (vector.length > fill.score) return `${fill.token} ${tag.token} ${tag.label}`;
   // @ts-expect-error: there is no such option
   await model.generate("word", { num_beams: 4 });
   return found.hypotheses[0].output;

@@ -1,0 +1,158 @@
+"""Models that only encode, in JavaScript: vectors, labels and tokens for masks are those that Python finds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+import txport
+from tests import transformers_js
+from tests.architectures.test_bert import VOCABULARY, model_of, tiny, word_pieces
+from tests.javascript import in_chromium, on_node
+from txport.models.checkpoint import save_checkpoint
+
+HEADS = {"hidden": "embed", "labels": "classify", "token_labels": "tag", "tokens": "fill"}
+TEXTS = ["Good [MASK] b zz", "a b c[MASK][MASK] a", "bad ##d [MASK] ."]
+WAYS: dict[str, list[dict[str, Any]]] = {
+    "embed": [{}, {"pooling": "mean"}, {"pooling": "first", "normalize": True}, {"pooling": "none"}],
+    "classify": [{}, {"top": 2}],
+    "tag": [{}],
+    "fill": [{}, {"top": 99}],
+}
+
+
+def whole_words() -> str:
+    """A tokenizer of whole words, which the package reads by itself, with BERT's special tokens."""
+    ids = {token: number for number, token in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.add_special_tokens(list(VOCABULARY[:5]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
+    around = [("[CLS]", 1), ("[SEP]", 2)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    return str(tokenizer.to_str())
+
+
+def made(folder: Path, head: str, target: str, tokenizer: str | None, seed: int = 0, **changes: Any) -> Path:
+    save_checkpoint(folder / "checkpoint", model_of(tiny(head, **changes), seed), tokenizer)
+    return txport.export(folder / "checkpoint", folder / "bundle", target=target).path
+
+
+def python_says(bundle: Path, method: str, text: str, options: dict[str, Any]) -> Any:
+    """As JSON tells it."""
+    (found,) = getattr(txport.load(bundle), method)([text], **options)
+    if method == "embed":
+        return np.ravel(found).tolist()
+    return [[asdict(each) for each in one] if method == "fill" else asdict(one) for one in found]
+
+
+def require_same(theirs: Any, ours: Any) -> None:
+    """Equal, numbers up to 1e-5."""
+    assert type(theirs) is type(ours) or {type(theirs), type(ours)} == {int, float}, (theirs, ours)
+    if isinstance(ours, float | int):
+        assert theirs == pytest.approx(ours, abs=1e-5)
+    elif isinstance(ours, str):
+        assert theirs == ours
+    else:
+        assert len(theirs) == len(ours)
+        keys = ours.keys() if isinstance(ours, dict) else range(len(ours))
+        for key in keys:
+            require_same(theirs[key], ours[key])
+
+
+def asked(method: str, texts: list[str]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [("vector" if method == "embed" else method, text, how) for text in texts for how in WAYS[method]]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_every_head_on_node(target: str, head: str, tmp_path: Path) -> None:
+    """Texts of whole words, masks in any place, and the raw outputs."""
+    bundle, method = made(tmp_path, head, target, whole_words()), HEADS[head]
+    requests = asked(method, TEXTS)
+    *answered, theirs = on_node(bundle, [*requests, ("outputs", TEXTS[0])])
+    for (_, text, how), each in zip(requests, answered, strict=True):
+        require_same(each, python_says(bundle, method, text, how))
+    (ours,) = txport.load(bundle).infer([TEXTS[0]])
+    for name, array in ours.items():
+        assert tuple(theirs[name]["dims"]) == array.shape
+        np.testing.assert_allclose(theirs[name]["data"], array.ravel(), atol=1e-5)
+
+
+def test_every_head_in_chromium(tmp_path: Path) -> None:
+    """Each in the same page."""
+    bundles, runs = {}, []
+    for head, method in HEADS.items():
+        (tmp_path / head).mkdir()
+        bundles[head] = made(tmp_path / head, head, "cpu", whole_words())
+        runs.append({"bundle": f"/bundle/{head}/bundle", "requests": asked(method, TEXTS[:1])})
+    for (head, bundle), run, answered in zip(bundles.items(), runs, in_chromium(tmp_path, runs), strict=True):
+        for (_, text, how), each in zip(run["requests"], answered, strict=True):
+            require_same(each, python_says(bundle, HEADS[head], text, how))
+
+
+def test_without_a_tokenizer_texts_are_token_ids(tmp_path: Path) -> None:
+    bundle = made(tmp_path, "tokens", "portable", None)
+    text, answer = "5 3 7", python_says(bundle, "fill", "5 3 7", {})
+    as_text, as_ids = on_node(bundle, [("fill", text), ("fill", txport.load(bundle).encode(text))])
+    require_same(as_text, answer)
+    assert as_ids == as_text
+
+
+def test_a_single_label_has_an_opposite(tmp_path: Path) -> None:
+    bundle = made(tmp_path, "token_labels", "portable", None, seed=26, labels=("replaced",))
+    texts = [f"{one} {other} 4" for one in range(5, 15) for other in (4, 6)]
+    found = on_node(bundle, [("tag", text) for text in texts])
+    for text, theirs in zip(texts, found, strict=True):
+        require_same(theirs, python_says(bundle, "tag", text, {}))
+    assert {each["label"] for tags in found for each in tags} == {"replaced", "original"}
+
+
+@pytest.mark.parametrize("head", ["token_labels", "tokens"])
+def test_tokens_are_the_vocabularys_whatever_reads_them(head: str, tmp_path: Path) -> None:
+    """By a library, and, without one, for token ids: pieces of words are named as in Python."""
+    library = transformers_js.HERE / "node_modules" / "@huggingface" / "tokenizers"
+    if not library.is_dir():
+        pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
+    bundle, method, text = (
+        made(tmp_path, head, "portable", word_pieces()),
+        HEADS[head],
+        f"badly {'[MASK] ' * (head == 'tokens')}a",
+    )
+    ours = python_says(bundle, method, text, {})
+    assert any("##" in each for each in json.dumps(ours).split('"'))
+    (read,) = on_node(bundle, [(method, text)], library=str(library / "dist" / "tokenizers.min.mjs"))
+    require_same(read, ours)
+    by_ids, refusal = on_node(bundle, [(method, txport.load(bundle).encode(text)), (method, text)])
+    assert by_ids == read
+    assert refusal["message"].endswith("such as transformers.js has, or token ids in place of the text")
+
+
+def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    bundle = made(tmp_path, "tokens", "portable", whole_words())
+    elsewhere = "is not for this model, which only encodes and gives logits: use fill or infer"
+    refusals: list[tuple[tuple[Any, ...], str]] = [
+        (("fill", "good b"), "'good b' has no mask; put [MASK] where a token is missing"),
+        (("fill", "good [MASK]", {"top": 0}), "top must be a whole number from 1 on, got 0"),
+        (("fill", "[MASK]", {"count": 1}), "there is no option 'count'; there are unknown, top"),
+        (("tag", "good"), f"tag {elsewhere}"),
+        (("generate", "good"), f"generate {elsewhere}"),
+        (("fill", [1, 2.5]), "a source must be a list of token ids in 0 to 15, got [1,2.5]"),
+    ]
+    answered = on_node(bundle, [request for request, _ in refusals])
+    assert [each["message"] for each in answered] == [message for _, message in refusals]
+
+
+def test_a_pooling_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    bundle = made(tmp_path, "hidden", "portable", whole_words())
+    first, second, third = on_node(
+        bundle, [("vector", "a", {"pooling": "max"}), ("vector", "a", {"normalize": 1}), ("classify", "a")]
+    )
+    assert first["message"] == "pooling must be one of mean, first, none, got 'max'"
+    assert second["message"] == "normalize must be true or false, got 1"
+    assert third["message"].startswith("classify is not for this model, which only encodes and gives last_hidden_state")

@@ -1,0 +1,114 @@
+/** What models that only encode give for a text, as `txport/encoding.py` finds it: vectors, labels, missing tokens. */
+
+import { UnsupportedError, quoted } from "./errors.js";
+import { best, largest } from "./search/numbers.js";
+
+/**
+ * @typedef {import("./index.js").Ability} Ability
+ * @typedef {import("./index.js").Facts} Facts
+ */
+
+const POOLINGS = ["mean", "first", "none"];
+/** What a token is called for which a model's only label is not so. @type {Record<string, string>} */
+const OTHERWISE = { replaced: "original" };
+const TINY = 1e-12;
+
+/** What a model that only encodes is for; null of one that generates. @param {Facts} facts @returns {Ability | null} */
+export function abilityOf(facts) {
+  if (facts.task !== "encode") return null;
+  const logits = facts.outputs.find((each) => each.name === "logits");
+  if (logits === undefined) return "embed";
+  if (facts.labels.length === 0) return "fill";
+  return logits.dims[0] === "length" ? "tag" : "classify";
+}
+
+/** Refuse what a model is not for. @param {Facts} facts @param {Ability | "infer" | "generate" | "search"} asked */
+export function requireAbility(facts, asked) {
+  const able = abilityOf(facts);
+  const generates = asked === "generate" || asked === "search";
+  if (able === null ? generates : asked === able || asked === "infer") return;
+  if (able === null) {
+    throw new UnsupportedError(`${asked} is for models that only encode; this one generates: use generate`);
+  }
+  const gives = facts.outputs.map((each) => each.name).join(", ");
+  throw new UnsupportedError(
+    `${asked} is not for this model, which only encodes and gives ${gives}: use ${able} or infer`,
+  );
+}
+
+/** How many labels or tokens are asked for. @param {unknown} top */
+export function requireTop(top) {
+  if (top === undefined || (Number.isSafeInteger(top) && /** @type {number} */ (top) >= 1)) return;
+  throw new UnsupportedError(`top must be a whole number from 1 on, got ${quoted(top)}`);
+}
+
+/** @param {unknown} pooling @param {unknown} normalize */
+export function requirePooling(pooling, normalize) {
+  if (typeof pooling !== "string" || !POOLINGS.includes(pooling)) {
+    throw new UnsupportedError(`pooling must be one of ${POOLINGS.join(", ")}, got ${quoted(pooling)}`);
+  }
+  if (typeof normalize !== "boolean") {
+    throw new UnsupportedError(`normalize must be true or false, got ${quoted(normalize)}`);
+  }
+}
+
+/**
+ * The vectors of the tokens of a text (T x D) -> one of D numbers, or all of them.
+ *
+ * @param {Float32Array} vectors
+ * @param {number} width D
+ * @param {import("./index.js").Pooling} pooling
+ */
+export function pooled(vectors, width, pooling) {
+  if (pooling === "none") return vectors;
+  if (pooling === "first") return vectors.slice(0, width);
+  const sums = new Array(width).fill(0);
+  vectors.forEach((value, at) => (sums[at % width] += value));
+  return Float32Array.from(sums, (sum) => sum / (vectors.length / width));
+}
+
+/** Vectors of length 1. @param {Float32Array} vectors @param {number} width */
+export function units(vectors, width) {
+  const found = new Float32Array(vectors.length);
+  for (let start = 0; start < vectors.length; start += width) {
+    const own = vectors.subarray(start, start + width);
+    const length = Math.sqrt(own.reduce((sum, value) => sum + value * value, 0));
+    found.set(
+      own.map((value) => value / Math.max(length, TINY)),
+      start,
+    );
+  }
+  return found;
+}
+
+/**
+ * Of each of several classes, what a function makes of their logits.
+ *
+ * @param {Float32Array} logits
+ * @param {Facts["function_to_apply"]} kind
+ * @returns {number[]}
+ */
+export function scores(logits, kind) {
+  const values = Array.from(logits);
+  if (kind === "none") return values;
+  if (kind === "sigmoid") return values.map((value) => 1 / (1 + Math.exp(-value)));
+  const shift = largest(values);
+  const powers = values.map((value) => Math.exp(value - shift));
+  const total = powers.reduce((one, other) => one + other, 0);
+  return powers.map((power) => power / total);
+}
+
+/**
+ * The likeliest of labels, and its probability; where a single label is less likely than not, its opposite.
+ *
+ * @param {number[]} found a probability for each label
+ * @param {string[]} labels
+ * @returns {import("./index.js").Label}
+ */
+export function likeliest(found, labels) {
+  const [at] = best(found, 1);
+  if (labels.length === 1 && found[at] < 0.5) {
+    return { label: OTHERWISE[labels[at]] ?? `not-${labels[at]}`, score: 1 - found[at] };
+  }
+  return { label: labels[at], score: found[at] };
+}
