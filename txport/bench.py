@@ -121,9 +121,10 @@ class Worker:
     def ask(self, what: str) -> dict[str, Any]:
         """Send a request and wait for its answer."""
         try:
-            self._pipe.send(what)
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and may have said why
+                self._pipe.send(what)
             answer: dict[str, Any] = self._pipe.recv()
-        except (EOFError, BrokenPipeError) as error:
+        except (EOFError, OSError) as error:
             raise UnavailableError(f"the process of {self._name} died; is there enough memory?") from error
         if "error" in answer:
             kind, message = answer["error"]
