@@ -79,6 +79,14 @@ def test_a_runtime_that_fails_to_load_is_one_error(bundle: Bundle) -> None:
         bench.run(bundle, None, ("nonsense",), bench.Protocol(source=4, tokens=4, rounds=3))
 
 
+def test_a_process_that_ended_before_it_was_asked_has_said_why(bundle: Bundle) -> None:
+    arguments = ("nonsense", str(bundle.path), None, None, bench.Protocol(), False)
+    with bench.Worker("runtime nonsense", bench._work, *arguments) as worker:
+        worker._process.join()
+        with pytest.raises(UnsupportedError, match="runtime nonsense: unknown runtime 'nonsense'"):
+            worker.ask("round")
+
+
 def test_another_model_is_not_measured_beside_it(bundle: Bundle) -> None:
     with pytest.raises(UnsupportedError, match="was not made from this preset:tiny: their hashes differ"):
         bench.run(bundle, "preset:tiny", ("torch",), bench.Protocol(source=4, tokens=4, rounds=3))

@@ -33,7 +33,7 @@ from txport.models.tokenizers.chat import ChatReader, chat_line
 from txport.models.tokenizers.languages import LanguageReader
 from txport.models.tokenizers.load import chat_of, tokenizer_of
 from txport.release import Progress, export, load_checkpoint, parity, silent
-from txport.runtimes.base import ContinuousRuntime, Runtime
+from txport.runtimes.base import ContinuousRuntime, QueuedRuntime, Runtime
 from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
 from txport.search.batching import in_batches
@@ -45,6 +45,7 @@ from txport.search.scoring import logits, score
 from txport.search.single import generate_at_once
 from txport.system.numbers import switch, whole
 from txport.transcription import WINDOWS, Audio, Find, Segment, Told, Transcriber, Transcript
+from txport.warming import lengths_from, warm
 
 __all__ = [
     "Fill", "Generated", "Hypothesis", "Label", "Model", "Segment", "Tag", "Transcript",
@@ -113,6 +114,24 @@ class Model(Encoder):
         `generate`. Raises `TextError` for messages that the template does not take.
         """
         return self.reading_chats().generate(chat_line(messages), **options)[0]
+
+    def warm(
+        self, batch_size: int = BATCH_SIZE, source_tokens: int | Iterable[int] | None = None, **options: Any
+    ) -> None:
+        """Do now what the first requests would wait for: batches of up to `batch_size` sources.
+
+        `source_tokens` is how long the longest source of a batch is (default: 16), or several such lengths; `options`
+        are those that the requests will have. A search begins on made-up sources, which touches memory and weights. On
+        a GPU, every step of such batches is captured too, for the thread that calls this; with `workers`, whose threads
+        are their own, that is refused.
+        """
+        batch_size, _ = sizes(batch_size)
+        if self.workers > 1 and isinstance(self.runtime, QueuedRuntime):
+            raise UnsupportedError(f"warm captures for one thread, and there are {self.workers} workers; load with 1")
+        chosen = None if self.facts.ability else self._options(options, [])
+        if options and chosen is None:
+            raise UnsupportedError(f"{next(iter(options))} is for models that generate; this one only encodes")
+        warm(self.runtime, self.facts, chosen, batch_size, lengths_from(source_tokens, self.facts))
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
         """Generate for one text or many; the options are those of `generate_iter`. -> one result a text, in order."""

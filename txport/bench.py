@@ -30,13 +30,14 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.errors import TextError, TxportError, UnavailableError, UnsupportedError, brief
 from txport.locate import open_bundle
+from txport.models.facts import Facts
 from txport.models.names import code_name, digest, label
 from txport.release import Progress, load_checkpoint, silent
 from txport.rounds import UNITS as UNITS
 from txport.rounds import WORK, require_protocol
 from txport.rounds import Protocol as Protocol
 from txport.rounds import draw_source as draw_source
-from txport.runtimes.base import Ints, Runtime
+from txport.runtimes.base import Ints, QueuedRuntime, Runtime, Sizes
 from txport.system import machine
 from txport.system.documents import DocumentError, read_json
 
@@ -121,9 +122,10 @@ class Worker:
     def ask(self, what: str) -> dict[str, Any]:
         """Send a request and wait for its answer."""
         try:
-            self._pipe.send(what)
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and may have said why
+                self._pipe.send(what)
             answer: dict[str, Any] = self._pipe.recv()
-        except (EOFError, BrokenPipeError) as error:
+        except (EOFError, OSError) as error:
             raise UnavailableError(f"the process of {self._name} died; is there enough memory?") from error
         if "error" in answer:
             kind, message = answer["error"]
@@ -181,6 +183,7 @@ def _work(
         load = 1e3 * (time.perf_counter() - started)
         facts = bundle.manifest.facts
         source = draw_source(facts, protocol)
+        _warm(runtime, facts, protocol)
         ids: Ints | None = None
         while True:
             if pipe.recv() == "round":
@@ -197,6 +200,14 @@ def _work(
         told = (type(error), str(error)) if is_ours else (UnavailableError, f"{type(error).__name__}: {brief(error)}")
         with contextlib.suppress(BrokenPipeError):
             pipe.send({"error": told})
+
+
+def _warm(runtime: Runtime, facts: Facts, protocol: Protocol) -> None:
+    """Prepare the steps of all rounds; those that warm up touch the rest."""
+    if isinstance(runtime, QueuedRuntime) and facts.task != "encode":
+        longest = protocol.tokens + (protocol.source - 1 if facts.task == "causal" else 0)
+        top = 1 if protocol.beams == 1 else 2 * protocol.beams
+        runtime.warm(Sizes(protocol.batch, protocol.beams, (protocol.source,), longest, (top,)))
 
 
 def _read(pipe: Connection, size: int, threads: int | None) -> None:

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from tests.cuda import graphs
-from tests.cuda.conftest import FakeCuda
+from tests.cuda.fake.fixture import FakeCuda
 from txport.exporters.cuda.audit.graph import Audit, audit
 from txport.exporters.cuda.audit.kernels import OPSETS
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.bundles import drivers
-from tests.cuda.conftest import FakeCuda
+from tests.cuda.fake.fixture import FakeCuda
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
@@ -126,9 +126,9 @@ def test_a_strangers_graph_ends_in_one_line(tmp_path: Path) -> None:
 def test_the_driver_captures_a_step_and_replays_it(made: Callable[[str, str], Bundle], fake_cuda: FakeCuda) -> None:
     report = fake_cuda.work / "driven.json"
     cases = [(case, "fp16") for case in ("causal", "seq2seq", "relative-tiny", "additive-tiny")]
-    for case, precision in (*cases, ("causal", "int8"), ("seq2seq", "int4")):  # without cuDNN, which is not made up
+    for case, precision in (*cases, ("causal", "int8"), ("seq2seq", "int4")):
         arguments = str(made(case, precision).path), str(report)
-        fake_cuda.run("tests.cuda.fake.driven", *arguments)
+        fake_cuda.python("-m", "tests.cuda.fake.driven", *arguments, libraries=fake_cuda.libraries.cuda)  # no cuDNN
         said = json.loads(report.read_text(encoding="utf-8"))
         assert set(said["placement"]) == {CUDA}
         first, *others = said["greedy"]

@@ -8,7 +8,7 @@ from itertools import product
 import onnxruntime
 import pytest
 
-from tests.cuda.conftest import FakeCuda
+from tests.cuda.fake.fixture import FakeCuda
 from txport.exporters.cuda.audit.kernels import FUNCTIONS, KERNELS, OPSETS
 from txport.exporters.cuda.audit.values import OF_SCHEMA
 
@@ -40,7 +40,7 @@ class Registered:
 
 @pytest.fixture(scope="module")
 def registered(fake_cuda: FakeCuda) -> Registered:
-    [answer] = fake_cuda.ask({"do": "kernels"}, libraries=fake_cuda.everything)
+    [answer] = fake_cuda.ask({"do": "kernels"}, libraries=fake_cuda.libraries.everything)
     return Registered(**answer)
 
 

@@ -400,13 +400,13 @@ def test_tensors_come_and_go_by_dlpack(toy: Made, tmp_path: Path) -> None:
 
 def test_what_runs_it_is_said(toy: Made) -> None:
     bundle = toy[0]
-    with pytest.raises(UnsupportedError, match=r"runs on a GPU; give --provider cuda, or --runtime cuda-stand-in"):
+    with pytest.raises(UnsupportedError, match=r"runs on provider cuda, got provider 'cpu'; give --provider cuda, or "):
         runtimes.load("ort", bundle)
     with pytest.raises(UnsupportedError, match="cuda-stand-in is the CPU in a GPU's place, got provider 'cuda'"):
         runtimes.load("cuda-stand-in", bundle, provider="cuda")
     with pytest.raises(UnsupportedError, match="user_compute_stream is for the ort runtime on cuda"):
         runtimes.load("cuda-stand-in", bundle, user_compute_stream=1)
-    with pytest.raises(UnsupportedError, match="the reference runtime can't run a bundle for the cuda; ort can"):
+    with pytest.raises(UnsupportedError, match="the reference runtime can't run a bundle of the cuda target; ort can"):
         runtimes.load("reference", bundle)
 
 

@@ -198,7 +198,7 @@ def compare(blank: Cell, bundle: Bundle, checkpoint: Checkpoint) -> Cell:
     begun = time.perf_counter()
     try:
         runtimes.require(blank.runtime, blank.provider)
-        runtimes.require_target(blank.runtime, blank.target)
+        runtimes.require_target(blank.runtime, blank.target, blank.provider)
     except (UnavailableError, UnsupportedError) as error:
         return replace(blank, verdict=NOT_AVAILABLE, why=str(error))
     try:

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 THREADS_A_CORE, LEAST_THREADS = 4, 16  # more wait for each other, and thousands are never done with starting
 NAMED = 3  # ports in an error
+# The one provider of ort that runs the bundles of a target, and what else there is.
+ONLY_ON = {
+    "cpu": "export --target portable for any other",
+    "cuda": "give --provider cuda, or --runtime cuda-stand-in to compute it on the CPU, slowly and in fp32",
+}
 # Its wheels, which replace each other's files; providers that plug into it, and what is built on it, replace nothing.
 ONNX_RUNTIME = re.compile(r"onnxruntime(?!-(ep|genai|extensions)\b)(-\w+)*")
 
@@ -115,13 +120,16 @@ def require_threads(name: str, count: int | None) -> None:
         raise UnsupportedError(f"{name} must not exceed {most} on {here}, got {quoted(count)}")
 
 
-def require_target(name: str, target: str) -> None:
-    """Raise `UnsupportedError` unless a runtime runs bundles of a target."""
+def require_target(name: str, target: str, provider: str) -> None:
+    """Raise `UnsupportedError` unless a runtime runs bundles of a target on this provider."""
     if target not in RUNTIMES[name].targets:
         able = (other for other, entry in RUNTIMES.items() if target in entry.targets and not entry.computes)
         others = ", ".join(able)
         own = "".join(f", and {name} runs what `export --target {each}` makes" for each in RUNTIMES[name].targets[:1])
-        raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can{own}")
+        raise UnsupportedError(f"the {name} runtime can't run a bundle of the {target} target; {others} can{own}")
+    if name == "ort" and target in ONLY_ON and provider.lower() not in (target, PROVIDERS[target].lower()):
+        what = f"a bundle of the {target} target runs on provider {target}, got provider {quoted(provider)}"
+        raise UnsupportedError(f"{what}; {ONLY_ON[target]}")
 
 
 def home(target: str) -> tuple[str, str]:
@@ -139,8 +147,6 @@ def home(target: str) -> tuple[str, str]:
 
 def installed(target: str) -> list[str]:
     """The ONNX runtimes to hold any bundle of a target against: they keep its precision and tell what is damaged."""
-    if target == "cuda":  # on the CPU
-        return ["cuda-stand-in"]
     able = {name: entry for name, entry in RUNTIMES.items() if target in entry.targets}
     if target == FOREIGN:  # onnx's evaluator lacks operators that others use, those of quantised graphs first
         del able["reference"]
@@ -149,6 +155,18 @@ def installed(target: str) -> list[str]:
         for name, entry in able.items()
         if not (entry.computes or entry.aborts) and importlib.util.find_spec(entry.needs)
     ]
+
+
+def compared(target: str, provider: str | None) -> dict[str, str]:
+    """What a bundle of a target is compared on if no runtime is named: runtime -> provider.
+
+    On a `provider` that is named, that is ort. Else it is all that are `installed`, but for a cuda bundle its `home`.
+    """
+    if provider is None and target == "cuda":
+        return dict([home(target)])
+    if provider in (None, "cpu") and target != "cuda":
+        return dict.fromkeys(installed(target), "cpu")
+    return {"ort": provider or "cpu"}
 
 
 def load(
@@ -169,7 +187,7 @@ def load(
     """
     require(name, provider)
     require_threads("threads", threads)
-    require_target(name, bundle.manifest.target)
+    require_target(name, bundle.manifest.target, provider)
     bundle.require_weights()
     more = {"workers": workers} if RUNTIMES[name].streams else {}
     if user_compute_stream is not None:
@@ -195,7 +213,7 @@ def load_single(name: str, bundle: Bundle, *, provider: str = "cpu", threads: in
         raise UnsupportedError(
             f"{bundle.path} has no graph that searches by itself; `txport export --single` makes one"
         )
-    require_target(name, bundle.manifest.target)
+    require_target(name, bundle.manifest.target, provider)
     bundle.require_weights()
     runtime: SingleRuntime[Any] = _module(name).load_single(bundle, provider=provider, threads=threads)
     _require_ports(bundle, runtime, [bundle.manifest.graphs[GENERATE]])

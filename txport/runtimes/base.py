@@ -44,6 +44,19 @@ class Scores(NamedTuple):
         return Scores(self.values[rows], ids, None if self.attention is None else self.attention[rows])
 
 
+class Sizes(NamedTuple):
+    """What batches to come may have: up to so many sources, rows of each, and tokens of a row, its prompt counted.
+
+    `source_lengths` are those of the longest sources of batches, `tops` what steps ask for: see `Runtime.step`.
+    """
+
+    sources: int
+    rows: int
+    source_lengths: tuple[int, ...]
+    length: int
+    tops: tuple[int | None, ...]
+
+
 class Runtime(Protocol):
     """Encode once, then step token by token; rows are kept, dropped, repeated and reordered by `select`."""
 
@@ -104,7 +117,14 @@ class ContinuousRuntime(Runtime, Protocol):
 
 @runtime_checkable
 class QueuedRuntime(ContinuousRuntime, Protocol):
-    """One on a device that works by itself: `start` and `admit` return before anything is computed."""
+    """One on a device that works by itself: `start` and `admit` return before anything is computed.
+
+    What it does in a step, it prepares once for each shape of a batch, on each thread.
+    """
+
+    def warm(self, sizes: Sizes) -> None:
+        """Prepare all steps of batches of these sizes, on this thread."""
+        ...
 
     def synchronize(self) -> None:
         """Wait for all that was begun."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from txport.errors import RunError
-from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, QueuedRuntime, Runtime, Scores, State
+from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, QueuedRuntime, Runtime, Scores, Sizes, State
 
 FIX = "look for NaN or infinity in its weights, and at the size of its activations in this precision"
 
@@ -63,6 +63,10 @@ class QueuedNumbers(ContinuousNumbers):
     def __init__(self, runtime: QueuedRuntime) -> None:
         super().__init__(runtime)
         self._queued = runtime
+
+    def warm(self, sizes: Sizes) -> None:
+        """See `QueuedRuntime.warm`."""
+        self._queued.warm(sizes)
 
     def synchronize(self) -> None:
         """See `QueuedRuntime.synchronize`."""

@@ -2,27 +2,42 @@
 
     python -m tests.cuda.fake.build FOLDER
 
-The provider's own table of symbols says which functions there must be, and in which library. Those that `device.c` does
-not define answer that all went well. All are one file under the names of the libraries.
+The provider's own table of symbols says which functions there must be, and in which library; of cuDNN, which it opens
+when it needs it, its texts do. Those that `device.c` does not define answer that all went well. All are one file under
+the names of the libraries, and count together, but for cuDNN, which counts nothing.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 PROVIDERS = ("libonnxruntime_providers_cuda.so", "libonnxruntime_providers_tensorrt.so")
+CUDNN = "libcudnn.so.9"
 DEVICE = Path(__file__).parent / "device.c"
 SYMBOL = re.compile(r"\bU (\w+)(?:@(lib\w+\.so\.\d+))?$", re.MULTILINE)
 OF_NVIDIA = re.compile(r"cu[A-Z]|create\w+_INTERNAL|getPluginRegistry|getInferLibVersion")  # symbols without a library
+OF_CUDNN = re.compile(rb"\0(cudnn[A-Z]\w+)(?=\0)")
 LAUNCH = re.compile(r"(__)?cudaLaunch(Cooperative)?Kernel|cublas\w*(gemm|Gemm|geam|Matmul$|Transform$|copy|scal)")
 LIBRARY = re.compile(r"\[(lib(?:cu|nv)[\w.]+)\]")
 FLAGS = ("-O1", "-w", "-shared", "-fPIC", "-fno-builtin")
+
+
+class Folders(NamedTuple):
+    """Where libraries lie: those of CUDA alone, cuDNN's beside them, and TensorRT's too."""
+
+    cuda: Path
+    with_cudnn: Path
+    everything: Path
 
 
 def providers() -> list[Path]:
@@ -40,13 +55,16 @@ def libraries(provider: Path) -> set[str]:
 
 
 def symbols() -> dict[str, set[str]]:
-    """The functions of NVIDIA's that the providers need, by library; "" where the table does not say which."""
+    """The functions of NVIDIA's that the providers need, by library; "" where nothing says which."""
     needed: dict[str, set[str]] = defaultdict(set)
     for file in providers():
         table = subprocess.run(["nm", "-D", "--undefined-only", str(file)], check=True, capture_output=True, text=True)
         for name, library in SYMBOL.findall(table.stdout):
             if library.startswith(("libcu", "libnv")) or (not library and OF_NVIDIA.match(name)):
                 needed[library].add(name)
+    known = set().union(*needed.values())
+    with providers()[0].open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        needed[CUDNN] |= {name.decode() for name in OF_CUDNN.findall(content)} - known
     return needed
 
 
@@ -62,24 +80,30 @@ def versions(needed: dict[str, set[str]]) -> Iterator[str]:
     """The linker's script, by which a function is of its library."""
     for library, names in needed.items():
         yield f"{library or 'fake'} {{ global: {' '.join(f'{name};' for name in sorted(names))} }};"
-    yield "more { global: fake_count; cu[A-Z]*; cudnnGetVersion; local: *; };"
+    yield "more { global: fake_count; cu[A-Z]*; local: *; };"
 
 
-def build(folder: Path) -> tuple[Path, Path]:
-    """Compile; -> the folder of CUDA's libraries, and the one that also has those of TensorRT and cuDNN."""
+def build(folder: Path) -> Folders:
+    """Compile into a new folder."""
+    folder.mkdir(parents=True)
     needed = symbols()
     stubs, script, library = (folder / name for name in ("stubs.c", "versions.map", "fake.so"))
     stubs.write_text("\n".join(source(needed)) + "\n", encoding="utf-8")
     script.write_text("\n".join(versions(needed)) + "\n", encoding="utf-8")
     command = ["cc", *FLAGS, f"-Wl,--version-script={script}", "-o", str(library), str(DEVICE), str(stubs)]
     subprocess.run(command, check=True, capture_output=True, text=True)
-    places = folder / "cuda", folder / "all"
+    places = folders(folder)
     cuda, *more = map(libraries, providers())
-    for place, names in zip(places, (cuda, cuda.union(*more)), strict=True):
+    for place, names in zip(places, (cuda, {*cuda, CUDNN}, {CUDNN}.union(cuda, *more)), strict=True):
         place.mkdir()
         for name in names:
-            (place / name).symlink_to(library)
+            (shutil.copy if name == CUDNN else os.link)(library, place / name)
     return places
+
+
+def folders(folder: Path) -> Folders:
+    """Where `build` puts them."""
+    return Folders(*(folder / name for name in Folders._fields))
 
 
 if __name__ == "__main__":

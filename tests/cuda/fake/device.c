@@ -3,15 +3,17 @@
    What the provider needs and what is not defined here, build.py defines: functions that say that all went well. Memory
    is the host's, copies are made, kernels are counted and not run. While a stream is captured, calls that CUDA refuses
    then are refused with CUDA's errors. Errors are simulated on demand: FAKE_CUDA_ERROR is what every look for a device
-   ends with, FAKE_CUDA_CAPABILITY the compute capability (80 for 8.0), FAKE_CUDA_FULL leaves no memory. */
+   ends with, FAKE_CUDA_CAPABILITY the compute capability (80 for 8.0), FAKE_CUDA_DRIVER the newest CUDA that the driver runs
+   (12020 for 12.2), FAKE_CUDA_FULL leaves no memory. */
 
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, OUT_OF_MEMORY = 2, OLD_DRIVER = 35, NO_DEVICE = 100, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906 };
+enum { SUCCESS = 0, OUT_OF_MEMORY = 2, OLD_DRIVER = 35, NO_DEVICE = 100, BAD_DEVICE = 101, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906 };
 #define NAME "a device that computes nothing"
+#define HANDLE 5
 #define MEMORY ((size_t)16 << 30)
 
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2 };
@@ -49,7 +51,7 @@ static int capability(void) { return number_of("FAKE_CUDA_CAPABILITY", 80); }
 int cuInit(unsigned flags) { return device_error(); }
 
 int cuDriverGetVersion(int *version) {
-    *version = 13000;
+    *version = number_of("FAKE_CUDA_DRIVER", 13000);
     return SUCCESS;
 }
 
@@ -58,13 +60,20 @@ int cuDeviceGetCount(int *count) {
     return device_error();
 }
 
+/* A handle is no number of a device. */
 int cuDeviceGet(int *device, int number) {
-    *device = number;
+    *device = number + HANDLE;
     return SUCCESS;
 }
 
 int cuDeviceGetName(char *name, int size, int device) {
+    if (device != HANDLE) return BAD_DEVICE;
     strncpy(name, NAME, size);
+    return SUCCESS;
+}
+
+int cuDeviceGetPCIBusId(char *bus, int size, int device) {
+    strncpy(bus, "0000:65:00.0", size);
     return SUCCESS;
 }
 
@@ -77,9 +86,10 @@ int cuDeviceTotalMem_v2(size_t *size, int device) {
 
 int cudaDriverGetVersion(int *version) { return cuDriverGetVersion(version); }
 
-int cudaRuntimeGetVersion(int *version) { return cuDriverGetVersion(version); }
-
-size_t cudnnGetVersion(void) { return 91400; }
+int cudaRuntimeGetVersion(int *version) {
+    *version = 13000;
+    return SUCCESS;
+}
 
 /* The device. */
 
@@ -240,6 +250,33 @@ int cudaEventCreateWithFlags(void **event, unsigned flags) { return make(event);
 int cublasCreate_v2(void **handle) { return make(handle); }
 
 int cublasLtCreate(void **handle) { return make(handle); }
+
+/* cuDNN: what is asked of it needs no memory. */
+
+size_t cudnnGetVersion(void) { return 91400; }
+
+int cudnnCreate(void **handle) { return make(handle); }
+
+int cudnnDestroy(void *handle) {
+    free(handle);
+    return SUCCESS;
+}
+
+const char *cudnnGetErrorString(int status) { return status ? "unknown status" : "CUDNN_STATUS_SUCCESS"; }
+
+int cudnnCreateTensorDescriptor(void **handle) { return make(handle); }
+
+int cudnnCreateReduceTensorDescriptor(void **handle) { return make(handle); }
+
+int cudnnGetReductionIndicesSize(void *handle, void *reduce, void *from, void *to, size_t *size) {
+    *size = 0;
+    return SUCCESS;
+}
+
+int cudnnGetReductionWorkspaceSize(void *handle, void *reduce, void *from, void *to, size_t *size) {
+    *size = 0;
+    return SUCCESS;
+}
 
 void **__cudaRegisterFatBinary(void *binary) {
     static void *handle[1];

@@ -11,7 +11,7 @@ import click
 from txport.bundles.manifest import PRECISIONS, TARGETS
 from txport.cli import completion, textio
 from txport.cli.guard import progress
-from txport.cli.options import checkpoint_option, provider_option, trust_option, variant_option
+from txport.cli.options import checkpoint_option, is_given, provider_option, trust_option, variant_option
 from txport.cli.outputs import require_outputs
 from txport.errors import UnsupportedError
 from txport.runtimes import GRAPH_RUNTIMES
@@ -30,7 +30,8 @@ MATRIX_NOTE = "  [repeatable; default: all]"
     "names",
     type=click.Choice(GRAPH_RUNTIMES),
     multiple=True,
-    help="Compare this runtime.  [repeatable; default: ort and reference, where they run it]",
+    help="Compare this runtime.  [repeatable; default: ort and reference, where they run it; for a cuda bundle, ort"
+    " with cuda where there is a GPU, else cuda-stand-in]",
 )
 @provider_option
 @click.option(
@@ -88,12 +89,12 @@ def parity(
     require_outputs(outputs, inputs={"--quality": quality})
     for name in names or ("ort",):
         runtimes.require(name, provider)
-    provider = short_name(provider)
+    named = short_name(provider) if is_given("provider") else None
     old = _read_baseline(baseline) if baseline else None
     texts = _read_quality(quality, quality_texts or QUALITY_TEXTS, options["seed"]) if quality else None
     found = find_bundle(bundle, precision=precision, variant=variant, progress=progress)
-    chosen = names or (runtimes.installed(found.manifest.target) if provider == "cpu" else ("ort",))
-    providers, source = dict.fromkeys(chosen, provider), checkpoint or checkpoint_of(found)
+    providers = dict.fromkeys(names, named or "cpu") or runtimes.compared(found.manifest.target, named)
+    source = checkpoint or checkpoint_of(found)
     started = time.perf_counter()
     result = release.compare(found, source, providers, texts=texts, baseline=old, with_culprit=bisect, **options)
     from txport.proof.reports.report import Broken

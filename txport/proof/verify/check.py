@@ -86,6 +86,7 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
         fix = f"`txport parity {path} --checkpoint CHECKPOINT` compares it with PyTorch"
         raise UnsupportedError(f"{path} was exported by others, and holds no goldens to be held to; {fix}")
     bundle = Bundle(path, read_manifest(path))
+    runtimes.require_target(runtime, bundle.manifest.target, provider)
     bundle.require_weights()
     precision = bundle.manifest.arithmetic
     computed = runtimes.computes(runtime, precision)

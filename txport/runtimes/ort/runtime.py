@@ -20,10 +20,10 @@ from txport.runtimes.ort.cuda.gpu import CudaDevice
 from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.fused import FusedRuntime
 from txport.runtimes.ort.nvidia.failures import explain
-from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA
+from txport.runtimes.ort.nvidia.options import NVIDIA
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.placement import placement
-from txport.runtimes.ort.providers import CPU, device_of, full_name, require_provider
+from txport.runtimes.ort.providers import device_of, full_name, require_provider
 from txport.runtimes.ort.sessions import session_ports, start_sessions
 from txport.runtimes.portable import PortableRuntime
 from txport.runtimes.single import SingleRuntime
@@ -103,16 +103,11 @@ def load(
         return foreign_runtime(OrtEngine(bundle, provider, threads), bundle.manifest)
     if bundle.manifest.target == "portable":
         return PortableRuntime(OrtEngine(bundle, provider, threads), bundle.manifest)
-    if full_name(provider) != CPU:
-        raise UnsupportedError(f"{bundle.path} was exported for the cpu; export --target portable for {provider}")
     return FusedRuntime(bundle, start_sessions(bundle, provider, threads, spinning=STEP))
 
 
 def _on_gpu(bundle: Bundle, provider: str, threads: int | None, stream: int | None) -> CudaRuntime:
     """All sessions on one stream, that of the user or one of ours; only the step is captured."""
-    if full_name(provider) != CUDA:
-        fix = "give --provider cuda, or --runtime cuda-stand-in to compute it on the CPU, slowly and in fp32"
-        raise UnsupportedError(f"{bundle.path} was exported for the cuda target, which runs on a GPU; {fix}")
     device = CudaDevice(stream)
     on_stream = {"user_compute_stream": str(device.stream)}
     captured = {**on_stream, "enable_cuda_graph": "1"}

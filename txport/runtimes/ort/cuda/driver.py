@@ -25,19 +25,15 @@ from txport.bundles.ports import (
 from txport.errors import UnsupportedError
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
-from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores
+from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, Sizes
 from txport.runtimes.encoding import outputs_of
 from txport.runtimes.ort.cuda.caches import Caches
 from txport.runtimes.ort.cuda.device import Device, Tensor, bind
 from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.cuda.state import CudaState
 from txport.runtimes.ort.cuda.steps import Steps
-from txport.runtimes.ort.cuda.workspace import (
-    Workspaces,
-    batch_bucket,
-    capacity_bucket,
-    source_bucket,
-)
+from txport.runtimes.ort.cuda.warm import shapes
+from txport.runtimes.ort.cuda.workspace import Workspaces, batch_bucket, capacity_bucket, source_bucket
 from txport.runtimes.slots import seat
 
 NOBODY = -1  # in place of a token
@@ -242,6 +238,22 @@ class CudaRuntime:
         lengths[state.slots * rows] = state.lengths[state.slots]
         state.width, state.lengths, state.slots = rows, lengths, state.slots * rows
         return state
+
+    def warm(self, sizes: Sizes) -> None:
+        """See `QueuedRuntime.warm`: capture the step of every shape, over memory that later batches take first."""
+        if self.facts.task == "encode":
+            return
+        every = list(shapes(self.facts, sizes))
+        first = every[0]
+        state = CudaState(self._workspaces, first.batch, first.places, first.capacity, first.capacity, 0)
+        for shape in every:
+            state.batch, state.width, state.capacity, state.places, state.rows_side, state.source_side = shape
+            state.source_lengths = np.ones(state.batch, np.int64)
+            if self._has_source:
+                self._tell_source_lengths(state)
+            for top in sizes.tops:
+                self._steps.capture(state, top)
+        self.synchronize()
 
     def synchronize(self) -> None:
         """See `QueuedRuntime.synchronize`."""

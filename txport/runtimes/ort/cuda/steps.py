@@ -42,11 +42,18 @@ class Steps:
         self._facts, self._device, self._caches = facts, device, caches
         self._session, self._graph = graphs.sessions[STEP], graphs.described[STEP]
 
+    def capture(self, state: CudaState, top: int | None) -> None:
+        """Capture the step of a state's shape for so many best tokens, over what its memory happens to hold."""
+        bound = self._bound(state, self._asked(top, align=False).tokens)
+        if state.limit >= CAPTURE_RUNS and not self._device.is_captured(bound.graph):
+            self._tell_tokens(state, np.zeros(state.size, np.int64))
+            self._tell_lengths(state, np.zeros(state.size, np.int64))
+            self._device.run(bound.binding, bound.graph)
+
     def run(self, state: CudaState, tokens: Ints, active: Bools, top: int | None, align: bool) -> Scores:
         """One step of all slots, of which some are active; then others are under way."""
-        size = self._facts.writes.size
-        top = None if top is None else min(top, size)
-        asked = Asked(min(1 << (top - 1).bit_length(), size) if top else 1, top is None, align)
+        top = None if top is None else min(top, self._facts.writes.size)
+        asked = self._asked(top, align)
         fetched = state.ahead.take(tokens, active, asked)
         if fetched is None:
             self._tell(state, tokens, active)
@@ -55,6 +62,10 @@ class Steps:
         if top is not None:
             self._look_ahead(state, asked, state.ahead.wanted(top))
         return self._read(fetched, state, asked, top)
+
+    def _asked(self, top: int | None, align: bool) -> Asked:
+        tokens = min(1 << (top - 1).bit_length(), self._facts.writes.size) if top else 1
+        return Asked(tokens, top is None, align)
 
     def _tell(self, state: CudaState, tokens: Ints, active: Bools) -> None:
         """Upload what the device does not know: tokens that are not the best ones, and lengths that it did not count.

@@ -7,6 +7,7 @@ Letters: B sources, K rows of each, R = B x K, S source length, M capacity.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -51,6 +52,11 @@ class Workspace:
             self._bound[key] = Bound(bind(), next(self._numbers))
         return self._bound[key]
 
+    @property
+    def count(self) -> int:
+        """How many graphs are bound to it."""
+        return len(self._bound)
+
     def _slab(self, name: str, size: int) -> Block:
         old = self._slabs.get(name)
         if old is not None and old.size >= size:
@@ -66,7 +72,7 @@ class Workspace:
 
 
 class Workspaces:
-    """Those that nobody works in; the last one that came back goes first, for what is captured over it."""
+    """Those that nobody works in; the one to which most graphs are bound goes first."""
 
     def __init__(self, device: Device) -> None:
         self._device, self._numbers = device, itertools.count(1)
@@ -74,14 +80,21 @@ class Workspaces:
 
     def take(self) -> Workspace:
         """One for a new batch."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return Workspace(self._device, self._numbers)
+        while free := list(self._free):  # no lock: a collector may give back at any place of this
+            best = max(reversed(free), key=lambda each: each.count)
+            with contextlib.suppress(ValueError):  # another thread has taken it
+                self._free.remove(best)
+                return best
+        return Workspace(self._device, self._numbers)
 
     def give_back(self, workspace: Workspace) -> None:
         """What is still queued for it happens before anything that its next batch does."""
         self._free.append(workspace)
+
+
+def buckets(most: int, bucket: Callable[[int], int]) -> list[int]:
+    """All that hold up to so many, the largest first."""
+    return sorted({bucket(count) for count in range(1, most + 1)}, reverse=True)
 
 
 def batch_bucket(count: int) -> int:

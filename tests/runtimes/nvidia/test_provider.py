@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 
-from tests.cli.processes import ENVIRONMENT, assert_one_line, run
-from tests.runtimes.nvidia import stand_in
+from tests.cli.processes import assert_one_line, run
+from tests.cuda.fake.fixture import FakeCuda
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import ENCODER
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not stand_in.can_build(), reason="no C compiler, or another ONNX Runtime"
-)
 # Start the bundle's sessions with each fault in turn; where its nodes are, or what was raised.
 START = """
 import json, os, sys
@@ -33,7 +27,7 @@ from txport.runtimes.ort import placement, sessions
 bundle = load_bundle(Path(sys.argv[1]))
 found = {}
 for name, faults in json.loads(sys.argv[2]).items():
-    for fault in ("CUDA_FULL", "CUDA_FAULT"):
+    for fault in ("FAKE_CUDA_FULL", "FAKE_CUDA_ERROR"):
         os.environ.pop(fault, None)
     os.environ.update(faults)
     try:
@@ -48,30 +42,16 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cuda")
-    stand_in.build(folder)
-    return folder
-
-
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    root = str(Path(__file__).parents[3])
-    return {**ENVIRONMENT, "PYTHONPATH": root, "LD_LIBRARY_PATH": str(folder), **more}
-
-
-def begin(path: Path, libraries: Path, faults: dict[str, dict[str, str]]) -> dict[str, dict[str, Any]]:
+def begin(fake_cuda: FakeCuda, path: Path, faults: dict[str, dict[str, str]]) -> dict[str, dict[str, Any]]:
     """What becomes of a bundle's sessions on CUDA, with each of some faults."""
-    command = [sys.executable, "-c", START, str(path), json.dumps(faults)]
-    done = subprocess.run(command, env=environment(libraries), capture_output=True, text=True, check=True)
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    found: dict[str, dict[str, Any]] = json.loads(fake_cuda.python("-c", START, str(path), json.dumps(faults)))
     return found
 
 
 @pytest.fixture(scope="module")
-def seen(libraries: Path, bundle: Bundle) -> dict[str, dict[str, Any]]:
-    faults = {"none": {}, "full": {"CUDA_FULL": "1"}, "old": {"CUDA_FAULT": "35"}, "gone": {"CUDA_FAULT": "100"}}
-    return begin(bundle.path, libraries, faults)
+def seen(fake_cuda: FakeCuda, bundle: Bundle) -> dict[str, dict[str, Any]]:
+    errors = {name: {"FAKE_CUDA_ERROR": number} for name, number in {"old": "35", "gone": "100"}.items()}
+    return begin(fake_cuda, bundle.path, {"none": {}, "full": {"FAKE_CUDA_FULL": "1"}, **errors})
 
 
 def test_cuda_takes_the_model_and_leaves_only_arithmetic_of_shapes(seen: dict[str, dict[str, Any]]) -> None:
@@ -91,7 +71,7 @@ def test_whoever_needs_every_node_there_is_told_which_are_not(seen: dict[str, di
     assert here["error"].count(" graph") <= 3
 
 
-def test_a_part_of_the_model_without_a_kernel_for_cuda_is_refused_by_name(libraries: Path, copied: Path) -> None:
+def test_a_part_of_the_model_without_a_kernel_for_cuda_is_refused_by_name(fake_cuda: FakeCuda, copied: Path) -> None:
     """ONNX Runtime would run it on the CPU, and copy its tensors there and back at each step."""
 
     def quantise(model: onnx.ModelProto) -> None:
@@ -108,7 +88,7 @@ def test_a_part_of_the_model_without_a_kernel_for_cuda_is_refused_by_name(librar
             model.graph.node.insert(place, node)
 
     edit_graph(copied, ENCODER, quantise)
-    error = begin(copied, libraries, {"none": {}})["none"]["error"]
+    error = begin(fake_cuda, copied, {"none": {}})["none"]["error"]
     assert error.startswith(
         "CUDAExecutionProvider does not take 'quantise' (DynamicQuantizeLinear) of the encoder graph"
     )
@@ -142,25 +122,22 @@ def test_its_errors_are_told_in_one_line(fault: str, line: str, seen: dict[str, 
     assert "\n" not in seen[fault]["error"]
 
 
-def test_too_old_a_driver_is_told_before_anything_starts(libraries: Path, bundle: Bundle) -> None:
-    done = run("run", bundle.path, "bad", "--provider", "cuda", env=environment(libraries, CUDA_DRIVER="12020"))
+def test_too_old_a_driver_is_told_before_anything_starts(fake_cuda: FakeCuda, bundle: Bundle) -> None:
+    done = run("run", bundle.path, "bad", "--provider", "cuda", env=fake_cuda.environment(FAKE_CUDA_DRIVER="12020"))
     line = "found the NVIDIA driver, which runs CUDA up to 12.2, needs CUDA 13, so driver 580 or newer; update it"
     assert_one_line(done, f"provider cuda can't run here: {line}", 3)
 
 
-def test_without_cudnn_nothing_is_half_run(libraries: Path, bundle: Bundle, tmp_path: Path) -> None:
+def test_without_cudnn_nothing_is_half_run(fake_cuda: FakeCuda, bundle: Bundle) -> None:
     """ONNX Runtime would start, and fail in the middle at the first node that needs it."""
-    for file in libraries.glob("lib*.so*"):
-        if "cudnn" not in file.name:
-            os.link(file, tmp_path / file.name)
-    done = run("run", bundle.path, "bad", "--provider", "cuda", env=environment(tmp_path))
+    done = run("run", bundle.path, "bad", "--provider", "cuda", env=fake_cuda.environment(fake_cuda.libraries.cuda))
     assert_one_line(done, "provider cuda can't run here: found no libcudnn.so.9, needs libcudnn.so.9 of cuDNN; pip", 3)
 
 
-def test_doctor_shows_the_gpu(libraries: Path) -> None:
-    done = run("doctor", env=environment(libraries))
+def test_doctor_shows_the_gpu(fake_cuda: FakeCuda) -> None:
+    done = run("doctor", env=fake_cuda.environment())
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Stand-in (compute capability 8.0), 17179.9 MB" in done.stdout
-    assert f"9.10.2 {libraries}/libcudnn.so.9" in done.stdout
+    assert "a device that computes nothing (compute capability 8.0), 17179.9 MB" in done.stdout
+    assert f"9.14.0 {fake_cuda.libraries.with_cudnn}/libcudnn.so.9" in done.stdout
     assert "nothing that CUDA needs is missing" in done.stdout
     assert re.search(r"CUDAExecutionProvider +starts", done.stdout)

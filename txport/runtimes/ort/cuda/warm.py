@@ -1,0 +1,57 @@
+"""Which shapes the steps of batches of some sizes have, so that all are captured before a batch asks for them.
+
+Letters: B sources, K rows of each, S source length, M capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
+
+from txport.models.audio.facts import Features
+from txport.models.facts import Facts
+from txport.runtimes.base import Sizes
+from txport.runtimes.ort.cuda.workspace import batch_bucket, buckets, capacity_bucket, source_bucket
+
+
+class Shape(NamedTuple):
+    """What a `CudaState` has of these names."""
+
+    batch: int
+    width: int
+    capacity: int
+    places: int
+    rows_side: int
+    source_side: int
+
+
+def shapes(facts: Facts, sizes: Sizes) -> Iterator[Shape]:
+    """All that batches of these sizes may have, the largest first: no slab is replaced by a larger one.
+
+    Rows change their slab whenever they move, into a smaller batch, a larger capacity or among beams; sources when they
+    move into a smaller batch, or beside longer ones.
+    """
+    batches = buckets(sizes.sources, batch_bucket)
+    capacities, places = _capacities(facts, sizes.length), _places(facts, sizes.source_lengths)
+    has_source, leaves = facts.task == "seq2seq", len(batches) > 1
+    rows_move = leaves or sizes.rows > 1 or len(capacities) > 1
+    sides = (0, 1) if rows_move else (0,), (0, 1) if has_source and (leaves or len(places) > 1) else (0,)
+    for batch, capacity, length in product(batches, capacities, places):
+        yield from (Shape(batch, sizes.rows, capacity, length, *both) for both in product(*sides))
+
+
+def _capacities(facts: Facts, length: int) -> list[int]:
+    """Of rows that grow to a length from any before it."""
+    longest = facts.writes.longest
+    return buckets(min(length, longest), lambda size: capacity_bucket(size, longest))
+
+
+def _places(facts: Facts, lengths: tuple[int, ...]) -> list[int]:
+    """Of sources; none of a causal model."""
+    if facts.task != "seq2seq":
+        return [0]
+    if isinstance(facts.reads, Features):
+        return [facts.reads.longest]
+    longest = facts.reads.longest
+    return sorted({source_bucket(size, longest) for size in lengths}, reverse=True)
