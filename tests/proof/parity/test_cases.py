@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fakes import TableRuntime, TableState
 from tests.tiny import tiny_facts
 from txport import bench
 from txport.models.architectures import gpt2, llama
 from txport.models.facts import Facts
 from txport.proof.parity.cases import BEYOND, LONG, Case, Draw, _long_prompts, draw_cases, lightest, not_reached
+from txport.proof.parity.tokens import search_all, search_together
 from txport.proof.verify.golden import DRAWN, LEAST, Size, _lengths
+from txport.runtimes.base import Ints
 
 PAD, START, END = 0, 1, 2
 
@@ -121,3 +124,26 @@ def test_goldens_go_beyond_windows_where_that_can_be_waited_for() -> None:
     assert _lengths(windowed(128, 4096, longest=4096), usual) == (*DRAWN, 133)
     assert _lengths(windowed(4, longest=64), usual) == DRAWN  # which are longer already
     assert _lengths(windowed(512, longest=600), usual) == DRAWN  # no prompt may be so long
+
+
+class Shapes(TableRuntime):
+    """The places of each batch of sources that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda source, prefix: np.cos(np.arange(9) * (1.0 + sum(source) + 3 * sum(prefix))))
+        self.seen: list[tuple[int, int]] = []
+
+    def start(self, source: Ints, source_lengths: Ints, *, max_length: int) -> TableState:
+        self.seen.append(source.shape)
+        return super().start(source, source_lengths, max_length=max_length)
+
+
+def test_short_sources_are_searched_from_together_and_none_is_as_long_as_a_long_one() -> None:
+    facts = tiny_facts(max_length=400)
+    draw = Draw(facts, np.random.default_rng(0))
+    lengths = {"a": (3, 5), "long": (400, 2), "b": (96,), "other": (97,), "none": (4,)}
+    cases = [Case(name, draw.sources(*each), (), search_tokens=7 * (name != "none")) for name, each in lengths.items()]
+    runtime = Shapes()
+    together = search_together(cases, runtime, facts)
+    assert sorted(set(runtime.seen)) == [(1, 97), (2, 400), (3, 96)]
+    assert together == {case.name: search_all(case, Shapes(), facts) for case in cases}

@@ -28,6 +28,7 @@ Array = NDArray[Any]
 
 BEAMS = 4
 SEARCHES = {"greedy": 1, f"beam {BEAMS}": BEAMS}  # name -> beams
+LONG_SOURCE = 96  # tokens, beyond which a source is not searched from together with shorter ones
 LAST_BIT = float(np.finfo(np.float32).eps)
 NOISY_RUNS = 16
 TINY = 1e-30
@@ -82,10 +83,11 @@ def search_together(
 ) -> dict[str, dict[str, list[Found]]]:
     """As `search_all` for several cases at once, on a runtime in float64, which gives no row anything of the others.
 
-    Features, which are large, are searched case by case.
+    Features and long sources are searched case by case: all rows are as long as the longest of them.
     """
     together: dict[str, dict[str, list[Found]]] = {case.name: {} for case in cases}
-    alike = {case.name: case.search_tokens if most_rows(facts) == MANY else case.name for case in cases}
+    apart = {case.name for case in cases if most_rows(facts) < MANY or max(map(len, case.sources)) > LONG_SOURCE}
+    alike = {case.name: case.name if case.name in apart else case.search_tokens for case in cases}
     for kind in dict.fromkeys(alike[case.name] for case in cases if case.search_tokens):
         chosen = [case for case in cases if alike[case.name] == kind]
         every = replace(chosen[0], sources=[source for case in chosen for source in case.sources])
