@@ -20,7 +20,7 @@ from txport.bundles.graphs import read_model
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import ENCODER, STEP
 from txport.bundles.reading import read_manifest
-from txport.errors import BundleError
+from txport.errors import BundleError, UnsupportedError
 from txport.exporters.export import export_graphs
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.weights.streamed import emptied
@@ -98,6 +98,13 @@ def test_a_matrix_whose_rows_kernels_do_not_take_stays_in_16_bits(make: Make, tm
     assert types(bundle, STEP)["projection.weight"] == "float16"
     assert QUERY in bundle.manifest.forms
     assert "projection.weight" not in bundle.manifest.forms
+
+
+@pytest.mark.parametrize("precision", BITS)
+def test_a_model_that_has_no_such_matrix_is_refused(make: Make, tmp_path: Path, precision: str) -> None:
+    told = f"{precision} on cuda needs matrices of whole blocks of 16 inputs and 8 outputs, and this model has none; "
+    with pytest.raises(UnsupportedError, match=told):
+        exported(make(d_model=24, heads=3, feed_forward=24), tmp_path / "out", precision)
 
 
 @pytest.mark.parametrize("precision", BITS)

@@ -16,6 +16,7 @@ from txport.exporters.fused.rewrite import Matrix, Quantising, in_blocks, looked
 
 ALIGNED = 8  # rows that the kernels take at a time; of other counts, the whole matrix is unpacked in each step
 SIZES = {8: BLOCKS, 4: (32, 16)}  # of blocks, the first that fits; in 4 bits, few share a scale
+LEAST_BLOCK = min(BLOCKS)
 BITS = {"int8": 8, "int4": 4}
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from txport.bundles.manifest import Manifest, is_quantised
-from txport.exporters.cuda.quantize import choose_forms
+from txport.errors import UnsupportedError
+from txport.exporters.cuda.quantize import ALIGNED, LEAST_BLOCK, choose_forms
 from txport.exporters.fused.rewrite import Matrices, tables_of
 from txport.exporters.fused.write import write_graphs
 from txport.exporters.targets import TARGETS, Job
@@ -31,6 +32,9 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> Manifest:
     forms = None
     if is_quantised(manifest.target, manifest.precision):
         forms = choose_forms(models, manifest.precision, tables_of(source))
+        if not forms:
+            need = f"{manifest.precision} on cuda needs matrices of whole blocks of {LEAST_BLOCK} inputs"
+            raise UnsupportedError(f"{need} and {ALIGNED} outputs, and this model has none; export --precision fp16")
     for role, job in jobs.items():
         target.finish(models[role], job, forms)
     return write_graphs(models, jobs, manifest, folder)
