@@ -120,7 +120,8 @@ def require_target(name: str, target: str) -> None:
         able = (other for other, entry in RUNTIMES.items() if target in entry.targets and not entry.computes)
         others = ", ".join(able)
         own = "".join(f", and {name} runs what `export --target {each}` makes" for each in RUNTIMES[name].targets[:1])
-        raise UnsupportedError(f"the {name} runtime can't run a bundle for the {target}; {others} can{own}")
+        what = "folders that others exported" if target == FOREIGN else f"bundles of the {target} target"
+        raise UnsupportedError(f"the {name} runtime can't run {what}; {others} can{own}")
 
 
 def home(target: str) -> tuple[str, str]:
