@@ -10,7 +10,18 @@ from tests.tiny import tiny_facts
 from txport import bench
 from txport.models.architectures import gpt2, llama
 from txport.models.facts import Facts
-from txport.proof.parity.cases import BEYOND, LONG, Case, Draw, _long_prompts, draw_cases, lightest, not_reached
+from txport.proof.parity.cases import (
+    BEYOND,
+    FEW_SOURCES,
+    LONG,
+    Case,
+    Draw,
+    _long_prompts,
+    draw_cases,
+    lighten,
+    lightest,
+    not_reached,
+)
 from txport.proof.verify.golden import DRAWN, LEAST, Size, _lengths
 
 PAD, START, END = 0, 1, 2
@@ -121,3 +132,15 @@ def test_goldens_go_beyond_windows_where_that_can_be_waited_for() -> None:
     assert _lengths(windowed(128, 4096, longest=4096), usual) == (*DRAWN, 133)
     assert _lengths(windowed(4, longest=64), usual) == DRAWN  # which are longer already
     assert _lengths(windowed(512, longest=600), usual) == DRAWN  # no prompt may be so long
+
+
+def test_a_large_model_is_tried_by_few_sources_of_features_and_says_so() -> None:
+    """All have one length; two tell whether rows mix."""
+    features = [np.zeros((4, 8), np.float32)] * 4
+    targets = ((5,), (6, 7), (8,), (9,))
+    cases = [Case("one row", features[:1], (1,), targets[:1]), Case("padded rows", features, (1,), targets)]
+    lighter, left_out = lighten(cases)
+    assert [(len(case.sources), len(case.targets)) for case in lighter] == [(1, 1), (FEW_SOURCES, FEW_SOURCES)]
+    assert f"batches of more than {FEW_SOURCES} sources of features" in left_out
+    tokens = [Case("padded rows", [[1, 2]] * 4, (1,), targets)]
+    assert len(lighten(tokens)[0][0].sources) == 4

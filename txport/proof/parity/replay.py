@@ -263,7 +263,7 @@ def _steps(
     sizes: Sequence[float],
     before: int,
 ) -> Iterator[Call]:
-    """Tokens one by one over random caches that end at each of `steps`, `before` tokens further, in rows of any lengths.
+    """Tokens one by one over random caches that end at each of `steps`, `before` tokens further, rows of any length.
 
     What the caches hold is about as large as what the model itself puts there: `sizes`. The first row always has the
     longest past; one beam a source in turn with two.
