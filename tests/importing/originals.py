@@ -172,7 +172,7 @@ class Divided(nn.Module):
         return found
 
 
-class Single(Gpt):
+class Float32Only(Gpt):
     def forward(self, ids: Tensor) -> Tensor:
         assert self.tok.weight.dtype == torch.float32
         return super().forward(ids)
@@ -263,9 +263,9 @@ def divided() -> nn.Module:
     return seeded(module)
 
 
-def single() -> nn.Module:
+def float32_only() -> nn.Module:
     torch.manual_seed(13)
-    return seeded(Single(lambda linear: Fused(linear, by_head=True), nn.Linear))
+    return seeded(Float32Only(lambda linear: Fused(linear, by_head=True), nn.Linear))
 
 
 def tied() -> nn.Module:

@@ -106,7 +106,7 @@ RIGHT: dict[str, tuple[Values, Rules]] = {
     "by_head": (GPT, [split(r"\.attn\.qkv\.", *ROLES, more=f", groups = {HEADS}"), *NAMES]),
     "whole": (GPT, [*IN_PROJ, *NAMES]),
     "divided": (GPT, NAMES),
-    "single": (GPT, [split(r"\.attn\.qkv\.", *ROLES, more=f", groups = {HEADS}"), *NAMES]),
+    "float32_only": (GPT, [split(r"\.attn\.qkv\.", *ROLES, more=f", groups = {HEADS}"), *NAMES]),
     "functional": (GPT, NAMES),
     "flat": (GPT, NAMES),
     "trying": (GPT, ["drop = '.*fast'", *NAMES]),
@@ -155,8 +155,8 @@ def test_a_right_import_computes_what_its_original_does(name: str, tmp_path: Pat
     found = against(tmp_path, name, *RIGHT[name])
     assert found.passed, list(found.lines())
     (logits,) = found.outputs
-    assert logits.error < (1e-5 if name == "single" else 1e-7) * logits.largest  # some tables are in fp32
-    assert (logits.alike, found.dtype) == (logits.places, "float32" if name == "single" else "float64")
+    assert logits.error < (1e-5 if name == "float32_only" else 1e-7) * logits.largest  # some tables are in fp32
+    assert (logits.alike, found.dtype) == (logits.places, "float32" if name == "float32_only" else "float64")
 
 
 def test_which_rows_of_a_file_a_matrix_is() -> None:
@@ -536,7 +536,7 @@ FAULTS: dict[str, Fault] = {
         "in the original, gelu in place of relu",
     ),
     "cut without heads, in float32": (
-        "single",
+        "float32_only",
         GPT,
         [FUSED, *NAMES],
         ATTENTION,

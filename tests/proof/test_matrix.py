@@ -61,7 +61,7 @@ def test_a_sound_matrix_has_every_bundle_on_every_runtime(sound: tuple[Matrix, P
             assert "was built without CoreMLExecutionProvider; install a wheel that has it" in cell.why
         elif target != "portable" and (runtime, provider) != runtimes.home(target):
             assert cell.verdict == NOT_AVAILABLE
-            assert cell.why.startswith(f"the {runtime} runtime can't run a bundle of the {target} target; ort can, and")
+            assert cell.why.startswith(f"the {runtime} runtime can't run bundles of the {target} target; ort can, and")
         else:
             assert cell.verdict in (PASS, NEAR_TIE)
             assert cell.why == ""

@@ -406,7 +406,7 @@ def test_what_runs_it_is_said(toy: Made) -> None:
         runtimes.load("cuda-stand-in", bundle, provider="cuda")
     with pytest.raises(UnsupportedError, match="user_compute_stream is for the ort runtime on cuda"):
         runtimes.load("cuda-stand-in", bundle, user_compute_stream=1)
-    with pytest.raises(UnsupportedError, match="the reference runtime can't run a bundle of the cuda target; ort can"):
+    with pytest.raises(UnsupportedError, match="the reference runtime can't run bundles of the cuda target; ort can"):
         runtimes.load("reference", bundle)
 
 

@@ -290,7 +290,7 @@ def test_a_bundle_of_another_target_is_refused(engine: str, checkpoint: Path, tm
     made = bundle_of(load_checkpoint(str(checkpoint)), tmp_path / "cpu", "cpu")
     with pytest.raises(UnsupportedError) as caught:
         runtimes.load(engine, made)
-    wanted = f"the {engine} runtime can't run a bundle of the cpu target; ort can, and {engine} runs what"
+    wanted = f"the {engine} runtime can't run bundles of the cpu target; ort can, and {engine} runs what"
     assert str(caught.value) == f"{wanted} `export --target portable` makes"
 
 

@@ -11,6 +11,7 @@ from txport import runtimes
 from txport.bundles.bundle import Bundle, seal
 from txport.errors import ConfigError, ParityError, UnsupportedError
 from txport.exporters import export as exporter
+from txport.models.audio.facts import Features
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Task
 from txport.models.names import GOLDEN
@@ -59,8 +60,10 @@ def prove(bundle: Bundle, checkpoint: Checkpoint, *, seed: int = 0, cases: int =
 def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
     tokenizer = load_tokenizer(bundle.path, checkpoint.facts)
     real = [tokenizer.encode(text) for text in bundle.samples[: golden.REAL]]
-    longest = golden.SHORT if is_large(checkpoint) else golden.LONGEST
-    size = golden.LEAST if is_huge(checkpoint) else golden.Size(longest)
+    size = golden.Size(golden.SHORT if is_large(checkpoint) else golden.LONGEST)
+    if is_large(checkpoint) and isinstance(checkpoint.facts.reads, Features):  # long, and all of one length
+        size = golden.Size(golden.SHORT, golden.LEAST.drawn)
+    size = golden.LEAST if is_huge(checkpoint) else size
     tolerance = tolerance_of(bundle.manifest.arithmetic)
     RECORDERS[checkpoint.facts.task](bundle, exact_of(bundle, checkpoint), tolerance, real, size)
 

@@ -126,7 +126,8 @@ def require_target(name: str, target: str, provider: str) -> None:
         able = (other for other, entry in RUNTIMES.items() if target in entry.targets and not entry.computes)
         others = ", ".join(able)
         own = "".join(f", and {name} runs what `export --target {each}` makes" for each in RUNTIMES[name].targets[:1])
-        raise UnsupportedError(f"the {name} runtime can't run a bundle of the {target} target; {others} can{own}")
+        what = "folders that others exported" if target == FOREIGN else f"bundles of the {target} target"
+        raise UnsupportedError(f"the {name} runtime can't run {what}; {others} can{own}")
     if name == "ort" and target in ONLY_ON and provider.lower() not in (target, PROVIDERS[target].lower()):
         what = f"a bundle of the {target} target runs on provider {target}, got provider {quoted(provider)}"
         raise UnsupportedError(f"{what}; {ONLY_ON[target]}")

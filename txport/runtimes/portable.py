@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Engine(Protocol[T]):
-    """What runs single graphs; `T` is its tensor, which may live on a device."""
+    """What runs graphs one by one; `T` is its tensor, which may live on a device."""
 
     def ports(self, role: str) -> GraphPorts:
         """See `GraphRuntime.ports`."""

@@ -226,14 +226,14 @@ def _problems(options: SearchOptions) -> Iterable[str]:
         yield "beam_groups find the same without a diversity_penalty; give one above 0"
     if not options.scores and options.length_penalty != 1:
         yield "length_penalty is for scores; there are to be none"
-    forbidden = {"suppress_tokens": options.suppress_tokens, "bad_words_ids": _single(options.bad_words_ids)}
+    forbidden = {"suppress_tokens": options.suppress_tokens, "bad_words_ids": _alone(options.bad_words_ids)}
     for name, tokens in forbidden.items():
         for forced in ("forced_bos_token_id", "forced_eos_token_id"):
             if (token := getattr(options, forced)) in tokens:
                 yield f"{name} must not forbid what {forced} says; got {token}"
 
 
-def _single(sequences: Sequence[Sequence[int]]) -> list[int]:
+def _alone(sequences: Sequence[Sequence[int]]) -> list[int]:
     """The tokens that are a sequence by themselves."""
     return [words[0] for words in sequences if len(words) == 1]
 

@@ -11,7 +11,18 @@ from tests.tiny import tiny_facts
 from txport import bench
 from txport.models.architectures import gpt2, llama
 from txport.models.facts import Facts
-from txport.proof.parity.cases import BEYOND, LONG, Case, Draw, _long_prompts, draw_cases, lightest, not_reached
+from txport.proof.parity.cases import (
+    BEYOND,
+    FEW_SOURCES,
+    LONG,
+    Case,
+    Draw,
+    _long_prompts,
+    draw_cases,
+    lighten,
+    lightest,
+    not_reached,
+)
 from txport.proof.parity.tokens import search_all, search_together
 from txport.proof.verify.golden import DRAWN, LEAST, Size, _lengths
 from txport.runtimes.base import Ints
@@ -147,3 +158,15 @@ def test_short_sources_are_searched_from_together_and_none_is_as_long_as_a_long_
     together = search_together(cases, runtime, facts)
     assert sorted(set(runtime.seen)) == [(1, 97), (2, 400), (3, 96)]
     assert together == {case.name: search_all(case, Shapes(), facts) for case in cases}
+
+
+def test_a_large_model_is_tried_by_few_sources_of_features_and_says_so() -> None:
+    """All have one length; two tell whether rows mix."""
+    features = [np.zeros((4, 8), np.float32)] * 4
+    targets = ((5,), (6, 7), (8,), (9,))
+    cases = [Case("one row", features[:1], (1,), targets[:1]), Case("padded rows", features, (1,), targets)]
+    lighter, left_out = lighten(cases)
+    assert [(len(case.sources), len(case.targets)) for case in lighter] == [(1, 1), (FEW_SOURCES, FEW_SOURCES)]
+    assert f"batches of more than {FEW_SOURCES} sources of features" in left_out
+    tokens = [Case("padded rows", [[1, 2]] * 4, (1,), targets)]
+    assert len(lighten(tokens)[0][0].sources) == 4

@@ -35,7 +35,7 @@ from txport.proof.parity.check import check
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.forced import compare_forced
 from txport.proof.parity.measures import FORCED, GRAPH, WEIGHTS, WHOLE, compare
-from txport.proof.parity.noise import Noisy
+from txport.proof.parity.noise import Noisy, Remembering
 from txport.proof.parity.tokens import BEAMS, NOISY_RUNS, compare_search, near_tie, score_of, search_all
 from txport.proof.parity.tolerances import Tolerance, tolerance_of
 from txport.proof.reports.render import rows
@@ -498,6 +498,27 @@ def moving(exact: Exact, source: list[int], targets: list[list[int]], by: float,
     """One by which a logit of these targets may move by so much."""
     share = by / max(float(np.abs(each).max()) for each in exact.logits([source] * len(targets), targets))
     return replace(tolerance_of(precision), own=0.0, noise=share, largest=share)
+
+
+def test_sources_are_encoded_once_for_searches_that_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, encoded = tiny_model(tiny_config()).eval(), list[int]()
+    plain = TorchRuntime.start
+
+    def start(self: TorchRuntime, source: Any, lengths: Any, *, max_length: int) -> Any:
+        encoded.append(len(source))
+        return plain(self, source, lengths, max_length=max_length)
+
+    one, two = [7, 8, 9, 2], [5, 2]
+    searches = [([one, one, two], 1), ([two, one], 3), ([one], 1)]
+    wanted = [generate(TorchRuntime(model), sources, model.facts, SearchOptions(beams=beams, max_new_tokens=6))
+              for sources, beams in searches]  # fmt: skip
+    monkeypatch.setattr(TorchRuntime, "start", start)
+    runtime = Remembering(TorchRuntime(model))
+    for (sources, beams), expected in zip(searches, wanted, strict=True):
+        options = SearchOptions(beams=beams, max_new_tokens=6)
+        for _ in range(2):
+            assert generate(runtime, sources, model.facts, options) == expected
+    assert encoded == [2, 2, 1]
 
 
 def test_a_beam_that_was_dropped_at_a_tie_is_found_by_shaking() -> None:

@@ -111,11 +111,11 @@ def _described(values: Values, graphs: Mapping[str, File]) -> tuple[Facts, dict[
     """The facts of a model, and its graphs, each held against its contract."""
     if ENCODER in graphs:
         return _seq2seq(values, graphs)
-    single = graphs.get(MODEL)
-    if single is None or single.has_past or facts.is_of(values.classes, facts.CAUSAL):
-        decoder = {DECODER: single} if single is not None else dict(graphs)
+    alone = graphs.get(MODEL)
+    if alone is None or alone.has_past or facts.is_of(values.classes, facts.CAUSAL):
+        decoder = {DECODER: alone} if alone is not None else dict(graphs)
         return _causal(values, decoder)
-    return _encoder(values, single)
+    return _encoder(values, alone)
 
 
 def _seq2seq(values: Values, graphs: Mapping[str, File]) -> tuple[Facts, dict[str, Graph]]:
@@ -143,16 +143,16 @@ def _causal(values: Values, graphs: Mapping[str, File]) -> tuple[Facts, dict[str
     return facts.causal_facts(values, sizes[HIDDEN], sizes[VOCABULARY], _state(read)), read
 
 
-def _encoder(values: Values, single: File) -> tuple[Facts, dict[str, Graph]]:
-    sizes = _sizes(values, {MODEL: single})
-    model = facts.encoder_facts(values, single.outputs, sizes[HIDDEN], sizes[VOCABULARY])
+def _encoder(values: Values, file: File) -> tuple[Facts, dict[str, Graph]]:
+    sizes = _sizes(values, {MODEL: file})
+    model = facts.encoder_facts(values, file.outputs, sizes[HIDDEN], sizes[VOCABULARY])
     sizes[LABELS] = facts.labels_size(values, sizes[VOCABULARY])
-    names = {port.name for port in single.outputs}
+    names = {port.name for port in file.outputs}
     if LOGITS in names:
         contract = contracts.OF_TOKENS if model.outputs[0].is_of_tokens else contracts.OF_TEXTS
     else:
         contract = contracts.SENTENCES if contracts.TOKEN_EMBEDDINGS in names else contracts.VECTORS
-    return model, _held(values, {MODEL: single}, {MODEL: contract}, sizes)
+    return model, _held(values, {MODEL: file}, {MODEL: contract}, sizes)
 
 
 def _sizes(values: Values, graphs: Mapping[str, File]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from txport.exporters.forms import FORMS
-from txport.exporters.fused.operators import bias_of, cap_of, gelu, scale_of, single
+from txport.exporters.fused.operators import bias_of, cap_of, float32, gelu, scale_of
 from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.models.ops import padding_mask
@@ -111,14 +111,14 @@ def kind_of_part(part: Attention) -> Kind:
     """What `GROUPED` must do for an attention."""
     cap = cap_of(part)
     size = 0 if part.window is None else part.window.size
-    return Kind(GROUPED, size, 0.0 if cap is None else single(cap.limit), part.rotary is not None)
+    return Kind(GROUPED, size, 0.0 if cap is None else float32(cap.limit), part.rotary is not None)
 
 
 def kind_of_node(node: ir.Node) -> Kind:
     """What a node does."""
     said = node.attributes
     window, cap = said.get_int("local_window_size", 0), said.get_float("softcap", 0.0)
-    return Kind(node.op_type, max(window, 0), single(cap), said.get_int("do_rotary", 0) == 1)
+    return Kind(node.op_type, max(window, 0), float32(cap), said.get_int("do_rotary", 0) == 1)
 
 
 def written(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:

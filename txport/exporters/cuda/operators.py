@@ -21,7 +21,7 @@ from txport.exporters.cuda.places import PLACE_FORMS
 from txport.exporters.cuda.products import matmul
 from txport.exporters.forms import FORMS
 from txport.exporters.forms.common import cast, code_of, require
-from txport.exporters.fused.operators import bias_of, cap_of, gelu, scale_of, single
+from txport.exporters.fused.operators import bias_of, cap_of, float32, gelu, scale_of
 from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.symbols import Form, Symbol, Tracer
 from txport.exporters.trace import SIZES
@@ -121,14 +121,14 @@ def kind_of_part(part: Attention, *, causal: bool = False) -> Kind:
     """What the operator must do for an attention."""
     cap = cap_of(part)
     adds = part.window is not None or part.uses_distances
-    return Kind(ATTENTION, causal, adds, 0.0 if cap is None else single(cap.limit))
+    return Kind(ATTENTION, causal, adds, 0.0 if cap is None else float32(cap.limit))
 
 
 def kind_of_node(node: ir.Node) -> Kind:
     """What a node does."""
     said = node.attributes
     masked = len(node.inputs) > 3 and node.inputs[3] is not None
-    return Kind(node.op_type, said.get_int("is_causal", 0) == 1, masked, single(said.get_float("softcap", 0.0)))
+    return Kind(node.op_type, said.get_int("is_causal", 0) == 1, masked, float32(said.get_float("softcap", 0.0)))
 
 
 def _attention(

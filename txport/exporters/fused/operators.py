@@ -28,7 +28,7 @@ def scale_of(part: Attention) -> dict[str, float]:
     return {} if scale == part.head_size**-0.5 else {"scale": scale}
 
 
-def single(value: float) -> float:
+def float32(value: float) -> float:
     """As an attribute holds it."""
     return float(np.float32(value))
 

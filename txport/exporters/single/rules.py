@@ -47,8 +47,8 @@ class Rules:
     @property
     def never(self) -> tuple[int, ...]:
         """The tokens that no target has."""
-        single = (words[0] for words in self.bad_words_ids if len(words) == 1)
-        return tuple(sorted({*self.suppress_tokens, *single}))
+        alone = (words[0] for words in self.bad_words_ids if len(words) == 1)
+        return tuple(sorted({*self.suppress_tokens, *alone}))
 
     @property
     def looks_back(self) -> bool:

@@ -36,8 +36,8 @@ class Narrow(TorchFunctionMode):
 def is_rounded(values: Tensor) -> bool:
     """Whether numbers were rounded to float32: all are exact in it, and some are neither whole nor of few digits."""
     values = values[torch.isfinite(values)].double()
-    is_single = torch.equal(values.float().double(), values)
-    return is_single and not bool(((values.bfloat16().double() == values) | (values == values.round())).all())
+    is_float32 = torch.equal(values.float().double(), values)
+    return is_float32 and not bool(((values.bfloat16().double() == values) | (values == values.round())).all())
 
 
 def rounded_tables(module: nn.Module, known: set[str]) -> Iterator[str]:

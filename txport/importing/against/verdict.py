@@ -162,10 +162,10 @@ def compare(model: Model, made: Plan, original: Original) -> Verdict:
     Both models are then in the type in which they were compared.
     """
     batches = list(draw_batches(model.facts, padded=original.masks))
-    single = original.widen(batches[0])
+    widened = original.widen(batches[0])
     model = _like(model, original)
     origins = Origins(model, made, original)
-    rounding = Rounding(tuple(_tables(model, original, origins)), tuple(single))
+    rounding = Rounding(tuple(_tables(model, original, origins)), tuple(widened))
     runs = [run_freely(model, original, origins, given) for given in batches]
     long, why = _long_run(model, original, origins)
     runs += long
@@ -178,8 +178,8 @@ def compare(model: Model, made: Plan, original: Original) -> Verdict:
     left = [f"not {what}" for what, size in changes_at(model).items() if size >= tokens]
     dtype = str(original.dtype).removeprefix("torch.")
     missing = tuple(name for name in runs[0].ours if name not in runs[0].theirs)
-    single_parts = () if is_close or parting is not None else rounding.names
-    return Verdict(original.name, dtype, outputs, parting, tokens, (*left, *why), missing, single_parts)
+    rounded = () if is_close or parting is not None else rounding.names
+    return Verdict(original.name, dtype, outputs, parting, tokens, (*left, *why), missing, rounded)
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,12 @@ def sinusoids(length: int, size: int, layout: Layout = "interleaved") -> Tensor:
 
 def _of_fairseq(length: int, size: int) -> NDArray[np.float32]:
     """Frequencies and angles are rounded to fp32, as they were in training."""
-    half, single = size // 2, np.float32
-    fall = single(-math.log(10000.0) / (half - 1))
-    frequencies = [single(math.exp(single(pair) * fall)) for pair in range(half)]
-    rows = ([single(place) * each for each in frequencies] for place in range(length))
+    half, float32 = size // 2, np.float32
+    fall = float32(-math.log(10000.0) / (half - 1))
+    frequencies = [float32(math.exp(float32(pair) * fall)) for pair in range(half)]
+    rows = ([float32(place) * each for each in frequencies] for place in range(length))
     table = [[wave(angle) for wave in WAVES for angle in angles] for angles in rows]
-    return np.array(table, single).reshape(length, size)
+    return np.array(table, float32).reshape(length, size)
 
 
 def constant_table(shape: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:
@@ -140,9 +140,9 @@ def bucket_table(buckets: int, farthest: int, longest: int, *, both_ways: bool) 
         far = np.abs(distances)
     else:
         far = np.maximum(-distances, 0)
-    own, single = buckets // 2, np.float32
-    logarithms = np.log((np.maximum(far, 1) / own).astype(single).astype(np.float64)).astype(single)
-    ratio = logarithms / single(math.log(farthest / own)) * single(buckets - own)
+    own, float32 = buckets // 2, np.float32
+    logarithms = np.log((np.maximum(far, 1) / own).astype(float32).astype(np.float64)).astype(float32)
+    ratio = logarithms / float32(math.log(farthest / own)) * float32(buckets - own)
     shared = np.minimum(own + ratio.astype(np.int64), buckets - 1)
     return torch.from_numpy(base + np.where(far < own, far, shared))
 

@@ -20,6 +20,7 @@ Rules = Mapping[str, Any]  # options that are built into a graph
 NO_RULES: Rules = MappingProxyType({})
 
 FEW_TOKENS, FEWEST_TOKENS = 12, 2  # that are searched for by a large model, and by a huge one
+FEW_SOURCES = 2  # of features, by which a large model is tried: all have one length, and two show whether rows mix
 SEARCHED = ("one row", "every row padded", "real")  # cases of a large model in which targets are searched for
 DROPPED = "most padding"  # a case that a large model is spared: padding is tried by others, long prompts too
 BRIEF = 512  # places of a batch: of a large model, and of PyTorch's own error, longer ones have no whole runs
@@ -211,10 +212,14 @@ def lighten(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     left_out = [f"search beyond {FEW_TOKENS} tokens, and in the cases {', '.join(unsearched)}"]
     left_out += [f"whole targets in the cases {', '.join(silent)}"] if silent else []
     left_out += [f"the case {case.name}" for case in cases if case.name == DROPPED]
+    if any(isinstance(case.sources[0], np.ndarray) and len(case.sources) > FEW_SOURCES for case in cases):
+        left_out.append(f"batches of more than {FEW_SOURCES} sources of features")
     return lighter, left_out
 
 
 def _lightened(case: Case) -> Case:
+    if isinstance(case.sources[0], np.ndarray):
+        case = replace(case, sources=case.sources[:FEW_SOURCES], targets=case.targets[:FEW_SOURCES])
     if case.places > BRIEF:
         return replace(case, targets=(), search_tokens=0)
     return replace(case, search_tokens=FEW_TOKENS if case.name in SEARCHED or not case.targets else 0)

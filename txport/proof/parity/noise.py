@@ -8,27 +8,45 @@ from txport.proof.masks import bound_of, cut_off
 from txport.runtimes.base import Inputs, Ints, Runtime, Scores, State, scores
 
 
-class Noisy:
-    """A runtime, PyTorch first of all, whose logits are moved at random, each by no more than a share of the largest.
+class Remembering:
+    """A runtime that encodes sources once, as long as it is asked for the same ones: no step changes a state."""
 
-    It is asked again and again for the same sources: each is encoded once and kept, since no step changes a state.
-    """
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._sources: object = None
+        self._started: State = None
+
+    def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> State:
+        """See `Runtime.start`; rows that are equal are computed once."""
+        rows = [one.tobytes() + length.tobytes() for one, length in zip(source, source_lengths, strict=True)]
+        firsts = {row: number for number, row in reversed(list(enumerate(rows)))}
+        kept = sorted(firsts.values())
+        if (sources := (source.shape[1:], *(rows[number] for number in kept))) != self._sources:
+            self._started = self._runtime.start(source[kept], source_lengths[kept], max_length=max_length)
+            self._sources = sources
+        return self._runtime.select(self._started, np.searchsorted(kept, [firsts[row] for row in rows]))
+
+    def step(
+        self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True, align: bool = False
+    ) -> tuple[Scores, State]:
+        """See `Runtime.step`."""
+        return self._runtime.step(tokens, state, top=top, normalise=normalise, align=align)
+
+    def select(self, state: State, rows: Ints) -> State:
+        """See `Runtime.select`."""
+        return self._runtime.select(state, rows)
+
+
+class Noisy:
+    """A runtime, PyTorch first, whose logits are moved at random, each by no more than a share of the largest."""
 
     def __init__(self, runtime: Runtime, share: float, seed: int) -> None:
         self._runtime, self._share = runtime, share
         self._rng = np.random.default_rng(seed)
-        self._started: dict[bytes, State] = {}
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> State:
         """See `Runtime.start`."""
-        rows = [one.tobytes() + length.tobytes() for one, length in zip(source, source_lengths, strict=True)]
-        firsts = {row: number for number, row in reversed(list(enumerate(rows)))}
-        kept = sorted(firsts.values())
-        together = b"".join(rows[number] for number in kept)
-        if together not in self._started:
-            state = self._runtime.start(source[kept], source_lengths[kept], max_length=max_length)
-            self._started[together] = state
-        return self._runtime.select(self._started[together], np.searchsorted(kept, [firsts[row] for row in rows]))
+        return self._runtime.start(source, source_lengths, max_length=max_length)
 
     def step(
         self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True, align: bool = False

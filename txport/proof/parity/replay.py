@@ -226,7 +226,7 @@ def replay_portable_encode(reference: Reference, case: Case, rng: np.random.Gene
 
 
 def replay_cpu(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The encoder, then single tokens over random caches that end at each of `steps`, rows of unequal lengths."""
+    """The encoder, then tokens one by one over random caches that end at each of `steps`, rows of unequal lengths."""
     given, lengths = batch(case.sources, reference.facts, case.padding)
     source_lengths = lengths.astype(np.int32)
     encoded = reference.call(ENCODER, 0, {_source_port(reference): given, SOURCE_LENGTHS: source_lengths})
@@ -237,7 +237,7 @@ def replay_cpu(reference: Reference, case: Case, rng: np.random.Generator) -> It
 
 
 def replay_cpu_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
-    """The prompts, then single tokens over random caches."""
+    """The prompts, then tokens one by one over random caches."""
     graph, rows = reference.manifest.graphs[PREFILL], len(case.sources)
     ids, _ = batch(case.sources, reference.facts, case.padding)
     size = ids.shape[1]
@@ -263,7 +263,7 @@ def _steps(
     sizes: Sequence[float],
     before: int,
 ) -> Iterator[Call]:
-    """Single tokens over random caches that end at each of `steps`, `before` tokens further, rows of unequal lengths.
+    """Tokens one by one over random caches that end at each of `steps`, `before` tokens further, rows of any length.
 
     What the caches hold is about as large as what the model itself puts there: `sizes`. The first row always has the
     longest past; one beam a source in turn with two.

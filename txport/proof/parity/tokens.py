@@ -14,7 +14,7 @@ from txport.models.facts import Facts
 from txport.proof.masks import largest_of
 from txport.proof.parity.cases import MANY, NO_RULES, Case, Rules, most_rows, options_of
 from txport.proof.parity.exact import Exact
-from txport.proof.parity.noise import Noisy
+from txport.proof.parity.noise import Noisy, Remembering
 from txport.proof.parity.tolerances import DRAWS, Tolerance
 from txport.runtimes.base import Doubles, Runtime, log_softmax
 from txport.runtimes.inputs import Source
@@ -85,6 +85,7 @@ def search_together(
 
     Features and long sources are searched case by case: all rows are as long as the longest of them.
     """
+    runtime = Remembering(runtime)  # greedy search and beams read the same sources
     together: dict[str, dict[str, list[Found]]] = {case.name: {} for case in cases}
     apart = {case.name for case in cases if most_rows(facts) < MANY or max(map(len, case.sources)) > LONG_SOURCE}
     alike = {case.name: case.name if case.name in apart else case.search_tokens for case in cases}
@@ -200,7 +201,7 @@ def _found_in_noise(
 
     `noise` is over the largest logit.
     """
-    facts, runtime = exact.model.facts, TorchRuntime(exact.model)
+    facts, runtime = exact.model.facts, Remembering(TorchRuntime(exact.model))
     own = score_of(exact, source, actual.tokens).mean()
     options = options_of(facts, beams, max(len(expected.tokens), len(actual.tokens)), rules)
     for share in SHARES:

@@ -22,7 +22,7 @@ from txport.models.facts import Facts
 from txport.models.names import GOLDEN
 from txport.proof.masks import ROOM, cut_off, largest_of
 from txport.proof.parity.cases import WINDOWED, Draw, most_rows, sides
-from txport.proof.parity.noise import Noisy
+from txport.proof.parity.noise import Noisy, Remembering
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.runtimes.inputs import Source, Sources, drawn_features
 from txport.search.generate import generate
@@ -148,7 +148,7 @@ def record(
     noises = [noise_of(largest_of(each), error) for each, error in zip(values, errors, strict=True)]
     stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
     share = max(each.noise / max(each.largest, TINY) for each in stored)
-    noisy, together = Noisy(runtime, share, 0), 1 if isinstance(facts.reads, Features) else DISTURBED
+    noisy, together = Noisy(Remembering(runtime), share, 0), 1 if isinstance(facts.reads, Features) else DISTURBED
     turns = range(DISTURBED // together)
     tries = [each.tokens for _ in turns for each in find(noisy, facts, sources * together, BEAM, longest)]
     steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]

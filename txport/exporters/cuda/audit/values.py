@@ -64,9 +64,9 @@ class Values:
         except onnx.defs.SchemaError:
             return [], []
         alone = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
-        single = {variable: types[0] for variable, types in alone.items() if len(types) == 1}
-        given = [_plain(single.get(each.type_str, each.type_str)) for each in schema.inputs]
-        return given, [_plain(single.get(each.type_str, each.type_str)) for each in schema.outputs]
+        certain = {variable: types[0] for variable, types in alone.items() if len(types) == 1}
+        given = [_plain(certain.get(each.type_str, each.type_str)) for each in schema.inputs]
+        return given, [_plain(certain.get(each.type_str, each.type_str)) for each in schema.outputs]
 
     def bound(self, node: NodeProto) -> dict[str, str]:
         """The types of the variables of its schema, as far as its inputs tell."""

@@ -132,10 +132,10 @@ class Parts:
         Unless `is_scaled`, scores of attention are not divided by the root of a head's size. `width` is that of the
         layers where embeddings have another, or are none.
         """
-        single = f"{side}/embeddings/weight"
+        one = f"{side}/embeddings/weight"
         several = f"{side}/embeddings_0/weight"
-        has_tokens = not width or self.has(single) or self.has(several)
-        vocabulary, inner = self.shape(single if self.has(single) else several) if has_tokens else (0, width)
+        has_tokens = not width or self.has(one) or self.has(several)
+        vocabulary, inner = self.shape(one if self.has(one) else several) if has_tokens else (0, width)
         width = width or inner
         heads = whole("num_heads", self.attribute(f"{side}/num_heads", 8))
         if heads < 1:

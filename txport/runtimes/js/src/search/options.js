@@ -176,8 +176,8 @@ function* clashes(options) {
     const waited = keptOf(/** @type {any} */ (options));
     yield `nbest can't exceed beams x patience: so many hypotheses are waited for, ${waited}`;
   }
-  const single = options.bad_words_ids.filter((/** @type {number[]} */ words) => words.length === 1).flat();
-  const forbidden = { suppress_tokens: options.suppress_tokens, bad_words_ids: single };
+  const alone = options.bad_words_ids.filter((/** @type {number[]} */ words) => words.length === 1).flat();
+  const forbidden = { suppress_tokens: options.suppress_tokens, bad_words_ids: alone };
   for (const [name, tokens] of Object.entries(forbidden)) {
     for (const forced of ["forced_bos_token_id", "forced_eos_token_id"]) {
       if (tokens.includes(options[forced])) yield `${name} must not forbid what ${forced} says; got ${options[forced]}`;
