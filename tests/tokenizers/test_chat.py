@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,100 @@ def test_a_template_takes_bounded_time_and_memory(template: str, monkeypatch: py
         templated(template).prompt(messages_of("Hello"))
     assert tracemalloc.get_traced_memory()[1] < 3e8
     tracemalloc.stop()
+
+
+KEEPING = "{% set n = namespace(a='\u4e00' * 100000, b=[0] * 100000, c=2 ** 400000, l=[]) %}"
+KEPT = "{% for each in range(99999) %}{% set n.l = [n.l, ?] %}{% endfor %}"
+TEXT = "x" * 100_000
+KEPT_BY = [
+    KEEPING + KEPT.replace("?", what)
+    for what in (
+        *("n.b + n.b", "n.a + n.a", "n.a ~ n.a", "n.a * 9", "n.b * 9", "n.a[1:]", "n.b[1:]", "n.c - 1", "-n.c"),
+        *("n.a.upper()", "n.a | upper", "n.a | list", "n.b | list", "(n.b, n.b) | sum(start=[])", "n.b | sort"),
+        *("n.a.split('a')", "n.b | reverse | list"),
+        *("'%s' % n.a", "n.a | tojson", "n.a | safe", "n.c // 2", "n.a | truncate(9999)", "n.a.partition('a')"),
+        "dict.fromkeys(range(9999))",
+    )
+]
+KEPT_BY += [
+    f"{KEEPING}{begin}{KEPT.replace('{% set', inner + '{% set').replace('?', what)}"
+    for begin, inner, what in (
+        ("", "{% set a %}" + TEXT + "{% endset %}", "a"),
+        ("", "{% set a | upper %}" + TEXT + "{% endset %}", "a"),
+        ("{% macro f() %}" + TEXT + "{% endmacro %}", "", "f()"),
+        ("{% block f %}" + TEXT + "{% endblock %}", "", "self.f()"),
+        ("{% macro f() %}{% set n.l = [n.l, varargs] %}{% endmacro %}", "{% set a = f(*n.b) %}", "0"),
+        (
+            "{% macro f() %}{% set n.l = [n.l, caller()] %}{% endmacro %}",
+            "{% call f() %}" + TEXT + "{% endcall %}",
+            "0",
+        ),
+        (
+            "",
+            "{% for b in n.b %}{% if loop.length %}{% set n.l = [n.l, loop] %}{% break %}{% endif %}{% endfor %}",
+            "0",
+        ),
+        ("", "{% macro f() %}{% endmacro %}", "f, [], {}, (1,)"),
+        ("", "{% filter string %}" + TEXT + "{% endfilter %}", "0"),
+        ("", TEXT, "0"),
+    )
+]
+
+
+@pytest.mark.parametrize("template", KEPT_BY)
+def test_all_that_a_template_keeps_is_bounded(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little of it is made at once."""
+    monkeypatch.setattr(templates, "MOST", 1 << 24)
+    reader = templated(template)
+    tracemalloc.start()
+    with pytest.raises(TextError, match=r"it makes (more than 16 MB on its way|something of the size)"):
+        reader.prompt(messages_of("Hello"))
+    assert tracemalloc.get_traced_memory()[1] < 6e7
+    tracemalloc.stop()
+
+
+STEPS = [
+    *("n.a + n.a", "n.a ~ n.a", "[n.a, n.a]", "n.a[1:]", "n.a * 7", "n.a | list", "n.a | string", "n.a | upper"),
+    *("n.a.split('a')", "n.a | map('string') | list", "n.a | sort", "n.a | reverse | list", "n.a | join('b')"),
+    *("[n.l, n.a]", "{1: n.a}", "dict(b=n.a).items() | list", "n.a | replace('a', n.a)", "n.a | tojson", "'b'"),
+    *("range(999) | list", "n.a | first", "n.a | batch(9)", "n.a | unique | list", "m(n.a)", "n.a | groupby(0)"),
+]
+
+
+@settings(max_examples=20, deadline=None)
+@given(steps=st.lists(st.sampled_from(STEPS), min_size=1, max_size=5), keeps=st.booleans())
+def test_no_template_takes_much_memory(steps: list[str], keeps: bool) -> None:
+    each = "".join(f"{{% set n.a = {step} %}}" for step in steps) + "{% set n.l = [n.l, n.a] %}" * keeps
+    begin = "{% macro m(a) %}{{ a }}{{ varargs }}{% endmacro %}{% set n = namespace(a='a', l=[]) %}"
+    template = f"{begin}{{% for each in range(30) %}}{each}{{% endfor %}}{{{{ n.a }}}}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(templates, "MOST", 1 << 22)
+        tracemalloc.start()
+        with contextlib.suppress(TextError, BundleError):
+            templated(template).prompt(messages_of("Hello"))
+        assert tracemalloc.get_traced_memory()[1] < 3e7
+        tracemalloc.stop()
+
+
+def test_long_chats_are_far_from_what_a_template_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MOST", templates.MOST >> 3)
+    said = [{"role": ("user", "assistant")[at % 2], "content": f"{at}: \u4e00 " * 100} for at in range(301)]
+    usual = """{% set n = namespace(last=0) %}{% for each in messages[::-1] %}
+    {%- if each.role == 'user' and not n.last %}{% set n.last = loop.index0 %}{% endif %}{% endfor %}
+    {%- for each in messages %}{% set said = each['content'].split('</think>')[-1] | trim %}
+    {{- '<|im_start|>' + each['role'] + '\n' + said + '<|im_end|>' + '\n' }}{% endfor %}"""
+    assert templated(usual).prompt(said).count("300:") == 100
+    for name in CHATTING:
+        assert "\u4e00" in READERS[name].prompt(said)
+
+
+def test_threads_make_prompts_each_in_their_own_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MOST", 1 << 22)
+    reader = templated("{% for each in range(99) %}{{ messages[0].content }}{% endfor %}")
+    expected = reader.prompt(messages_of("a" * 30_000))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: reader.prompt(messages_of("a" * 30_000)), range(16)))
+    assert found == [expected] * 16
 
 
 def test_all_texts_that_a_prompt_takes_have_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

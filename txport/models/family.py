@@ -27,11 +27,24 @@ SPECIAL = (
     "mask_token_id",
     "pad_token_id",
 )
-DEBERTA = "its scores compare contents with positions, which no operator of a target computes"
+_DEBERTA = "its scores compare contents with positions, which no operator of a target computes"
+_EXPERTS = "its layers have experts, of which each token takes a few"
+_PARALLEL = "its layers compute attention and feed-forward of the same input, side by side"
+_LAYER_NORM = "it has LayerNorm and rotary positions, and only RMSNorm is known with these"
+_PARTIAL = "only a part of each head turns with the position"
+_WINDOWS = "its encoder attends to windows, and only those of decoders are known"
 REFUSED = {  # types that are asked for, and why nothing expresses them
-    "deberta": DEBERTA,
-    "deberta-v2": DEBERTA,
+    **dict.fromkeys(("deberta", "deberta-v2"), _DEBERTA),
     "xlm-roberta-xl": "its layers normalise before attention, and only XLM-R's, which normalise after it, are known",
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "nllb-moe", "switch_transformers"), _EXPERTS),
+    **dict.fromkeys(("gptj", "phi", "cohere"), _PARALLEL),
+    **dict.fromkeys(("gpt_neox", "stablelm", "starcoder2"), _LAYER_NORM),
+    **dict.fromkeys(("glm", "glm4"), _PARTIAL),
+    "bloom": "its scores fall with the distance (ALiBi)",
+    **dict.fromkeys(("modernbert", "led", "longt5", "longformer"), _WINDOWS),
+    "umt5": "each of its layers has its own biases of distances, and only those of T5, which share them, are known",
+    "olmo2": "it normalises all heads of a query at once, and only norms of each head are known",
+    "granite": "it multiplies embeddings, residuals and logits by numbers of its own",
 }
 BARE = r"(?<!Head)(?<!Heads)Model"  # the end of the name of a class without a head
 
@@ -174,7 +187,8 @@ def find(model_type: object) -> Family:
     if isinstance(model_type, str) and model_type in REFUSED:
         raise ConfigError(f"the {TYPE} {quoted(model_type)} can't be expressed: {REFUSED[model_type]}")
     if not isinstance(model_type, str) or model_type not in known:
-        raise ConfigError(f"unknown {TYPE} {quoted(model_type)}; there are {', '.join(known)}")
+        more = "docs/hugging-face.md says how a model that computes what one of these does is read"
+        raise ConfigError(f"unknown {TYPE} {quoted(model_type)}; there are {', '.join(known)}; {more}")
     return known[model_type]
 
 

@@ -99,6 +99,9 @@ VALUES: dict[str, tuple[str, tuple[str, ...], Any, tuple[int, ...]]] = {
 }
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 GROWING = "{% set n = namespace(a='a') %}{% for b in range(60) %}{% set n.a = n.a ? n.a %}{% endfor %}"
+KEPT = "{% set n = namespace(l=[]) %}{% for each in range(99999) %}{% set n.l = [n.l, ?] %}{% endfor %}"
+KEPT = "{% set n = namespace(l=[]) %}{% for each in range(99999) %}{% set n.l = [n.l, ?] %}{% endfor %}"
+ARGUMENTS = "{% macro f() %}{{ varargs | length }}{% endmacro %}"
 TEMPLATES = {
     "of nothing": "",
     "that is none": "{{ messages",
@@ -112,6 +115,16 @@ TEMPLATES = {
     "that grows by joining": GROWING.replace("?", "~"),
     "that multiplies": "{{ 'a' * 9999999999 }}",
     "that multiplies lists": "{{ [0] * 9999999999 }}",
+    "that keeps lists": KEPT.replace("?", "[0] * 4000000"),
+    "that keeps texts": KEPT.replace("?", "'a' * 4000000"),
+    "that keeps parts of texts": KEPT.replace("?", "('a ' * 500000).split()"),
+    "that keeps slices": KEPT.replace("?", "('a' * 4000000)[1:]"),
+    "that keeps arguments": "{% macro f() %}{{ varargs | length }}{% endmacro %}"
+    + KEPT.replace("?", "f(*([0] * 9**7))"),
+    "that adds lists": "{{ ([[0] * 4000000] * 1000) | sum(start=[]) | length }}",
+    "that says itself": "{% for a in range(99999) %}" + "a" * 100_000 + "{% endfor %}",
+    "of bytes": "{{ (5).to_bytes(9999999999, 'big') | length }}",
+    "of a wide day": "{{ strftime_now('%0100000000d' * 99999) | length }}",
     "of powers": "{{ 9 ** 9 ** 9 }}",
     "of powers that are large": "{{ (10 ** 4000000) % 7 }}",
     "that shifts": "{{ 1.__class__ }}",

@@ -1,0 +1,95 @@
+"""How large something is that a template of a chat is about to make, or has made."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import ItemsView, Iterable, Mapping, MappingView, Sequence, Set
+from typing import Any
+
+from jinja2.utils import Namespace
+
+# characters of a text, entries of a list or bits of a number that a template makes, and all characters that it prints
+LARGEST = 1 << 22
+PADDED = 2000  # characters of a number in a format whose width and precision have three digits
+# of four digits, or given by an argument; a name in it has no parentheses
+WIDTH = re.compile(r"%(\([^()]*\))?[^a-zA-Z%]*(\d{4}|\*)|%\([^()]*\(|\{[^{}]*:")
+FEWER = re.compile(r"%(\([^()]*\))?\W*\d")
+ENTRY = 8  # bytes of a place in a list
+CHARACTER = 88  # of a text of one character in a list of such, or of another small thing
+ANYTHING = 1000  # of a macro, a loop, a generator, ...
+
+
+def bytes_of(value: Any, each: int = 0) -> int:
+    """How much memory a value takes, and each of its entries where they are new too."""
+    if isinstance(value, str | int | float):
+        return sys.getsizeof(value)
+    if isinstance(value, list | tuple | set | dict):
+        return sys.getsizeof(value) + each * len(value)
+    return ANYTHING
+
+
+def size_of_operator(operator: str, left: Any, right: Any) -> float:
+    """How large the result of an operator is, of those that may be much larger than what they are given."""
+    if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
+        return len(left) + len(right)
+    if operator == "%" and isinstance(left, str):
+        return size_of_format(left, left.count("%"), right if isinstance(right, tuple) else [right])
+    if operator == "*" and isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() + right.bit_length()
+    if operator == "*":
+        sizes = [len(each) if hasattr(each, "__len__") else each for each in (left, right)]
+        return math.prod(size for size in sizes if isinstance(size, int)) if any(map(_has_length, (left, right))) else 0
+    if operator == "**" and isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() * abs(right)
+    return 0
+
+
+def size_of_format(text: str, places: int, values: Sequence[Any]) -> float:
+    """The same of a format with so many places for these values."""
+    if WIDTH.search(text):
+        return math.inf
+    longest = max(map(extent, values), default=0) + (PADDED if FEWER.search(text) else 0)
+    return len(text) + places * longest
+
+
+def extent(value: Any, known: dict[int, float] | None = None) -> float:
+    """How many characters there are in a value at least, in texts and lists in it too; above `LARGEST` it need not say.
+
+    A list that is in a value many times is looked at once, and counted as often as it is there.
+    """
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, int):
+        return value.bit_length() / 4
+    if isinstance(value, Namespace):
+        value = object.__getattribute__(value, "_Namespace__attrs")
+    if not isinstance(value, list | tuple | Set | Mapping | MappingView):
+        return 0
+    known = {} if known is None else known
+    if id(value) in known:
+        return known[id(value)]
+    known[id(value)] = 0  # of one that is in itself
+    total = 2.0
+    entries: Iterable[Any] = value.items() if isinstance(value, Mapping) else value  # type: ignore[assignment]
+    for each in entries:
+        pair = each if isinstance(value, Mapping | ItemsView) else (each,)
+        total += 2 + sum(extent(part, known) for part in pair)
+        if total > LARGEST:
+            break
+    known[id(value)] = total
+    return total
+
+
+def _has_length(value: Any) -> bool:
+    return hasattr(value, "__len__")
+
+
+def size_of_call(text: str, name: str, args: tuple[Any, ...]) -> float:
+    """The same of a method of a text."""
+    if name == "join" and args and _has_length(args[0]):
+        return len(text) * len(args[0]) + sum(len(each) for each in args[0] if isinstance(each, str))
+    if name == "replace" and len(args) > 1 and all(isinstance(each, str) for each in args[:2]):
+        return len(text) + text.count(args[0]) * len(args[1])
+    return 0
