@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda import graphs
-from tests.cuda.conftest import FakeCuda
+from tests.cuda.fake.fixture import FakeCuda
 from txport.exporters.cuda.audit.graph import audit
 from txport.exporters.cuda.quantize import ALIGNED, SIZES
 
