@@ -38,7 +38,7 @@ from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
 from txport.search.batching import in_batches
 from txport.search.continuous import GenerationRequest, Scheduler
-from txport.search.generate import Ids, generate, require_fit, require_room, search
+from txport.search.generate import Ids, begin, generate, require_fit, require_room, search
 from txport.search.numbers import numbers_only
 from txport.search.options import Found, SearchOptions, require_defaults, require_length_penalty
 from txport.search.scoring import logits, score
@@ -170,20 +170,26 @@ class Model(Encoder):
             return model.generate_iter(texts, prefixes=prefixes, unknown=unknown, **how, **options)
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         require_unknown(unknown)
-        begin = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
-        chosen = self._options(options, begin)
+        begun = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
+        chosen = self._options(options, begun)
         self._require_continuous(continuous, batch_tokens)
 
-        def work(batch: list[tuple[str, list[int], list[int]]]) -> list[Generated]:
+        def begin_batch(batch: list[tuple[str, list[int], list[int]]]) -> Callable[[], list[Generated]]:
             requests = [(source, prefix) for _, source, prefix in batch if source]
-            found = iter(self._find(requests, chosen, batch_size if continuous else None) if requests else ())
-            return [self._result(text, source, next(found) if source else []) for text, source, _ in batch]
+            find = self._begin_search(requests, chosen, batch_size if continuous else None) if requests else list
+
+            def end() -> list[Generated]:
+                found = iter(find())
+                return [self._result(text, source, next(found) if source else []) for text, source, _ in batch]
+
+            return end
 
         texts = many("texts", texts)
-        pairs = zip(texts, repeat(begin[0])) if isinstance(prefixes, str) else paired(texts, begin, "prefixes")
+        pairs = zip(texts, repeat(begun[0])) if isinstance(prefixes, str) else paired(texts, begun, "prefixes")
         encoded = ((text, self._with_room(self._encode_known(text, unknown), chosen), prefix) for text, prefix in pairs)
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
-        return in_batches(encoded, work, batch_size, size, self.workers, batch_tokens, continuous)
+        work = lambda batch: begin_batch(batch)()  # noqa: E731
+        return in_batches(encoded, work, batch_size, size, self.workers, batch_tokens, continuous, begin_batch)
 
     def transcribe(self, audio: Audio | Iterable[Audio], **options: Any) -> list[Transcript]:
         """What is said in audio; the options are those of `transcribe_iter`. -> one result a piece, in order."""
@@ -227,13 +233,13 @@ class Model(Encoder):
         """
         self._require_text()
         require_unknown(unknown)
-        begin = self._begin(prefix)
-        chosen = self._options(options, [begin])
+        begun = self._begin(prefix)
+        chosen = self._options(options, [begun])
         if chosen.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {chosen.nbest}")
         if not (source := self._with_room(self._encode_known(text, unknown), chosen)):
             return (each for each in [""])
-        steps = search(self._numbers, [source], self.facts, chosen, [begin])
+        steps = search(self._numbers, [source], self.facts, chosen, [begun])
         return grown(steps, functools.partial(self._text, source))
 
     def search(
@@ -251,21 +257,22 @@ class Model(Encoder):
         Raises `TextError` for a source that is empty, too long, or has ids outside the vocabulary.
         """
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
-        begin = None if prefixes is None else [token_ids("a prefix", each) for each in listed("prefixes", prefixes)]
+        begun = None if prefixes is None else [token_ids("a prefix", each) for each in listed("prefixes", prefixes)]
         require_many("sources", sources)
-        chosen = self._options(options, begin or [])
+        chosen = self._options(options, begun or [])
         self._require_continuous(continuous, batch_tokens)
 
-        def work(batch: list[GenerationRequest]) -> list[list[Found]]:
-            return self._find(batch, chosen, batch_size if continuous else None)
+        def begin_batch(batch: list[GenerationRequest]) -> Callable[[], list[list[Found]]]:
+            return self._begin_search(batch, chosen, batch_size if continuous else None)
 
         pairs: Iterable[GenerationRequest]
-        pairs = zip(sources, repeat(())) if begin is None else paired(sources, begin, "prefixes")
+        pairs = zip(sources, repeat(())) if begun is None else paired(sources, begun, "prefixes")
         checked: Iterable[GenerationRequest] = (
             (self._with_room(self._checked(source), chosen), prefix) for source, prefix in pairs
         )
         size: Callable[[GenerationRequest], int] = lambda pair: len(pair[0])  # noqa: E731
-        return list(in_batches(checked, work, batch_size, size, self.workers, batch_tokens, continuous))
+        work: Callable[[list[GenerationRequest]], list[list[Found]]] = lambda batch: begin_batch(batch)()  # noqa: E731
+        return list(in_batches(checked, work, batch_size, size, self.workers, batch_tokens, continuous, begin_batch))
 
     def score(
         self,
@@ -342,6 +349,15 @@ class Model(Encoder):
             return Scheduler(self._numbers, requests, self.facts, options, slots).run()
         sources, prefixes = zip(*requests, strict=True)
         return generate(self._numbers, sources, self.facts, options, prefixes)
+
+    def _begin_search(
+        self, requests: Sequence[GenerationRequest], options: SearchOptions, slots: int | None
+    ) -> Callable[[], list[list[Found]]]:
+        """As `_find` in two calls: a batch may be encoded between them."""
+        if slots is not None or isinstance(self.runtime, SingleRuntime):
+            return functools.partial(self._find, requests, options, slots)
+        sources, prefixes = zip(*requests, strict=True)
+        return begin(self._numbers, sources, self.facts, options, prefixes)
 
     def _options(self, options: dict[str, Any], prefixes: Ids) -> SearchOptions:
         require_ability(self.facts, "generate")

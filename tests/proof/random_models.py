@@ -3,8 +3,9 @@
 Each number stands for one architecture, configuration, kind of weights, target and precision, the same in every run, so
 that a range of them can be done in parts and a failure repeated by itself (`--first 17 --count 1`). Configurations are
 drawn by the architecture itself: a new one takes part without a word here; `--architecture` takes only the numbers that
-stand for one. `--instruction-sets` gives each of the
-instruction sets that this processor's libraries can be told to do without a part of them.
+stand for one. With `--target cuda`, numbers stand for other models, of that target alone; without it, none is.
+`--instruction-sets` gives each of the instruction sets that this processor's libraries can be told to do without a part
+of them.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ from txport.proof.proven import prove
 from txport.proof.reports.report import Report
 
 PLANS = [(target, precision) for target in ("portable", "cpu") for precision in OFFERED[target]]
+ON_CUDA = [("cuda", precision) for precision in OFFERED["cuda"]]
+
+NEVER_ON_CUDA = ("relative",)  # the target refuses relative keys and values
+Kinds = list[tuple[str, str]]  # targets and precisions
 
 WIDTH = 16  # of a model whose weights are changed by 0.3 each
 STEPS, ROWS, LONGEST = 400, 32, 10  # of training
@@ -60,18 +65,23 @@ class Plan:
     precision: str
 
 
-def draw_plan(number: int) -> Plan:
+def draw_plan(number: int, plans: Kinds = PLANS) -> Plan:
     """Each target and precision in turn, within that each architecture, and within that each kind of weights."""
-    rng, name = np.random.default_rng((2017, number)), name_of(number)
-    target, precision = PLANS[number % len(PLANS)]
-    weights = list(WEIGHTS)[number // (len(PLANS) * len(architecture.names())) % len(WEIGHTS)]
+    rng, name = np.random.default_rng((2017, number)), name_of(number, plans)
+    target, precision = plans[number % len(plans)]
+    weights = list(WEIGHTS)[number // (len(plans) * len(names_of(plans))) % len(WEIGHTS)]
     return Plan(number, draw_config(rng, name, target), weights, target, precision)
 
 
-def name_of(number: int) -> str:
+def name_of(number: int, plans: Kinds = PLANS) -> str:
     """The architecture that a number stands for."""
-    names = architecture.names()
-    return names[number // len(PLANS) % len(names)]
+    names = names_of(plans)
+    return names[number // len(plans) % len(names)]
+
+
+def names_of(plans: Kinds) -> list[str]:
+    """The architectures that are exported so."""
+    return [name for name in architecture.names() if plans is not ON_CUDA or name not in NEVER_ON_CUDA]
 
 
 def draw_config(rng: np.random.Generator, name: str, target: str) -> Config:
@@ -284,19 +294,21 @@ def is_right(report: Report) -> bool:
 @click.option("--count", type=click.IntRange(1), default=300, show_default=True)
 @click.option("--architecture", "only", type=click.Choice(architecture.names()), help="Models of this one alone.")
 @click.option("--step", type=click.IntRange(1), default=1, show_default=True, help="Take every so manieth.")
+@click.option("--target", type=click.Choice(["cuda"]), help="Models of this target alone.")
 @click.option("--instruction-sets", "spread", is_flag=True, help="A part of them under each instruction set.")
-def main(first: int, count: int, only: str | None, step: int, spread: bool) -> None:
+def main(first: int, count: int, only: str | None, step: int, target: str | None, spread: bool) -> None:
     """Print a line for each model, and how many raised an alarm."""
     if spread:
         parts = {name: range(first + at, first + count, len(SETS)) for at, name in enumerate(SETS)}
-        only_one = () if only is None else ("--architecture", only)
-        codes = [run_part(name, part, *only_one) for name, part in parts.items() if part]
+        given = {"--architecture": only, "--target": target}
+        options = [word for flag, value in given.items() if value for word in (flag, value)]
+        codes = [run_part(name, part, *options) for name, part in parts.items() if part]
         sys.exit(any(codes))
     click.echo(describe_processor())
-    alarms = 0
-    numbers = [number for number in range(first, first + count, step) if only in (None, name_of(number))]
+    alarms, plans = 0, ON_CUDA if target else PLANS
+    numbers = [number for number in range(first, first + count, step) if only in (None, name_of(number, plans))]
     for number in numbers:
-        plan = draw_plan(number)
+        plan = draw_plan(number, plans)
         passed, what = judge(plan)
         alarms += not passed
         name = architecture.name_of(plan.config)

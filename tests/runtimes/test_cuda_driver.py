@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from hypothesis import strategies as st
 import txport
 from tests.tiny import mend, tiny_config, tiny_model
 from txport import runtimes
+from txport.api import Model
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.errors import BundleError, RunError, UnsupportedError
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.models.weights.streamed import converted
 from txport.proof import proven
 from txport.proof.parity.check import check
@@ -30,6 +33,7 @@ from txport.runtimes.ort.cuda.ahead import Ahead, Asked
 from txport.runtimes.ort.cuda.driver import CudaRuntime
 from txport.runtimes.ort.cuda.host import HostDevice
 from txport.runtimes.ort.cuda.state import CudaState
+from txport.runtimes.ort.cuda.workspace import Workspace
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.continuous import Scheduler
 from txport.search.generate import generate, search
@@ -318,6 +322,45 @@ def test_rows_that_are_not_moved_are_found(faulty: Any, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(CudaRuntime, "_move", stay)
     assert fail(faulty)
+
+
+def test_sources_that_are_read_before_they_are_encoded_are_found(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaRuntime, "_join", lambda self, state: None)
+    assert fail(faulty)
+
+
+def test_memory_that_is_encoded_into_while_it_is_read_is_found(toy: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, runtime, _ = toy
+    ids, lengths = np.array([[5, 9, 2], [6, 2, 0]]), np.array([3, 2])
+
+    def encode_twice() -> None:
+        fresh = CudaRuntime(runtime.facts, runtime.graphs, HostDevice())
+        first = fresh.select(fresh.start(ids, lengths, max_length=9), np.array([1, 0]))
+        second = fresh.start(ids[:, :2], lengths - 1, max_length=9)
+        assert first.workspace is not second.workspace
+        fresh.synchronize()
+
+    encode_twice()
+    monkeypatch.setattr(Workspace, "used", property(lambda self: None, lambda self, mark: None), raising=False)
+    with pytest.raises(AssertionError, match="queue 1 does not wait"):
+        encode_twice()
+
+
+def test_bulk_work_encodes_the_next_batch_before_the_steps_of_one(toy: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, runtime, _ = toy
+    sources, begun = sources_of(bundle), list[str]()
+    model = Model(runtime, NumberTokenizer(bundle.manifest.facts, exact=True), bundle.manifest.facts)
+    expected = [found(runtime, [source], bundle, beams=2)[0] for source in sources]
+    start, step = CudaRuntime.start, CudaRuntime.step
+    monkeypatch.setattr(CudaRuntime, "start", lambda *a, **how: (begun.append("start"), start(*a, **how))[1])
+    monkeypatch.setattr(CudaRuntime, "step", lambda *a, **how: (begun.append("step"), step(*a, **how))[1])
+    together = model.search(sources, batch_size=2, max_new_tokens=40, beams=2)
+    assert tokens(together) == tokens(expected)
+    assert numbers(together) == pytest.approx(numbers(expected), abs=1e-4)
+    turns = [name for name, _ in itertools.groupby(begun)]
+    assert begun[:3] == ["start", "start", "step"]
+    assert turns == ["start", "step"] * 3  # the last two batches share a turn: nothing begins after them
+    assert begun.count("start") == 4
 
 
 def test_prompts_in_parts_are_prompts_at_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

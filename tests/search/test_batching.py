@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Event
 
 import pytest
@@ -155,3 +155,32 @@ def test_work_that_loses_a_result_is_found_out() -> None:
     results = in_batches([1, 2, 3], lambda batch: batch[1:], 3, length=lambda item: item)
     with pytest.raises(ValueError, match="shorter"):
         next(results)
+
+
+@given(lengths=LENGTHS, batch_size=st.integers(2, 5), fails=st.sets(st.integers(0, 30)))
+def test_the_next_batch_begins_before_one_ends(lengths: list[int], batch_size: int, fails: set[int]) -> None:
+    """And one that can't begin yet begins in its own turn."""
+    events: list[str] = []
+
+    def begin(batch: list[Item]) -> Callable[[], list[Item]]:
+        if events and (number := batch[0][0]) in fails:
+            fails.remove(number)
+            raise MemoryError
+        events.append("begin")
+        return lambda: (events.append("end"), batch)[1]
+
+    items = items_of(lengths)[: READ_AHEAD * batch_size]
+
+    def work(batch: list[Item]) -> list[Item]:
+        events.append("begin")
+        events.append("end")
+        return batch
+
+    is_smooth = not fails
+    assert list(in_batches(items, work, batch_size, lambda item: item[1], begin=begin)) == items
+    count = -(-len(items) // batch_size)
+    assert (events.count("begin"), events.count("end")) == (count, count)
+    under_way = list(itertools.accumulate(1 if each == "begin" else -1 for each in events))
+    assert max(under_way, default=0) <= 2
+    if is_smooth and count > 1:
+        assert events == ["begin", *["begin", "end"] * (count - 1), "end"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -23,6 +25,7 @@ def in_batches(
     workers: int = 1,
     batch_tokens: int | None = None,
     continuous: bool = False,
+    begin: Callable[[list[Item]], Callable[[], list[Result]]] | None = None,
 ) -> Iterator[Result]:
     """Apply `work` to batches of items of similar length, `workers` at once; results come in the order of the items.
 
@@ -30,6 +33,7 @@ def in_batches(
 
     A batch has at most `batch_size` items, which is at most `MOST`, and at most `batch_tokens` tokens, padding counted,
     unless it is one item.
+    `begin`, if it is given, is `work` in two calls; a single worker begins the next batch before it ends one.
     If it is `continuous`, `work` itself takes so many at a time, and each worker gets its part of all that was read.
     """
     iterator = iter(items)
@@ -43,7 +47,7 @@ def in_batches(
             turns = TURNS * batch_size
             parts = [part[start : start + turns] for part in parts for start in range(0, len(part), turns)]
         batches = parts if continuous else list(_split(order, lengths, batch_size, batch_tokens))
-        yield from _in_turn(_each(work, window, batches, workers))
+        yield from _in_turn(_each(work, window, batches, workers, None if continuous else begin))
         if problem:
             raise problem
         if not window:
@@ -85,8 +89,31 @@ def _split(order: list[int], lengths: list[int], batch_size: int, batch_tokens: 
         yield batch
 
 
+def _ahead(
+    work: Callable[[list[Item]], list[Result]],
+    batches: list[list[Item]],
+    begin: Callable[[list[Item]], Callable[[], list[Result]]] | None,
+) -> Iterator[Callable[[], list[Result]]]:
+    """What ends the work on each batch; when it is given, the next batch has begun."""
+    if begin is None:
+        yield from (partial(work, batch) for batch in batches)
+        return
+    following: Callable[[], list[Result]] | None = None
+    for at, batch in enumerate(batches):
+        now = following or begin(batch)
+        following = None
+        if at + 1 < len(batches):
+            with contextlib.suppress(Exception):  # in its own turn it is tried again, when there is more memory
+                following = begin(batches[at + 1])
+        yield now
+
+
 def _each(
-    work: Callable[[list[Item]], list[Result]], window: list[Item], batches: list[list[int]], workers: int
+    work: Callable[[list[Item]], list[Result]],
+    window: list[Item],
+    batches: list[list[int]],
+    workers: int,
+    begin: Callable[[list[Item]], Callable[[], list[Result]]] | None,
 ) -> Iterator[tuple[list[int], list[Result]]]:
     """What comes of each batch, as it comes.
 
@@ -95,7 +122,9 @@ def _each(
     """
     picked = [(batch, [window[index] for index in batch]) for batch in batches]
     if workers == 1:
-        yield from ((batch, work(items)) for batch, items in sorted(picked, key=lambda pair: min(pair[0])))
+        picked.sort(key=lambda pair: min(pair[0]))
+        ends = _ahead(work, [items for _, items in picked], begin)
+        yield from ((batch, end()) for (batch, _), end in zip(picked, ends, strict=True))
         return
     with ThreadPoolExecutor(workers) as executor:
         futures = {executor.submit(work, items): batch for batch, items in reversed(picked)}

@@ -5,13 +5,13 @@ Shape comments: B batch, S source, R rows, T tokens so far, L the longest target
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
 from txport.errors import UnsupportedError
 from txport.models.facts import Facts
-from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, Runtime, State
+from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, QueuedRuntime, Runtime, State
 from txport.runtimes.inputs import Sources, batch, lengths_of
 from txport.search.alignment import fit
 from txport.search.beams import Beams
@@ -33,7 +33,22 @@ def generate(
 
     `prefixes` are what each target begins with; their tokens count neither as new ones nor for the score.
     """
-    steps = search(runtime, sources, facts, options, prefixes)
+    return begin(runtime, sources, facts, options, prefixes)()
+
+
+def begin(
+    runtime: Runtime, sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids | None = None
+) -> Callable[[], list[list[Found]]]:
+    """`generate` in two calls: where the device works by itself, sources are being encoded between them."""
+    prefixes = [()] * len(sources) if prefixes is None else prefixes
+    requests = plan(sources, facts, options, prefixes)
+    longest = longest_target(sources, facts, options, prefixes)
+    is_ahead = isinstance(runtime, QueuedRuntime) and facts.task == "seq2seq"  # prompts fill memory of the steps
+    state = start(runtime, sources, facts, longest) if is_ahead else None
+    return lambda: _end(carry_out(requests, runtime, sources, facts, longest, state))
+
+
+def _end(steps: Steps) -> list[list[Found]]:
     while True:
         try:
             next(steps)
@@ -54,9 +69,11 @@ def search(
     return carry_out(requests, runtime, sources, facts, longest_target(sources, facts, options, prefixes))
 
 
-def carry_out(requests: Search, runtime: Runtime, sources: Sources, facts: Facts, longest: int) -> Steps:
-    """Do what a search asks for, in a state of its own."""
-    state, found = start(runtime, sources, facts, longest), None
+def carry_out(
+    requests: Search, runtime: Runtime, sources: Sources, facts: Facts, longest: int, state: State = None
+) -> Steps:
+    """Do what a search asks for, in a state of its own, or in one that was started for it."""
+    state, found = start(runtime, sources, facts, longest) if state is None else state, None
     while True:
         try:
             request = requests.send(found)

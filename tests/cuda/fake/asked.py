@@ -23,7 +23,7 @@ import onnx
 import onnxruntime as ort
 
 CUDA = "CUDAExecutionProvider"
-KINDS = ("launches", "replays", "uploads", "downloads", "allocations", "waits", "refused")
+KINDS = ("launches", "replays", "uploads", "downloads", "allocations", "waits", "refused", "followed")
 
 
 def session(file: str, captured: bool, optimised: bool) -> ort.InferenceSession:

@@ -13,11 +13,12 @@
 
 enum { SUCCESS = 0, OUT_OF_MEMORY = 2, OLD_DRIVER = 35, NO_DEVICE = 100, BAD_DEVICE = 101, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906 };
 #define NAME "a device that computes nothing"
+#define STREAMS 16
 #define HANDLE 5
 #define MEMORY ((size_t)16 << 30)
 
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2 };
-enum { LAUNCHES, REPLAYS, UPLOADS, DOWNLOADS, ALLOCATIONS, WAITS, REFUSED, KINDS };
+enum { LAUNCHES, REPLAYS, UPLOADS, DOWNLOADS, ALLOCATIONS, WAITS, REFUSED, FOLLOWED, KINDS };
 
 int cudaDeviceGetAttribute(int *value, int attribute, int device);
 
@@ -30,6 +31,53 @@ long fake_count(int kind) { return counts[kind]; }
 long fake_launch(void) {
     counts[LAUNCHES]++;
     return SUCCESS;
+}
+
+struct dims {
+    unsigned x, y, z;
+};
+
+static struct {
+    void *stream;
+    long launches;
+} launched[STREAMS];
+
+/* How many kernels of its own the provider has launched on a stream; those of cuBLAS are not told apart. */
+long fake_launches_on(void *stream) {
+    for (int at = 0; at < STREAMS; at++)
+        if (launched[at].launches && launched[at].stream == stream) return launched[at].launches;
+    return 0;
+}
+
+/* What a launch in angle brackets says, between its two calls. */
+static _Thread_local struct {
+    struct dims grid, block;
+    size_t shared;
+    void *stream;
+} said;
+
+unsigned __cudaPushCallConfiguration(struct dims grid, struct dims block, size_t shared, void *stream) {
+    said.grid = grid, said.block = block, said.shared = shared, said.stream = stream;
+    return SUCCESS;
+}
+
+int __cudaPopCallConfiguration(struct dims *grid, struct dims *block, size_t *shared, void **stream) {
+    *grid = said.grid, *block = said.block, *shared = said.shared, *stream = said.stream;
+    return SUCCESS;
+}
+
+int cudaLaunchKernel(const void *kernel, struct dims grid, struct dims block, void **arguments, size_t shared, void *stream) {
+    for (int at = 0; at < STREAMS; at++)
+        if (!launched[at].launches || launched[at].stream == stream) {
+            launched[at].stream = stream;
+            launched[at].launches++;
+            break;
+        }
+    return fake_launch();
+}
+
+int __cudaLaunchKernel(void *kernel, struct dims grid, struct dims block, void **arguments, size_t shared, void *stream) {
+    return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
 }
 
 static int refuse(int error) {
@@ -246,6 +294,11 @@ int cudaStreamSynchronize(void *stream) {
 int cudaEventCreate(void **event) { return make(event); }
 
 int cudaEventCreateWithFlags(void **event, unsigned flags) { return make(event); }
+
+int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
+    counts[FOLLOWED]++;
+    return captured ? refuse(CAPTURE_UNSUPPORTED) : SUCCESS;
+}
 
 int cublasCreate_v2(void **handle) { return make(handle); }
 

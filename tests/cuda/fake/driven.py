@@ -8,6 +8,7 @@ search; what is found means nothing.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 from pathlib import Path
@@ -47,6 +48,24 @@ def steps(runtime: Runtime, facts: Any, beams: int) -> list[dict[str, int]]:
     return found
 
 
+def launches(runtime: Any) -> list[int]:
+    """Of the provider's own kernels, by queue."""
+    count = ctypes.CDLL("libcuda.so.1").fake_launches_on
+    count.restype, count.argtypes = ctypes.c_long, [ctypes.c_void_p]
+    return [count(stream) for stream in runtime.device.streams]
+
+
+def beside(runtime: Any, facts: Any) -> dict[str, list[int]]:
+    """How many kernels are launched by a start and by a step, by queue."""
+    source, before = bench.draw_source(facts, bench.Protocol(batch=2, source=5)), launches(runtime)
+    state = runtime.start(source, lengths_of(source, facts), max_length=STEPS)
+    between = launches(runtime)
+    runtime.step(first_tokens(source, facts), state, top=3)  # of a shape that no step before had
+    both = zip(before, between, launches(runtime), strict=True)
+    started, stepped = zip(*((now - one, then - now) for one, now, then in both), strict=True)
+    return {"start": list(started), "step": list(stepped)}
+
+
 def main(folder: str, answer: str) -> None:
     bundle = load_bundle(Path(folder))
     runtime = runtimes.load("ort", bundle, provider="cuda")
@@ -56,6 +75,7 @@ def main(folder: str, answer: str) -> None:
         "placement": sorted({provider for each in placed.values() for provider in each}),
         "greedy": steps(runtime, facts, 1),
         "beams": steps(runtime, facts, BEAMS),
+        "beside": beside(runtime, facts),
         "refused": counts()["refused"],
     }
     Path(answer).write_text(json.dumps(found), encoding="utf-8")

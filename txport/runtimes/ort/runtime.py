@@ -15,6 +15,7 @@ from txport.bundles.ports import GENERATE, STEP
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
 from txport.runtimes.foreign.lengths import foreign_runtime
+from txport.runtimes.ort.cuda.device import queue_of
 from txport.runtimes.ort.cuda.driver import CudaRuntime
 from txport.runtimes.ort.cuda.gpu import CudaDevice
 from txport.runtimes.ort.cuda.graphs import Graphs
@@ -107,13 +108,14 @@ def load(
 
 
 def _on_gpu(bundle: Bundle, provider: str, threads: int | None, stream: int | None) -> CudaRuntime:
-    """All sessions on one stream, that of the user or one of ours; only the step is captured."""
+    """Each session on the stream of its queue, or all on that of the user; only the step is captured."""
     device = CudaDevice(stream)
-    on_stream = {"user_compute_stream": str(device.stream)}
-    captured = {**on_stream, "enable_cuda_graph": "1"}
-    sessions = start_sessions(
-        bundle, provider, threads, options_of=lambda role: captured if role == STEP else on_stream
-    )
+
+    def options_of(role: str) -> dict[str, str]:
+        on_stream = {"user_compute_stream": str(device.streams[queue_of(role)])}
+        return {**on_stream, "enable_cuda_graph": "1"} if role == STEP else on_stream
+
+    sessions = start_sessions(bundle, provider, threads, options_of=options_of)
     graphs = Graphs(bundle.manifest.driven, sessions, lambda role: session_ports(sessions[role]))
     return CudaRuntime(bundle.manifest.facts, graphs, device)
 

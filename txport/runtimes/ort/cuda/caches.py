@@ -60,6 +60,11 @@ class Caches:
         lengths = {**state.dims, **dims}
         return state.workspace.tensors(f"{owner}s {side}", self._ports[owner], lengths)
 
+    def span(self, state: CudaState, owner: Owner) -> Tensor:
+        """All of them as bytes, and what lies between."""
+        every = self.tensors(state, owner)
+        return every[0]._replace(shape=(every[-1].offset + every[-1].size,), dtype="uint8")
+
     def clear_rows(self, state: CudaState) -> None:
         """Take what another batch left out of the rows: NaN stays NaN behind any mask."""
         if not state.is_clean:

@@ -1,6 +1,8 @@
 """What the driver of cuda bundles asks of a device: memory, copies and runs that are queued in order, and to wait.
 
-Nothing that is queued has happened before `Fetched.arrays` or `synchronize` returns; all of it happens in its order.
+There are two queues: sources are encoded in one, all else happens in the other. Nothing that is queued has happened
+before `Fetched.arrays` or `synchronize` returns. What is in one queue happens in its order; that of the other comes
+before it only where a queue was told to `follow`.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from txport.bundles.ports import ENCODER
 from txport.errors import UnsupportedError, quoted
 from txport.runtimes.ort.onnx_runtime import ort
 
 Array = NDArray[Any]
 
+MAIN, AHEAD = 0, 1  # the queues; encoders are ahead of the steps of the batch before
+QUEUES = (MAIN, AHEAD)
 EAGER = -1  # in place of a graph's number: run the nodes, and capture nothing
 CAPTURE_RUNS = 3  # how often the first run of a captured graph executes its nodes
 ALIGNMENT = 256  # bytes: where kernels like tensors to begin
@@ -79,13 +84,18 @@ class Binding:
     io: Any
 
     @property
+    def queue(self) -> int:
+        """The one in which it runs."""
+        return queue_of(self.role)
+
+    @property
     def tensors(self) -> list[Tensor]:
         """All that it reads and writes on the device."""
         return [*self.inputs.values(), *self.outputs.values()]
 
 
 class Device(Protocol):
-    """Where the tensors of a cuda bundle live, and the one queue of all that is done to them."""
+    """Where the tensors of a cuda bundle live, and the queues of all that is done to them."""
 
     name: str  # ONNX Runtime's
 
@@ -93,7 +103,7 @@ class Device(Protocol):
         """So many bytes, of any content; `MemoryError` where there is no room."""
         ...
 
-    def upload(self, array: Array, tensor: Tensor) -> None:
+    def upload(self, array: Array, tensor: Tensor, queue: int = MAIN) -> None:
         """Queue a copy to the device of what the array holds now, cast to the tensor's type."""
         ...
 
@@ -101,14 +111,27 @@ class Device(Protocol):
         """Queue zeros."""
         ...
 
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Queue a copy of as many bytes on the device."""
+        ...
+
+    def mark(self, queue: int) -> Any:
+        """All that is in a queue by now."""
+        ...
+
+    def follow(self, queue: int, mark: Any) -> None:
+        """What comes into a queue from now on happens behind all that is marked."""
+        ...
+
     def fetch(self, *tensors: Tensor) -> Fetched:
         """Queue copies to the host."""
         ...
 
     def run(self, binding: Binding, graph: int = EAGER) -> None:
-        """Queue a run. The first one of a `graph` on a thread captures it, and executes it `CAPTURE_RUNS` times.
+        """Queue a run, in the queue of its role.
 
-        A captured graph runs over the memory, the shapes and the host's values that it was captured with.
+        The first one of a `graph` on a thread captures it, and executes it `CAPTURE_RUNS` times. A captured graph runs
+        over the memory, the shapes and the host's values that it was captured with.
         """
         ...
 
@@ -126,6 +149,11 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Wait for all that was queued."""
         ...
+
+
+def queue_of(role: str) -> int:
+    """The queue in which the graph of a role runs: its session is made for one stream."""
+    return AHEAD if role == ENCODER else MAIN
 
 
 def adopted(tensor: Any, kind: int, where: str, **stream: int) -> Any:

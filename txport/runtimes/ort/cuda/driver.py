@@ -28,7 +28,7 @@ from txport.models.facts import Facts
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, Sizes
 from txport.runtimes.encoding import outputs_of
 from txport.runtimes.ort.cuda.caches import Caches
-from txport.runtimes.ort.cuda.device import Device, Tensor, bind
+from txport.runtimes.ort.cuda.device import AHEAD, MAIN, Device, Tensor, bind
 from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.cuda.state import CudaState
 from txport.runtimes.ort.cuda.steps import Steps
@@ -48,19 +48,19 @@ class CudaRuntime:
     def __init__(self, facts: Facts, graphs: Graphs, device: Device) -> None:
         self.facts, self.graphs, self.device = facts, graphs, device
         self._described, self._has_source = graphs.described, facts.task == "seq2seq"
-        self._workspaces = Workspaces(device)
+        self._workspaces, self._ahead = Workspaces(device), Workspaces(device)  # of batches at work; of those encoded
         if self.facts.task != "encode":
             self._caches = Caches(device, graphs)
             self._steps = Steps(facts, graphs, device, self._caches)
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> CudaState:
-        """See `Runtime.start`; sources are only queued to be encoded."""
+        """See `Runtime.start`; sources are only queued to be encoded, beside the steps of other batches."""
         if not self._has_source:
             return self._prefill(source, source_lengths, max_length)
         count, reads = len(source), self.facts.reads
         size = reads.longest if isinstance(reads, Features) else source_bucket(source.shape[1], reads.longest)
         capacity = capacity_bucket(1, self.facts.writes.longest)
-        state = CudaState(self._workspaces, batch_bucket(count), size, capacity, max_length, count)
+        state = CudaState(self._ahead, batch_bucket(count), size, capacity, max_length, count)
         state.source_lengths[:count] = source_lengths
         name, pad = (INPUT_FEATURES, 0) if isinstance(reads, Features) else (INPUT_IDS, reads.pad)
         port = self._described[ENCODER].port(name)
@@ -70,12 +70,34 @@ class CudaRuntime:
         return state
 
     def _encode(self, state: CudaState, name: str, given: Inputs) -> None:
+        if state.workspace.used is not None:
+            self.device.follow(AHEAD, state.workspace.used)
         tensor = state.workspace.tensor("given", given.shape, given.dtype.name)
-        self.device.upload(given, tensor)
-        lengths = self._tell_source_lengths(state)
+        self.device.upload(given, tensor, AHEAD)
+        lengths = self._tell_source_lengths(state, AHEAD)
         cross = self._caches.tensors(state, "source")
         inputs, outputs = {name: tensor, SOURCE_LENGTHS: lengths}, dict(zip(self._made(ENCODER), cross, strict=True))
         self._run(state, ENCODER, inputs, outputs)
+        state.encoded, state.is_settled = self.device.mark(AHEAD), False
+
+    def _join(self, state: CudaState) -> None:
+        """What comes now reads the sources."""
+        if state.encoded is not None:
+            self.device.follow(MAIN, state.encoded)
+            state.encoded = None
+
+    def _settle(self, state: CudaState) -> None:
+        """Put the sources where batches work, whose steps are captured over few memories; the next are encoded here."""
+        if state.is_settled:
+            return
+        self._join(state)
+        encoded = self._caches.span(state, "source")
+        old = state.move(self._workspaces)
+        self.device.copy(encoded, self._caches.span(state, "source"))
+        old.used = self.device.mark(MAIN)
+        self._ahead.give_back(old)
+        self._tell_source_lengths(state)
+        state.is_settled = True
 
     def _prefill(self, prompts: Inputs, lengths: Ints, max_length: int) -> CudaState:
         """All but the last token of each prompt into the rows' caches."""
@@ -136,6 +158,7 @@ class CudaRuntime:
         self, tokens: Ints, state: CudaState, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, CudaState]:
         """See `Runtime.step` and `ContinuousRuntime`; of the best tokens, log-probabilities come in any case."""
+        self._settle(state)
         seated = np.full(state.size, NOBODY)
         seated[state.slots] = tokens
         active = seated >= 0
@@ -145,9 +168,9 @@ class CudaRuntime:
             self._caches.grow(state, "row", min(2 * state.capacity, max(state.max_length, self.facts.writes.longest)))
         return self._steps.run(state, seated, active, top, align).of(state.slots), state
 
-    def _tell_source_lengths(self, state: CudaState) -> Tensor:
+    def _tell_source_lengths(self, state: CudaState, queue: int = MAIN) -> Tensor:
         tensor = state.workspace.tensor("source lengths", (state.batch,), "int64")
-        self.device.upload(state.source_lengths, tensor)
+        self.device.upload(state.source_lengths, tensor, queue)
         return tensor
 
     def _made(self, role: str) -> list[str]:
@@ -163,6 +186,7 @@ class CudaRuntime:
 
     def select(self, state: CudaState, rows: Ints) -> CudaState:
         """See `Runtime.select`; rows that only leave let the others where they are, until they fit a smaller bucket."""
+        self._settle(state)
         seated = seat(state.slots[rows], state.batch, state.width)
         batch, width, slots = batch_bucket(len(seated.sources)), seated.width, seated.slots
         if stays := batch == state.batch:
@@ -200,6 +224,7 @@ class CudaRuntime:
 
     def admit(self, state: CudaState, places: Ints, others: CudaState, chosen: Ints) -> CudaState:
         """See `ContinuousRuntime.admit`."""
+        self._settle(state)
         state.ahead.drop()
         sources, theirs = state.sources[places], others.slots[chosen]
         slots = (sources[:, None] * state.width + np.arange(state.width)).ravel()
@@ -208,12 +233,14 @@ class CudaRuntime:
         if state.has_nan and state.is_clean:
             self._caches.clear_slots(state, slots)
         if self._has_source:
+            self._join(others)
             longest = max(state.places, others.places)
             for each in (state, others):
                 self._caches.grow(each, "source", longest)
             self._caches.admit(state, "source", sources, self._caches.select(others, "source", theirs))
             state.source_lengths[sources] = others.source_lengths[theirs]
             self._tell_source_lengths(state)
+            others.workspace.used = self.device.mark(MAIN)
         elif others.length:
             self._admit_rows(state, sources * state.width, others, theirs)
         return state
@@ -231,6 +258,7 @@ class CudaRuntime:
         """See `ContinuousRuntime.reserve`: so the first step has the shape of all others."""
         if rows == state.width:
             return state
+        self._settle(state)
         assert state.width == 1, "room is made before the first step"
         size = state.batch * rows
         self._move(state, np.arange(size) // rows, is_written=state.length > 0)

@@ -1,4 +1,4 @@
-"""A GPU by CUDA: memory, pinned copies and one stream by its runtime library, graphs by ONNX Runtime."""
+"""A GPU by CUDA: memory, pinned copies and two streams by its runtime library, graphs by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -14,13 +14,24 @@ import numpy as np
 
 from txport.errors import RunError, UnavailableError
 from txport.runtimes.base import running
-from txport.runtimes.ort.cuda.device import EAGER, Array, Binding, Block, Tensor, adopted, stored, unstored
+from txport.runtimes.ort.cuda.device import (
+    EAGER,
+    MAIN,
+    QUEUES,
+    Array,
+    Binding,
+    Block,
+    Tensor,
+    adopted,
+    stored,
+    unstored,
+)
 from txport.runtimes.ort.nvidia.failures import explain
 from txport.runtimes.ort.nvidia.options import CUDA
 from txport.runtimes.ort.onnx_runtime import ort
 
 NON_BLOCKING, NO_TIMING = 1, 2  # CUDA's flags of streams and events
-TO_DEVICE, TO_HOST = 1, 2  # and its directions of a copy
+TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # and its directions of a copy
 GPU = 2  # DLPack's number
 OUT_OF_MEMORY = 2  # and of its errors
 MAJORS = (13, 12)  # of the runtime library that ONNX Runtime was built with
@@ -101,8 +112,18 @@ class Fetch:
         self._device.take_back(self._pinned, self._event)
 
 
+class Mark:
+    """See `Device.mark`: an event. Who waits for it waits for what was marked, also if it is used again by then."""
+
+    def __init__(self, device: CudaDevice, event: Any) -> None:
+        self.event, self._device = event, device
+
+    def __del__(self) -> None:
+        self._device.take_back([], self.event)
+
+
 class CudaDevice:
-    """See `Device`. All is done on one stream, the user's own where its address is given."""
+    """See `Device`. Each queue is a stream; where the address of the user's own is given, both are that one."""
 
     name = "cuda"
 
@@ -112,7 +133,7 @@ class CudaDevice:
         self._events: deque[Any] = deque()
         self._threads = threading.local()
         with LOCK:
-            self.stream = self._new_stream() if stream is None else stream
+            self.streams = [self._new_stream() if stream is None else stream for _ in QUEUES]
             self._staging, self._staged = Pinned(self._cudart, STAGING), 0
         self._eager = _options(EAGER)
 
@@ -130,7 +151,7 @@ class CudaDevice:
             self._cudart.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(max(size, 1)))
         return CudaBlock(int(place.value or 0), size, self._freed)
 
-    def upload(self, array: Array, tensor: Tensor) -> None:
+    def upload(self, array: Array, tensor: Tensor, queue: int = MAIN) -> None:
         """See `Device.upload`; small arrays go through pinned memory, large ones are staged by CUDA."""
         content = np.ascontiguousarray(stored(array, tensor.dtype))
         assert content.shape == tensor.shape, f"an array of shape {content.shape} into {tensor.shape}"
@@ -138,7 +159,7 @@ class CudaDevice:
             source = content.ctypes.data
             if 0 < content.nbytes <= STAGING // 4:
                 source = self._stage(content)
-            self._copy(tensor.address, source, content.nbytes, TO_DEVICE)
+            self._copy(tensor.address, source, content.nbytes, TO_DEVICE, queue)
 
     def _stage(self, content: Array) -> int:
         """Put an array into pinned memory, behind the last one; what lies there was copied before it is reused."""
@@ -155,17 +176,30 @@ class CudaDevice:
         """See `Device.clear`."""
         with LOCK:
             place, size = ctypes.c_void_p(tensor.address), ctypes.c_size_t(tensor.size)
-            self._cudart.cudaMemsetAsync(place, 0, size, ctypes.c_void_p(self.stream))
+            self._cudart.cudaMemsetAsync(place, 0, size, self._stream(MAIN))
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """See `Device.copy`."""
+        with LOCK:
+            self._copy(target.address, source.address, source.size, ON_DEVICE, MAIN)
+
+    def mark(self, queue: int) -> Mark:
+        """See `Device.mark`."""
+        with LOCK:
+            return Mark(self, self._record(queue))
+
+    def follow(self, queue: int, mark: Mark) -> None:
+        """See `Device.follow`."""
+        with LOCK:
+            self._cudart.cudaStreamWaitEvent(self._stream(queue), mark.event, 0)
 
     def fetch(self, *tensors: Tensor) -> Fetch:
         """See `Device.fetch`."""
         with LOCK:
             pinned = [self._take(each.size) for each in tensors]
             for memory, each in zip(pinned, tensors, strict=True):
-                self._copy(memory.address, each.address, each.size, TO_HOST)
-            event = self._events.popleft() if self._events else self._new_event()
-            self._cudart.cudaEventRecord(event, ctypes.c_void_p(self.stream))
-        return Fetch(self, tensors, pinned, event)
+                self._copy(memory.address, each.address, each.size, TO_HOST, MAIN)
+            return Fetch(self, tensors, pinned, self._record(MAIN))
 
     def run(self, binding: Binding, graph: int = EAGER) -> None:
         """See `Device.run`."""
@@ -179,12 +213,13 @@ class CudaDevice:
 
     def adopt(self, tensor: Any) -> Any:
         """See `Device.adopt`; its library lets our stream wait for its own."""
-        return adopted(tensor, GPU, "on the GPU", stream=self.stream)
+        return adopted(tensor, GPU, "on the GPU", stream=self.streams[MAIN])
 
     def synchronize(self) -> None:
         """See `Device.synchronize`."""
         with LOCK:
-            self._cudart.cudaStreamSynchronize(ctypes.c_void_p(self.stream))
+            for queue in QUEUES:
+                self._cudart.cudaStreamSynchronize(self._stream(queue))
 
     def wait(self, event: Any) -> None:
         """Wait for what was queued before an event."""
@@ -210,15 +245,24 @@ class CudaDevice:
         free = self._pinned[rounded]
         return free.popleft() if free else Pinned(self._cudart, rounded)
 
+    def _stream(self, queue: int) -> Any:
+        return ctypes.c_void_p(self.streams[queue])
+
+    def _record(self, queue: int) -> Any:
+        """An event behind all that is in a queue."""
+        event = self._events.popleft() if self._events else self._new_event()
+        self._cudart.cudaEventRecord(event, self._stream(queue))
+        return event
+
     def _new_event(self) -> Any:
         event = ctypes.c_void_p()
         self._cudart.cudaEventCreateWithFlags(ctypes.byref(event), NO_TIMING)
         return event
 
-    def _copy(self, target: int, source: int, size: int, direction: int) -> None:
+    def _copy(self, target: int, source: int, size: int, direction: int, queue: int) -> None:
         if size:
             places = ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(size)
-            self._cudart.cudaMemcpyAsync(*places, direction, ctypes.c_void_p(self.stream))
+            self._cudart.cudaMemcpyAsync(*places, direction, self._stream(queue))
 
 
 def _options(graph: int) -> Any:

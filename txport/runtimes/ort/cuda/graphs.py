@@ -9,7 +9,7 @@ from txport.bundles.device_ports import ON_HOST
 from txport.bundles.ports import Graph
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts
-from txport.runtimes.ort.cuda.device import Array, Binding, Device, Tensor, bind, bytes_of
+from txport.runtimes.ort.cuda.device import MAIN, Array, Binding, Device, Tensor, bind, bytes_of, queue_of
 from txport.runtimes.ort.placement import placement
 from txport.runtimes.ort.sessions import Sessions
 
@@ -50,11 +50,12 @@ class Graphs:
         lengths.update({name: int(array[0]) for name, array in host.items()})
         given = {port.name: _new(device, inputs[port.name].shape, port.dtype) for port in graph.inputs}
         for name, tensor in given.items():
-            device.upload(inputs[name], tensor)
+            device.upload(inputs[name], tensor, queue_of(role))
         made = {port.name: _new(device, port.shape(lengths), port.dtype) for port in graph.outputs}
         read = {name: tensor for name, tensor in given.items() if name not in host}
         binding = bind(device, role, self.sessions[role], read, made, host)
         device.run(binding)
+        device.follow(MAIN, device.mark(binding.queue))
         return dict(zip(made, device.fetch(*made.values()).arrays(), strict=True))
 
 

@@ -1,7 +1,8 @@
-"""The CPU in a GPU's place: the same queue, the same captured graphs, and an error where a GPU would compute nonsense.
+"""The CPU in a GPU's place: the same queues, the same captured graphs, and an error where a GPU would compute nonsense.
 
 Nothing is done before somebody waits for it, so a driver that reads too early, or frees or overwrites memory that work
-is still queued for, gets what a GPU would give it. What a GPU does in silence is an `AssertionError` here.
+is still queued for, gets what a GPU would give it. What a GPU does in silence is an `AssertionError` here; so is memory
+that both queues use, one of them to write, where neither was told to follow the other.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import ctypes
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from operator import le
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,8 @@ from txport.runtimes.ort.cuda.device import (
     ALIGNMENT,
     CAPTURE_RUNS,
     EAGER,
+    MAIN,
+    QUEUES,
     Array,
     Binding,
     Block,
@@ -32,6 +36,7 @@ from txport.runtimes.ort.cuda.device import (
 )
 
 CPU = 1  # DLPack's number
+Clock = list[int]  # how much of each queue has been done
 GARBAGE = 0xFF  # what new memory is full of: NaN in any floating point type
 
 
@@ -42,21 +47,22 @@ class HostBlock(Block):
         self._memory = np.full(size + ALIGNMENT, GARBAGE, np.uint8)
         address = self._memory.ctypes.data
         super().__init__(address + -address % ALIGNMENT, size)
+        self.written: Clock = [0 for _ in QUEUES]  # by the last of each queue that writes to it
+        self.used: Clock = [0 for _ in QUEUES]  # by the last that reads or writes
 
 
 class Fetch:
     """See `Fetched`."""
 
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self.found: list[Array] = []
-        self._wait = wait
+    def __init__(self, wait: Callable[[], None], found: list[Array]) -> None:
+        self._wait, self._found = wait, found
 
     def arrays(self) -> list[Array]:
         """See `Fetched.arrays`; `RunError` where something before it failed."""
         self._wait()
-        if not self.found:
+        if not self._found:
             raise RunError("what was asked for was never computed, as a run before it failed; begin anew")
-        return self.found
+        return self._found
 
 
 class Captured(NamedTuple):
@@ -74,28 +80,45 @@ class HostDevice:
     def __init__(self) -> None:
         self._queue: deque[Callable[[], None]] = deque()
         self._queued = self._done = 0
+        self._counts: Clock = [0 for _ in QUEUES]
+        self._behind: list[Clock] = [[0 for _ in QUEUES] for _ in QUEUES]  # of each queue: what its next work follows
         self._lock, self._threads = threading.RLock(), threading.local()
 
     def allocate(self, size: int) -> Block:
         """See `Device.allocate`."""
         return HostBlock(size)
 
-    def upload(self, array: Array, tensor: Tensor) -> None:
+    def upload(self, array: Array, tensor: Tensor, queue: int = MAIN) -> None:
         """See `Device.upload`."""
         content = stored(array, tensor.dtype)
         assert content.shape == tensor.shape, f"an array of shape {content.shape} into {tensor.shape}"
-        self._add(partial(_write, content.view(np.uint8) if content.size else content, _Place(tensor)))
+        work = partial(_write, content.view(np.uint8) if content.size else content, _Place(tensor))
+        self._add(work, queue, writes=[tensor])
 
     def clear(self, tensor: Tensor) -> None:
         """See `Device.clear`."""
-        self._add(partial(_clear, _Place(tensor)))
+        self._add(partial(_clear, _Place(tensor)), MAIN, writes=[tensor])
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """See `Device.copy`."""
+        assert source.size == target.size, f"{source.size} bytes into {target.size}"
+        self._add(partial(_copy, _Place(source), _Place(target)), MAIN, reads=[source], writes=[target])
+
+    def mark(self, queue: int) -> Clock:
+        """See `Device.mark`."""
+        with self._lock:
+            return [*self._behind[queue]]
+
+    def follow(self, queue: int, mark: Clock) -> None:
+        """See `Device.follow`."""
+        with self._lock:
+            self._behind[queue] = list(map(max, self._behind[queue], mark))
 
     def fetch(self, *tensors: Tensor) -> Fetch:
         """See `Device.fetch`."""
         with self._lock:
-            fetch = Fetch(partial(self._wait, self._queued + 1))
-            self._add(partial(_read, [_Place(each) for each in tensors], fetch.found))
-        return fetch
+            self._add(partial(_read, [_Place(each) for each in tensors], found := list[Array]()), MAIN, reads=tensors)
+            return Fetch(partial(self._wait, self._queued, self.mark(MAIN)), found)
 
     def run(self, binding: Binding, graph: int = EAGER) -> None:
         """See `Device.run`."""
@@ -122,7 +145,7 @@ class HostDevice:
 
     def synchronize(self) -> None:
         """See `Device.synchronize`."""
-        self._wait(self._queued)
+        self._wait(self._queued, self._counts)
 
     @property
     def _captured(self) -> dict[int, Captured]:
@@ -132,18 +155,46 @@ class HostDevice:
         found: dict[int, Captured] = self._threads.captured
         return found
 
-    def _add(self, work: Callable[[], None]) -> None:
+    def _add(
+        self,
+        work: Callable[[], None],
+        queue: int,
+        *,
+        reads: Iterable[Tensor] = (),
+        writes: Iterable[Tensor] = (),
+    ) -> None:
         with self._lock:
+            self._require_order(queue, reads, writes)
             self._queue.append(work)
             self._queued += 1
 
+    def _require_order(self, queue: int, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
+        """What another queue does to the same memory must lie behind; reading the same is no conflict."""
+        self._counts[queue] += 1
+        behind, count = self._behind[queue], self._counts[queue]
+        behind[queue] = count
+        for tensors, others in ((reads, "written"), (writes, "used")):
+            for block in (each.block for each in tensors):
+                assert isinstance(block, HostBlock)
+                before = getattr(block, others)
+                assert all(map(le, before, behind)), f"queue {queue} does not wait for what another one does to memory"
+                block.used[queue] = count
+                if others == "used":
+                    block.written[queue] = count
+
     def _add_run(self, binding: Binding) -> None:
         blocks = {id(each.block): weakref.ref(each.block) for each in binding.tensors}
-        self._add(partial(_execute, binding.role, binding.session, binding.io, list(blocks.values()), binding.host))
+        work = partial(_execute, binding.role, binding.session, binding.io, list(blocks.values()), binding.host)
+        self._add(work, binding.queue, reads=binding.inputs.values(), writes=binding.outputs.values())
 
-    def _wait(self, count: int) -> None:
-        """Do what was queued, up to so many things in all; behind one that fails, nothing makes sense any more."""
+    def _wait(self, count: int, mark: Clock) -> None:
+        """Do what was queued, up to so many things in all; behind one that fails, nothing makes sense any more.
+
+        Whatever is queued from now on comes behind what is marked: the host has waited for that.
+        """
         with self._lock:
+            for queue in QUEUES:
+                self.follow(queue, mark)
             while self._done < count:
                 self._done += 1
                 try:
@@ -189,6 +240,10 @@ def _execute(role: str, session: Any, io: Any, blocks: list[weakref.ref[Block]],
 
 def _write(content: Array, place: _Place) -> None:
     place.memory()[0][:] = content.ravel()
+
+
+def _copy(source: _Place, target: _Place) -> None:
+    target.memory()[0][:] = source.memory()[0]
 
 
 def _clear(place: _Place) -> None:

@@ -6,6 +6,7 @@ Letters: B sources, K rows of each, R = B x K rows, S source length, M capacity.
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -19,14 +20,16 @@ class CudaState:
     """Rows of the caller lie in slots, of which each source has as many; sources and slots that rest are computed too.
 
     `lengths` (R,) are tokens in the caches, 0 for slots that rest. `on_device` (R,) are those that the device counts,
-    also for what is under way; None where nobody knows.
+    also for what is under way; None where nobody knows. Until its first step, a state lies in memory where sources are
+    encoded; `encoded` marks when they are, as long as nothing follows that.
     """
 
     def __init__(
         self, workspaces: Workspaces, batch: int, places: int, capacity: int, max_length: int, count: int
     ) -> None:
-        self.workspace: Workspace = workspaces.take()
-        weakref.finalize(self, workspaces.give_back, self.workspace).atexit = False
+        self._lie_in(workspaces)
+        self.encoded: Any = None
+        self.is_settled = True
         self.batch, self.width, self.places, self.max_length = batch, 1, places, max_length
         self.capacity = capacity
         self.slots = np.arange(count)
@@ -37,6 +40,18 @@ class CudaState:
         self.is_clean = False  # whether the rows' caches are free of what another batch left
         self.has_nan = False  # whether a row has said NaN, which would stay in its caches
         self.ahead = Ahead()
+
+    def _lie_in(self, workspaces: Workspaces) -> None:
+        self.workspace: Workspace = workspaces.take()
+        self._end = weakref.finalize(self, workspaces.give_back, self.workspace)
+        self._end.atexit = False
+
+    def move(self, workspaces: Workspaces) -> Workspace:
+        """Lie in other memory from now on; -> what it lay in, which the caller gives back."""
+        old = self.workspace
+        self._end.detach()
+        self._lie_in(workspaces)
+        return old
 
     @property
     def size(self) -> int:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from txport.bundles.ports import Port
 from txport.runtimes.ort.cuda.device import Binding, Block, Device, Tensor, aligned, bytes_of
@@ -31,6 +31,7 @@ class Workspace:
     """The slabs of one batch at a time, and the graphs that are bound to them."""
 
     def __init__(self, device: Device, numbers: Iterable[int]) -> None:
+        self.used: Any = None  # marks the last work on it in the main queue, where others write to it
         self._device, self._numbers = device, iter(numbers)
         self._slabs: dict[str, Block] = {}
         self._bound: dict[tuple[object, ...], Bound] = {}
