@@ -123,6 +123,20 @@ def test_an_operator_that_a_build_lacks(checkpoint: Path, tmp_path: Path) -> Non
     assert message.endswith("a cpu bundle in fp32; export with `--target portable`")
 
 
+@pytest.mark.parametrize("web", [False, True])
+def test_a_standard_operator_that_a_build_lacks(web: bool, copied: Path) -> None:
+    """Such as one of a later opset; said alike by both builds."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        next(node for node in model.graph.node if node.op_type == "Softmax").op_type = "Hardmux"
+
+    edit_graph(copied, "decoder", edit)
+    error, message = refused(copied, web=web)
+    assert error == "UnsupportedError"
+    assert "lacks the operator Hardmux of the decoder graph of" in message
+    assert message.endswith("a portable bundle in fp32; use a newer build, or export with a lower `--opset`")
+
+
 def test_token_ids_need_no_tokenizer(copied: Path) -> None:
     source = txport.load(copied).encode("bad")
     expected = txport.load(copied).search([source])[0][0].tokens

@@ -8,7 +8,11 @@ import { contract } from "./ports.js";
 /** @typedef {any} Tensor a tensor of ONNX Runtime */
 /** @typedef {Record<string, Tensor>} Tensors */
 
-const MISSING = [/implementation for ([\w.]+)\(/, /([\w.:]+)\(-?\d*\) is not a registered function/];
+const MISSING = [
+  /implementation for ([\w.]+)\(/,
+  /([\w.:]+)\(-?\d*\) is not a registered function/,
+  /No Op registered for ([\w.]+) with domain_version/,
+];
 const OWN = /^(present|selected)\.|^last_hidden_state$/; // outputs that stay where they were made
 
 /** The graphs of one bundle on one platform; tensors go in and out by the names of ports. */
@@ -184,7 +188,10 @@ function refusal(error, where, manifest, role) {
   const operator = MISSING.map((pattern) => pattern.exec(why)?.[1]).find((name) => name !== undefined);
   if (operator !== undefined) {
     const what = `this build of ONNX Runtime lacks the operator ${operator} of the ${role} graph of ${where}`;
-    const fix = manifest.target === "portable" ? "use a newer build" : "export with `--target portable`";
+    const fix =
+      manifest.target === "portable"
+        ? "use a newer build, or export with a lower `--opset`"
+        : "export with `--target portable`";
     return new UnsupportedError(`${what}, a ${manifest.target} bundle in ${manifest.precision}; ${fix}`);
   }
   return new BundleError(`ONNX Runtime can't load the ${role} graph of ${where}: ${why}`);
