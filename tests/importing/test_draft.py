@@ -295,3 +295,35 @@ def test_any_tensors_give_a_draft_that_asks(
         told = str(error)
     assert "\n" not in told
     assert "TOML" not in told
+
+
+def beside_one_another(size: int, inner: int, mixed: int) -> Tensors:
+    """A decoder whose maps have no names of the parts that they are of."""
+    shapes = {"emb.weight": (50, size), "pos.weight": (24, size), "norm.weight": (size,), "norm.bias": (size,)}
+    layer = {"ln1": (size,), "ln2": (size,), "qkv": (3 * mixed, size), "out": (size, mixed)}
+    layer |= {"fc": (inner, size), "proj": (size, inner)}
+    for number in range(2):
+        for name, shape in layer.items():
+            shapes |= {f"blocks.{number}.{name}.weight": shape, f"blocks.{number}.{name}.bias": shape[:1]}
+    drawn = torch.Generator().manual_seed(0)
+    shapes |= {"head.weight": (50, size)}
+    return {name: torch.rand(shape, generator=drawn) + 0.5 for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(("inner", "mixed"), [(128, 32), (40, 32), (128, 48), (32, 32)])
+def test_maps_without_a_part_are_told_apart_by_their_shapes(inner: int, mixed: int, tmp_path: Path) -> None:
+    """The one behind attention is square, the others are not; else it is a question."""
+    folder = save(tmp_path / "mine", beside_one_another(32, inner, mixed), {})
+    (folder / CONFIG).unlink()
+    write_draft(folder, folder / RULES)
+    text = (folder / RULES).read_text(encoding="utf-8")
+    told = {"out": "attention.output", "fc": "feed_forward.inner", "proj": "feed_forward.outer"}
+    lines = [
+        rf"rename = {{ pattern = '^blocks\.(\d+)\.{given}\.{kind}$', to = 'decoder.\1.{own}.{kind}' }}  # likely"
+        for given, own in told.items()
+        for kind in ("weight", "bias")
+    ]
+    is_told = mixed == 32 != inner
+    assert [line in text for line in lines] == [is_told] * len(lines)
+    assert (f"feed_forward = {inner}\n" in text) == is_told
+    assert is_told or "QUESTION: which tensor is it?" in text

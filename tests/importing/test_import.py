@@ -114,8 +114,28 @@ def test_a_folder_that_nothing_knows_is_told_what_it_is_nearest_to(
         (own / CONFIG).write_text(json.dumps(config))
     code, out, err = run(own)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "the nearest architecture is transformer; only in the file: net.step; `txport import" in err
-    assert f"--draft-map {own / RULES}` drafts rules for it" in err
+    assert "the nearest architecture is transformer; only in the file: net.step" in err
+    assert err.count(f"`txport import {own} --draft-map {own / RULES}` drafts") == 1
+
+
+def test_a_type_that_nothing_expresses_is_near_to_none(run: Run, own: Path) -> None:
+    (own / RULES).unlink()
+    (own / CONFIG).write_text(json.dumps({"model_type": "modernbert"}))
+    code, _, err = run(own)
+    assert (code, "its encoder attends to windows" in err, "nearest" in err) == (2, True, False)
+
+
+def test_of_two_tensors_that_become_one_only_the_rules_are_told(run: Run, own: Path) -> None:
+    """That they also differ follows from it."""
+    text = (own / RULES).read_text(encoding="utf-8")
+    moved = "\n[[rule]]\nrename = { pattern = '^encoder\\.0\\.', to = 'encoder.1.' }\n"
+    (own / RULES).write_text(text + moved, encoding="utf-8")
+    code, out, _ = run(own)
+    assert (code, "must be one tensor" in out) == (2, False)
+    line = (text + moved).count("\n")
+    told = [each for each in out.splitlines() if " is made more than once: of " in each]
+    assert told
+    assert all(f"{RULES} line {line}" in each for each in told)
 
 
 def test_a_draft_is_written_and_told(run: Run, own: Path) -> None:

@@ -120,7 +120,9 @@ def _unknown(folder: Path, error: CheckpointError | ConfigError) -> CheckpointEr
     left = (("the file", draft.match.given), ("the model", draft.match.own))
     only = (f"only in {where}: {_names(several)}" for where, several in left if several)
     told = "; ".join([f"the nearest architecture is {names}", *only])
-    return type(error)(f"{error}; {told}; `txport import {folder} --draft-map {folder / RULES}` drafts rules for it")
+    draft_it = f"`txport import {folder} --draft-map {folder / RULES}` drafts"
+    more = "" if draft_it in str(error) else f"; {draft_it} rules for it"
+    return type(error)(f"{error}; {told}{more}")
 
 
 def _names(several: Sequence[Template]) -> str:
@@ -137,7 +139,8 @@ def _is_unknown(folder: Path) -> bool:
     except DocumentError:
         return False
     kind = values.get(family.TYPE)
-    return ARCHITECTURE not in values and not (isinstance(kind, str) and kind in family.all_families())
+    told = (*family.all_families(), *family.REFUSED)
+    return ARCHITECTURE not in values and not (isinstance(kind, str) and kind in told)
 
 
 def _fit(folder: Path, source: Source, weights: Weights, made: Plan) -> Fit:

@@ -15,6 +15,7 @@ LAST = ("output", "outer")  # maps that end a part of a layer
 
 NAMED = "sure, by its name"
 NUMBERED = "likely, by its number, in the order in which parts run"
+SHAPED = "likely, by its shape: the map behind attention is square"
 LEFT = "likely, since nothing else is left"
 
 
@@ -56,7 +57,11 @@ def match(given: Sequence[Template], own: Sequence[Template]) -> Match:
     state = _by_number(state, "norm", lambda role: ORDER.index(role.part) if role.part in ORDER else 0)
     state = _by_number(state, "", lambda role: ("gate", "inner", "outer").index(role.what) if role.part == "ffn" else 0)
     state = _alike(state, lambda role: (role.side, role.part, role.what == "norm", role.kind), LEFT)
-    state = _ends(state)
+    state = _ends(_squares(state))
+    state = _alike(
+        state, lambda role: (role.side, role.part) if role.part == "ffn" and role.kind == "weight" else None, LEFT
+    )
+    state = _beside(state)
     return _alike(state, lambda role: (role.side, role.what == "norm", role.kind) if _is_told(role) else None, LEFT)
 
 
@@ -78,6 +83,40 @@ def _ends(state: Match) -> Match:
         own = [one for one in state.own if one.role.what in LAST and (one.role.side, one.role.kind) == (side, kind)]
         if alike == [each] and len(own) == 1 and _fits(each, own[0]):
             pairs.append(Pair(each, (own[0],), LEFT))
+    return _taken(state, pairs)
+
+
+def _squares(state: Match) -> Match:
+    """Pair the two maps of which it is only said that they end something: that of attention alone is square.
+
+    The other must lie the other way round as a third one, which widens what it narrows.
+    """
+    pairs = []
+    for side in {each.role.side for each in state.given if each.numbers}:
+        maps = [each for each in state.given if each.numbers and each.role.side == side and len(each.shape) == 2]
+        ends = [each for each in maps if _is_end(each.role)]
+        square = [each for each in ends if each.shape[0] == each.shape[1]]
+        narrow = [each for each in ends if each not in square]
+        own = {
+            one.role.part: one
+            for one in state.own
+            if one.role.side == side and one.role.what in LAST and one.role.kind == "weight"
+        }
+        if len(square) == len(narrow) == 1 and own.keys() == {"attention", "ffn"}:
+            wide = [each for each in maps if each.shape == narrow[0].shape[::-1] and each.role.part == "ffn"]
+            pairs += [Pair(square[0], (own["attention"],), SHAPED), Pair(narrow[0], (own["ffn"],), SHAPED)] * bool(wide)
+    return _taken(state, pairs)
+
+
+def _beside(state: Match) -> Match:
+    """Pair biases where the weights beside them are paired."""
+    found = {each.given.name: each for each in state.pairs if len(each.own) == 1}
+    pairs = []
+    for each in state.given:
+        weight = found.get(f"{each.name.removesuffix('bias')}weight") if each.name.endswith("bias") else None
+        own = [one for one in state.own if weight and one.role == replace(weight.own[0].role, kind="bias")]
+        if weight and len(own) == 1 and _fits(each, own[0]):
+            pairs.append(Pair(each, (own[0],), weight.why))
     return _taken(state, pairs)
 
 

@@ -295,7 +295,8 @@ def _take_in(made: Plan, weights: Weights, source: Source, take: Take) -> None:
 def check_tensors(made: Plan, weights: Weights, source: Source, take: Take = lambda name, tensor: None) -> list[str]:
     """All that does not fit, one sentence each; what fits is given to `take` by its name, one by one."""
     problems = made.problems(source.lines)
-    for name in made.fitting:
+    doubles = made.doubles(source.lines or {})  # which are told by their lines
+    for name in (each for each in made.fitting if each not in doubles):
         try:
             tensor = made.tensor(name, weights)
         except CheckpointError:  # of the file, not of the tensor

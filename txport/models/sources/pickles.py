@@ -7,6 +7,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,7 @@ def read_pickle(path: Path, at: str = "") -> Weights:
     strange = [name for name, tensor in tensors.items() if not _is_plain(tensor)]
     if strange:
         raise CheckpointError(f"{path} holds {quoted(strange[0])}, which is sparse or quantised; {SAVE}")
-    logger.warning(
-        "%s is a pickle, of which only tensors are read; `txport import` writes safetensors of it",
-        one_line(str(path)),
-    )
+    _warn(path)
 
     def read(name: str) -> Tensor:
         if is_repeated(tensors[name]):
@@ -48,6 +46,12 @@ def read_pickle(path: Path, at: str = "") -> Weights:
         return tensors[name]
 
     return Weights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, read)
+
+
+@cache  # once for a file, however often it is read
+def _warn(path: Path) -> None:
+    told = one_line(str(path))
+    logger.warning("%s is a pickle, of which only tensors are read; `txport import` writes safetensors of it", told)
 
 
 def is_repeated(tensor: Tensor) -> bool:

@@ -115,21 +115,28 @@ class Plan:
         lines = lines or {}
         return [
             *(f"{line}: the rule does nothing to any tensor" for at, line in lines.items() if at not in self.used),
-            *self._doubles(lines),
+            *self._doubled(lines),
             *(f"missing {name} {self.expected[name]}" for name in self.missing),
             *(f"unexpected {quoted(name)[1:-1]} {self.given[name]}" for name in self.unexpected),
             *(f"{name} has shape {shape}, expected {self.expected[name]}" for name, shape in self.misshapen.items()),
             *self.misfits,
         ]
 
-    def _doubles(self, lines: Mapping[int, str]) -> Iterator[str]:
-        """Sentences about tensors that pieces of the same name make, one of them by a rule that is written."""
-        for name, pieces in self.made.items():
-            alike = [piece for piece in pieces if piece.name == pieces[0].name]
-            if len(alike) > 1 and any(lines.keys() & set(piece.rules) for piece in alike):
-                ways = [(str(piece.value), [lines[at] for at in piece.rules if at in lines]) for piece in alike]
-                told = (f"{quoted(value)[1:-1]} ({', '.join(at) or 'as it is'})" for value, at in ways)
-                yield f"{name} is made more than once: of {' and of '.join(told)}"
+    def doubles(self, lines: Mapping[int, str]) -> dict[str, list[Piece]]:
+        """The tensors that several pieces of the same name make, one of them by a rule that is written."""
+        alike = {name: [each for each in pieces if each.name == pieces[0].name] for name, pieces in self.made.items()}
+        return {
+            name: pieces
+            for name, pieces in alike.items()
+            if len(pieces) > 1 and any(lines.keys() & set(piece.rules) for piece in pieces)
+        }
+
+    def _doubled(self, lines: Mapping[int, str]) -> Iterator[str]:
+        """Sentences about these."""
+        for name, pieces in self.doubles(lines).items():
+            ways = [(str(piece.value), [lines[at] for at in piece.rules if at in lines]) for piece in pieces]
+            told = (f"{quoted(value)[1:-1]} ({', '.join(at) or 'as it is'})" for value, at in ways)
+            yield f"{name} is made more than once: of {' and of '.join(told)}"
 
     def tensor(self, name: str, weights: Mapping[str, Tensor]) -> Tensor:
         """The model's tensor of this name, of the tensors of the files; `ValueError` for tied ones that differ."""
