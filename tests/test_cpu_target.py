@@ -42,6 +42,7 @@ from txport.proof.parity.cases import Case
 from txport.proof.parity.check import check
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.replay import Reference
+from txport.proof.proven import write
 from txport.runtimes.ort import fused, providers, sessions
 from txport.runtimes.ort.caches import Rows, move
 from txport.runtimes.ort.pool import Hold
@@ -71,8 +72,8 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module", params=PRECISIONS, ids=str)
 def exported(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     precision, rows = request.param
-    out = tmp_path_factory.mktemp("bundles") / "toy"
-    return txport.export(source, out, target="cpu", precision=precision, rows=rows)  # parity is part of it
+    checkpoint, out = load_checkpoint(str(source)), tmp_path_factory.mktemp("bundles")
+    return write(checkpoint, out, target="cpu", precision=precision, rows=rows)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,12 @@ def test_each_weight_lies_once_on_disk(exported: Bundle) -> None:
                 assert regions.setdefault(int(entry["offset"]), int(entry["length"])) == int(entry["length"])
     ends = sorted((start, start + size) for start, size in regions.items())
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+
+
+@pytest.mark.parametrize(("precision", "rows"), [("int8", 1), ("int4", 32)])
+def test_what_is_for_some_rows_is_proven(source: Path, tmp_path: Path, precision: str, rows: int) -> None:
+    bundle = txport.export(source, tmp_path / "out", target="cpu", precision=precision, rows=rows)
+    assert bundle.manifest.parity["verdict"] == "pass"
 
 
 def test_no_graph_holds_what_it_does_not_read(exported: Bundle, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ import torch
 
 import txport
 from tests import transformers_js
+from tests.architectures.seeded import PLANS
 from txport.bundles.bundle import load_bundle
 from txport.bundles.manifest import OFFERED
 from txport.cli import main
@@ -91,7 +92,7 @@ def checkpoint_of(bundle: Path) -> Path:
 def test_every_variant_is_proven_on_both_targets(number: int, tmp_path: Path) -> None:
     rng = np.random.default_rng((2018, number))
     config = draw(rng)
-    target, precision = KINDS[number % len(KINDS)]
+    target, precision = PLANS[number % len(PLANS)]
     noise = 0.1 if precision in ("int8", "int4") else 0.3  # few bits suit no weights that are noise
     save_checkpoint(tmp_path / "checkpoint", model_of(config, number, noise))
     for kind in {(target, precision), ("portable", "fp32"), ("cpu", "fp32")}:

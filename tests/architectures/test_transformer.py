@@ -63,7 +63,7 @@ def export(config: TransformerConfig, folder: Path, **options: Any) -> tuple[str
     return str(folder / "toy"), txport.export(folder / "toy", folder / "out", **options)
 
 
-@pytest.mark.parametrize("target", OFFERED)
+@pytest.mark.parametrize("target", ["portable", "cpu"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_each_variant_passes_parity_and_finds_what_pytorch_finds(name: str, target: str, tmp_path: Path) -> None:
     checkpoint, bundle = export(variant(name), tmp_path, target=target, precision="fp32")

@@ -138,8 +138,8 @@ def test_the_driver_captures_a_step_and_replays_it(made: Callable[[str, str], Bu
         assert later["replays"] == later["downloads"]  # each step is replayed once, and its best tokens come back
         assert first["replays"] + later["replays"] >= len(said["greedy"])
         assert said["refused"] == 0
-        ahead, main = int(case == "seq2seq"), 0
+        ahead, main = int(case != "causal"), 0
         assert said["beside"]["start"][ahead] > 0
         assert said["beside"]["start"][1 - ahead] == said["beside"]["step"][1] == 0
         assert said["beside"]["step"][main] > 0
-        assert first["followed"] == int(case == "seq2seq")
+        assert first["followed"] == int(case != "causal")
