@@ -44,18 +44,23 @@ FACTS: tuple[Fact, ...] = (
     _of("preset:base, batch 1", "cpu fp32, ort", "portable fp32, openvino-bf16", 1.36),
     _of("preset:base, batch 8", "cpu fp32, ort", "portable fp32, openvino-bf16", 1.70),
     _of("preset:base, batch 32", "cpu fp32, ort", "portable fp32, openvino-bf16", 1.97),
+    _of("preset:base, bulk", "cpu fp32, ort", "portable fp32, openvino-bf16", 2.23),
     _of("preset:base, batch 1", "cpu int8, ort", "portable fp32, openvino-int8", 1.94),
     _of("preset:base, batch 8", "cpu int8, ort", "portable fp32, openvino-int8", 1.67),
     _of("preset:base, batch 32", "cpu int8, ort", "portable fp32, openvino-int8", 1.71),
+    _of("preset:base, bulk", "cpu int8, ort", "portable fp32, openvino-int8", 1.85),
     _of("g2p-en, batch 1", "cpu fp32, ort", "portable fp32, openvino", 2.16),
     _of("g2p-en, batch 8", "cpu fp32, ort", "portable fp32, openvino", 1.93),
     _of("g2p-en, batch 32", "cpu fp32, ort", "portable fp32, openvino", 1.61),
+    _of("g2p-en, bulk", "cpu fp32, ort", "portable fp32, openvino", 1.69),
     _of("g2p-en, batch 1", "cpu fp32, ort", "portable fp32, openvino-bf16", 2.31),
     _of("g2p-en, batch 8", "cpu fp32, ort", "portable fp32, openvino-bf16", 2.36),
     _of("g2p-en, batch 32", "cpu fp32, ort", "portable fp32, openvino-bf16", 2.06),
+    _of("g2p-en, bulk", "cpu fp32, ort", "portable fp32, openvino-bf16", 2.29),
     _of("g2p-en, batch 1", "cpu int8, ort", "portable fp32, openvino-int8", 2.87),
     _of("g2p-en, batch 8", "cpu int8, ort", "portable fp32, openvino-int8", 2.55),
     _of("g2p-en, batch 32", "cpu int8, ort", "portable fp32, openvino-int8", 1.90),
+    _of("g2p-en, bulk", "cpu int8, ort", "portable fp32, openvino-int8", 2.07),
 )
 
 
