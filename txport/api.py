@@ -170,8 +170,8 @@ class Model(Encoder):
             return model.generate_iter(texts, prefixes=prefixes, unknown=unknown, **how, **options)
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         require_unknown(unknown)
-        begun = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
-        chosen = self._options(options, begun)
+        begins = [self._begin(prefix) for prefix in listed("prefixes", many("prefixes", prefixes))]
+        chosen = self._options(options, begins)
         self._require_continuous(continuous, batch_tokens)
 
         def begin_batch(batch: list[tuple[str, list[int], list[int]]]) -> Callable[[], list[Generated]]:
@@ -185,7 +185,7 @@ class Model(Encoder):
             return end
 
         texts = many("texts", texts)
-        pairs = zip(texts, repeat(begun[0])) if isinstance(prefixes, str) else paired(texts, begun, "prefixes")
+        pairs = zip(texts, repeat(begins[0])) if isinstance(prefixes, str) else paired(texts, begins, "prefixes")
         encoded = ((text, self._with_room(self._encode_known(text, unknown), chosen), prefix) for text, prefix in pairs)
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
         work = lambda batch: begin_batch(batch)()  # noqa: E731
@@ -233,13 +233,13 @@ class Model(Encoder):
         """
         self._require_text()
         require_unknown(unknown)
-        begun = self._begin(prefix)
-        chosen = self._options(options, [begun])
+        start = self._begin(prefix)
+        chosen = self._options(options, [start])
         if chosen.nbest > 1:
             raise UnsupportedError(f"only one hypothesis can be streamed, got nbest {chosen.nbest}")
         if not (source := self._with_room(self._encode_known(text, unknown), chosen)):
             return (each for each in [""])
-        steps = search(self._numbers, [source], self.facts, chosen, [begun])
+        steps = search(self._numbers, [source], self.facts, chosen, [start])
         return grown(steps, functools.partial(self._text, source))
 
     def search(
@@ -257,16 +257,16 @@ class Model(Encoder):
         Raises `TextError` for a source that is empty, too long, or has ids outside the vocabulary.
         """
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
-        begun = None if prefixes is None else [token_ids("a prefix", each) for each in listed("prefixes", prefixes)]
+        begins = None if prefixes is None else [token_ids("a prefix", each) for each in listed("prefixes", prefixes)]
         require_many("sources", sources)
-        chosen = self._options(options, begun or [])
+        chosen = self._options(options, begins or [])
         self._require_continuous(continuous, batch_tokens)
 
         def begin_batch(batch: list[GenerationRequest]) -> Callable[[], list[list[Found]]]:
             return self._begin_search(batch, chosen, batch_size if continuous else None)
 
         pairs: Iterable[GenerationRequest]
-        pairs = zip(sources, repeat(())) if begun is None else paired(sources, begun, "prefixes")
+        pairs = zip(sources, repeat(())) if begins is None else paired(sources, begins, "prefixes")
         checked: Iterable[GenerationRequest] = (
             (self._with_room(self._checked(source), chosen), prefix) for source, prefix in pairs
         )
