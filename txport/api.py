@@ -36,7 +36,7 @@ from txport.release import Progress, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, QueuedRuntime, Runtime
 from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
-from txport.search.batching import in_batches
+from txport.search.batching import begin_batches, in_batches
 from txport.search.continuous import GenerationRequest, Scheduler
 from txport.search.generate import Ids, begin, generate, require_fit, require_room, search
 from txport.search.numbers import numbers_only
@@ -188,8 +188,7 @@ class Model(Encoder):
         pairs = zip(texts, repeat(begins[0])) if isinstance(prefixes, str) else paired(texts, begins, "prefixes")
         encoded = ((text, self._with_room(self._encode_known(text, unknown), chosen), prefix) for text, prefix in pairs)
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
-        work = lambda batch: begin_batch(batch)()  # noqa: E731
-        return in_batches(encoded, work, batch_size, size, self.workers, batch_tokens, continuous, begin_batch)
+        return begin_batches(encoded, begin_batch, batch_size, size, self.workers, batch_tokens, continuous)
 
     def transcribe(self, audio: Audio | Iterable[Audio], **options: Any) -> list[Transcript]:
         """What is said in audio; the options are those of `transcribe_iter`. -> one result a piece, in order."""
@@ -271,8 +270,7 @@ class Model(Encoder):
             (self._with_room(self._checked(source), chosen), prefix) for source, prefix in pairs
         )
         size: Callable[[GenerationRequest], int] = lambda pair: len(pair[0])  # noqa: E731
-        work: Callable[[list[GenerationRequest]], list[list[Found]]] = lambda batch: begin_batch(batch)()  # noqa: E731
-        return list(in_batches(checked, work, batch_size, size, self.workers, batch_tokens, continuous, begin_batch))
+        return list(begin_batches(checked, begin_batch, batch_size, size, self.workers, batch_tokens, continuous))
 
     def score(
         self,

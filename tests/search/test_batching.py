@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txport.errors import TextError
-from txport.search.batching import READ_AHEAD, in_batches
+from txport.search.batching import READ_AHEAD, begin_batches, in_batches
 
 Item = tuple[int, int]  # its number and its length
 LENGTHS = st.lists(st.integers(0, 9), max_size=400)
@@ -171,13 +171,8 @@ def test_the_next_batch_begins_before_one_ends(lengths: list[int], batch_size: i
 
     items = items_of(lengths)[: READ_AHEAD * batch_size]
 
-    def work(batch: list[Item]) -> list[Item]:
-        events.append("begin")
-        events.append("end")
-        return batch
-
     is_smooth = not fails
-    assert list(in_batches(items, work, batch_size, lambda item: item[1], begin=begin)) == items
+    assert list(begin_batches(items, begin, batch_size, lambda item: item[1])) == items
     count = -(-len(items) // batch_size)
     assert (events.count("begin"), events.count("end")) == (count, count)
     under_way = list(itertools.accumulate(1 if each == "begin" else -1 for each in events))

@@ -25,16 +25,30 @@ def in_batches(
     workers: int = 1,
     batch_tokens: int | None = None,
     continuous: bool = False,
-    begin: Callable[[list[Item]], Callable[[], list[Result]]] | None = None,
 ) -> Iterator[Result]:
-    """Apply `work` to batches of items of similar length, `workers` at once; results come in the order of the items.
+    """As `begin_batches`, by work that is done in one call."""
+    return begin_batches(
+        items, lambda batch: partial(work, batch), batch_size, length, workers, batch_tokens, continuous
+    )
+
+
+def begin_batches(
+    items: Iterable[Item],
+    begin: Callable[[list[Item]], Callable[[], list[Result]]],
+    batch_size: int,
+    length: Callable[[Item], int],
+    workers: int = 1,
+    batch_tokens: int | None = None,
+    continuous: bool = False,
+) -> Iterator[Result]:
+    """Begin work on batches of items of similar length, and end it; results come in the order of the items.
 
     Each comes as soon as all before it are there; an error of `items` comes after the results of all that was read.
 
     A batch has at most `batch_size` items, which is at most `MOST`, and at most `batch_tokens` tokens, padding counted,
-    unless it is one item.
-    `begin`, if it is given, is `work` in two calls; a single worker begins the next batch before it ends one.
-    If it is `continuous`, `work` itself takes so many at a time, and each worker gets its part of all that was read.
+    unless it is one item. `workers` are at work at once. What `begin` gives ends the work on a batch; a single worker
+    begins the next batch before it ends one. If it is `continuous`, the work itself takes so many at a time, and each
+    worker gets its part of all that was read.
     """
     iterator = iter(items)
     ahead = 1 if batch_size == workers == 1 else min(READ_AHEAD * batch_size, MOST)  # one alone is not sorted
@@ -47,7 +61,7 @@ def in_batches(
             turns = TURNS * batch_size
             parts = [part[start : start + turns] for part in parts for start in range(0, len(part), turns)]
         batches = parts if continuous else list(_split(order, lengths, batch_size, batch_tokens))
-        yield from _in_turn(_each(work, window, batches, workers, None if continuous else begin))
+        yield from _in_turn(_each(begin, window, batches, workers))
         if problem:
             raise problem
         if not window:
@@ -90,14 +104,9 @@ def _split(order: list[int], lengths: list[int], batch_size: int, batch_tokens: 
 
 
 def _ahead(
-    work: Callable[[list[Item]], list[Result]],
-    batches: list[list[Item]],
-    begin: Callable[[list[Item]], Callable[[], list[Result]]] | None,
+    begin: Callable[[list[Item]], Callable[[], list[Result]]], batches: list[list[Item]]
 ) -> Iterator[Callable[[], list[Result]]]:
     """What ends the work on each batch; when it is given, the next batch has begun."""
-    if begin is None:
-        yield from (partial(work, batch) for batch in batches)
-        return
     following: Callable[[], list[Result]] | None = None
     for at, batch in enumerate(batches):
         now = following or begin(batch)
@@ -109,11 +118,10 @@ def _ahead(
 
 
 def _each(
-    work: Callable[[list[Item]], list[Result]],
+    begin: Callable[[list[Item]], Callable[[], list[Result]]],
     window: list[Item],
     batches: list[list[int]],
     workers: int,
-    begin: Callable[[list[Item]], Callable[[], list[Result]]] | None,
 ) -> Iterator[tuple[list[int], list[Result]]]:
     """What comes of each batch, as it comes.
 
@@ -123,11 +131,11 @@ def _each(
     picked = [(batch, [window[index] for index in batch]) for batch in batches]
     if workers == 1:
         picked.sort(key=lambda pair: min(pair[0]))
-        ends = _ahead(work, [items for _, items in picked], begin)
+        ends = _ahead(begin, [items for _, items in picked])
         yield from ((batch, end()) for (batch, _), end in zip(picked, ends, strict=True))
         return
     with ThreadPoolExecutor(workers) as executor:
-        futures = {executor.submit(work, items): batch for batch, items in reversed(picked)}
+        futures = {executor.submit(lambda each: begin(each)(), items): batch for batch, items in reversed(picked)}
         try:
             yield from ((futures[future], future.result()) for future in as_completed(futures))
         finally:
