@@ -24,6 +24,7 @@ from txport.proof.parity.exact import Exact, one_pass
 from txport.proof.parity.truth.encoding import joined
 
 SEEDS = range(4)
+LAST_BITS = 16  # of the largest number
 
 
 def said(model: Model) -> list[np.ndarray]:
@@ -37,7 +38,10 @@ def said(model: Model) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", architecture.names())
 def test_a_streamed_model_computes_what_one_in_memory_does(name: str) -> None:
-    """In every type; a part that used a weight which it did not read would compute with NaN."""
+    """In every type, to its last bits: some processors' kernels sum otherwise where a weight lies elsewhere in memory.
+
+    A part that used a weight which it did not read would compute with NaN.
+    """
     found = architecture.find(name)
     for seed in SEEDS:
         config = found.draw(np.random.default_rng(seed))
@@ -47,9 +51,10 @@ def test_a_streamed_model_computes_what_one_in_memory_does(name: str) -> None:
         read = drawn(shape, seed)
         for dtype in (torch.float32, torch.float64):
             lazy, whole = streamed(shape, read, dtype), filled(shape, read, dtype)
-            pairs = list(zip(said(lazy), said(whole), strict=True))
-            assert all(np.array_equal(one, other) for one, other in pairs)
-            assert all(np.isfinite(one).all() for one, _ in pairs)
+            for one, other in zip(said(lazy), said(whole), strict=True):
+                assert np.isfinite(one).all()
+                bits = LAST_BITS * torch.finfo(dtype).eps * np.abs(other).max()
+                np.testing.assert_allclose(one, other, rtol=0, atol=bits)
             assert all(each.isnan().all() for each in lazy.parameters())
 
 
