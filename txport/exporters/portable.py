@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from txport.models.checkpoint import Checkpoint
 from txport.models.facts import Facts
 from txport.models.generation import published_names
 from txport.models.hugging_face import label_config, write_tokenizers
+from txport.models.weights.copies import copied
 from txport.system.documents import write_json
 
 EXTERNAL_ABOVE = 600_000_000  # bytes of weights; protobuf ends at 2 GiB, and holds three times as much to write it
@@ -79,7 +79,7 @@ def _published(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Model], Counts]:
     dtype = getattr(torch, manifest.dtype)
-    module = checkpoint.outline if dtype == torch.float32 else copy.deepcopy(checkpoint.outline).to(dtype)
+    module = checkpoint.outline if dtype == torch.float32 else copied(checkpoint.outline, dtype)
     models, counts = {}, {}
     target = TARGETS[manifest.target]
     for role in manifest.driven:

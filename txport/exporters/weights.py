@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +24,7 @@ from txport.bundles.graphs import Maps, mapped, read_model
 from txport.errors import ParityError
 from txport.exporters.fused.quantize import Quantized, dequantize
 from txport.models.checkpoint import Checkpoint
+from txport.models.weights.copies import copied
 from txport.models.weights.plan import first_names
 
 Array = NDArray[Any]
@@ -262,7 +262,7 @@ def holding(bundle: Bundle, checkpoint: Checkpoint) -> Checkpoint:
         return dataclasses.replace(
             checkpoint, read=lambda name: torch.from_numpy(found[name]()) if name in found else checkpoint.tensor(name)
         )
-    model = copy.deepcopy(checkpoint.model)
+    model = copied(checkpoint.model)
     with torch.no_grad():
         for name, values in found.items():
             model.get_parameter(name).copy_(torch.from_numpy(values()))
@@ -273,7 +273,7 @@ def _rounded(checkpoint: Checkpoint, dtype: torch.dtype) -> Checkpoint:
     """A checkpoint whose numbers are those of a type, still in 32 bits."""
     if dtype == torch.float32:
         return checkpoint
-    outline, read = copy.deepcopy(checkpoint.outline).to(dtype).float(), checkpoint.read
+    outline, read = copied(checkpoint.outline, dtype).float(), checkpoint.read
     narrow = None if read is None else (lambda name: read(name).to(dtype).float())
     return dataclasses.replace(checkpoint, outline=outline, read=narrow)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from txport.exporters.fused.rewrite import Matrices, tables_of
 from txport.exporters.fused.write import write_graphs
 from txport.exporters.targets import TARGETS, Job
 from txport.models.checkpoint import Checkpoint
+from txport.models.weights.copies import copied
 from txport.models.weights.streamed import Read
 
 
@@ -22,7 +22,7 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> Manifest:
     """Write the graphs, checked, and their weights; -> the manifest with what was done."""
     target, dtype, source = TARGETS[manifest.target], getattr(torch, manifest.dtype), checkpoint.outline
     target.require(source)
-    module = source if dtype == torch.float32 else copy.deepcopy(source).to(dtype)
+    module = source if dtype == torch.float32 else copied(source, dtype)
     matrices: Matrices = {}
     shared: dict[str, Any] = {"read": checkpoint.reader, "quantised": matrices, "unrounded": _unrounded(checkpoint)}
     jobs = {role: Job(module, manifest, role, **shared) for role in manifest.graphs}

@@ -5,7 +5,6 @@ Such a model has an outline, whose parameters have shapes and no numbers, and a 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from txport.models.config import Config
 from txport.models.model import Model
+from txport.models.weights.copies import copied
 
 Read = Callable[[str], Tensor]  # the name of a weight -> its numbers, in any floating-point type
 Module = TypeVar("Module", bound=nn.Module)
@@ -46,18 +46,18 @@ class Outlined(Unfilled):
 def outline(build: Callable[[Any], Model], config: Config) -> Model:
     """A model of a config, its parameters on the device "meta"."""
     with Outlined():
-        return emptied(build(config).eval(), copied=False)
+        return emptied(build(config).eval(), is_copy=False)
 
 
-def emptied(model: Model, *, copied: bool = True) -> Model:
+def emptied(model: Model, *, is_copy: bool = True) -> Model:
     """A model whose parameters are on the device "meta", and whose tables are as they were."""
     nothing = {name: torch.empty_like(each, device="meta") for name, each in model.named_parameters()}
-    return _with_parameters(copy.deepcopy(model) if copied else model, nothing)
+    return _with_parameters(copied(model) if is_copy else model, nothing)
 
 
 def filled(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> Model:
     """The model with all its weights in memory, in one type."""
-    model = copy.deepcopy(outline).to(dtype)
+    model = copied(outline, dtype)
     return _with_parameters(model, {name: read(name).to(dtype) for name, _ in model.named_parameters()})
 
 
@@ -66,7 +66,7 @@ def streamed(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> 
 
     Meanwhile they are NaN, so that nothing computes with them unnoticed.
     """
-    model = copy.deepcopy(outline).to(dtype)
+    model = copied(outline, dtype)
     nothing = torch.full((), torch.nan, dtype=dtype)
     shapes = {name: each.shape for name, each in model.named_parameters()}
     _with_parameters(model, {name: nothing.expand(shape) for name, shape in shapes.items()})
@@ -113,10 +113,10 @@ def in_memory(model: Model) -> Model:
 def converted(model: Model, dtype: torch.dtype) -> Model:
     """A copy of a model in another type, streamed if it is; what it holds is rounded to its own type first."""
     if not is_streamed(model):
-        return copy.deepcopy(model).to(dtype)
+        return copied(model, dtype)
     outlined, read = getattr(model, SOURCE)
     own = next(model.parameters()).dtype
-    return streamed(copy.deepcopy(outlined).to(own), lambda name: read(name).to(own), dtype)
+    return streamed(copied(outlined, own), lambda name: read(name).to(own), dtype)
 
 
 def _with_parameters(model: Module, tensors: Mapping[str, Tensor]) -> Module:
