@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORDS := transformer attention onnx pronunciation
 
+# Tests start hundreds of processes, and each would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: run test check format bench bench-peers examples gpu clean no-npm
 
 run: $(INSTALLED)

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 import txport
 from tests.tiny import tiny_config, tiny_model
 from txport import runtimes
-from txport.bundles.bundle import Bundle, seal
+from txport.bundles.bundle import Bundle
 from txport.bundles.forms import INVARIANT, PLAIN, blocks_of
 from txport.bundles.ports import ENCODER, STEP
 from txport.exporters.check import operators
-from txport.exporters.export import export_graphs
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.names import MANIFEST
-from txport.proof.bisect.culprit import bisect
 from txport.proof.parity.check import check
+from txport.proof.proven import write
 from txport.proof.verify.check import BATCH, Check, verify
 from txport.runtimes import portable
 from txport.runtimes.base import ContinuousRuntime, GraphRuntime, Ints
@@ -179,7 +178,7 @@ def test_matrices_that_stay_in_fp32_depend_on_no_others_either(precision: str, t
     checkpoint, out = load_checkpoint(str(tmp_path / "toy")), tmp_path / "out"
     out.mkdir()
     names = [name for name, _ in checkpoint.model.named_parameters() if "feed_forward" in name or "query" in name]
-    bundle = seal(out, export_graphs(checkpoint, out, target="cpu", precision=precision, keep=names))
+    bundle = write(checkpoint, out, target="cpu", precision=precision, keep=names)
     assert {PLAIN, INVARIANT} <= set(bundle.manifest.forms.values())
     assert differing(bundle) == 0
 
@@ -205,7 +204,8 @@ def test_without_padding_logits_of_portable_bundles_depend_on_the_others(
 ) -> None:
     """In fp16 ONNX Runtime's sums also depend on where a row lies, which one text in hundreds shows."""
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(max_length=24)))
-    bundle = txport.export(tmp_path / "toy", tmp_path / "out", precision=precision)
+    (tmp_path / "out").mkdir()
+    bundle = write(load_checkpoint(str(tmp_path / "toy")), tmp_path / "out", precision=precision)
     assert differing(bundle, 124) <= most
     monkeypatch.setitem(portable.TOGETHER, dtype, 1)
     assert differing(bundle, 124) > most
@@ -236,7 +236,9 @@ def test_every_matrix_has_a_form_and_no_operator_quantises_all_rows_at_once(
     precision: str, kind: dict[str, Any], tmp_path: Path
 ) -> None:
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(**kind)))
-    bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu", precision=precision)
+    checkpoint, out = load_checkpoint(str(tmp_path / "toy")), tmp_path / "out"
+    out.mkdir()
+    bundle = write(checkpoint, out, target="cpu", precision=precision)
     config, forms = bundle.manifest.config, set(bundle.manifest.forms.values())
     blocks = {blocks_of(4, 32), blocks_of(4, 16)}
     assert INVARIANT in forms
@@ -247,6 +249,4 @@ def test_every_matrix_has_a_form_and_no_operator_quantises_all_rows_at_once(
         assert not {"DynamicQuantizeLinear", "com.microsoft.DynamicQuantizeMatMul", "Gemm"} & set(counts)
         products += counts.get("com.microsoft.QGemm", 0) + counts.get("com.microsoft.MatMulNBits", 0)
     assert products == 6 * config["encoder_layers"] + 8 * config["decoder_layers"] + 1
-    checkpoint = load_checkpoint(str(tmp_path / "toy"))
     assert check(bundle, checkpoint, {"ort": "cpu"}).passed
-    assert bisect(bundle, checkpoint) is None

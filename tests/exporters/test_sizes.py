@@ -149,8 +149,10 @@ def test_weights_in_16_bits_go_into_the_graphs_as_they_are(dtype: torch.dtype, t
             assert all(held[name].tobytes() == stored[name].numpy().tobytes() for name in seen)
 
 
-@pytest.mark.parametrize("name", SMALLEST)
-@pytest.mark.parametrize(("target", "precision"), KINDS)
+@pytest.mark.parametrize(
+    ("name", "target", "precision"),
+    [(name, *kind) for at, kind in enumerate(KINDS) for turn, name in enumerate(SMALLEST) if (at + turn) % 2 == 0],
+)
 def test_graphs_without_weights(name: str, target: str, precision: str, tmp_path: Path) -> None:
     """They have the ports and the operators of those with weights, and no file of weights is there."""
     how = {"target": target, "precision": precision}

@@ -598,9 +598,10 @@ WRONG: list[Any] = [None, True, -1, 0, 3, 1.5, 10**13, "", "x", [], [1], ["x"], 
 
 @pytest.mark.parametrize("name", EACH_TYPE)
 def test_a_wrong_value_of_any_key_is_refused_or_read(name: str, tmp_path: Path) -> None:
+    """A third of them for each key in turn."""
     values = json.loads((FOLDER / name / CONFIG).read_text())
     scaling = values.get("rope_scaling") or {}
-    changes = [{key: wrong} for key in values for wrong in WRONG]
+    changes = [{key: wrong} for at, key in enumerate(values) for wrong in WRONG[at % 3 :: 3]]
     changes += [{"rope_scaling": scaling | {key: wrong}} for key in scaling for wrong in WRONG]
     refused = []
     for change in changes:

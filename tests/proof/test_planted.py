@@ -39,7 +39,7 @@ def test_a_fault_is_found(fault: str, weights: str, models: Models) -> None:
     assert is_found(models, weights, fault)
 
 
-@pytest.mark.parametrize("fault", [fault for at, fault in enumerate(FAULTS) if "weight" not in fault][::4])
+@pytest.mark.parametrize("fault", [fault for at, fault in enumerate(FAULTS) if "weight" not in fault][::7])
 def test_a_fault_is_found_by_the_cases_of_a_large_model(
     fault: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
