@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import txport
-from tests.runtimes.driven import Driven
+from tests.runtimes.driven import Driven, tokens
 from txport.api import Model
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError
@@ -75,6 +75,19 @@ def test_nothing_is_captured_after_a_warm_up(made: Driven, options: dict[str, An
     assert warm[1].captures == captured
 
 
+@pytest.mark.parametrize("continuous", [False, True])
+def test_workers_are_warmed_whatever_their_threads(made: Driven, continuous: bool) -> None:
+    """Each call begins threads of its own."""
+    how = {"batch_size": BATCH, "max_new_tokens": 40, "beams": 2}
+    (model, device), (alone, _) = fresh(made, workers=3), fresh(made)
+    expected = alone.search(sources(30), **how)
+    model.warm(BATCH, LENGTHS, max_new_tokens=40, beams=2)
+    captured = device.captures
+    for _ in range(3):
+        assert tokens(model.search(sources(30), continuous=continuous, **how)) == tokens(expected)
+    assert device.captures == captured
+
+
 def test_a_warm_up_of_other_sizes_is_no_warm_up(made: Driven) -> None:
     model, device = fresh(made)
     model.warm(2, 6, max_new_tokens=20)
@@ -84,8 +97,6 @@ def test_a_warm_up_of_other_sizes_is_no_warm_up(made: Driven) -> None:
 
 
 def test_what_can_not_be_warmed_is_told(made: Driven) -> None:
-    with pytest.raises(UnsupportedError, match="warm captures for one thread, and there are 2 workers; load with 1"):
-        fresh(made, workers=2)[0].warm()
     with pytest.raises(UnsupportedError, match=r"source_tokens must lie in 1 to the model's longest, .*; got 9000"):
         fresh(made)[0].warm(source_tokens=9000)
     with pytest.raises(UnsupportedError, match="there is no option 'nonsense'"):

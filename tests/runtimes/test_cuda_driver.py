@@ -28,7 +28,7 @@ from txport.runtimes.ort.cuda.ahead import Ahead, Asked
 from txport.runtimes.ort.cuda.driver import CudaRuntime
 from txport.runtimes.ort.cuda.host import HostDevice
 from txport.runtimes.ort.cuda.state import CudaState
-from txport.runtimes.ort.cuda.workspace import Workspace
+from txport.runtimes.ort.cuda.workspace import Workspace, batch_bucket
 from txport.search.continuous import Scheduler
 from txport.search.generate import generate
 from txport.search.numbers import numbers_only
@@ -222,6 +222,29 @@ def test_bulk_work_encodes_the_next_batch_before_the_steps_of_one(toy: Driven, m
     assert begun[:3] == ["start", "start", "step"]
     assert turns == ["start", "step"] * 3  # the last two batches share a turn: nothing begins after them
     assert begun.count("start") == 4
+
+
+def test_a_batch_moves_together_only_where_it_fits_a_smaller_bucket(toy: Driven) -> None:
+    """Rows that leave are gathered at 4, 3, 2 and 1 sources, and nowhere between."""
+    bundle, runtime, _ = toy
+    sizes, moves = list[int](), list[int]()
+
+    class Watching(HostDevice):
+        def run(self, binding: Any, graph: int = -1) -> None:
+            if binding.role == "step":
+                sizes.append(binding.inputs["input_ids"].shape[0])
+            if binding.role == "select_rows":
+                moves.append(binding.inputs["rows"].shape[0])
+            super().run(binding, graph)
+
+    watched = CudaRuntime(runtime.facts, runtime.graphs, Watching())
+    sources = sources_of(bundle)
+    ends = [len(each[0].tokens) for each in found(watched, sources, bundle)]
+    left = [sum(end > at for end in ends) for at in range(max(ends))]
+    buckets = [size for size, _ in itertools.groupby(sizes)]
+    assert buckets == sorted({batch_bucket(each) for each in left}, reverse=True)
+    assert len(buckets) > 2
+    assert moves == buckets[1:]
 
 
 def test_prompts_in_parts_are_prompts_at_once(made: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
