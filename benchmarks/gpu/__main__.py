@@ -50,6 +50,7 @@ COPIED = {"cuda": 1 << 30, "cpu": 1 << 22}  # bytes, to measure a device's bandw
 COPIES = 10
 WORDS, QUICK_WORDS, AT_ONCE = 2_000, 12, 512
 EXPORT, PROOF, PROFILE, ERRORS, SPEED = "export", "parity", "profile", "word error rate", "speed"
+UNMADE = "its bundle was not made"
 PRESUMED = {EXPORT: 20.0, PROOF: 30.0, PROFILE: 10.0, ERRORS: 60.0, SPEED: 75.0}  # seconds of the first of a kind
 
 
@@ -65,7 +66,8 @@ class Run:
         self.place, self.budget, self.lines, self.words = place, budget, lines, words
         checkpoints = dict.fromkeys(line.checkpoint for line in lines)
         self.proofs = [(checkpoint, precision) for precision in PRECISIONS for checkpoint in checkpoints]
-        self.bundles: dict[str, Bundle] = {}
+        self.bundles: dict[str, Bundle | None] = {}  # none where it could not be made: it is tried once
+        self.unmade: dict[str, str] = {}  # what there is no bundle for
         self.about: dict[str, dict[str, Any]] = {}
         self.is_dry = place.runtime != "ort"
 
@@ -77,12 +79,11 @@ class Run:
         """A bundle, unless it is there; what g2p-en computes is held against goldens too."""
         name = f"{checkpoint.replace(':', '-')}-{precision}"
         if name not in self.bundles:
-            made = self.do(
-                f"export {name}", EXPORT, partial(self._export, checkpoint, precision, self.place.work / name)
-            )
+            work = partial(self._export, checkpoint, precision, self.place.work / name)
+            made = self.bundles[name] = self.do(f"export {name}", EXPORT, work)
             if made is not None:
-                self.bundles[name], self.about[name] = made, {"bundle": name}
-        return self.bundles.get(name)
+                self.about[name] = {"bundle": name}
+        return self.bundles[name]
 
     def _export(self, checkpoint: str, precision: str, out: Path) -> Bundle:
         if checkpoint == G2P:
@@ -94,6 +95,7 @@ class Run:
         """Parity, verification where there are goldens, and what a step launches."""
         bundle = self.export(checkpoint, precision)
         if bundle is None:
+            self.unmade[f"parity of {checkpoint} {precision}"] = UNMADE
             return
         about = self.about[bundle.path.name]
         about["parity"] = self.do(f"parity of {bundle.path.name}", PROOF, partial(self._parity, bundle, checkpoint))
@@ -119,6 +121,7 @@ class Run:
             return None
         bundle = self.export(G2P, "fp16")
         if bundle is None:
+            self.unmade["word error rate of g2p-en fp16"] = UNMADE
             return None
         found: dict[str, float] | None = self.do(
             "word error rate of g2p-en fp16", ERRORS, partial(self._errors, bundle)
@@ -148,6 +151,7 @@ class Run:
         """One line's record."""
         bundle = self.export(line.checkpoint, line.precision)
         if bundle is None:
+            self.unmade[line.name] = UNMADE
             return None
         sources = sources_of(line, bundle, self.words)
         found = self.do(line.name, SPEED, partial(sides.compare, line, bundle, sources))
@@ -228,7 +232,7 @@ def all_of(run: Run) -> dict[str, Any]:
         "requirements": figures.judgements(run.lines, records, differences, worse),
         "left out": run.budget.left_out,
         "failed": run.budget.failed,
-        "absent": absent,
+        "absent": {**absent, **run.unmade},
     }
 
 

@@ -23,7 +23,7 @@ from benchmarks.gpu.__main__ import Run, all_of, dictionary
 from benchmarks.gpu.budget import MARGIN, Budget
 from benchmarks.gpu.engines import txport_cuda
 from benchmarks.gpu.engines.pytorch_cuda import Engine
-from benchmarks.gpu.lines import BASE, COMPILED, CT2, EAGER, G2P, LINES, TINY, Line, quick
+from benchmarks.gpu.lines import BASE, COMPILED, CT2, EAGER, G2P, LINES, PRECISIONS, TINY, Line, quick
 from benchmarks.gpu.profile import read_profile
 from benchmarks.gpu.sides import Place, Sides, search_of
 from benchmarks.peers.engines import Search
@@ -148,6 +148,20 @@ def test_what_has_requirements_is_proven_first(tmp_path: Path) -> None:
     required = [(BASE, "fp16"), (G2P, "fp16"), (BASE, "fp32"), (G2P, "fp32")]
     assert run.proofs[:4] == required
     assert len(set(run.proofs)) == len(run.proofs) == 10
+
+
+def test_all_that_there_was_no_time_for_is_said_once(tmp_path: Path) -> None:
+    place = Place(work=tmp_path, runtime="cuda-stand-in", device="cpu")
+    lines = [quick(line) for line in LINES]
+    run = Run(place, Budget(-1), lines, {"a": [["AH"]]})
+    result = all_of(run)
+    assert result["left out"] == [
+        f"export {checkpoint}-{precision}" for precision in PRECISIONS for checkpoint in ("preset-tiny", "g2p-en")
+    ]
+    said = {*(line.name for line in lines), *(f"parity of {name} {precision}" for name, precision in run.proofs)}
+    assert set(result["absent"]) == {*said, "word error rate of g2p-en fp16"}
+    assert result["bundles"] == result["lines"] == []
+    assert {each["verdict"] for each in result["requirements"]} == {"not measured"}
 
 
 def test_a_dictionary_that_is_not_here_is_said(tmp_path: Path) -> None:
