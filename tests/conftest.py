@@ -14,6 +14,7 @@ from hypothesis import settings
 import txport
 from tests.cuda.fake.fixture import fake_cuda as fake_cuda
 from tests.instruction_sets import SETS, describe_processor
+from tests.runtimes.driven import driven as driven
 from tests.tiny import SAMPLES, VOCABULARY, tiny_config, tiny_model
 from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import save_checkpoint

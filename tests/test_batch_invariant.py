@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txport
+from tests.runtimes.driven import seat_mixed
 from tests.tiny import tiny_config, tiny_model
 from txport import runtimes
 from txport.bundles.bundle import Bundle
@@ -24,9 +25,8 @@ from txport.proof.parity.check import check
 from txport.proof.proven import write
 from txport.proof.verify.check import BATCH, Check, verify
 from txport.runtimes import portable
-from txport.runtimes.base import ContinuousRuntime, GraphRuntime, Ints
+from txport.runtimes.base import ContinuousRuntime, GraphRuntime
 from txport.runtimes.ort import fused
-from txport.runtimes.slots import Seating, seat
 from txport.search.continuous import Scheduler
 from txport.search.generate import Steps, generate, search
 from txport.search.options import Found, SearchOptions
@@ -153,15 +153,8 @@ def ended(steps: Steps) -> list[list[Found]]:
 @pytest.mark.parametrize("bundle", [("cpu", "int8"), ("cpu", "fp32")], ids=" ".join, indirect=True)
 def test_rows_that_go_on_from_others_fail_the_check(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault that shows only where sources have unequally many rows left, which given targets never have."""
-
-    def mixed(wanted: Ints, count: int, width: int) -> Seating:
-        seated = seat(wanted, count, width)
-        if count > 1 < seated.width and len(wanted) < count * seated.width:
-            return seated._replace(old=seated.old[::-1].copy())
-        return seated
-
     assert looked_at(bundle).verdict == "pass"
-    monkeypatch.setattr(fused, "seat", mixed)
+    monkeypatch.setattr(fused, "seat", seat_mixed)
     check = looked_at(bundle)
     assert check.verdict == "fail"
     assert "alone has other samples" in check.detail

@@ -1,10 +1,9 @@
-"""The cpu target computes what PyTorch computes, in every precision, and drives its memory without mixing up rows."""
+"""The cpu target computes what PyTorch computes, in every precision; tests/runtimes/test_drivers.py drives it."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from txport.bundles.ports import (
     STEP,
 )
 from txport.cli import cli
-from txport.errors import TxportError, UnsupportedError
+from txport.errors import UnsupportedError
 from txport.exporters.check import operators
 from txport.exporters.cpu.screening import BLOCK, shorten
 from txport.exporters.fused.quantize import dequantize, quantize, steps
@@ -79,7 +78,7 @@ def exported(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pyt
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Bundle]:
     folder = tmp_path_factory.mktemp("plain")
-    save_checkpoint(folder / "toy", tiny_model(tiny_config(max_length=80)))
+    save_checkpoint(folder / "toy", tiny_model(tiny_config()))
     bundle = txport.export(folder / "toy", folder / "bundle", target="cpu")
     return load_checkpoint(str(folder / "toy")), bundle
 
@@ -137,19 +136,6 @@ def test_every_part_is_fused_and_said_so(exported: Bundle) -> None:
     quantized = exported.manifest.precision != "fp32"
     assert bool(exported.manifest.quantization) == quantized
     assert counts["Gemm"] == (0 if quantized else 6 * layers + 1)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"scores": False, "min_new_tokens": 9}, {"beams": 3, "nbest": 3}, {"beams": 4}]
-)
-def test_tokens_are_those_of_pytorch_beyond_the_first_capacity(
-    plain: tuple[Checkpoint, Bundle], options: dict[str, Any]
-) -> None:
-    checkpoint, bundle = plain
-    search = SearchOptions(max_new_tokens=70, **options)
-    expected = generate(runtimes.load_torch(checkpoint), SOURCES, checkpoint.facts, search)
-    actual = generate(runtimes.load("ort", bundle), SOURCES, checkpoint.facts, search)
-    assert [[one.tokens for one in each] for each in actual] == [[one.tokens for one in each] for each in expected]
 
 
 def test_screening_finds_what_all_logits_find(large: tuple[Checkpoint, Bundle]) -> None:
@@ -267,34 +253,6 @@ def test_a_row_with_nan_takes_no_tokens_of_others(large: tuple[Checkpoint, Bundl
     np.testing.assert_array_equal(found[IDS][sound, 0], every[sound].argmax(axis=1))
 
 
-def test_memory_that_comes_back_is_clean(plain: tuple[Checkpoint, Bundle]) -> None:
-    checkpoint, bundle = plain
-    runtime, search = runtimes.load("ort", bundle), SearchOptions(max_new_tokens=40, beams=3)
-    first = generate(runtime, SOURCES, checkpoint.facts, search)
-    for sources in (SOURCES[:2], SOURCES[::-1], SOURCES[3:]):
-        generate(runtime, sources, checkpoint.facts, search)
-    assert generate(runtime, SOURCES, checkpoint.facts, search) == first
-
-
-@given(data=st.data())
-def test_select_is_the_same_rows_as_in_pytorch(plain: tuple[Checkpoint, Bundle], data: st.DataObject) -> None:
-    """Any rows, kept, dropped, repeated or turned around, at any time: the next logits are PyTorch's."""
-    checkpoint, bundle = plain
-    both = [runtimes.load("ort", bundle), runtimes.load_torch(checkpoint)]
-    ids = np.array([[5, 9, 2], [6, 2, 0], [4, 8, 2]])
-    states = [runtime.start(ids, np.array([3, 2, 3]), max_length=20) for runtime in both]
-    rows = 3
-    for _ in range(data.draw(st.integers(1, 4))):
-        for _ in range(data.draw(st.integers(1, 2))):
-            tokens = np.array(data.draw(st.lists(st.integers(3, 12), min_size=rows, max_size=rows)))
-            results = [runtime.step(tokens, state) for runtime, state in zip(both, states, strict=True)]
-            states = [state for _, state in results]
-            np.testing.assert_allclose(results[0][0].values, results[1][0].values, atol=1e-4)
-        chosen = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=7)))
-        states = [runtime.select(state, chosen) for runtime, state in zip(both, states, strict=True)]
-        rows = len(chosen)
-
-
 @given(data=st.data())
 def test_moved_rows_are_those_chosen_and_equal_places_stay(data: st.DataObject) -> None:
     """Rows that share beginnings, in any order, circles included: what moves is what a plain copy would give."""
@@ -377,25 +335,6 @@ def test_what_cannot_be_fused_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sources": [[]]}, "a source must have 1 to 80 tokens, got 0"),
-        ({"sources": [[5] * 81]}, "a source must have 1 to 80 tokens, got 81"),
-        ({"sources": [[5, 22]]}, "token ids must lie in 0 to 21, got 5 to 22"),
-        ({"sources": [[-1]]}, "token ids must lie in 0 to 21, got -1 to -1"),
-        ({"sources": [[5]], "batch_size": 0}, "batch_size must be at least 1"),
-        ({"sources": [[5]], "scores": False, "beams": 2}, "beam search can't do without scores"),
-        ({"sources": [[5]], "max_new_tokens": 3, "min_new_tokens": 4}, "min_new_tokens must lie in 0 to"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused(
-    plain: tuple[Checkpoint, Bundle], options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(TxportError, match=message):
-        txport.load(plain[1].path, threads=1).search(**options)
-
-
-@pytest.mark.parametrize(
     ("processor", "flags", "expected"),
     [
         ("x86_64", "avx2 avx512f", True),
@@ -430,20 +369,3 @@ def test_only_the_cpu_provider_runs_it(
     monkeypatch.setattr(providers, "missing", lambda name: None)
     with pytest.raises(UnsupportedError, match=f"runs on provider cpu, got provider '{provider}'; export --target"):
         runtimes.load("ort", plain[1], provider=provider)
-
-
-def test_workers_give_the_same_results_in_order(plain: tuple[Checkpoint, Bundle]) -> None:
-    sources = [[3 + (7 * number + at) % 19 for at in range(1 + number % 9)] + [2] for number in range(40)]
-    one, two = (txport.load(plain[1].path, threads=1, workers=workers) for workers in (1, 2))
-    options = {"max_new_tokens": 20, "batch_size": 4, "beams": 2}
-    assert one.search(sources, **options) == two.search(sources, **options)
-
-
-def test_many_threads_get_what_one_gets(plain: tuple[Checkpoint, Bundle]) -> None:
-    """Buffers come back to one pool from all threads; nobody sees another's."""
-    model = txport.load(plain[1].path, threads=1)
-    work = [(SOURCES[at % 5 :], {"beams": 1 + at % 3, "max_new_tokens": 30 + at % 7}) for at in range(24)]
-    expected = [model.search(sources, **options) for sources, options in work]
-    with ThreadPoolExecutor(4) as executor:
-        found = list(executor.map(lambda each: model.search(each[0], **each[1]), work))
-    assert found == expected

@@ -33,7 +33,7 @@ from txport.models.tokenizers.chat import ChatReader, chat_line
 from txport.models.tokenizers.languages import LanguageReader
 from txport.models.tokenizers.load import chat_of, tokenizer_of
 from txport.release import Progress, export, load_checkpoint, parity, silent
-from txport.runtimes.base import ContinuousRuntime, QueuedRuntime, Runtime
+from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
 from txport.search.batching import begin_batches, in_batches
@@ -122,16 +122,14 @@ class Model(Encoder):
 
         `source_tokens` is how long the longest source of a batch is (default: 16), or several such lengths; `options`
         are those that the requests will have. A search begins on made-up sources, which touches memory and weights. On
-        a GPU, every step of such batches is captured too, for the thread that calls this; with `workers`, whose threads
-        are their own, that is refused.
+        a GPU, every step of such batches is captured too: for the workers, if there are several; else for this thread,
+        where it loaded the model, or for all other threads.
         """
         batch_size, _ = sizes(batch_size)
-        if self.workers > 1 and isinstance(self.runtime, QueuedRuntime):
-            raise UnsupportedError(f"warm captures for one thread, and there are {self.workers} workers; load with 1")
         chosen = None if self.facts.ability else self._options(options, [])
         if options and chosen is None:
             raise UnsupportedError(f"{next(iter(options))} is for models that generate; this one only encodes")
-        warm(self.runtime, self.facts, chosen, batch_size, lengths_from(source_tokens, self.facts))
+        warm(self.runtime, self.facts, chosen, batch_size, lengths_from(source_tokens, self.facts), self.workers)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
         """Generate for one text or many; the options are those of `generate_iter`. -> one result a text, in order."""
@@ -157,9 +155,10 @@ class Model(Encoder):
         targets of a seq2seq model begin with, one for all or one a text (a list, or what has an end): tokens as the
         vocabulary writes them, apart by spaces. A batch has up to `batch_size` texts of similar length, and up to
         `batch_tokens` source tokens; if it is `continuous`, others take the places of those that are done, which cpu
-        bundles can. What is not in the vocabulary becomes the tokenizer's unknown token; `unknown="error"` refuses it,
-        which a tokenizer without that token, or of letters, does unless told otherwise ("token"), and "skip" leaves it
-        out: a text of which nothing is left has an empty output and no hypotheses. Languages are those of `between`.
+        and cuda bundles can. What is not in the vocabulary becomes the tokenizer's unknown token; `unknown="error"`
+        refuses it, which a tokenizer without that token, or of letters, does unless told otherwise ("token"), and
+        "skip" leaves it out: a text of which nothing is left has an empty output and no hypotheses. Languages are those
+        of `between`.
 
         Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
         """

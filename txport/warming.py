@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from txport.errors import UnsupportedError
@@ -36,12 +37,29 @@ def lengths_from(given: int | Iterable[int] | None, facts: Facts) -> list[int]:
     return found
 
 
-def warm(runtime: Runtime, facts: Facts, options: SearchOptions | None, sources: int, lengths: Sequence[int]) -> None:
+def warm(
+    runtime: Runtime,
+    facts: Facts,
+    options: SearchOptions | None,
+    sources: int,
+    lengths: Sequence[int],
+    workers: int = 1,
+) -> None:
     """Search for targets of so many made-up sources of each length, the longest first.
 
-    Where steps are prepared by shape, prepare all that such batches may have, on the thread that calls this. A model
-    that only encodes has no `options`.
+    Where steps are prepared by shape, prepare all that such batches may have, for this thread or for that of many
+    `workers`, who are at work at once. A model that only encodes has no `options`.
     """
+    if workers > 1:
+        with ThreadPoolExecutor(1) as another:  # as workers are
+            another.submit(_warm, runtime, facts, options, sources, lengths, workers).result()
+    else:
+        _warm(runtime, facts, options, sources, lengths, workers)
+
+
+def _warm(
+    runtime: Runtime, facts: Facts, options: SearchOptions | None, sources: int, lengths: Sequence[int], workers: int
+) -> None:
     drawn = _draw(facts, sources, lengths)
     if isinstance(runtime, EncoderRuntime) and options is None:
         for each in drawn:
@@ -59,7 +77,7 @@ def warm(runtime: Runtime, facts: Facts, options: SearchOptions | None, sources:
         generate(watched, each, facts, options)
     if isinstance(runtime, QueuedRuntime):
         rows = options.nbest if options.do_sample else options.beams
-        runtime.warm(Sizes(sources, rows, tuple(lengths), longest, _between(tops)))
+        runtime.warm(Sizes(sources, rows, tuple(lengths), longest, _between(tops), workers))
 
 
 def _between(tops: set[int | None]) -> tuple[int | None, ...]:

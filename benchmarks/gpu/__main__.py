@@ -45,11 +45,12 @@ from txport.release import load_checkpoint
 from txport.system import machine
 
 RESULTS = Path(__file__).parents[1] / "results"
-SECONDS, QUICK_ROUNDS = 450.0, 2
+SECONDS, QUICK_ROUNDS = 440.0, 2  # with what goes before and after, less than 8 minutes
 COPIED = {"cuda": 1 << 30, "cpu": 1 << 22}  # bytes, to measure a device's bandwidth
 COPIES = 10
 WORDS, QUICK_WORDS, AT_ONCE = 2_000, 12, 512
 EXPORT, PROOF, PROFILE, ERRORS, SPEED = "export", "parity", "profile", "word error rate", "speed"
+UNMADE = "its bundle was not made"
 PRESUMED = {EXPORT: 20.0, PROOF: 30.0, PROFILE: 10.0, ERRORS: 60.0, SPEED: 75.0}  # seconds of the first of a kind
 
 
@@ -64,8 +65,9 @@ class Run:
     def __init__(self, place: Place, budget: Budget, lines: Sequence[Line], words: Mapping[str, Any] | None) -> None:
         self.place, self.budget, self.lines, self.words = place, budget, lines, words
         checkpoints = dict.fromkeys(line.checkpoint for line in lines)
-        self.proofs = [(checkpoint, precision) for checkpoint in checkpoints for precision in PRECISIONS]
-        self.bundles: dict[str, Bundle] = {}
+        self.proofs = [(checkpoint, precision) for precision in PRECISIONS for checkpoint in checkpoints]
+        self.bundles: dict[str, Bundle | None] = {}  # none where it could not be made: it is tried once
+        self.unmade: dict[str, str] = {}  # what there is no bundle for
         self.about: dict[str, dict[str, Any]] = {}
         self.is_dry = place.runtime != "ort"
 
@@ -77,12 +79,11 @@ class Run:
         """A bundle, unless it is there; what g2p-en computes is held against goldens too."""
         name = f"{checkpoint.replace(':', '-')}-{precision}"
         if name not in self.bundles:
-            made = self.do(
-                f"export {name}", EXPORT, partial(self._export, checkpoint, precision, self.place.work / name)
-            )
+            work = partial(self._export, checkpoint, precision, self.place.work / name)
+            made = self.bundles[name] = self.do(f"export {name}", EXPORT, work)
             if made is not None:
-                self.bundles[name], self.about[name] = made, {"bundle": name}
-        return self.bundles.get(name)
+                self.about[name] = {"bundle": name}
+        return self.bundles[name]
 
     def _export(self, checkpoint: str, precision: str, out: Path) -> Bundle:
         if checkpoint == G2P:
@@ -94,6 +95,7 @@ class Run:
         """Parity, verification where there are goldens, and what a step launches."""
         bundle = self.export(checkpoint, precision)
         if bundle is None:
+            self.unmade[f"parity of {checkpoint} {precision}"] = UNMADE
             return
         about = self.about[bundle.path.name]
         about["parity"] = self.do(f"parity of {bundle.path.name}", PROOF, partial(self._parity, bundle, checkpoint))
@@ -112,10 +114,14 @@ class Run:
         found = verify(bundle.path, runtime=self.place.runtime, provider=self.place.device)
         return "pass" if found.passed else f"fail: {found.wrong}"
 
-    def errors(self) -> dict[str, float] | None:
+    def errors(self, sides: Sides) -> dict[str, float] | None:
         """Word error rates of g2p-en in fp16, and of PyTorch in fp32 on the same device: in percent."""
+        if self.words is None:
+            sides.absent["word error rate of g2p-en fp16"] = "the dictionary is not here; --words names its folder"
+            return None
         bundle = self.export(G2P, "fp16")
-        if bundle is None or self.words is None:
+        if bundle is None:
+            self.unmade["word error rate of g2p-en fp16"] = UNMADE
             return None
         found: dict[str, float] | None = self.do(
             "word error rate of g2p-en fp16", ERRORS, partial(self._errors, bundle)
@@ -145,6 +151,7 @@ class Run:
         """One line's record."""
         bundle = self.export(line.checkpoint, line.precision)
         if bundle is None:
+            self.unmade[line.name] = UNMADE
             return None
         sources = sources_of(line, bundle, self.words)
         found = self.do(line.name, SPEED, partial(sides.compare, line, bundle, sources))
@@ -152,7 +159,7 @@ class Run:
             return None
         size = figures.step_bytes(bundle, line)
         record = figures.line_record(line, found["seconds"], found["tokens"], size, speed)
-        return {**record, "seconds": found["seconds"], "versions": found["versions"]}
+        return {**record, **{name: found[name] for name in ("seconds", "seconds to be ready", "versions")}}
 
 
 def bandwidth(device: str) -> float:
@@ -189,24 +196,22 @@ def describe(device: str) -> dict[str, Any]:
 
 def dictionary(folder: Path | None, most: int) -> dict[str, Any] | None:
     """Words of the test split and how they may be said; None where it is not here."""
-    try:
+    with contextlib.suppress(AbsentError):
         return dict(list(read_test_split(folder).items())[:most])
-    except AbsentError as error:
-        progress(str(error))
-        return None
+    return None
 
 
 def all_of(run: Run) -> dict[str, Any]:
     """Everything, the most important first: a proof, the lines with requirements, the other proofs and lines."""
-    speed, rates = bandwidth(run.place.device), None
+    here, speed, rates = describe(run.place.device), bandwidth(run.place.device), None
     records: dict[str, dict[str, Any]] = {}
     with Sides(run.place) as sides:
         for number, proof in enumerate(run.proofs):
             run.prove(*proof)
             if number == 0:
                 run.measure_all(sides, [line for line in run.lines if line.is_required], speed, records)
-        if any(checkpoint == G2P for checkpoint, _ in run.proofs):
-            rates = run.errors()
+            if proof == (G2P, "fp16"):
+                rates = run.errors(sides)
         run.measure_all(sides, [line for line in run.lines if not line.is_required], speed, records)
         absent = sides.absent
     differences = {
@@ -218,7 +223,7 @@ def all_of(run: Run) -> dict[str, Any]:
     return {
         "dry run": run.is_dry,
         "date": f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}",
-        "machine": describe(run.place.device),
+        "machine": here,
         "versions": runtimes.versions_of(["ort", "torch"]),
         "bytes a second": speed,
         "bundles": list(run.about.values()),
@@ -227,7 +232,7 @@ def all_of(run: Run) -> dict[str, Any]:
         "requirements": figures.judgements(run.lines, records, differences, worse),
         "left out": run.budget.left_out,
         "failed": run.budget.failed,
-        "absent": absent,
+        "absent": {**absent, **run.unmade},
     }
 
 

@@ -1,9 +1,12 @@
-"""A limit of time for many things: each is begun only if the time that is left may be enough for it."""
+"""A limit of time for many things: each begins only if the time that is left may be enough, and ends at the limit."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from txport.errors import TxportError
@@ -11,6 +14,29 @@ from txport.release import Progress, silent
 
 Result = TypeVar("Result")
 MARGIN = 1.25  # times what the last one of its kind took
+
+
+class TimeUp(BaseException):
+    """The limit was reached in the middle of something; no `Exception`, which some take for an error of theirs."""
+
+
+@contextlib.contextmanager
+def cut_off(seconds: float) -> Iterator[None]:
+    """Raise `TimeUp` here once so many seconds have passed: in the main thread, where the system has timers."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))  # 0 would be no timer
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Budget:
@@ -35,7 +61,7 @@ class Budget:
         return MARGIN * self._taken[kind] if kind in self._taken else seconds
 
     def run(self, name: str, kind: str, seconds: float, work: Callable[[], Result]) -> Result | None:
-        """The result of `work`; None where there was no time for it, or it failed, which is recorded.
+        """The result of `work`; None where there was no time for it, or not enough, or it failed, which is recorded.
 
         `seconds` is what the first one of its kind is presumed to take.
         """
@@ -46,7 +72,12 @@ class Budget:
         self._progress(name)
         started = self._clock()
         try:
-            return work()
+            with cut_off(self.left):
+                return work()
+        except TimeUp:
+            self.left_out.append(f"{name}, cut off after {self._clock() - started:.0f} s")
+            self._progress(f"cut off: {name}")
+            return None
         except TxportError as error:
             self.failed[name] = str(error)
             self._progress(f"failed: {name}: {error}")

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 BASE, TINY, G2P = "preset:base", "preset:tiny", "g2p-en"
 EAGER, COMPILED, CT2 = "PyTorch eager", "torch.compile with CUDA graphs", "CTranslate2"
-PRECISIONS = ("fp16", "bf16", "fp32", "int8", "int4")
+PRECISIONS = ("fp16", "fp32", "bf16", "int8", "int4")  # those with requirements first
 SOURCE, TOKENS = 32, 64
 FEW = 3  # sources of a batch, where no figure means anything
 WITHIN_LOGITS, WITHIN_WER = 1e-4, 0.1  # of fp32's logits; points, of fp16's word error rate

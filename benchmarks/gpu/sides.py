@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.gpu.budget import TimeUp
 from benchmarks.gpu.lines import COMPILED, CT2, EAGER, G2P, Line
 from benchmarks.peers.engines import Model, Search
 from benchmarks.peers.process import Worker, WorkerError
@@ -39,6 +41,13 @@ class Place:
     def provider(self) -> str:
         """ONNX Runtime's."""
         return self.device
+
+
+class Loaded(NamedTuple):
+    """What a side says of its packages, and what it took to start, compile or capture, and search once."""
+
+    versions: dict[str, str]
+    seconds: float
 
 
 @dataclass
@@ -73,15 +82,18 @@ class Sides:
             self._workers[name] = Worker(python.absolute(), {}, log.absolute())
         return self._workers[name]
 
-    def load(self, name: str, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> dict[str, str]:
-        """Let a side get ready for a line and run it once; -> versions."""
+    def load(self, name: str, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> Loaded:
+        """Let a side get ready for a line and run it once."""
+        started = time.perf_counter()
         worker = self.worker(name)
         folder, engine, options = self._how(name, line, bundle, worker)
+        if name == "txport":
+            options["source_tokens"] = max(map(len, sources))
         search = search_of(line)
         asked = {"engine": engine, "folder": str(folder), "search": asdict(search), "options": options}
         versions: dict[str, str] = worker.ask("load", **asked, sources=sources, batch=line.batch)["versions"]
         worker.ask("round")
-        return versions
+        return Loaded(versions, time.perf_counter() - started)
 
     def _how(self, name: str, line: Line, bundle: Bundle, worker: Worker) -> tuple[Path, str, dict[str, Any]]:
         """The folder of a side's weights, its engine and the engine's options."""
@@ -101,23 +113,23 @@ class Sides:
         return folder, CTRANSLATE2, how
 
     def compare(self, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Seconds of each round by side, what each found, and versions; a peer that does not start is left out."""
+        """By side: seconds of each round, what was found, how it was loaded; a peer that does not start is left out."""
         try:
             return self._compare(line, bundle, sources)
-        except WorkerError:
+        except (WorkerError, TimeUp):
             for name in ("txport", *line.peers):  # whatever state it is in
                 self.stop(name)
             raise
 
     def _compare(self, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> dict[str, Any]:
-        names, versions = ["txport"], {"txport": self.load("txport", line, bundle, sources)}
+        names, loaded = ["txport"], {"txport": self.load("txport", line, bundle, sources)}
         for peer in line.peers:
             if peer == CT2 and self.place.peers_python is None:
                 self.absent[peer] = "CTranslate2 is not installed; --peers-python names the Python of one that is"
             if peer in self.absent:
                 continue
             try:
-                versions[peer] = self.load(peer, line, bundle, sources)
+                loaded[peer] = self.load(peer, line, bundle, sources)
                 names.append(peer)
             except WorkerError as error:
                 self.absent[f"{line.name}: {peer}"] = str(error)
@@ -127,7 +139,12 @@ class Sides:
             for name in names if number % 2 else reversed(names):
                 seconds[name].append(self.worker(name).ask("round")["seconds"])
         tokens = {name: self.worker(name).ask("tokens")["tokens"] for name in names}
-        return {"seconds": seconds, "tokens": tokens, "versions": versions}
+        return {
+            "seconds": seconds,
+            "tokens": tokens,
+            "versions": {name: each.versions for name, each in loaded.items()},
+            "seconds to be ready": {name: each.seconds for name, each in loaded.items()},
+        }
 
 
 def search_of(line: Line) -> Search:

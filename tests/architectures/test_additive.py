@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.architectures.seeded import PLANS, bundle_of, drawn, is_sound, proven, saved, seeded_model
+from tests.runtimes.driven import ENGINES
 from txport import runtimes
 from txport.bundles.ports import ENCODER, STEP
 from txport.exporters.check import operators
@@ -60,9 +61,9 @@ def test_only_the_attention_over_the_source_is_plain(tmp_path: Path) -> None:
     assert step["Gemm"] == 6 * TINY.decoder_layers + 1
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", ENGINES)
 def test_a_source_says_the_same_beside_longer_ones(target: str, tmp_path: Path) -> None:
-    runtime = runtimes.load("ort", bundle_of(saved(TINY, tmp_path / "model"), tmp_path / "bundle", target))
+    runtime = runtimes.load(ENGINES[target], bundle_of(saved(TINY, tmp_path / "model"), tmp_path / "bundle", target))
     rng = np.random.default_rng(0)
     ids, lengths, tokens = rng.integers(3, 60, (3, 9)), np.array([9, 2, 5]), rng.integers(3, 60, (6, 3))
     together, said = runtime.start(ids, lengths, max_length=6), []

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.architectures.seeded import PLANS, bundle_of, drawn, is_sound, proven, saved
+from tests.runtimes.driven import ENGINES
 from tests.tiny import edit_graph
 from txport import runtimes
 from txport.errors import CheckpointError, ConfigError
@@ -195,11 +196,13 @@ def test_a_state_dict_of_its_own_modules_loads_and_says_the_same(tied: str, tmp_
     torch.testing.assert_close(checkpoint.model(source, lengths, target), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", ENGINES)
 @torch.no_grad()
 def test_its_exported_graphs_say_the_same(target: str, tmp_path: Path) -> None:
     model = original(TINY)
-    runtime = runtimes.load("ort", bundle_of(loaded(model, TINY, tmp_path / "model"), tmp_path / "bundle", target))
+    runtime = runtimes.load(
+        ENGINES[target], bundle_of(loaded(model, TINY, tmp_path / "model"), tmp_path / "bundle", target)
+    )
     source, lengths, tokens = inputs(TINY)
     expected = model(source, (torch.arange(12) < lengths[:, None])[:, None, None, :], tokens).numpy()
     state = runtime.start(source.numpy(), lengths.numpy(), max_length=tokens.shape[1])

@@ -30,14 +30,15 @@ from tests.architectures.gpt2_weights import (
     renamed,
     weights,
 )
-from tests.architectures.seeded import PLANS
+from tests.architectures.seeded import PLANS, bundle_of
+from tests.runtimes.driven import ENGINES
 from tests.tiny import edit_graph
 from txport import bench, release
 from txport.bundles.bundle import load_bundle
 from txport.errors import ConfigError, UnsupportedError
 from txport.models import architecture
 from txport.models.architectures.gpt2 import GPT2, PRESETS, GPT2Config
-from txport.models.checkpoint import save_checkpoint
+from txport.models.checkpoint import load_checkpoint, save_checkpoint
 
 PEERS = Path(__file__).parent.parent.parent / ".venv-peers" / "bin" / "python"
 KINDS = {"tied": True, "untied": False}
@@ -70,15 +71,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpt2")
     for kind, tied in KINDS.items():
         save_checkpoint(folder / kind, model_of(tied=tied))
-        for target in ("portable", "cpu"):
-            txport.export(folder / kind, folder / f"{kind}-{target}", target=target)
+        for target in ENGINES:
+            bundle_of(load_checkpoint(str(folder / kind)), folder / f"{kind}-{target}", target)
     return folder
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", ENGINES)
 def test_logits_are_those_of_transformers(folder: Path, kind: str, target: str) -> None:
-    model = txport.load(folder / f"{kind}-{target}")
+    model = txport.load(folder / f"{kind}-{target}", runtime=ENGINES[target])
     texts, targets = [str(prompt[0]) for prompt in PROMPTS], [" ".join(map(str, prompt[1:])) for prompt in PROMPTS]
     pairs = [(text, given) for text, given in zip(texts, targets, strict=True) if given]
     found = list(model.logits([text for text, _ in pairs], [given for _, given in pairs]))
@@ -88,13 +89,16 @@ def test_logits_are_those_of_transformers(folder: Path, kind: str, target: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", ENGINES)
 @pytest.mark.parametrize("search", SEARCHES)
 def test_tokens_are_those_of_transformers(folder: Path, kind: str, target: str, search: str) -> None:
-    model, wanted = txport.load(folder / f"{kind}-{target}", threads=1), expected()[kind]["tokens"][search]
+    model, wanted = (
+        txport.load(folder / f"{kind}-{target}", runtime=ENGINES[target], threads=1),
+        expected()[kind]["tokens"][search],
+    )
     found = model.search(PROMPTS, **SEARCHES[search])
     assert [[list(each.tokens) for each in row] for row in found] == wanted
-    if target == "cpu":
+    if target != "portable":
         slots = model.search(PROMPTS, batch_size=2, continuous=True, **SEARCHES[search])
         assert [[list(each.tokens) for each in row] for row in slots] == wanted
 

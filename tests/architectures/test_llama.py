@@ -13,6 +13,7 @@ import torch
 
 from tests.architectures.llamas import CASES, PROMPT, model_of, stored, tokens
 from tests.architectures.seeded import bundle_of
+from tests.runtimes.driven import ENGINES
 from txport import release, runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import PREFILL, STEP
@@ -228,14 +229,14 @@ def test_a_window_hides_what_lies_further_back_and_nothing_else(size: int) -> No
     assert float((found[0] - found[1]).abs().max()) > 1e-6
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", ENGINES)
 def test_searches_beyond_a_window_find_what_pytorch_finds(target: str, tmp_path: Path) -> None:
     """Greedily and by beams, in a batch of unequal prompts, and in slots that are taken anew."""
     config = LlamaConfig(**WINDOWED, key_heads=2)
     source = checkpoint(tmp_path / "checkpoint", config)
     exact = TorchRuntime(load_checkpoint(str(source)).model.double())
-    bundle = release.export(source, tmp_path / "bundle", target=target)
-    runtime, facts = runtimes.load("ort", bundle), bundle.manifest.facts
+    bundle = bundle_of(load_checkpoint(str(source)), tmp_path / "bundle", target)
+    runtime, facts = runtimes.load(ENGINES[target], bundle), bundle.manifest.facts
     assert facts.windows == (3,)
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, 32, length).tolist() for length in (9, 1, 14, 2, 6)]

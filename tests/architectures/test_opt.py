@@ -12,7 +12,7 @@ import torch
 
 import txport
 from tests.architectures.seeded import PLANS, bundle_of, drawn, is_sound, proven
-from txport import runtimes
+from tests.runtimes.driven import ENGINES
 from txport.errors import ConfigError
 from txport.models.architectures.opt import OPT, PRESETS
 from txport.models.checkpoint import load_checkpoint
@@ -24,11 +24,12 @@ PROMPTS = [[2, 9, 5, 3, 7], [2], [2, 8, 11], [2, 6, 13, 22, 4, 17, 5, 9, 5]]
 NEW, END = 10, 2
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", ENGINES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_graphs_say_what_transformers_says(variant: str, target: str, tmp_path: Path) -> None:
     bundle = bundle_of(load_checkpoint(str(FOLDER / variant)), tmp_path / "bundle", target)
-    runtime, model = runtimes.load("ort", bundle), txport.load(bundle.path)
+    model = txport.load(bundle.path, runtime=ENGINES[target])
+    runtime = model.runtime
     lengths = np.array([len(prompt) for prompt in PROMPTS])
     ids = np.array([prompt + [1] * (max(lengths) - len(prompt)) for prompt in PROMPTS])
     with np.load(FOLDER / variant / "said.npz") as said:

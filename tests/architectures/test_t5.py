@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.architectures.seeded import PLANS, bundle_of, drawn, is_sound, proven, saved, seeded_model
+from tests.runtimes.driven import ENGINES
 from txport import runtimes
 from txport.errors import CheckpointError, ConfigError
 from txport.exporters.check import operators
@@ -45,12 +46,12 @@ def test_the_drawn_variants_are_of_every_kind() -> None:
     assert {each.activation for each in configs} == set(T5Config.choices()["activation"])
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", ENGINES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_graphs_say_what_transformers_says(variant: str, target: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(str(FOLDER / variant))
     bundle = bundle_of(checkpoint, tmp_path / "bundle", target)
-    runtime = runtimes.load("ort", bundle)
+    runtime = runtimes.load(ENGINES[target], bundle)
     with np.load(FOLDER / variant / "said.npz") as said:
         lengths = np.array([len(source) for source in SOURCES])
         ids = np.array([[*source, *[0] * (max(lengths) - len(source))] for source in SOURCES])

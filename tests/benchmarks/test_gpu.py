@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gpu import figures, report
-from benchmarks.gpu.__main__ import Run, all_of
+from benchmarks.gpu.__main__ import Run, all_of, dictionary
 from benchmarks.gpu.budget import MARGIN, Budget
+from benchmarks.gpu.engines import txport_cuda
 from benchmarks.gpu.engines.pytorch_cuda import Engine
-from benchmarks.gpu.lines import BASE, COMPILED, CT2, EAGER, G2P, LINES, TINY, Line, quick
+from benchmarks.gpu.lines import BASE, COMPILED, CT2, EAGER, G2P, LINES, PRECISIONS, TINY, Line, quick
 from benchmarks.gpu.profile import read_profile
-from benchmarks.gpu.sides import Place, search_of
+from benchmarks.gpu.sides import Place, Sides, search_of
 from benchmarks.peers.engines import Search
 from tests.bundles import drivers
 from txport.errors import UnsupportedError
+from txport.runtimes.ort.cuda import device
+from txport.runtimes.ort.cuda.host import HostDevice
 
 LINE = Line(checkpoint=TINY, precision="fp16", batch=2, peers=MappingProxyType({EAGER: 3.0, CT2: None}), at_most=0.5)
 
@@ -76,6 +82,36 @@ def test_a_failure_takes_only_its_line_along() -> None:
     assert budget.left_out == []
 
 
+def test_what_outlasts_the_limit_is_cut_off_and_said() -> None:
+    """Also what takes every exception for an error of its own; what has ended by then stays."""
+
+    def outlasts() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(30)
+
+    budget, started = Budget(0.3), time.monotonic()
+    assert budget.run("one", "line", 0.1, lambda: 1) == 1
+    assert budget.run("two", "proof", 0.1, outlasts) is None
+    assert budget.run("three", "export", 0.1, lambda: 3) is None
+    assert time.monotonic() - started < 20
+    assert budget.left_out == ["two, cut off after 0 s", "three"]
+    assert budget.failed == {}
+
+
+def test_a_line_that_is_cut_off_leaves_no_process_behind(tmp_path: Path) -> None:
+    """Nor one whose next answer would be that of the line before."""
+    with Sides(Place(work=tmp_path)) as sides:
+        worker = sides.worker("txport")
+        budget = Budget(1.0)
+        line, bundle = replace(LINE, peers=MappingProxyType({})), SimpleNamespace(path=tmp_path)
+        worker.ask = lambda *_, **__: time.sleep(30)  # type: ignore[assignment,method-assign]
+        assert budget.run("line", "line", 0.1, lambda: sides.compare(line, bundle, [[5]])) is None  # type: ignore[arg-type]
+        assert budget.left_out == ["line, cut off after 1 s"]
+        assert worker._process.poll() is not None
+        assert sides.worker("txport") is not worker
+
+
 @given(st.lists(st.floats(1e-3, 10), min_size=3, max_size=9), st.floats(0.1, 10))
 def test_ratios_are_of_one_round_and_shares_of_what_a_step_moves(ours: list[float], times: float) -> None:
     tokens = [[1] * 6, [2] * 6]
@@ -105,6 +141,36 @@ def test_each_requirement_is_judged() -> None:
     assert [each["verdict"] for each in found] == ["not measured"] * 4
     assert figures.judge("x", 1.0, math.nan, at_least=True)["verdict"] == "not measured"
     assert "falls short  x" in report.verdicts([figures.judge("x", 1.0, 0.5, at_least=True)])
+
+
+def test_what_has_requirements_is_proven_first(tmp_path: Path) -> None:
+    run = Run(Place(work=tmp_path), Budget(1), LINES, None)
+    required = [(BASE, "fp16"), (G2P, "fp16"), (BASE, "fp32"), (G2P, "fp32")]
+    assert run.proofs[:4] == required
+    assert len(set(run.proofs)) == len(run.proofs) == 10
+
+
+def test_all_that_there_was_no_time_for_is_said_once(tmp_path: Path) -> None:
+    place = Place(work=tmp_path, runtime="cuda-stand-in", device="cpu")
+    lines = [quick(line) for line in LINES]
+    run = Run(place, Budget(-1), lines, {"a": [["AH"]]})
+    result = all_of(run)
+    assert result["left out"] == [
+        f"export {checkpoint}-{precision}" for precision in PRECISIONS for checkpoint in ("preset-tiny", "g2p-en")
+    ]
+    said = {*(line.name for line in lines), *(f"parity of {name} {precision}" for name, precision in run.proofs)}
+    assert set(result["absent"]) == {*said, "word error rate of g2p-en fp16"}
+    assert result["bundles"] == result["lines"] == []
+    assert {each["verdict"] for each in result["requirements"]} == {"not measured"}
+
+
+def test_a_dictionary_that_is_not_here_is_said(tmp_path: Path) -> None:
+    with Sides(Place(work=tmp_path)) as sides:
+        assert dictionary(tmp_path, 3) is None
+        assert Run(sides.place, Budget(1), LINES, None).errors(sides) is None
+        assert sides.absent == {
+            "word error rate of g2p-en fp16": "the dictionary is not here; --words names its folder"
+        }
 
 
 def test_the_lines_ask_for_what_the_target_promises() -> None:
@@ -157,6 +223,25 @@ def test_the_compiled_step_finds_what_pytorch_finds(tmp_path: Path) -> None:
     assert found[None][0] == found[None][1][::-1]
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_nothing_is_captured_while_it_is_timed(beams: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[int] = []
+    run = HostDevice.run
+
+    def watch(self: HostDevice, binding: Any, graph: int = device.EAGER) -> None:
+        if graph != device.EAGER and not self.is_captured(graph):
+            captured.append(graph)
+        run(self, binding, graph)
+
+    monkeypatch.setattr(HostDevice, "run", watch)
+    bundle = drivers.made("seq2seq", "cuda", "fp16", tmp_path)
+    options = {"runtime": "cuda-stand-in", "provider": "cpu", "batch_size": 3, "source_tokens": 5}
+    engine = txport_cuda.Engine(bundle.path, Search(beams=beams, max_new_tokens=12, forced=beams > 1), options)
+    before = len(captured)
+    engine.generate([[5, 9, 11, 8, 2], [7, 2], [6, 6, 2]])
+    assert before == len(captured) > 0
+
+
 def test_every_line_runs_without_a_gpu(tmp_path: Path) -> None:
     place = Place(work=tmp_path, runtime="cuda-stand-in", device="cpu", compiler="eager", rounds=2)
     peers = MappingProxyType({EAGER: 8.0, CT2: 3.0})  # another process would compile for as long as all else takes
@@ -174,6 +259,7 @@ def test_every_line_runs_without_a_gpu(tmp_path: Path) -> None:
     for record in (greedy, beams):
         assert set(record["sides"]) == {"txport", EAGER}
         assert set(record["equal targets"].values()) == {record["targets"]}
+        assert set(record["seconds to be ready"]) == set(record["sides"])
     json.dumps(result)
     printed = report.whole(result)
     assert f"failed: {CT2}: CTranslate2 is not installed" in printed

@@ -138,8 +138,26 @@ def test_the_driver_captures_a_step_and_replays_it(made: Callable[[str, str], Bu
         assert later["replays"] == later["downloads"]  # each step is replayed once, and its best tokens come back
         assert first["replays"] + later["replays"] >= len(said["greedy"])
         assert said["refused"] == 0
+        captures, *again = said["threads"]  # a graph that was captured on one of them is replayed on all others
+        assert captures["launches"] > again[0]["launches"] == again[1]["launches"]
+        assert captures["replays"] - again[0]["replays"] == 1
         ahead, main = int(case != "causal"), 0
         assert said["beside"]["start"][ahead] > 0
         assert said["beside"]["start"][1 - ahead] == said["beside"]["step"][1] == 0
         assert said["beside"]["step"][main] > 0
         assert first["followed"] == int(case != "causal")
+
+
+def test_what_users_lend_is_what_is_used(made: Callable[[str, str], Bundle], fake_cuda: FakeCuda) -> None:
+    """All kernels are on the user's stream; tensors on the GPU come and go by DLPack without a copy."""
+    report = fake_cuda.work / "lent.json"
+    folders = [str(made(case, "fp16").path) for case in ("seq2seq", "classify")]
+    fake_cuda.python("-m", "tests.cuda.fake.lent", *folders, str(report), libraries=fake_cuda.libraries.cuda)
+    said = json.loads(report.read_text(encoding="utf-8"))
+    assert said["stream"]["is the user's"] == [True, True]
+    assert said["stream"]["streams"] == 1
+    assert said["stream"]["launches"][0] > 0
+    found = said["dlpack"]
+    assert [place for _, place in found["outputs"].values()] == ["cuda"] * len(found["outputs"])
+    assert (found["copies"], found["asked"]) == (0, [True, True])
+    assert found["refused"] == "a tensor must lie on the GPU, got one on DLPack's device 1; move it there"

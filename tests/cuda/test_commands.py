@@ -8,10 +8,14 @@ import pytest
 from click.testing import CliRunner
 
 import txport
+from tests.architectures.seeded import bundle_of
+from tests.cli.processes import assert_one_line, run
+from tests.cuda.fake.fixture import FakeCuda
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.cli import cli
 from txport.errors import UnavailableError, UnsupportedError
+from txport.models.checkpoint import load_checkpoint
 
 REFUSED = "a bundle of the cuda target runs on provider cuda, got provider 'cpu'; give --provider cuda, or --runtime"
 IN_ITS_PLACE = ("cuda-stand-in", "cpu")
@@ -62,3 +66,27 @@ def test_a_gpu_that_is_not_here_is_told(command: str, made: Bundle, monkeypatch:
     found = CliRunner().invoke(cli, [command, str(made.path), "--provider", "cuda"])
     assert isinstance(found.exception, UnavailableError)
     assert found.exception.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("precision", "machine", "line"),
+    [
+        (
+            "bf16",
+            {"FAKE_CUDA_CAPABILITY": "75"},
+            "computes in bf16, which needs a GPU of compute capability 8.0 or newer",
+        ),
+        (
+            "fp16",
+            {"FAKE_CUDA_MEMORY": "200"},
+            "of weights and 268 MB beside them, and a device that computes nothing has",
+        ),
+    ],
+)
+def test_a_gpu_that_is_too_small_runs_nothing(
+    precision: str, machine: dict[str, str], line: str, fake_cuda: FakeCuda, checkpoint: Path, tmp_path: Path
+) -> None:
+    path = bundle_of(load_checkpoint(str(checkpoint)), tmp_path / "out", "cuda", precision).path
+    for command in (["run", path, "bad"], ["score", path, "bad", "B CH"]):
+        done = run(*command, "--provider", "cuda", env=fake_cuda.environment(**machine))
+        assert_one_line(done, line, 3)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import txport
-from tests.runtimes.test_cuda_driver import written
+from tests.runtimes.driven import Driven, tokens
 from txport.api import Model
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError
-from txport.models.tokenizers.numbers import NumberTokenizer
 from txport.runtimes.ort.cuda.device import EAGER
 from txport.runtimes.ort.cuda.driver import CudaRuntime
 from txport.runtimes.ort.cuda.host import HostDevice
 
 LENGTHS, BATCH = (13, 6), 5
+Make = Callable[[str, str, str], Driven]
 SEARCHES: list[dict[str, Any]] = [
     {},
     {"scores": False, "min_new_tokens": 9},
@@ -42,14 +42,16 @@ class Counting(HostDevice):
         super().run(binding, graph)
 
 
-@pytest.fixture(scope="module", params=["toy", "gpt2-tiny"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, CudaRuntime]:
-    return written(request.param, "fp16", tmp_path_factory.mktemp("warm"))[:2]
+@pytest.fixture(scope="module", params=[("toy", "fp16"), ("gpt2-tiny", "bf16")], ids="-".join)
+def made(request: pytest.FixtureRequest, driven: Make) -> Driven:
+    name, precision = request.param
+    return driven(name, "cuda", precision)
 
 
-def fresh(made: tuple[Bundle, CudaRuntime], workers: int = 1) -> tuple[Model, Counting]:
-    device, facts = Counting(), made[1].facts
-    return Model(CudaRuntime(facts, made[1].graphs, device), NumberTokenizer(facts, exact=True), facts, workers), device
+def fresh(made: Driven, workers: int = 1) -> tuple[Model, Counting]:
+    device, facts = Counting(), made.runtime.facts
+    runtime = CudaRuntime(facts, made.runtime.graphs, device)
+    return made._replace(runtime=runtime).model(workers), device
 
 
 def sources(count: int = 11) -> list[list[int]]:
@@ -60,9 +62,7 @@ def sources(count: int = 11) -> list[list[int]]:
 
 @pytest.mark.parametrize("options", SEARCHES, ids=str)
 @pytest.mark.parametrize("continuous", [False, True])
-def test_nothing_is_captured_after_a_warm_up(
-    made: tuple[Bundle, CudaRuntime], options: dict[str, Any], continuous: bool
-) -> None:
+def test_nothing_is_captured_after_a_warm_up(made: Driven, options: dict[str, Any], continuous: bool) -> None:
     how = {"max_new_tokens": 40, **options}
     cold, warm = fresh(made), fresh(made)
     expected = cold[0].search(sources(), batch_size=BATCH, continuous=continuous, **how)
@@ -75,7 +75,20 @@ def test_nothing_is_captured_after_a_warm_up(
     assert warm[1].captures == captured
 
 
-def test_a_warm_up_of_other_sizes_is_no_warm_up(made: tuple[Bundle, CudaRuntime]) -> None:
+@pytest.mark.parametrize("continuous", [False, True])
+def test_workers_are_warmed_whatever_their_threads(made: Driven, continuous: bool) -> None:
+    """Each call begins threads of its own."""
+    how = {"batch_size": BATCH, "max_new_tokens": 40, "beams": 2}
+    (model, device), (alone, _) = fresh(made, workers=3), fresh(made)
+    expected = alone.search(sources(30), **how)
+    model.warm(BATCH, LENGTHS, max_new_tokens=40, beams=2)
+    captured = device.captures
+    for _ in range(3):
+        assert tokens(model.search(sources(30), continuous=continuous, **how)) == tokens(expected)
+    assert device.captures == captured
+
+
+def test_a_warm_up_of_other_sizes_is_no_warm_up(made: Driven) -> None:
     model, device = fresh(made)
     model.warm(2, 6, max_new_tokens=20)
     captured = device.captures
@@ -83,9 +96,7 @@ def test_a_warm_up_of_other_sizes_is_no_warm_up(made: tuple[Bundle, CudaRuntime]
     assert device.captures > captured
 
 
-def test_what_can_not_be_warmed_is_told(made: tuple[Bundle, CudaRuntime]) -> None:
-    with pytest.raises(UnsupportedError, match="warm captures for one thread, and there are 2 workers; load with 1"):
-        fresh(made, workers=2)[0].warm()
+def test_what_can_not_be_warmed_is_told(made: Driven) -> None:
     with pytest.raises(UnsupportedError, match=r"source_tokens must lie in 1 to the model's longest, .*; got 9000"):
         fresh(made)[0].warm(source_tokens=9000)
     with pytest.raises(UnsupportedError, match="there is no option 'nonsense'"):
@@ -102,9 +113,8 @@ def test_any_runtime_takes_a_warm_up(bundle: Bundle, options: dict[str, Any]) ->
     assert repr(model.search([[5, 6, 2]], **options)) == repr(expected)
 
 
-def test_an_encoder_is_warmed_by_a_run(tmp_path: Path) -> None:
-    made = written("bert-tiny", "fp16", tmp_path)[:2]
-    model, device = fresh(made)
+def test_an_encoder_is_warmed_by_a_run(driven: Make) -> None:
+    model, device = fresh(driven("bert-tiny", "cuda", "fp16"))
     model.warm(2, LENGTHS)
     assert device.captures == 0
     with pytest.raises(UnsupportedError, match="beams is for models that generate; this one only encodes"):

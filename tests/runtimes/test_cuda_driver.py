@@ -1,9 +1,10 @@
-"""The driver of cuda bundles, on the CPU in a GPU's place, finds what PyTorch finds with the bundle's weights."""
+"""How the driver of cuda bundles goes about it, on the CPU in a GPU's place; test_drivers.py has what it finds."""
 
 from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,115 +12,44 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import txport
-from tests.tiny import mend, tiny_config, tiny_model
+from tests.runtimes.driven import SEARCHES, Driven, found, numbers, seat_mixed, sources_of, tokens
+from tests.tiny import mend
 from txport import runtimes
-from txport.api import Model
-from txport.bundles.bundle import Bundle, load_bundle
+from txport.bundles.bundle import load_bundle
 from txport.errors import BundleError, RunError, UnsupportedError
-from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from txport.models.tokenizers.numbers import NumberTokenizer
-from txport.models.weights.streamed import converted
-from txport.proof import proven
+from txport.models.checkpoint import load_checkpoint
 from txport.proof.parity.check import check
 from txport.proof.verify.check import verify
-from txport.runtimes.base import ContinuousRuntime
 from txport.runtimes.encoding import infer
 from txport.runtimes.ort.cuda import ahead, driver, steps
 from txport.runtimes.ort.cuda.ahead import Ahead, Asked
 from txport.runtimes.ort.cuda.driver import CudaRuntime
 from txport.runtimes.ort.cuda.host import HostDevice
 from txport.runtimes.ort.cuda.state import CudaState
-from txport.runtimes.ort.cuda.workspace import Workspace
-from txport.runtimes.pytorch import TorchRuntime
+from txport.runtimes.ort.cuda.workspace import Workspace, batch_bucket
 from txport.search.continuous import Scheduler
-from txport.search.generate import generate, search
+from txport.search.generate import generate
 from txport.search.numbers import numbers_only
-from txport.search.options import Found, SearchOptions
+from txport.search.options import SearchOptions
 
-KINDS = {"toy": "fp16", "gpt2-tiny": "bf16", "llama-tiny": "fp16"}
-LONGEST = 80
-ENDS = [2, 5, 8, 11]
-SEARCHES: list[dict[str, Any]] = [
-    {},
-    {"scores": False, "min_new_tokens": 9},
-    {"no_repeat_ngram_size": 2, "suppress_tokens": [5, 6]},
-    {"repetition_penalty": 1.3},
-    {"beams": 3, "nbest": 3},
-    {"beams": 4, "beam_groups": 2, "diversity_penalty": 0.5, "nbest": 2, "early_stopping": True},
-    {"do_sample": True, "nbest": 3, "seed": 3, "top_k": 4, "eos_token_id": ENDS, "min_new_tokens": 2},
-    {"do_sample": True, "nbest": 2, "seed": 3, "eos_token_id": ENDS, "min_new_tokens": 2},
-]
-Made = tuple[Bundle, CudaRuntime, TorchRuntime]
+KINDS = [("toy", "fp16"), ("gpt2-tiny", "bf16"), ("llama-tiny", "fp16")]
+Make = Callable[[str, str, str], Driven]
 
 
-def written(name: str, precision: str, folder: Path, **changes: Any) -> Made:
-    """A bundle, on the CPU in a GPU's place, and PyTorch with the weights that it holds."""
-    if name == "toy":
-        save_checkpoint(folder / "toy", tiny_model(tiny_config(max_length=LONGEST, **changes)))
-    checkpoint: Checkpoint = load_checkpoint(str(folder / "toy") if name == "toy" else f"preset:{name}")
-    (folder / "out").mkdir()
-    bundle = proven.write(checkpoint, folder / "out", target="cuda", precision=precision)
-    runtime = runtimes.load("cuda-stand-in", bundle, threads=1)
-    assert isinstance(runtime, CudaRuntime)
-    narrow = {"fp16": torch.half, "bf16": torch.bfloat16, "fp32": torch.float32}[precision]
-    return bundle, runtime, TorchRuntime(converted(converted(checkpoint.model, narrow), torch.float32))
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return written(request.param, KINDS[request.param], tmp_path_factory.mktemp("cuda"))
+@pytest.fixture(scope="module", params=KINDS, ids="-".join)
+def made(request: pytest.FixtureRequest, driven: Make) -> Driven:
+    name, precision = request.param
+    return driven(name, "cuda", precision)
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return written("toy", "fp16", tmp_path_factory.mktemp("cuda"))
+def toy(driven: Make) -> Driven:
+    return driven("toy", "cuda", "fp16")
 
 
-def sources_of(bundle: Bundle, count: int = 7) -> list[list[int]]:
-    """Of many lengths, in no order."""
-    rng, size = np.random.default_rng(5), min(bundle.manifest.facts.reads.size, 20)  # type: ignore[union-attr]
-    return [rng.integers(4, size, length).tolist() for length in rng.permutation(np.arange(count) * 3 % 19 + 2)]
-
-
-def found(runtime: Any, sources: list[list[int]], bundle: Bundle, new: int = 40, **options: Any) -> list[list[Found]]:
-    return generate(runtime, sources, bundle.manifest.facts, SearchOptions(max_new_tokens=new, **options))
-
-
-def tokens(found: list[list[Found]]) -> list[list[tuple[int, ...]]]:
-    return [[one.tokens for one in each] for each in found]
-
-
-def numbers(found: list[list[Found]]) -> list[float]:
-    return [one.score for each in found for one in each]
-
-
-@pytest.mark.parametrize("options", SEARCHES, ids=str)
-def test_tokens_are_those_of_pytorch_beyond_the_first_capacity(made: Made, options: dict[str, Any]) -> None:
-    bundle, runtime, torch_runtime = made
-    sources = sources_of(bundle)
-    expected, actual = (found(each, sources, bundle, **options) for each in (torch_runtime, runtime))
-    assert tokens(actual) == tokens(expected)
-    assert numbers(actual) == pytest.approx(numbers(expected), abs=1e-4, nan_ok=True)
-
-
-@pytest.mark.parametrize("options", SEARCHES, ids=str)
-@pytest.mark.parametrize("slots", [1, 3])
-def test_what_is_found_is_the_same_in_continuous_batches(made: Made, options: dict[str, Any], slots: int) -> None:
-    bundle, runtime, _ = made
-    assert isinstance(runtime, ContinuousRuntime)
-    sources = sources_of(bundle)
-    chosen = SearchOptions(max_new_tokens=36, **options)
-    fixed = generate(runtime, sources, bundle.manifest.facts, chosen)
-    moving = Scheduler(runtime, [(each, ()) for each in sources], bundle.manifest.facts, chosen, slots).run()
-    assert tokens(moving) == tokens(fixed)
-    assert numbers(moving) == pytest.approx(numbers(fixed), abs=1e-4, nan_ok=True)
-
-
-def test_others_are_encoded_while_steps_are_searched(toy: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_are_encoded_while_steps_are_searched(toy: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next sources are queued behind the first step, before there is a slot for them."""
     bundle, runtime, _ = toy
     begun: list[str] = []
@@ -135,64 +65,9 @@ def test_others_are_encoded_while_steps_are_searched(toy: Made, monkeypatch: pyt
         assert begun.count("start") == 3
 
 
-def test_prefixes_and_attention_are_those_of_pytorch(toy: Made) -> None:
-    bundle, runtime, torch_runtime = toy
-    sources, prefixes = sources_of(bundle), [[6, 7], [], [9], [4, 4, 4], [], [5], [8, 9]]
-    for more in ({}, {"beams": 3, "coverage_penalty": 0.3}):
-        options = SearchOptions(max_new_tokens=30, alignment="soft", **more)
-        both = [generate(each, sources, bundle.manifest.facts, options, prefixes) for each in (torch_runtime, runtime)]
-        assert tokens(both[1]) == tokens(both[0])
-        for one, other in zip(*both, strict=True):
-            np.testing.assert_allclose(other[0].alignment, one[0].alignment, atol=1e-4)
-
-
-def test_what_is_streamed_is_what_a_batch_finds(made: Made) -> None:
-    bundle, runtime, _ = made
-    sources, facts = sources_of(bundle, 3), bundle.manifest.facts
-    for options in SEARCHES[::3]:
-        together = tokens(found(runtime, sources, bundle, **options))
-        for source, expected in zip(sources, together, strict=True):
-            walk = search(runtime, [source], facts, SearchOptions(max_new_tokens=40, **options))
-            ended = None
-            while ended is None:
-                try:
-                    next(walk)
-                except StopIteration as end:
-                    ended = end.value
-            assert tokens(ended) == [expected]
-
-
-@settings(max_examples=40)
-@given(data=st.data())
-def test_select_is_the_same_rows_as_in_pytorch(made: Made, data: st.DataObject) -> None:
-    """Any rows, kept, dropped, repeated or turned around, at any time: the next logits are PyTorch's."""
-    both = made[1:]
-    ids = np.array([[5, 9, 2], [6, 2, 0], [4, 8, 2]])
-    states = [runtime.start(ids, np.array([3, 2, 3]), max_length=30) for runtime in both]
-    rows = 3
-    for _ in range(data.draw(st.integers(1, 4))):
-        for _ in range(data.draw(st.integers(1, 2))):
-            given = np.array(data.draw(st.lists(st.integers(3, 12), min_size=rows, max_size=rows)))
-            results = [runtime.step(given, state) for runtime, state in zip(both, states, strict=True)]
-            states = [state for _, state in results]
-            np.testing.assert_allclose(results[0][0].values, results[1][0].values, atol=1e-4)
-        chosen = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=7)))
-        states = [runtime.select(state, chosen) for runtime, state in zip(both, states, strict=True)]
-        rows = len(chosen)
-
-
-def test_memory_that_is_used_again_is_clean(made: Made) -> None:
-    bundle, runtime, _ = made
-    sources = sources_of(bundle)
-    first = found(runtime, sources, bundle, beams=3)
-    for part in (sources[:2], sources[::-1], sources[3:]):
-        found(runtime, part, bundle, beams=3)
-    assert found(runtime, sources, bundle, beams=3) == first
-
-
 @pytest.mark.parametrize("options", [SEARCHES[at] for at in (0, 2, 3, 4, 6)], ids=str)
 def test_steps_that_nobody_asked_for_change_nothing(
-    made: Made, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    made: Driven, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same tokens and scores, to the last bit, in fixed and in continuous batches."""
     bundle, runtime, _ = made
@@ -207,24 +82,6 @@ def test_steps_that_nobody_asked_for_change_nothing(
     with_them = find()
     monkeypatch.setattr(Ahead, "wanted", lambda self, top: 0)
     assert find() == with_them
-
-
-@settings(max_examples=30)
-@given(data=st.data())
-def test_a_row_that_goes_another_way_finds_what_it_finds_without_steps_ahead(toy: Made, data: st.DataObject) -> None:
-    """Greedy for a while, then any token, rows that rest, and greedy again: PyTorch's scores at each step."""
-    both = toy[1:]
-    ids = np.array([[5, 9, 2], [6, 2, 0]])
-    states = [runtime.start(ids, np.array([3, 2]), max_length=40) for runtime in both]
-    given = np.array([1, 1])
-    for _ in range(data.draw(st.integers(1, 30))):
-        results = [runtime.step(given, state, top=1) for runtime, state in zip(both, states, strict=True)]
-        states = [state for _, state in results]
-        np.testing.assert_allclose(results[0][0].values, results[1][0].values, atol=1e-4)
-        assert results[0][0].ids is not None
-        given = results[0][0].ids[:, 0].copy()
-        if data.draw(st.integers(0, 4)) == 0:
-            given[data.draw(st.integers(0, 1))] = data.draw(st.integers(3, 12))
 
 
 def test_steps_are_queued_as_long_as_they_are_taken() -> None:
@@ -258,7 +115,7 @@ class Counting(HostDevice):
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 7, 31, 32, 33, 60])
-def test_no_step_goes_beyond_the_longest_target(toy: Made, longest: int) -> None:
+def test_no_step_goes_beyond_the_longest_target(toy: Driven, longest: int) -> None:
     """Nor beyond the caches: there ONNX Runtime would raise on the CPU, and write anywhere on a GPU."""
     _, runtime, _ = toy
     counting = CudaRuntime(runtime.facts, runtime.graphs, Counting())
@@ -274,11 +131,11 @@ def test_no_step_goes_beyond_the_longest_target(toy: Made, longest: int) -> None
 
 
 @pytest.fixture
-def faulty(toy: Made) -> Any:
+def faulty(toy: Driven) -> Any:
     """Whether a search on a driver with a fault is as good as without."""
     bundle, runtime, _ = toy
     sources = sources_of(bundle)
-    options: list[dict[str, Any]] = [{}, {"beams": 3}, {"min_new_tokens": 9}]
+    options: list[dict[str, Any]] = [{}, {"beams": 3}, {"min_new_tokens": 9}, SEARCHES[-1]]
     right = [tokens(found(runtime, sources, bundle, **each)) for each in options]
 
     def is_right() -> bool:
@@ -324,12 +181,17 @@ def test_rows_that_are_not_moved_are_found(faulty: Any, monkeypatch: pytest.Monk
     assert fail(faulty)
 
 
+def test_rows_that_go_on_from_others_are_found(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "seat", seat_mixed)
+    assert fail(faulty)
+
+
 def test_sources_that_are_read_before_they_are_encoded_are_found(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaRuntime, "_join", lambda self, state: None)
     assert fail(faulty)
 
 
-def test_memory_that_is_encoded_into_while_it_is_read_is_found(toy: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_encoded_into_while_it_is_read_is_found(toy: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     _, runtime, _ = toy
     ids, lengths = np.array([[5, 9, 2], [6, 2, 0]]), np.array([3, 2])
 
@@ -346,15 +208,14 @@ def test_memory_that_is_encoded_into_while_it_is_read_is_found(toy: Made, monkey
         encode_twice()
 
 
-def test_bulk_work_encodes_the_next_batch_before_the_steps_of_one(toy: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_work_encodes_the_next_batch_before_the_steps_of_one(toy: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, runtime, _ = toy
     sources, begun = sources_of(bundle), list[str]()
-    model = Model(runtime, NumberTokenizer(bundle.manifest.facts, exact=True), bundle.manifest.facts)
     expected = [found(runtime, [source], bundle, beams=2)[0] for source in sources]
     start, step = CudaRuntime.start, CudaRuntime.step
     monkeypatch.setattr(CudaRuntime, "start", lambda *a, **how: (begun.append("start"), start(*a, **how))[1])
     monkeypatch.setattr(CudaRuntime, "step", lambda *a, **how: (begun.append("step"), step(*a, **how))[1])
-    together = model.search(sources, batch_size=2, max_new_tokens=40, beams=2)
+    together = toy.model().search(sources, batch_size=2, max_new_tokens=40, beams=2)
     assert tokens(together) == tokens(expected)
     assert numbers(together) == pytest.approx(numbers(expected), abs=1e-4)
     turns = [name for name, _ in itertools.groupby(begun)]
@@ -363,7 +224,30 @@ def test_bulk_work_encodes_the_next_batch_before_the_steps_of_one(toy: Made, mon
     assert begun.count("start") == 4
 
 
-def test_prompts_in_parts_are_prompts_at_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_moves_together_only_where_it_fits_a_smaller_bucket(toy: Driven) -> None:
+    """Rows that leave are gathered at 4, 3, 2 and 1 sources, and nowhere between."""
+    bundle, runtime, _ = toy
+    sizes, moves = list[int](), list[int]()
+
+    class Watching(HostDevice):
+        def run(self, binding: Any, graph: int = -1) -> None:
+            if binding.role == "step":
+                sizes.append(binding.inputs["input_ids"].shape[0])
+            if binding.role == "select_rows":
+                moves.append(binding.inputs["rows"].shape[0])
+            super().run(binding, graph)
+
+    watched = CudaRuntime(runtime.facts, runtime.graphs, Watching())
+    sources = sources_of(bundle)
+    ends = [len(each[0].tokens) for each in found(watched, sources, bundle)]
+    left = [sum(end > at for end in ends) for at in range(max(ends))]
+    buckets = [size for size, _ in itertools.groupby(sizes)]
+    assert buckets == sorted({batch_bucket(each) for each in left}, reverse=True)
+    assert len(buckets) > 2
+    assert moves == buckets[1:]
+
+
+def test_prompts_in_parts_are_prompts_at_once(made: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, runtime, _ = made
     if bundle.manifest.facts.task != "causal":
         return
@@ -375,7 +259,7 @@ def test_prompts_in_parts_are_prompts_at_once(made: Made, monkeypatch: pytest.Mo
     assert numbers(parts) == pytest.approx(numbers(whole), abs=1e-5)
 
 
-def test_a_row_that_says_nan_leaves_none_behind(toy: Made) -> None:
+def test_a_row_that_says_nan_leaves_none_behind(toy: Driven) -> None:
     """What takes the place of it finds what it finds alone."""
     _, runtime, _ = toy
     ids, lengths = np.array([[5, 9, 2], [6, 7, 2]]), np.array([3, 3])
@@ -414,20 +298,18 @@ def test_a_bundle_is_proven_without_a_gpu_to_fp32_of_its_own_weights(
     assert verify(bundle.path, runtime="cuda-stand-in").passed
 
 
-def test_an_encoder_gives_what_pytorch_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, runtime, torch_runtime = written("bert-tiny", "fp16", tmp_path)
+def test_an_encoder_in_parts_gives_what_it_gives_at_once(driven: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, runtime, _ = driven("bert-tiny", "cuda", "fp16")
     sources = sources_of(bundle)
-    expected, actual = (infer(each, sources, bundle.manifest.facts) for each in (torch_runtime, runtime))
+    whole = infer(runtime, sources, bundle.manifest.facts)
     monkeypatch.setattr(driver, "TOGETHER", 40)
-    parts = infer(runtime, sources, bundle.manifest.facts)
-    for one, other, part in zip(expected, actual, parts, strict=True):
-        for name in one:
-            np.testing.assert_allclose(other[name], one[name], atol=1e-4)
-            np.testing.assert_allclose(part[name], one[name], atol=1e-4)
+    for part, expected in zip(infer(runtime, sources, bundle.manifest.facts), whole, strict=True):
+        for name in expected:
+            np.testing.assert_allclose(part[name], expected[name], atol=1e-5)
 
 
-def test_tensors_come_and_go_by_dlpack(toy: Made, tmp_path: Path) -> None:
-    bundle, runtime, _ = written("bert-tiny", "fp16", tmp_path)
+def test_tensors_come_and_go_by_dlpack(toy: Driven, driven: Make) -> None:
+    bundle, runtime, _ = driven("bert-tiny", "cuda", "fp16")
     ids, lengths = torch.tensor([[5, 9, 2], [6, 2, 0]]), torch.tensor([3, 2])
     found = runtime.infer_on_device(ids, lengths)
     expected = runtime.infer(ids.numpy(), lengths.numpy())
@@ -438,11 +320,11 @@ def test_tensors_come_and_go_by_dlpack(toy: Made, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="must have DLPack's methods, got 'list'"):
         runtime.infer_on_device([[5]], lengths)
     with pytest.raises(UnsupportedError, match="for models that only encode"):
-        toy[1].infer_on_device(ids, lengths)
+        toy.runtime.infer_on_device(ids, lengths)
 
 
-def test_what_runs_it_is_said(toy: Made) -> None:
-    bundle = toy[0]
+def test_what_runs_it_is_said(toy: Driven) -> None:
+    bundle = toy.bundle
     with pytest.raises(UnsupportedError, match=r"runs on provider cuda, got provider 'cpu'; give --provider cuda, or "):
         runtimes.load("ort", bundle)
     with pytest.raises(UnsupportedError, match="cuda-stand-in is the CPU in a GPU's place, got provider 'cuda'"):
@@ -453,8 +335,8 @@ def test_what_runs_it_is_said(toy: Made) -> None:
         runtimes.load("reference", bundle)
 
 
-def test_a_graph_that_can_not_be_cast_is_one_error(toy: Made, tmp_path: Path) -> None:
-    copied = Path(shutil.copytree(toy[0].path, tmp_path / "copy"))
+def test_a_graph_that_can_not_be_cast_is_one_error(toy: Driven, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(toy.bundle.path, tmp_path / "copy"))
 
     model = onnx.load(str(copied / "onnx/step.onnx"), load_external_data=False)
     model.graph.initializer.add(name="odd", data_type=onnx.TensorProto.FLOAT16, dims=[3], raw_data=b"1")

@@ -15,6 +15,7 @@ from txport.bundles.ports import ENCODER
 from txport.errors import RunError
 from txport.runtimes.ort.cuda.device import AHEAD, CAPTURE_RUNS, MAIN, bind, stored, unstored
 from txport.runtimes.ort.cuda.host import HostDevice
+from txport.runtimes.ort.cuda.threads import Threads
 from txport.runtimes.ort.cuda.workspace import (
     Workspace,
     batch_bucket,
@@ -67,15 +68,65 @@ def test_the_first_run_of_a_graph_counts_three_times(device: HostDevice, session
     assert device.fetch(count).arrays()[0].tolist() == [2 + CAPTURE_RUNS]
 
 
-def test_each_thread_captures_for_itself(device: HostDevice, session: Any) -> None:
+def test_a_graph_is_captured_for_the_first_thread_and_once_for_all_others(device: HostDevice, session: Any) -> None:
+    """Else each new thread would capture again, and ONNX Runtime would keep that when the thread has ended."""
     count = tensor(device, (1,))
     device.upload(np.array([0]), count)
     bound = counting(device, session, count)
+    runs = []
+    for number in range(4):
+        thread = threading.Thread(target=lambda: runs.append(device.is_captured(7)) or device.run(bound, 7))  # type: ignore[func-returns-value]
+        if number == 1:
+            runs.append(device.is_captured(7))
+            device.run(bound, 7)
+        thread.start()
+        thread.join()
+    assert runs == [False, False, True, True, True]
+    assert device.fetch(count).arrays()[0].tolist() == [2 * CAPTURE_RUNS + 3]
+
+
+def test_a_run_on_the_wrong_thread_is_told(device: HostDevice, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime would capture, and step three times."""
+    count = tensor(device, (1,))
+    device.clear(count)
+    bound = counting(device, session, count)
     device.run(bound, 7)
-    thread = threading.Thread(target=lambda: device.run(bound, 7))
+    monkeypatch.setattr(Threads, "_is_first", True)
+    raised: list[BaseException] = []
+
+    def replay() -> None:
+        try:
+            device.run(bound, 7)
+        except AssertionError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=replay)
     thread.start()
     thread.join()
-    assert device.fetch(count).arrays()[0].tolist() == [2 * CAPTURE_RUNS]
+    assert [str(each) for each in raised] == ["graph 7 was captured on another thread"]
+
+
+def test_an_error_on_another_thread_reaches_the_one_that_asked() -> None:
+    threads, seen = Threads(), list[object]()
+
+    def fail() -> None:
+        seen.append(threading.current_thread().name)
+        raise RunError("no")
+
+    def ask() -> None:
+        try:
+            threads.run(fail)
+        except RunError as error:
+            seen.append(str(error))
+
+    for _ in range(2):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+    assert seen == ["txport-device_0", "no"] * 2
+    with pytest.raises(RunError):
+        threads.run(fail)
+    assert seen[-1] == threading.current_thread().name
 
 
 def test_a_replay_over_anything_else_is_told(device: HostDevice, session: Any) -> None:

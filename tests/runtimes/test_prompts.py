@@ -1,19 +1,23 @@
-"""Prompts of causal models in the cpu target: run in parts, they give the caches that they give at once."""
+"""Prompts of causal models: run in parts, they give the caches that they give at once."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.runtimes.driven import ENGINES
 from txport.bundles.bundle import Bundle
 from txport.models.checkpoint import load_checkpoint
 from txport.models.parts import Attention, DotProduct, RelativeBias
 from txport.proof import proven
 from txport.runtimes import load
+from txport.runtimes.base import Runtime
 from txport.runtimes.ort import fused
+from txport.runtimes.ort.cuda import driver
 from txport.runtimes.ort.fused import FusedRuntime, parts_of_prompt
 from txport.runtimes.pytorch import TorchRuntime
 
@@ -22,9 +26,9 @@ LENGTHS = np.array([30, 17, 2])
 
 
 def written(
-    folder: Path, preset: str, precision: str = "fp32", *, is_biased: bool = False
+    folder: Path, preset: str, precision: str = "fp32", *, target: str = "cpu", is_biased: bool = False
 ) -> tuple[Bundle, TorchRuntime]:
-    """A bundle of the cpu target, and PyTorch; where wanted, with numbers for distances on the scores."""
+    """A bundle, and PyTorch; where wanted, with numbers for distances on the scores."""
     checkpoint = load_checkpoint(f"preset:{preset}")
     if is_biased:
         bias = RelativeBias(4, 16, 32, 64, both_ways=False)
@@ -32,10 +36,10 @@ def written(
         for part in (each for each in checkpoint.model.modules() if isinstance(each, Attention)):
             part.core = DotProduct(4, 4, part.head_size**-0.5, bias=bias)
     folder.mkdir()
-    return proven.write(checkpoint, folder, target="cpu", precision=precision), TorchRuntime(checkpoint.model)
+    return proven.write(checkpoint, folder, target=target, precision=precision), TorchRuntime(checkpoint.model)
 
 
-def first_logits(runtime: FusedRuntime | TorchRuntime, rows: list[int]) -> np.ndarray:
+def first_logits(runtime: Runtime, rows: list[int]) -> np.ndarray:
     """What follows the prompts of some rows, each cut to its length: (R, V)."""
     lengths = LENGTHS[rows]
     state = runtime.start(PROMPTS[rows, : lengths.max()], lengths, max_length=40)
@@ -69,12 +73,18 @@ def test_a_prompt_in_parts_is_the_prompt_at_once(
             assert np.array_equal(first_logits(runtime, [row])[0], whole[row])
 
 
-def test_in_parts_distances_are_those_of_the_whole_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, reference = written(tmp_path / "bundle", "gpt2-tiny", is_biased=True)
-    runtime = load("ort", bundle)
+@pytest.mark.parametrize(
+    ("target", "module", "most", "tokens"), [("cpu", fused, "PROMPT_PART", 1), ("cuda", driver, "TOGETHER", 3)]
+)
+def test_in_parts_distances_are_those_of_the_whole_prompt(
+    target: str, module: Any, most: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cpu target counts the tokens of a part in each row, the cuda target those of three rows."""
+    bundle, reference = written(tmp_path / "bundle", "gpt2-tiny", target=target, is_biased=True)
+    runtime = load(ENGINES[target], bundle)
     expected = first_logits(reference, [0, 1, 2])
     for part in (128, 7):
-        monkeypatch.setattr(fused, "PROMPT_PART", part)
+        monkeypatch.setattr(module, most, tokens * part)
         assert np.abs(first_logits(runtime, [0, 1, 2]) - expected).max() < 1e-4
 
 

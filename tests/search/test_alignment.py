@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txport
+from tests.architectures.seeded import bundle_of
 from tests.fakes import attention_of, random_table
 from tests.search.test_generate import SEEDS, SOURCES, every_sequence, search, sum_of
 from txport.bundles.bundle import Bundle
@@ -92,10 +93,12 @@ def test_coverage_counts_when_a_hypothesis_ends(
         assert all(each.score == pytest.approx(worth[each.tokens], rel=1e-4, abs=1e-4) for each in found)
 
 
-@pytest.mark.parametrize("runtime", ["ort", "reference", "torch", "ort cpu"])
+@pytest.mark.parametrize("runtime", ["ort", "reference", "torch", "ort cpu", "cuda-stand-in cuda"])
 def test_every_runtime_says_where_pytorch_looked(runtime: str, bundle: Bundle, checkpoint: Any, tmp_path: Any) -> None:
     engine, _, target = runtime.partition(" ")
-    where = txport.export(checkpoint, tmp_path / "cpu", target="cpu").path if target else bundle.path
+    where = bundle.path
+    if target:
+        where = bundle_of(load_checkpoint(str(checkpoint)), tmp_path / target, target).path
     extra = {"checkpoint": checkpoint} if engine == "torch" else {}
     model = txport.load(where, runtime=engine, **extra)
     sources = [model.encode(text) for text in ("chief", "a", "di'ed")]

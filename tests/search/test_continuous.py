@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txport
+from tests.architectures.seeded import bundle_of
 from tests.fakes import SeatedRuntime, TableRuntime, random_table
+from tests.runtimes.driven import ENGINES
 from tests.search.test_generate import SEEDS, facts_of
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError
+from txport.models.checkpoint import load_checkpoint
 from txport.runtimes.slots import spread
 from txport.search.continuous import GenerationRequest, Scheduler
 from txport.search.generate import generate
@@ -106,9 +110,13 @@ def test_rows_spread_within_their_places(width: int, slots: int, data: Any) -> N
     assert set(wanted.tolist()) <= set(rows.tolist()), "the first of equals stays"
 
 
-@pytest.fixture(scope="module")
-def fused(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return txport.export(checkpoint, tmp_path_factory.mktemp("continuous") / "toy", target="cpu")
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def fused(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Bundle:
+    return bundle_of(load_checkpoint(str(checkpoint)), tmp_path_factory.mktemp("continuous") / "toy", request.param)
+
+
+def loaded(bundle: Bundle, workers: int = 1) -> txport.Model:
+    return txport.load(bundle.path, runtime=ENGINES[bundle.manifest.target], threads=1, workers=workers)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +133,7 @@ def test_a_bundle_finds_the_same_in_continuous_batches(fused: Bundle, options: d
     rng = np.random.default_rng(0)
     sources = [rng.integers(4, 20, rng.integers(1, 23)).tolist() for _ in range(20)]
     prefixes = [rng.integers(4, 20, rng.integers(0, 12)).tolist() for _ in range(20)]
-    model = txport.load(fused.path, threads=1)
+    model = loaded(fused)
     longest = model.facts.writes.longest - 11
 
     def find(continuous: bool) -> list[list[Found]]:
@@ -145,12 +153,12 @@ def test_continuous_batches_are_refused_where_nothing_can_be_admitted(bundle: Bu
     with pytest.raises(UnsupportedError, match="continuous batches need a bundle of the cpu target"):
         txport.load(bundle.path).generate("bad", continuous=True)
     with pytest.raises(UnsupportedError, match="batch_tokens are for fixed batches"):
-        txport.load(fused.path).generate("bad", continuous=True, batch_tokens=9)
+        loaded(fused).generate("bad", continuous=True, batch_tokens=9)
 
 
 def test_workers_share_what_was_read(fused: Bundle) -> None:
     words = ["bad", "chief", "a", "di'ed"] * 5
-    one, two = (txport.load(fused.path, workers=workers) for workers in (1, 2))
+    one, two = (loaded(fused, workers) for workers in (1, 2))
     plain = [each.output for each in one.generate(words)]
     assert [each.output for each in two.generate(words, continuous=True, batch_size=2)] == plain
     assert [each.output for each in one.generate(words, continuous=True, batch_size=3)] == plain

@@ -13,12 +13,14 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer, decoders, models
 
 import txport
+from tests.architectures.seeded import bundle_of
+from tests.runtimes.driven import ENGINES
 from txport.cli import cli
 from txport.errors import TextError, TxportError, UnsupportedError
 from txport.models.architectures.gpt2 import GPT2, GPT2Config
-from txport.models.checkpoint import save_checkpoint
+from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.tokenizers.file import FileTokenizer
-from txport.runtimes.base import Floats, Ints
+from txport.runtimes.base import ContinuousRuntime, Floats, Ints
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.generate import generate
 from txport.search.options import SearchOptions
@@ -69,36 +71,37 @@ def folder(model: GPT2, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint, and its bundle for each target."""
     folder = tmp_path_factory.mktemp("prompts")
     save_checkpoint(folder / "model", model)
-    for target in ("portable", "cpu"):
-        txport.export(folder / "model", folder / target, target=target)
+    for target in ENGINES:
+        bundle_of(load_checkpoint(str(folder / "model")), folder / target, target)
     return folder
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def loaded(folder: Path, request: pytest.FixtureRequest) -> txport.Model:
+    return txport.load(folder / request.param, runtime=ENGINES[request.param], threads=1)
 
 
 def tokens(found: Any) -> list[list[tuple[int, ...]]]:
     return [[each.tokens for each in row] for row in found]
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_prompt_alone_finds_what_it_finds_beside_others(folder: Path, target: str, way: str, rule: str) -> None:
-    model = txport.load(folder / target, threads=1)
+def test_a_prompt_alone_finds_what_it_finds_beside_others(loaded: txport.Model, way: str, rule: str) -> None:
     options = {**WAYS[way], **RULES[rule]}
-    alone = [tokens(model.search([prompt], **options))[0] for prompt in PROMPTS]
-    assert tokens(model.search(PROMPTS, **options)) == alone
-    assert tokens(model.search(PROMPTS, batch_size=4, batch_tokens=24, **options)) == alone
-    if target == "cpu":
-        assert tokens(model.search(PROMPTS, batch_size=2, continuous=True, **options)) == alone
+    alone = [tokens(loaded.search([prompt], **options))[0] for prompt in PROMPTS]
+    assert tokens(loaded.search(PROMPTS, **options)) == alone
+    assert tokens(loaded.search(PROMPTS, batch_size=4, batch_tokens=24, **options)) == alone
+    if isinstance(loaded.runtime, ContinuousRuntime):
+        assert tokens(loaded.search(PROMPTS, batch_size=2, continuous=True, **options)) == alone
     for prompt, row in zip(PROMPTS, alone, strict=True):
         assert all(1 <= len(each) <= LONGEST - len(prompt) for each in row)
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
-def test_every_prompt_has_what_room_is_left(folder: Path, target: str) -> None:
-    model = txport.load(folder / target, threads=1)
-    found = tokens(model.search(PROMPTS, suppress_tokens=[END]))
+def test_every_prompt_has_what_room_is_left(loaded: txport.Model) -> None:
+    found = tokens(loaded.search(PROMPTS, suppress_tokens=[END]))
     assert [len(row[0]) for row in found] == [LONGEST - len(prompt) for prompt in PROMPTS]
-    (full,) = model.search([[3] * (LONGEST - 1)], suppress_tokens=[END])
+    (full,) = loaded.search([[3] * (LONGEST - 1)], suppress_tokens=[END])
     assert len(full[0].tokens) == 1
 
 
@@ -115,12 +118,11 @@ def test_a_processor_sees_the_prompt_and_padding_before_it(model: GPT2) -> None:
     assert seen[1].tolist() == [[5, 6, 7, found[0][0].tokens[0]], [PAD, PAD, 9, found[1][0].tokens[0]]]
 
 
-def test_scores_are_those_of_what_was_added_alone(folder: Path) -> None:
-    model = txport.load(folder / "cpu", threads=1)
+def test_scores_are_those_of_what_was_added_alone(loaded: txport.Model) -> None:
     texts = [" ".join(map(str, prompt)) for prompt in PROMPTS]
-    found = model.generate(texts, max_new_tokens=4, beams=2)
+    found = loaded.generate(texts, max_new_tokens=4, beams=2)
     targets = [" ".join(map(str, each.hypotheses[0].tokens)) for each in found]
-    for one, other in zip(model.score(texts, targets), found, strict=True):
+    for one, other in zip(loaded.score(texts, targets), found, strict=True):
         assert one.score == pytest.approx(other.score, abs=1e-5)
         np.testing.assert_allclose(one.token_scores, other.hypotheses[0].token_scores, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Whisper from audio to text: what transformers hears and writes down, through the graphs of both targets."""
+"""Whisper from audio to text: what transformers hears and writes down, through the graphs of all targets."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 import txport
 from tests.architectures.seeded import bundle_of
+from tests.runtimes.driven import ENGINES
 from tests.speech.audio import PIECES, RATE, noise
 from txport import transcription
 from txport.errors import AudioError, UnsupportedError
@@ -45,10 +46,11 @@ def heard() -> dict[str, np.ndarray]:
         return dict(stored)
 
 
-@pytest.fixture(scope="module", params=["portable", "cpu"])
+@pytest.fixture(scope="module", params=ENGINES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> txport.Model:
     folder = tmp_path_factory.mktemp("whisper") / "bundle"
-    return txport.load(bundle_of(load_checkpoint(str(FOLDER)), folder, request.param).path)
+    bundle = bundle_of(load_checkpoint(str(FOLDER)), folder, request.param)
+    return txport.load(bundle.path, runtime=ENGINES[request.param])
 
 
 @pytest.mark.parametrize("asked", ASKED)

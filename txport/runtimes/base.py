@@ -47,7 +47,8 @@ class Scores(NamedTuple):
 class Sizes(NamedTuple):
     """What batches to come may have: up to so many sources, rows of each, and tokens of a row, its prompt counted.
 
-    `source_lengths` are those of the longest sources of batches, `tops` what steps ask for: see `Runtime.step`.
+    `source_lengths` are those of the longest sources of batches, `tops` what steps ask for: see `Runtime.step`. So many
+    `batches` are at work at once.
     """
 
     sources: int
@@ -55,6 +56,7 @@ class Sizes(NamedTuple):
     source_lengths: tuple[int, ...]
     length: int
     tops: tuple[int | None, ...]
+    batches: int = 1
 
 
 class Runtime(Protocol):
@@ -119,11 +121,11 @@ class ContinuousRuntime(Runtime, Protocol):
 class QueuedRuntime(ContinuousRuntime, Protocol):
     """One on a device that works by itself: `start` and `admit` return before anything is computed.
 
-    What it does in a step, it prepares once for each shape of a batch, on each thread.
+    It prepares the steps of each shape of a batch: once for the thread that loaded it, and once for all others.
     """
 
     def warm(self, sizes: Sizes) -> None:
-        """Prepare all steps of batches of these sizes, on this thread."""
+        """Prepare all steps of batches of these sizes, for this thread or, if another one loaded it, for all others."""
         ...
 
     def synchronize(self) -> None:

@@ -1,4 +1,4 @@
-"""txport's own cuda bundles, by the search that users call."""
+"""txport's own cuda bundles, by the search that users call, after the warm-up that servers make."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ PACKAGES = ("txport", "onnxruntime", "onnxruntime-gpu", "numpy")
 
 
 class Engine:
-    """Options: `runtime`, `provider`, `batch_size`; the folder is the bundle."""
+    """Options: `runtime`, `provider`, `batch_size`, `source_tokens` (of the longest); the folder is the bundle."""
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         self._model = txport.load(folder, runtime=options["runtime"], provider=options["provider"])
         self._end = self._model.facts.writes.end
-        self._options = {
+        self._batch = options["batch_size"]
+        self._options: dict[str, Any] = {
             "beams": search.beams,
             "max_new_tokens": search.max_new_tokens,
             "min_new_tokens": search.max_new_tokens if search.forced else 0,
-            "batch_size": options["batch_size"],
             "scores": search.beams > 1,
         }
+        self._model.warm(self._batch, options["source_tokens"], **self._options)
 
     def encode(self, sources: Ids) -> Ids:
         """Ids are what it takes."""
@@ -31,7 +32,7 @@ class Engine:
 
     def generate(self, inputs: Ids) -> Any:
         """Search."""
-        return self._model.search(inputs, **self._options)
+        return self._model.search(inputs, batch_size=self._batch, **self._options)
 
     def decode(self, outputs: Any) -> list[list[int]]:
         """The best hypothesis of each source."""

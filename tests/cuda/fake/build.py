@@ -80,7 +80,7 @@ def versions(needed: dict[str, set[str]]) -> Iterator[str]:
     """The linker's script, by which a function is of its library."""
     for library, names in needed.items():
         yield f"{library or 'fake'} {{ global: {' '.join(f'{name};' for name in sorted(names))} }};"
-    yield "more { global: fake_count; fake_launches_on; cu[A-Z]*; local: *; };"
+    yield "more { global: fake_count; fake_launches_on; fake_streams; cu[A-Z]*; local: *; };"
 
 
 def build(folder: Path) -> Folders:

@@ -4,7 +4,7 @@
    is the host's, copies are made, kernels are counted and not run. While a stream is captured, calls that CUDA refuses
    then are refused with CUDA's errors. Errors are simulated on demand: FAKE_CUDA_ERROR is what every look for a device
    ends with, FAKE_CUDA_CAPABILITY the compute capability (80 for 8.0), FAKE_CUDA_DRIVER the newest CUDA that the driver runs
-   (12020 for 12.2), FAKE_CUDA_FULL leaves no memory. */
+   (12020 for 12.2), FAKE_CUDA_MEMORY how much memory there is (in MiB), FAKE_CUDA_FULL leaves none of it. */
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -15,7 +15,6 @@ enum { SUCCESS = 0, OUT_OF_MEMORY = 2, OLD_DRIVER = 35, NO_DEVICE = 100, BAD_DEV
 #define NAME "a device that computes nothing"
 #define STREAMS 16
 #define HANDLE 5
-#define MEMORY ((size_t)16 << 30)
 
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2 };
 enum { LAUNCHES, REPLAYS, UPLOADS, DOWNLOADS, ALLOCATIONS, WAITS, REFUSED, FOLLOWED, KINDS };
@@ -47,6 +46,13 @@ long fake_launches_on(void *stream) {
     for (int at = 0; at < STREAMS; at++)
         if (launched[at].launches && launched[at].stream == stream) return launched[at].launches;
     return 0;
+}
+
+/* On how many streams that was. */
+long fake_streams(void) {
+    int at = 0;
+    while (at < STREAMS && launched[at].launches) at++;
+    return at;
 }
 
 /* What a launch in angle brackets says, between its two calls. */
@@ -94,6 +100,8 @@ static int device_error(void) { return number_of("FAKE_CUDA_ERROR", SUCCESS); }
 
 static int capability(void) { return number_of("FAKE_CUDA_CAPABILITY", 80); }
 
+static size_t memory(void) { return (size_t)number_of("FAKE_CUDA_MEMORY", 16 << 10) << 20; }
+
 /* The driver. */
 
 int cuInit(unsigned flags) { return device_error(); }
@@ -128,7 +136,7 @@ int cuDeviceGetPCIBusId(char *bus, int size, int device) {
 int cuDeviceGetAttribute(int *value, int attribute, int device) { return cudaDeviceGetAttribute(value, attribute, device); }
 
 int cuDeviceTotalMem_v2(size_t *size, int device) {
-    *size = MEMORY;
+    *size = memory();
     return SUCCESS;
 }
 
@@ -157,7 +165,7 @@ struct properties { /* cudaDeviceProp of CUDA 13, up to what is asked for; the r
 int cudaGetDeviceProperties(struct properties *found, int device) {
     *found = (struct properties){
         .name = NAME,
-        .memory = MEMORY,
+        .memory = memory(),
         .shared_memory = 48 << 10,
         .registers = 64 << 10,
         .warp = 32,
@@ -249,7 +257,7 @@ int cudaFreeHost(void *place) {
 
 int cudaMemGetInfo(size_t *left, size_t *all) {
     *left = (size_t)8 << 30;
-    *all = MEMORY;
+    *all = memory();
     return SUCCESS;
 }
 

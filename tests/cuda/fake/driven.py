@@ -3,7 +3,7 @@
     python -m tests.cuda.fake.driven BUNDLE ANSWER
 
 The answer, a JSON file, has the providers of all nodes, and the counts of each step of a greedy search and of a beam
-search; what is found means nothing.
+search, and of greedy searches on new threads; what is found means nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,18 @@ def beside(runtime: Any, facts: Any) -> dict[str, list[int]]:
     return {"start": list(started), "step": list(stepped)}
 
 
+def on_threads(runtime: Runtime, facts: Any, count: int) -> list[dict[str, int]]:
+    """What a greedy search asks for on each of some threads, one after the other, each of which is new."""
+    found = []
+    for _ in range(count):
+        before = counts()
+        thread = threading.Thread(target=steps, args=(runtime, facts, 1))
+        thread.start()
+        thread.join()
+        found.append(since(before))
+    return found
+
+
 def main(folder: str, answer: str) -> None:
     bundle = load_bundle(Path(folder))
     runtime = runtimes.load("ort", bundle, provider="cuda")
@@ -75,6 +88,7 @@ def main(folder: str, answer: str) -> None:
         "placement": sorted({provider for each in placed.values() for provider in each}),
         "greedy": steps(runtime, facts, 1),
         "beams": steps(runtime, facts, BEAMS),
+        "threads": on_threads(runtime, facts, 3),
         "beside": beside(runtime, facts),
         "refused": counts()["refused"],
     }

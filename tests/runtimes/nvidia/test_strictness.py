@@ -148,14 +148,18 @@ def test_cuda_starts_with_fp32_that_is_fp32_and_repeats_itself(bundle: Bundle, g
     assert not sessions.start_sessions(bundle, "cpu", 1)[ENCODER].deterministic
 
 
-def test_a_part_of_the_model_that_cuda_did_not_take(bundle: Bundle, gpu: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["cuda", "tensorrt", "tensorrt-rtx"])
+def test_a_part_of_the_model_that_a_provider_did_not_take(
+    name: str, bundle: Bundle, gpu: pytest.MonkeyPatch, cache: Path
+) -> None:
+    full = runtimes.PROVIDERS[name]
     gpu.setattr(OnProvider, "left", ("MatMul",))
     with pytest.raises(
-        UnavailableError, match=rf"{CUDA} does not take 'MatMul_\d+' \(MatMul\) of the encoder graph.* more"
+        UnavailableError, match=rf"{full} does not take 'MatMul_\d+' \(MatMul\) of the encoder graph.* more"
     ):
-        sessions.start_sessions(bundle, "cuda", 1)
+        sessions.start_sessions(bundle, name, 1)
     gpu.setattr(OnProvider, "left", ("Shape", "Gather"))
-    placed = placement.placement(sessions.start_sessions(bundle, "cuda", 1))
+    placed = placement.placement(sessions.start_sessions(bundle, name, 1))
     assert placed[DECODER][CPU] > 0, "it is counted, and `parity` reports it"
 
 
@@ -188,6 +192,30 @@ def test_tensorrt_keeps_fp32_and_its_engines(
     assert engines.parent.name.endswith("-NVIDIA-H100-9.0-1.31.1-101300")
     if sys.platform != "win32":
         assert stat.S_IMODE(engines.stat().st_mode) == 0o700, "engines are code"
+
+
+def test_tensorrt_rtx_keeps_its_engines_too(bundle: Bundle, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu.setenv("XDG_CACHE_HOME", str(tmp_path))
+    gpu.setattr(sessions, "builder", lambda provider: "1.31.1-1.1")
+    sessions.start_sessions(bundle, "tensorrt-rtx", 1)
+    (name, found), (second, _), cpu = OnProvider.asked
+    assert (name, second, cpu) == (RTX, CUDA, CPU)
+    engines = Path(found["nv_runtime_cache_path"])
+    assert engines.is_dir()
+    assert tmp_path in engines.parents
+    assert engines.parent.name.startswith("tensorrt-rtx-")
+    assert os.environ[fit.TF32] == "0"
+
+
+def test_tensorrt_rtx_from_its_package_gets_its_devices_and_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    asked = SimpleNamespace(add_provider_for_devices=lambda *each: given.append(each))
+    monkeypatch.setattr(rtx, "is_plugged", lambda: True)
+    monkeypatch.setattr(rtx, "devices", lambda: ("the GPU",))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *each, **how: (each, how))
+    (model, options), how = providers.open_session("model", asked, RTX, {"device_id": "0"})
+    assert given == [(["the GPU"], {"device_id": "0"})]
+    assert (model, options, how) == ("model", asked, {"enable_fallback": 0})
 
 
 def test_half_precision_only_where_the_bundle_has_it(tmp_path: Path) -> None:

@@ -130,13 +130,14 @@ class Device(Protocol):
     def run(self, binding: Binding, graph: int = EAGER) -> None:
         """Queue a run, in the queue of its role.
 
-        The first one of a `graph` on a thread captures it, and executes it `CAPTURE_RUNS` times. A captured graph runs
-        over the memory, the shapes and the host's values that it was captured with.
+        The first one of a `graph` captures it, and executes it `CAPTURE_RUNS` times: once for the thread that made the
+        device, and once for all others. A captured graph runs over the memory, the shapes and the host's values that it
+        was captured with.
         """
         ...
 
     def is_captured(self, graph: int) -> bool:
-        """Whether this thread has run it before."""
+        """Whether a run of it would be a replay on this thread."""
         ...
 
     def adopt(self, tensor: Any) -> Any:

@@ -8,6 +8,7 @@ Letters: B sources, K rows of each, R = B x K rows, S source length, T tokens, M
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -273,8 +274,9 @@ class CudaRuntime:
             return
         every = list(shapes(self.facts, sizes))
         first = every[0]
-        state = CudaState(self._workspaces, first.batch, first.places, first.capacity, first.capacity, 0)
-        for shape in every:
+        size = first.batch, first.places, first.capacity, first.capacity, 0
+        states = [CudaState(self._workspaces, *size) for _ in range(sizes.batches)]  # each in memory of its own
+        for state, shape in product(states, every):
             state.batch, state.width, state.capacity, state.places, state.rows_side, state.source_side = shape
             state.source_lengths = np.ones(state.batch, np.int64)
             if self._has_source:

@@ -26,6 +26,7 @@ from txport.runtimes.ort.cuda.device import (
     stored,
     unstored,
 )
+from txport.runtimes.ort.cuda.threads import Threads
 from txport.runtimes.ort.nvidia.failures import explain
 from txport.runtimes.ort.nvidia.options import CUDA
 from txport.runtimes.ort.onnx_runtime import ort
@@ -131,11 +132,10 @@ class CudaDevice:
         self._cudart, self._freed = Cudart(), deque[int]()
         self._pinned: defaultdict[int, deque[Pinned]] = defaultdict(deque)
         self._events: deque[Any] = deque()
-        self._threads = threading.local()
+        self._threads, self._options = Threads(), dict[int, Any]()
         with LOCK:
             self.streams = [self._new_stream() if stream is None else stream for _ in QUEUES]
             self._staging, self._staged = Pinned(self._cudart, STAGING), 0
-        self._eager = _options(EAGER)
 
     def _new_stream(self) -> int:
         place = ctypes.c_void_p()
@@ -203,13 +203,15 @@ class CudaDevice:
 
     def run(self, binding: Binding, graph: int = EAGER) -> None:
         """See `Device.run`."""
-        options = self._eager if graph == EAGER else self._graphs.setdefault(graph, _options(graph))
         with LOCK, running(binding.role, "ONNX Runtime", EXPLAIN):
-            binding.session.run_with_iobinding(binding.io, options)
+            if graph not in self._options:
+                self._options[graph] = _options(graph)
+            self._threads.run(partial(binding.session.run_with_iobinding, binding.io, self._options[graph]))
+            self._threads.captured.add(graph)
 
     def is_captured(self, graph: int) -> bool:
         """See `Device.is_captured`."""
-        return graph in self._graphs
+        return graph in self._threads.captured
 
     def adopt(self, tensor: Any) -> Any:
         """See `Device.adopt`; its library lets our stream wait for its own."""
@@ -231,14 +233,6 @@ class CudaDevice:
         for each in pinned:
             self._pinned[each.size].append(each)
         self._events.append(event)
-
-    @property
-    def _graphs(self) -> dict[int, Any]:
-        """Those that this thread has captured: ONNX Runtime keeps them by thread."""
-        if not hasattr(self._threads, "graphs"):
-            self._threads.graphs = {}
-        found: dict[int, Any] = self._threads.graphs
-        return found
 
     def _take(self, size: int) -> Pinned:
         rounded = 1 << max(12, (size - 1).bit_length())

@@ -34,6 +34,7 @@ from txport.runtimes.ort.cuda.device import (
     stored,
     unstored,
 )
+from txport.runtimes.ort.cuda.threads import Threads
 
 CPU = 1  # DLPack's number
 Clock = list[int]  # how much of each queue has been done
@@ -82,7 +83,7 @@ class HostDevice:
         self._queued = self._done = 0
         self._counts: Clock = [0 for _ in QUEUES]
         self._behind: list[Clock] = [[0 for _ in QUEUES] for _ in QUEUES]  # of each queue: what its next work follows
-        self._lock, self._threads = threading.RLock(), threading.local()
+        self._lock, self._threads, self._here = threading.RLock(), Threads(), threading.local()
 
     def allocate(self, size: int) -> Block:
         """See `Device.allocate`."""
@@ -122,10 +123,16 @@ class HostDevice:
 
     def run(self, binding: Binding, graph: int = EAGER) -> None:
         """See `Device.run`."""
+        is_new = not self.is_captured(graph)
+        self._threads.run(partial(self._run, binding, graph, is_new=is_new))
+        self._threads.captured.add(graph)
+
+    def _run(self, binding: Binding, graph: int, *, is_new: bool) -> None:
         if graph == EAGER:
             self._add_run(binding)
             return
         captured, now = self._captured.get(graph), _signature(binding)
+        assert is_new == (captured is None), f"graph {graph} was captured on another thread"
         if captured is None:
             self._captured[graph] = Captured(now, binding)
             for _ in range(CAPTURE_RUNS):
@@ -137,7 +144,7 @@ class HostDevice:
 
     def is_captured(self, graph: int) -> bool:
         """See `Device.is_captured`."""
-        return graph in self._captured
+        return graph in self._threads.captured
 
     def adopt(self, tensor: Any) -> Any:
         """See `Device.adopt`."""
@@ -149,10 +156,10 @@ class HostDevice:
 
     @property
     def _captured(self) -> dict[int, Captured]:
-        """Those of this thread."""
-        if not hasattr(self._threads, "captured"):
-            self._threads.captured = {}
-        found: dict[int, Captured] = self._threads.captured
+        """Those of this thread, as ONNX Runtime keeps them."""
+        if not hasattr(self._here, "captured"):
+            self._here.captured = {}
+        found: dict[int, Captured] = self._here.captured
         return found
 
     def _add(
