@@ -98,9 +98,11 @@ def export(
     `single`, a portable bundle has one graph more, which searches by itself: docs/single-graph.md.
 
     Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
-    that can't be written, `ParityError` if the exported graphs do not compute what PyTorch computes.
+    that can't be written, `UnavailableError` where the comparison has clearly too little memory, `ParityError` if the
+    exported graphs do not compute what PyTorch computes.
     """
     with needed(EXPORT):
+        from txport.proof.memory import require_room
         from txport.proof.proven import write
     precision = usual_precision(target) if precision is None else precision
     opset = None if opset is None else whole("opset", opset, 1, GREATEST)
@@ -115,6 +117,8 @@ def export(
         _spare_source(str(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
         checkpoint = load_checkpoint(name, adapter=adapter, trust_code=trust_code)
+        if weights:
+            require_room(checkpoint, target, precision)
         progress(f"exporting {checkpoint.name} ({target} {precision})")
         how: dict[str, Any] = {"target": target, "precision": precision, "opset": opset, "rows": rows}
         how |= {"weights": weights, "single": switch("single", single)}

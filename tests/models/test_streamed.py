@@ -140,3 +140,16 @@ def test_a_mode_that_changes_computations_leaves_weights_alone(tmp_path: Path) -
         exact = Exact.of(each, "fp32")
         errors.append([exact.own_error([[3, 4, 5]], [[3, 4, 5, 6]], draw) for draw in range(5)])
     assert max(errors[0]) < 3 * max(errors[1])  # without rounding alike: by what is drawn
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_weights_are_dropped_in_every_mode(precision: str) -> None:
+    """A mode that rounds what functions give must not make whole tensors of parameters that hold one number."""
+    shape = outline(architecture.find("gpt2").build, architecture.presets()["gpt2-tiny"])
+    exact = Exact.of(streamed(shape, drawn(shape)), precision)
+    for computation in (exact.own, exact.rounded):
+        for draw in range(2):
+            with computation.context(draw):
+                one_pass(computation.model, [[3, 4, 5]], [[3, 4, 5, 6]])
+            sizes = {each.untyped_storage().nbytes() for each in computation.model.parameters()}
+            assert sizes == {next(computation.model.parameters()).element_size()}

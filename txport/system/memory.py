@@ -27,12 +27,12 @@ def available() -> int | None:
     return min((limit for limit in _limits()), default=None)
 
 
-def require(needed: int, what: str) -> None:
-    """Raise `UnavailableError` if so many bytes are not there; `what` needs them."""
+def require(needed: int, what: str, fix: str = "free some, or take a larger machine") -> None:
+    """Raise `UnavailableError` if so many bytes are not there; `what` needs them, and `fix` is what to do."""
     free = available()
     if free is not None and needed > free:
         sizes = f"{readable(needed)} of memory, and {readable(free)} are free here"
-        raise UnavailableError(f"{what} needs {sizes}; free some, or take a larger machine")
+        raise UnavailableError(f"{what} needs {sizes}; {fix}")
 
 
 def readable(size: int) -> str:

@@ -90,8 +90,9 @@ def _stream(
                 parameter.data = read(name).to(dtype)
 
     def drop(*_: Any) -> None:
-        for parameter in own.values():
-            parameter.data = nothing.expand(parameter.shape)
+        with torch._C.DisableTorchFunction():  # a mode that rounds results would make a whole tensor of what is none
+            for parameter in own.values():
+                parameter.data = nothing.expand(parameter.shape)
 
     module.register_forward_pre_hook(load)
     module.register_forward_hook(drop, always_call=True)

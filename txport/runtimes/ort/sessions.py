@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.ports import Port
+from txport.bundles.ports import GENERATE, Port
 from txport.errors import BundleError, LoadError, UnavailableError, brief
 from txport.runtimes.base import GraphPorts
 from txport.runtimes.ort.nvidia.failures import explain
@@ -33,6 +33,12 @@ from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes
 # Microseconds that a thread stays awake for more to do: from one operator to the next, but not from step to step. A
 # thread that keeps a core from another process is put to sleep in turn, in the middle of its work, and all wait for it.
 SPIN = "10"
+
+# The most bytes of a constant that a session of a portable graph computes as the CPU loads it. Without a limit, ONNX
+# Runtime keeps a transposed copy of each matrix beside the one that its kernels read. With it, a Transpose becomes an
+# attribute of the product: the results are the same bit for bit, in the same time (docs/sizes.md).
+MOST_FOLDED = 1 << 20
+FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
 
 BFLOAT16 = 16  # ONNX's number of the type
 KINDS = {"float": "float32", "double": "float64"}  # ONNX's names of types that NumPy calls otherwise
@@ -71,6 +77,8 @@ def start_sessions(
     for role in roles:
         options = session_options(threads, weights, spins=role == spinning)
         options.use_deterministic_compute = name in NVIDIA
+        if name == CPU and bundle.manifest.target == "portable" and role != GENERATE:  # a loop's body is not fused
+            options.add_session_config_entry(FOLDING, str(MOST_FOLDED))
         sessions[role] = start_session(bundle.file(role), name, options, {**settings[role], **options_of(role)})
     for each in maps:  # the kernels have read and packed what they need; what is looked up comes back by itself
         if hasattr(mmap, "MADV_DONTNEED"):
