@@ -68,8 +68,9 @@ $(HF)/.installed: tests/hugging_face/requirements.txt
 	touch $@
 
 # ONNX Runtime's headers for C and C++: its own packages bring none, this one has those of an older release, which serve.
+# It names the versions of Python that its own code runs on; the headers are for any.
 $(HEADERS)/.installed: examples/headers.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --upgrade --target $(HEADERS) --requirement $<
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --upgrade --ignore-requires-python --target $(HEADERS) --requirement $<
 	touch $@
 
 # No install scripts: that of onnxruntime-node fetches CUDA's libraries, which nothing here needs.

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from txport import bench
+from txport import bench, runtimes
 from txport.bundles.bundle import Bundle
+from txport.cli.commands import cli
 from txport.errors import CheckpointError, TextError, UnsupportedError
 
 ROOT = Path(__file__).parent.parent
@@ -119,3 +121,15 @@ def test_what_was_not_measured_is_not_compared() -> None:
     assert bench.regressions(report, report, 0.0) == []
     measured = bench._figures([dict.fromkeys(bench.UNITS, 1.0)], {"load": 1.0, "peak memory": float("nan")})
     assert "load" in measured
+
+
+@pytest.mark.parametrize("names", [("ort", "reference"), ("reference", "ort")])
+def test_the_first_runtime_that_can_not_run_is_named(
+    names: tuple[str, str], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str, *_: str) -> None:
+        raise UnsupportedError(f"the {name} runtime can't")
+
+    monkeypatch.setattr(runtimes, "require_target", refuse)
+    found = CliRunner().invoke(cli, ["bench", str(bundle.path), "--runtime", names[0], "--runtime", names[1]])
+    assert str(found.exception) == f"the {names[0]} runtime can't"

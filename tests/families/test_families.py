@@ -267,7 +267,7 @@ def change(folder: Path, **values: Any) -> None:
     ("values", "message"),
     [
         ({"model_type": "xyz"}, r"unknown model_type 'xyz'; there are albert, bart, .*, xlm-roberta"),
-        ({"model_type": 3}, "unknown model_type 3"),
+        ({"model_type": 3}, r"unknown model_type 3; .*; a txport.toml with base = \"hugging-face:llama\" reads one"),
         ({"architectures": ["GPT2ForSequenceClassification"]}, "the class 'GPT2ForSequenceClassification' can't be"),
         ({"architectures": ["GPT2DoubleHeadsModel"]}, "the class 'GPT2DoubleHeadsModel' can't be expressed, of a gpt2"),
         ({"num_attention_heads": 8}, "num_attention_heads 8 and n_head 4 must be the same"),

@@ -191,6 +191,8 @@ def test_a_page_draws_every_layout(name: str, portable: Portable, tmp_path: Path
             assert all(operator in said for operator in read_outline(found.file(role)).operators)
         assert ("present" in said) == found.manifest.has_past
         assert "parity:" not in said
+        assert f"txport run FOLDER {'AUDIO' if name == 'whisper' else 'TEXT'}" in said
+        assert ("streams" in said) == (found.manifest.facts.task != "encode")
         graphs = [onnx.load(str(found.file(role))).graph for role in found.manifest.graphs]
         assert sum(part.bytes for part in parts_of(found)) == sum(map(held, graphs))
 

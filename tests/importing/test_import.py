@@ -115,7 +115,8 @@ def test_a_folder_that_nothing_knows_is_told_what_it_is_nearest_to(
     code, out, err = run(own)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "the nearest architecture is transformer; only in the file: net.step" in err
-    assert err.count(f"`txport import {own} --draft-map {own / RULES}` drafts") == 1
+    advice = f"; `txport import {own} --draft-map {own / RULES}` drafts a description of its weights"
+    assert (err.count("--draft-map"), err.rstrip().endswith(advice)) == (1, True)
 
 
 def test_a_type_that_nothing_expresses_is_near_to_none(run: Run, own: Path) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import txport
 from tests import transformers_js
 from tests.architectures.test_bert import VOCABULARY, model_of, tiny, word_pieces
 from tests.javascript import in_chromium, on_node
+from txport.errors import UnknownTextError
 from txport.models.checkpoint import save_checkpoint
 
 HEADS = {"hidden": "embed", "labels": "classify", "token_labels": "tag", "tokens": "fill"}
@@ -35,6 +36,14 @@ def whole_words() -> str:
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
     around = [("[CLS]", 1), ("[SEP]", 2)]
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    return str(tokenizer.to_str())
+
+
+def letters(**strips: bool) -> str:
+    """The same of letters, with a mask that takes spaces beside it, as RoBERTa's does."""
+    tokenizer = Tokenizer.from_str(whole_words())
+    tokenizer.add_special_tokens([AddedToken("[MASK]", special=True, **strips)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     return str(tokenizer.to_str())
 
 
@@ -131,6 +140,34 @@ def test_tokens_are_the_vocabularys_whatever_reads_them(head: str, tmp_path: Pat
     by_ids, refusal = on_node(bundle, [(method, txport.load(bundle).encode(text)), (method, text)])
     assert by_ids == read
     assert refusal["message"].endswith("such as transformers.js has, or token ids in place of the text")
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_text_of_which_nothing_is_left(head: str, tmp_path: Path) -> None:
+    """Has the same empty result as in Python."""
+    bundle, method = made(tmp_path, head, "portable", letters()), HEADS[head]
+    skip = {"unknown": "skip"}
+    model = txport.load(bundle)
+    both = {**skip, "pooling": "none"} if method == "embed" else skip
+    asked = ("vector" if method == "embed" else method, "!", both)
+    assert on_node(bundle, [("infer", "!", skip), asked]) == [{}, []]
+    assert list(model.infer(["!"], unknown="skip")) == [{}]
+    (ours,) = getattr(model, method)(["!"], **both)
+    assert len(ours) == 0
+    if method == "embed":
+        (refusal,) = on_node(bundle, [("vector", "!", skip)])
+        assert refusal["error"] == "UnknownTextError"
+        with pytest.raises(UnknownTextError):
+            model.embed(["!"], unknown="skip")
+
+
+@pytest.mark.parametrize("strips", [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}, {}])
+def test_a_mask_takes_the_spaces_that_python_gives_it(strips: dict[str, bool], tmp_path: Path) -> None:
+    bundle = made(tmp_path, "tokens", "portable", letters(**strips))
+    texts = ["a \n[MASK]  b", "[MASK] [MASK]", " [MASK] ", "a[MASK]b"]
+    model = txport.load(bundle)
+    theirs = on_node(bundle, [("encode", text, "token") for text in texts])
+    assert theirs == [model.encode(text, "token") for text in texts]
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:

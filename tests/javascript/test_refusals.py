@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import onnx
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import txport
 from tests.architectures.test_bert import model_of, tiny
 from tests.javascript import in_chromium, on_node, run
-from tests.javascript.test_encoders import whole_words
+from tests.javascript.test_encoders import made, whole_words
 from tests.tiny import edit_graph, reseal
 from txport.bundles.bundle import Bundle
 from txport.errors import BundleError
@@ -145,14 +146,14 @@ def test_token_ids_need_no_tokenizer(copied: Path) -> None:
 
 
 REQUESTS: list[tuple[tuple[Any, ...], str, str]] = [
-    (("generate", ""), "TextError", "the text is empty; give at least one character"),
+    (("generate", ""), "UnknownTextError", "the text is empty; give at least one character"),
     (("generate", 3), "TextError", "a text must be a string, got 3"),
     (
         ("generate", "b!"),
         "TextError",
         "'b!' has characters outside the vocabulary: '!'; unknown: \"skip\" leaves them out",
     ),
-    (("generate", "!", {"unknown": "skip"}), "TextError", "'!' has no character of the vocabulary"),
+    (("generate", "!", {"unknown": "skip"}), "UnknownTextError", "'!' has no character of the vocabulary"),
     (("generate", "a" * 24), "TextError", "a source must have 1 to 24 tokens, got 25; split the text"),
     (
         ("generate", "a", {"unknown": "no"}),
@@ -208,7 +209,9 @@ def test_what_can_not_be_loaded(bundle: Bundle, tmp_path: Path) -> None:
         "there is no option 'thread'; there are ort, provider, threads, tokenizer"
     )
     assert refused(bundle.path, load={"threads": 0})[1] == "threads must be a whole number from 1 on, got 0"
-    assert "tokenizer must have the methods encode and decode" in refused(bundle.path, load={"tokenizer": {}})[1]
+    for tokenizer in ({}, "x", None, {"source": {}, "target": {}}):
+        error, message = refused(bundle.path, load={"tokenizer": tokenizer})
+        assert (error, "tokenizer must have the methods encode and decode" in message) == ("UnsupportedError", True)
     assert refused(bundle.path, load={"ort": {}})[1].startswith("ort must be the module of onnxruntime-node or")
 
 
@@ -222,7 +225,10 @@ def test_a_function_that_gives_no_files() -> None:
         "throws no error": ["BundleError", f"{incomplete} (3); {fix}", 3],
         "gives nothing": ["BundleError", f"{incomplete} (the function gives nothing for it); {fix}", None],
         "gives text": ["BundleError", f"{incomplete} (the function must give its bytes, got '{{}}'); {fix}", None],
+        "gives bytes of another realm": ["BundleError", told["gives bytes of another realm"][1], ANY],
+        "is no address": ["UnsupportedError", "'https://[/' is not an address of a bundle", "Invalid URL"],
     }
+    assert "txport.json is not JSON" in told["gives bytes of another realm"][1]
 
 
 def test_a_page_without_threads(bundle: Bundle) -> None:
@@ -247,6 +253,17 @@ def test_a_page_without_threads(bundle: Bundle) -> None:
 def test_an_engine_without_simd(bundle: Bundle) -> None:
     message = "this browser's WebAssembly has no SIMD, which ONNX Runtime needs; use a newer browser"
     assert refused(bundle.path, web=True, simd=False) == ("UnavailableError", message)
+
+
+def test_labels_that_their_function_can_not_tell_apart(tmp_path: Path) -> None:
+    """As Python refuses them."""
+    bundle = made(tmp_path, "token_labels", "portable", None, labels=("replaced",))
+    for function, words in (("softmax", "of a single label can't be softmax"), ("none", "of labels of tokens must be")):
+        changed(lambda values, function=function: values["facts"].update(function_to_apply=function))(bundle)  # type: ignore[misc]
+        error, message = refused(bundle, "tag", "5 4")
+        assert (error, words in message) == ("BundleError", True), message
+        with pytest.raises(BundleError, match=words):
+            txport.load(bundle)
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])

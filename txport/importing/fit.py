@@ -23,6 +23,7 @@ from txport.models.names import (
     TEXT,
     TOKENIZER,
     TRAINERS,
+    draft_advice,
     find_folder,
 )
 from txport.models.sources.native import ARCHITECTURE
@@ -120,9 +121,8 @@ def _unknown(folder: Path, error: CheckpointError | ConfigError) -> CheckpointEr
     left = (("the file", draft.match.given), ("the model", draft.match.own))
     only = (f"only in {where}: {_names(several)}" for where, several in left if several)
     told = "; ".join([f"the nearest architecture is {names}", *only])
-    draft_it = f"`txport import {folder} --draft-map {folder / RULES}` drafts"
-    more = "" if draft_it in str(error) else f"; {draft_it} rules for it"
-    return type(error)(f"{error}; {told}{more}")
+    advice = draft_advice(folder)
+    return type(error)(f"{str(error).removesuffix(advice)}; {told}{advice}")
 
 
 def _names(several: Sequence[Template]) -> str:

@@ -89,7 +89,7 @@ def _ends(state: Match) -> Match:
 def _squares(state: Match) -> Match:
     """Pair the two maps of which it is only said that they end something: that of attention alone is square.
 
-    The other must lie the other way round as a third one, which widens what it narrows.
+    The other must have the transposed shape of the feed-forward's inner map.
     """
     pairs = []
     for side in {each.role.side for each in state.given if each.numbers}:
@@ -102,9 +102,12 @@ def _squares(state: Match) -> Match:
             for one in state.own
             if one.role.side == side and one.role.what in LAST and one.role.kind == "weight"
         }
-        if len(square) == len(narrow) == 1 and own.keys() == {"attention", "ffn"}:
-            wide = [each for each in maps if each.shape == narrow[0].shape[::-1] and each.role.part == "ffn"]
-            pairs += [Pair(square[0], (own["attention"],), SHAPED), Pair(narrow[0], (own["ffn"],), SHAPED)] * bool(wide)
+        if not len(square) == len(narrow) == 1 or own.keys() != {"attention", "ffn"}:
+            continue
+        is_inner = any(each.shape == narrow[0].shape[::-1] and each.role.part == "ffn" for each in maps)
+        found = ((square[0], own["attention"]), (narrow[0], own["ffn"]))
+        if is_inner and all(_fits(*pair) for pair in found):
+            pairs += [Pair(each, (one,), SHAPED) for each, one in found]
     return _taken(state, pairs)
 
 

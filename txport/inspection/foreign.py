@@ -51,10 +51,17 @@ def notes(manifest: ForeignManifest) -> list[str]:
     rows = "may stand in one batch, padded" if manifest.pads else apart
     return [
         f"**Batches**: rows of unequal lengths {rows}.",
-        "**Search**: `txport run FOLDER TEXT` does all of this, with beams, samples and streams.",
+        _running(manifest),
         "**Parity**: nothing says what the folder was exported from; `txport parity FOLDER --checkpoint CHECKPOINT` "
         "compares it with PyTorch.",
     ]
+
+
+def _running(manifest: ForeignManifest) -> str:
+    if manifest.facts.task == "encode":
+        return "**Running**: `txport run FOLDER TEXT` does all of this."
+    given = "AUDIO" if Settings(manifest).reads_features else "TEXT"
+    return f"**Search**: `txport run FOLDER {given}` does all of this, with beams, samples and streams."
 
 
 def _begin(manifest: ForeignManifest, settings: Settings) -> Iterator[str]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.foreign.manifest import ForeignManifest
@@ -49,29 +51,59 @@ PAGE = """<!doctype html>
 Row = Sequence[str]
 
 
+@dataclass(frozen=True)
+class Told:
+    """How the page tells of a kind of bundle: `title` is the word before the precision."""
+
+    title: Callable[[Any], str]
+    about: Callable[[Any], list[str]]
+    steps: Callable[[Any], list[str]]
+    notes: Callable[[Any], list[str]]
+    kind: Callable[[Any, str], str]
+    has_parity: bool
+
+
+OURS = Told(
+    title=lambda manifest: manifest.target,
+    about=lambda manifest: [f"architecture {manifest.architecture}", TARGETS[manifest.target]],
+    steps=steps,
+    notes=notes,
+    kind=lambda _, role: KINDS[role],
+    has_parity=True,
+)
+OTHERS = Told(
+    title=lambda manifest: f"{manifest.architecture} in",
+    about=foreign.about,
+    steps=foreign.steps,
+    notes=foreign.notes,
+    kind=foreign.kind,
+    has_parity=False,
+)
+
+
 def page(bundle: Bundle) -> str:
     """The page of a bundle whose files are what its manifest says, or of a folder of others.
 
     The same bundle gives the same bytes.
     """
     manifest = bundle.manifest
-    kind = f"{manifest.architecture} in" if isinstance(manifest, ForeignManifest) else manifest.target
-    title = text_of(f"{manifest.checkpoint['name']}, {kind} {manifest.precision}")
-    return PAGE.format(title=title, style=STYLE, body="\n".join(_body(bundle, title)))
+    told = OTHERS if isinstance(manifest, ForeignManifest) else OURS
+    title = text_of(f"{manifest.checkpoint['name']}, {told.title(manifest)} {manifest.precision}")
+    return PAGE.format(title=title, style=STYLE, body="\n".join(_body(bundle, told, title)))
 
 
-def _body(bundle: Bundle, title: str) -> Iterator[str]:
+def _body(bundle: Bundle, told: Told, title: str) -> Iterator[str]:
     manifest = bundle.manifest
-    yield f"<header><h1>{title}</h1>{_facts(bundle)}</header>"
-    yield from _running(manifest)
+    yield f"<header><h1>{title}</h1>{_facts(bundle, told)}</header>"
+    yield from _running(manifest, told)
     yield "<h2>Weights</h2>"
     yield from _weights(bundle)
     yield "<h2>Graphs</h2>"
-    yield from _graphs(manifest)
+    yield from _graphs(manifest, told)
     yield "<h2>Operators</h2>"
     yield _operators(bundle)
     yield from _kernels(bundle)
-    if not isinstance(manifest, ForeignManifest):
+    if told.has_parity:
         yield "<h2>Parity</h2>"
         yield _pairs({"compared with PyTorch at export": parity(manifest).replace("\\", ""), **_proof(manifest)})
     if manifest.generation:
@@ -87,28 +119,20 @@ def _body(bundle: Bundle, title: str) -> Iterator[str]:
         yield f"<footer>Checkpoint SHA-256 {text_of(manifest.checkpoint['sha256'])}; made with {_text(tools)}.</footer>"
 
 
-def _running(manifest: Manifest) -> Iterator[str]:
+def _running(manifest: Manifest, told: Told) -> Iterator[str]:
     """The diagram, the loop beside it, and what else there is to know."""
-    if isinstance(manifest, ForeignManifest):
-        loop, more = foreign.steps(manifest), foreign.notes(manifest)
-    else:
-        loop, more = steps(manifest), notes(manifest)
     yield "<h2>How it runs</h2>"
-    items = "".join(f"<li>{_marked(step)}</li>" for step in loop)
+    items = "".join(f"<li>{_marked(step)}</li>" for step in told.steps(manifest))
     yield f'<div class="two">{flow(manifest)}<div><ol>{items}</ol></div></div>'
-    yield f"<ul>{''.join(f'<li>{_marked(note)}</li>' for note in more)}</ul>"
+    yield f"<ul>{''.join(f'<li>{_marked(note)}</li>' for note in told.notes(manifest))}</ul>"
 
 
-def _facts(bundle: Bundle) -> str:
+def _facts(bundle: Bundle, told: Told) -> str:
     """What it is in a few words."""
     manifest = bundle.manifest
-    if isinstance(manifest, ForeignManifest):
-        what = foreign.about(manifest)
-    else:
-        what = [f"architecture {manifest.architecture}", TARGETS[manifest.target]]
     measures = [manifest.described_precision, f"opset {manifest.opset}", readable(bundle.size)]
-    said = [("", each) for each in (TASKS[manifest.facts.task], *what, *measures)]
-    if not isinstance(manifest, ForeignManifest):
+    said = [("", each) for each in (TASKS[manifest.facts.task], *told.about(manifest), *measures)]
+    if told.has_parity:
         verdict = "not compared" if manifest.weightless else str(manifest.parity.get("verdict", "not compared"))
         said.append(({"pass": "pass", "fail": "fail", "FAIL": "fail"}.get(verdict, ""), f"parity: {verdict}"))
     items = "".join(f'<li class="{name}">{text_of(each)}</li>' for name, each in said)
@@ -141,9 +165,9 @@ def _percent(part: Part, total: int) -> str:
     return f"{100 * part.bytes / total:.1f} %" if total else ""
 
 
-def _graphs(manifest: Manifest) -> Iterator[str]:
+def _graphs(manifest: Manifest, told: Told) -> Iterator[str]:
     for role, graph in manifest.graphs.items():
-        yield f"<h3>{_code(graph.file)}: {html.escape(_kind(manifest, role))}</h3>"
+        yield f"<h3>{_code(graph.file)}: {html.escape(told.kind(manifest, role))}</h3>"
         rows = [
             (side, _code(name), text_of(dtype), _code(dims), _marked(said))
             for side, name, dtype, dims, said in port_rows(graph, manifest.facts)
@@ -152,10 +176,6 @@ def _graphs(manifest: Manifest) -> Iterator[str]:
     if dims := [(_code(name), _marked(said)) for name, said in dim_rows(manifest)]:
         yield "<h3>Symbolic dims</h3>"
         yield _table(["dim", "what"], dims)
-
-
-def _kind(manifest: Manifest, role: str) -> str:
-    return foreign.kind(manifest, role) if isinstance(manifest, ForeignManifest) else KINDS[role]
 
 
 def _operators(bundle: Bundle) -> str:

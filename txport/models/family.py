@@ -37,6 +37,7 @@ REFUSED = {  # types that are asked for, and why nothing expresses them
     **dict.fromkeys(("deberta", "deberta-v2"), _DEBERTA),
     "xlm-roberta-xl": "its layers normalise before attention, and only XLM-R's, which normalise after it, are known",
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "nllb-moe", "switch_transformers"), _EXPERTS),
+    **dict.fromkeys(("olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss", "dbrx", "granitemoe", "phimoe"), _EXPERTS),
     **dict.fromkeys(("gptj", "phi", "cohere"), _PARALLEL),
     **dict.fromkeys(("gpt_neox", "stablelm", "starcoder2"), _LAYER_NORM),
     **dict.fromkeys(("glm", "glm4"), _PARTIAL),
@@ -187,7 +188,7 @@ def find(model_type: object) -> Family:
     if isinstance(model_type, str) and model_type in REFUSED:
         raise ConfigError(f"the {TYPE} {quoted(model_type)} can't be expressed: {REFUSED[model_type]}")
     if not isinstance(model_type, str) or model_type not in known:
-        more = "docs/hugging-face.md says how a model that computes what one of these does is read"
+        more = 'a txport.toml with base = "hugging-face:llama" reads one that computes what Llama does'
         raise ConfigError(f"unknown {TYPE} {quoted(model_type)}; there are {', '.join(known)}; {more}")
     return known[model_type]
 

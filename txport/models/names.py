@@ -114,7 +114,7 @@ def find_folder(name: str) -> Path:
         raise CheckpointError(f"{folder} is a bundle, not a checkpoint; name the checkpoint that it was made from")
     _require_whole(folder)
     if not any(path.is_file() for mark in MARKS for path in folder.glob(mark)):
-        raise CheckpointError(f"{folder} is not a checkpoint: {CONFIG} is missing{_hint(folder)}")
+        raise CheckpointError(f"{folder} is not a checkpoint: {CONFIG} is missing{draft_advice(folder)}")
     return folder
 
 
@@ -153,7 +153,7 @@ def _peft(path: Path) -> str:
     return f"{name} of {of}; merge it into that (merge_and_unload), and save the whole model (save_pretrained)"
 
 
-def _hint(folder: Path) -> str:
+def draft_advice(folder: Path) -> str:
     """What to do with a folder that has weights and nothing that says what they are."""
     try:
         weight_files(folder)

@@ -100,7 +100,8 @@ VALUES: dict[str, tuple[str, tuple[str, ...], Any, tuple[int, ...]]] = {
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 GROWING = "{% set n = namespace(a='a') %}{% for b in range(60) %}{% set n.a = n.a ? n.a %}{% endfor %}"
 KEPT = "{% set n = namespace(l=[]) %}{% for each in range(99999) %}{% set n.l = [n.l, ?] %}{% endfor %}"
-KEPT = "{% set n = namespace(l=[]) %}{% for each in range(99999) %}{% set n.l = [n.l, ?] %}{% endfor %}"
+SHARED = """{% set n = namespace(a=[1], b=[1], t=(1,)) %}{% for each in range(60) %}
+{%- set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% set n.t = (n.t, n.t) %}{% endfor %}"""
 ARGUMENTS = "{% macro f() %}{{ varargs | length }}{% endmacro %}"
 TEMPLATES = {
     "of nothing": "",
@@ -119,8 +120,16 @@ TEMPLATES = {
     "that keeps texts": KEPT.replace("?", "'a' * 4000000"),
     "that keeps parts of texts": KEPT.replace("?", "('a ' * 500000).split()"),
     "that keeps slices": KEPT.replace("?", "('a' * 4000000)[1:]"),
-    "that keeps arguments": "{% macro f() %}{{ varargs | length }}{% endmacro %}"
-    + KEPT.replace("?", "f(*([0] * 9**7))"),
+    "that keeps arguments": ARGUMENTS + KEPT.replace("?", "f(*([0] * 9**7))"),
+    "that compares lists of lists": SHARED + "{{ n.a == n.b }}",
+    "that looks up tuples of tuples": SHARED + "{{ {n.t: 1} | length }}",
+    "that raises lists of lists": SHARED + "{{ raise_exception(n.a) }}",
+    "that joins what it selects": "{% set b = 'x' * 4000000 %}{{ ''.join(([b] * 400) | select) | length }}",
+    "that joins from the end": "{% set b = 'x' * 4000000 %}{{ ''.join(([b] * 400) | reverse) | length }}",
+    "that formats for a test": "{{ '%9999999999d' is odd }}",
+    "that rounds to many places": "{{ 1 | round(999999999, 'ceil') }}",
+    "that strips much": "{{ ('a' * 4000000).strip('b' * 4000000 + 'a') }}",
+    "of many percents": "{{ ('%%' * 2000000) % () }}",
     "that adds lists": "{{ ([[0] * 4000000] * 1000) | sum(start=[]) | length }}",
     "that says itself": "{% for a in range(99999) %}" + "a" * 100_000 + "{% endfor %}",
     "of bytes": "{{ (5).to_bytes(9999999999, 'big') | length }}",

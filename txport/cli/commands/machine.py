@@ -86,8 +86,9 @@ def bench(
     if old:
         measure.require_same(old, asdict(how), dict.fromkeys(names))
     found = find_bundle(bundle, precision=precision, variant=variant, progress=progress)
-    for name in set(names) - {"torch"}:
-        runtimes.require_target(name, found.manifest.target, provider)
+    for name in names:
+        if name != "torch":
+            runtimes.require_target(name, found.manifest.target, provider)
     source = checkpoint or (checkpoint_of(found) if "torch" in names else None)
     result = measure.run(found, source, names, how, progress, trust_code=trust_code)
     if report:

@@ -21,6 +21,8 @@ from txport.models.tokenizers.usage import Chat
 from txport.system.packages import needed
 
 ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# what a template raises where messages are not such as it expects, or are more than Python can take
+RAISED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,15 @@ class ChatReader:
             return str(template.render(**variables, add_generation_prompt=True))
         except jinja2.TemplateError as error:
             raise TextError(f"the chat template does not take these messages: {brief(error)}") from error
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             raise TextError(f"the chat template does not take these messages: {brief(repr(error))}") from error
 
     @cached_property

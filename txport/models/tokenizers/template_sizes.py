@@ -12,10 +12,13 @@ from jinja2.utils import Namespace
 
 # characters of a text, entries of a list or bits of a number that a template makes, and all characters that it prints
 LARGEST = 1 << 22
+STEPS = 1 << 30  # comparisons of characters by one method of a text
 PADDED = 2000  # characters of a number in a format whose width and precision have three digits
 # of four digits, or given by an argument; a name in it has no parentheses
 WIDTH = re.compile(r"%(\([^()]*\))?[^a-zA-Z%]*(\d{4}|\*)|%\([^()]*\(|\{[^{}]*:")
-FEWER = re.compile(r"%(\([^()]*\))?\W*\d")
+FEWER = re.compile(r"%(\([^()]*\))?[^\w%]*\d")
+# methods that may compare each character of a text with each of an argument: those that search from the end, or strip
+QUADRATIC = ("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip")
 ENTRY = 8  # bytes of a place in a list
 CHARACTER = 88  # of a text of one character in a list of such, or of another small thing
 ANYTHING = 1000  # of a macro, a loop, a generator, ...
@@ -34,6 +37,8 @@ def size_of_operator(operator: str, left: Any, right: Any) -> float:
     """How large the result of an operator is, of those that may be much larger than what they are given."""
     if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
         return len(left) + len(right)
+    if operator == "-":  # of sets, which compares their entries
+        return max(extent(left), extent(right))
     if operator == "%" and isinstance(left, str):
         return size_of_format(left, left.count("%"), right if isinstance(right, tuple) else [right])
     if operator == "*" and isinstance(left, int) and isinstance(right, int):
@@ -55,9 +60,10 @@ def size_of_format(text: str, places: int, values: Sequence[Any]) -> float:
 
 
 def extent(value: Any, known: dict[int, float] | None = None) -> float:
-    """How many characters there are in a value at least, in texts and lists in it too; above `LARGEST` it need not say.
+    """How many characters there are in a value at least, those of texts and lists within it included.
 
-    A list that is in a value many times is looked at once, and counted as often as it is there.
+    A list that stands in a value many times is looked at once, and counted each time. Above `LARGEST` the result says
+    only that the value is too large.
     """
     if isinstance(value, str):
         return len(value)
@@ -87,9 +93,18 @@ def _has_length(value: Any) -> bool:
 
 
 def size_of_call(text: str, name: str, args: tuple[Any, ...]) -> float:
-    """The same of a method of a text."""
+    """How large the result of a method of a text is, of those that may be much larger than what they are given."""
     if name == "join" and args and _has_length(args[0]):
-        return len(text) * len(args[0]) + sum(len(each) for each in args[0] if isinstance(each, str))
+        return len(text) * len(args[0]) + extent(args[0])
     if name == "replace" and len(args) > 1 and all(isinstance(each, str) for each in args[:2]):
         return len(text) + text.count(args[0]) * len(args[1])
     return 0
+
+
+def steps_of_call(text: str, name: str, args: Sequence[Any]) -> int:
+    """How many characters a method of a text compares at most, of those that may compare each with each."""
+    return len(text) * max(map(len, filter(_is_text, args)), default=0) if name in QUADRATIC else 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)

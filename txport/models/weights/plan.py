@@ -115,7 +115,7 @@ class Plan:
         lines = lines or {}
         return [
             *(f"{line}: the rule does nothing to any tensor" for at, line in lines.items() if at not in self.used),
-            *self._doubled(lines),
+            *self._problems_of_doubles(lines),
             *(f"missing {name} {self.expected[name]}" for name in self.missing),
             *(f"unexpected {quoted(name)[1:-1]} {self.given[name]}" for name in self.unexpected),
             *(f"{name} has shape {shape}, expected {self.expected[name]}" for name, shape in self.misshapen.items()),
@@ -131,8 +131,8 @@ class Plan:
             if len(pieces) > 1 and any(lines.keys() & set(piece.rules) for piece in pieces)
         }
 
-    def _doubled(self, lines: Mapping[int, str]) -> Iterator[str]:
-        """Sentences about these."""
+    def _problems_of_doubles(self, lines: Mapping[int, str]) -> Iterator[str]:
+        """One sentence for each tensor that is made more than once, with the rules that make it."""
         for name, pieces in self.doubles(lines).items():
             ways = [(str(piece.value), [lines[at] for at in piece.rules if at in lines]) for piece in pieces]
             told = (f"{quoted(value)[1:-1]} ({', '.join(at) or 'as it is'})" for value, at in ways)

@@ -42,7 +42,7 @@ function fromFunction(read) {
       if (ArrayBuffer.isView(found)) {
         return new Uint8Array(/** @type {ArrayBuffer} */ (found.buffer), found.byteOffset, found.byteLength).slice();
       }
-      if (!(found instanceof ArrayBuffer)) {
+      if (Object.prototype.toString.call(found) !== "[object ArrayBuffer]") {
         throw missing("the bundle", name, `the function must give its bytes, got ${quoted(found)}`);
       }
       return new Uint8Array(found);
@@ -50,11 +50,19 @@ function fromFunction(read) {
   };
 }
 
+/** @param {string} address @param {string | undefined} page @returns {URL} */
+function parsed(address, page) {
+  try {
+    return new URL(address, page);
+  } catch (error) {
+    throw new UnsupportedError(`${quoted(address)} is not an address of a bundle`, { cause: error });
+  }
+}
+
 /** @param {string} address @returns {Files} */
 function fromAddress(address) {
   const page = globalThis.location?.href;
-  if (!URL.canParse(address, page)) throw new UnsupportedError(`${quoted(address)} is not an address of a bundle`);
-  const base = new URL(address, page);
+  const base = parsed(address, page);
   return {
     where: base.href.replace(/\/$/, ""),
     async read(name) {

@@ -224,5 +224,7 @@ export class UnsupportedError extends TxportError {}
 export class UnavailableError extends TxportError {}
 /** A text, or token ids, that the model can't take. */
 export class TextError extends TxportError {}
+/** A text of which the model knows nothing, or that is empty. */
+export class UnknownTextError extends TextError {}
 /** A graph that fails while it runs. */
 export class RunError extends TxportError {}

@@ -1,4 +1,12 @@
 /** Bundles of txport in JavaScript: on Node.js and in browsers, over ONNX Runtime. */
 
-export { BundleError, RunError, TextError, TxportError, UnavailableError, UnsupportedError } from "./errors.js";
+export {
+  BundleError,
+  RunError,
+  TextError,
+  TxportError,
+  UnavailableError,
+  UnknownTextError,
+  UnsupportedError,
+} from "./errors.js";
 export { Model, load } from "./model.js";

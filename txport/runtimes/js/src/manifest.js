@@ -82,7 +82,13 @@ function* wrongOutputs(facts) {
   if (labels.length && !FUNCTIONS.includes(kind)) {
     yield `function_to_apply must be one of ${FUNCTIONS.join(", ")}, got ${quoted(kind)}`;
   }
+  if (labels.length === 1 && kind === "softmax") {
+    yield "function_to_apply of a single label can't be softmax, which is always 1";
+  }
   const able = abilityOf(facts);
+  if (able === "tag" && kind === "none") {
+    yield "function_to_apply of labels of tokens must be softmax or sigmoid, got 'none'";
+  }
   if (able === null) return;
   const [name, ...dims] = {
     embed: ["last_hidden_state", "length", facts.width],

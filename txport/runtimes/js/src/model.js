@@ -2,7 +2,7 @@
 
 import { CpuRuntime } from "./cpu.js";
 import { likeliest, pooled, requireAbility, requirePooling, requireTop, scores, units } from "./encoding.js";
-import { TextError, UnsupportedError, quoted, requireKnown } from "./errors.js";
+import { TextError, UnknownTextError, UnsupportedError, quoted, requireKnown } from "./errors.js";
 import { filesOf } from "./files.js";
 import { readManifest } from "./manifest.js";
 import { platformOf } from "./platform.js";
@@ -73,7 +73,7 @@ export class Model {
     if (typeof text !== "string") throw new TextError(`a text must be a string, got ${quoted(text)}`);
     if (!UNKNOWN.includes(unknown))
       throw new UnsupportedError(`unknown must be one of ${UNKNOWN.join(", ")}, got ${quoted(unknown)}`);
-    if (text.trim() === "") throw new TextError("the text is empty; give at least one character");
+    if (text.trim() === "") throw new UnknownTextError("the text is empty; give at least one character");
     if (/\p{Surrogate}/u.test(text)) throw new TextError(`${quoted(text)} is not UTF-8 text`);
     return this.#checked(this.#reader.encode(text, unknown));
   }
@@ -174,7 +174,9 @@ export class Model {
     const defaults = this.manifest.generation;
     const { pooling = defaults.pooling ?? "mean", normalize = defaults.normalize ?? false } = options;
     requirePooling(pooling, normalize);
-    const { outputs } = await this.#infer(text, options.unknown);
+    const { ids, outputs } = await this.#infer(text, options.unknown);
+    if (ids.length === 0 && pooling === "none") return new Float32Array();
+    if (ids.length === 0) throw new UnknownTextError(`${quoted(text)} has no vector: nothing of it is left`);
     const vectors = pooled(outputs.last_hidden_state.data, this.facts.width, pooling);
     return normalize ? units(vectors, this.facts.width) : vectors;
   }
@@ -192,7 +194,8 @@ export class Model {
     const { labels, function_to_apply: kind } = this.facts;
     const { top = labels.length } = options;
     requireTop(top);
-    const { outputs } = await this.#infer(text, options.unknown);
+    const { ids, outputs } = await this.#infer(text, options.unknown);
+    if (ids.length === 0) return [];
     const found = scores(outputs.logits.data, kind);
     return best(found, top).map((at) => ({ label: labels[at], score: found[at] }));
   }
@@ -230,6 +233,7 @@ export class Model {
     requireTop(top);
     const mask = Number(this.facts.source?.mask);
     const ids = this.#ids(text, options.unknown);
+    if (ids.length === 0) return [];
     if (!ids.includes(mask)) {
       const name = this.#reader.tokens([mask])[0];
       throw new TextError(`${quoted(text)} has no mask; put ${name} where a token is missing`);
@@ -248,13 +252,14 @@ export class Model {
   }
 
   /**
-   * A text, or its token ids -> the ids, and every output by name.
+   * A text, or its token ids -> the ids, and every output by name; none of a text of which nothing is left.
    *
    * @param {string | number[]} text
    * @param {Unknown} [unknown]
    */
   async #infer(text, unknown) {
     const ids = this.#ids(text, unknown);
+    if (ids.length === 0) return { ids, outputs: {} };
     const { found, size } = await this.#runtime.infer(ids);
     /** @type {Record<string, import("./index.js").Output>} */
     const outputs = {};
@@ -269,9 +274,20 @@ export class Model {
     return { ids, outputs };
   }
 
-  /** @param {string | number[]} text @param {Unknown} [unknown] */
+  /**
+   * No ids of a text of which nothing is known, if what is unknown is to be left out.
+   *
+   * @param {string | number[]} text
+   * @param {Unknown} [unknown]
+   */
   #ids(text, unknown) {
-    return Array.isArray(text) ? this.#checked(text) : this.encode(text, unknown);
+    if (Array.isArray(text)) return this.#checked(text);
+    try {
+      return this.encode(text, unknown);
+    } catch (error) {
+      if (unknown === "skip" && error instanceof UnknownTextError) return [];
+      throw error;
+    }
   }
 
   /** A token as the vocabulary writes it; a model may have more than its vocabulary. @param {number} id */

@@ -4,7 +4,7 @@
  */
 
 import { abilityOf } from "./encoding.js";
-import { BundleError, TextError, UnsupportedError, brief, quoted } from "./errors.js";
+import { BundleError, TextError, UnknownTextError, UnsupportedError, brief, quoted } from "./errors.js";
 import { parse, readChecked } from "./files.js";
 import { largest } from "./search/numbers.js";
 
@@ -32,6 +32,7 @@ const SHOWN = 10; // unknown characters that a message names
  */
 export async function tokenizerOf(files, manifest, given) {
   const { facts } = manifest;
+  if (given !== undefined) requireTokenizer(given);
   const listed = (/** @type {string} */ name) => Object.hasOwn(manifest.files, name);
   const read = async (/** @type {string} */ name) => {
     return listed(name) ? parse(files, name, await readChecked(files, name, manifest.files[name])) : null;
@@ -173,7 +174,7 @@ export function simple(parts, size, facts) {
         }
       }
       if (strange.size && unknown !== "skip") throw outside(text, [...strange]);
-      if (known.length === 0) throw new TextError(`${quoted(text)} has no character of the vocabulary`);
+      if (known.length === 0) throw new UnknownTextError(`${quoted(text)} has no character of the vocabulary`);
       return [...around.before, ...known, ...around.after];
     },
     decode: (kept) => tokens(kept.filter((id) => !special.has(id))).join(" "),
@@ -194,9 +195,12 @@ export function simple(parts, size, facts) {
 function aroundMask(mask, words, added) {
   if (mask === null) return (text) => [text];
   const [name] = words.tokens([mask]);
-  const { normalized = false, single_word: isWord = false } = added.find((token) => token.id === mask) ?? {};
-  if (normalized || isWord) throw unread("a mask that is read only after the text was normalised, or as a whole word");
-  return (text) => text.split(name).flatMap((part, number) => (number ? [mask, part] : [part]));
+  const how = added.find((token) => token.id === mask) ?? {};
+  if (how.normalized || how.single_word)
+    throw unread("a mask that is read only after the text was normalised, or as a whole word");
+  const letters = name.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&");
+  const around = new RegExp(`${how.lstrip ? `[${SPACE}]*` : ""}${letters}${how.rstrip ? `[${SPACE}]*` : ""}`, "u");
+  return (text) => text.split(around).flatMap((part, number) => (number ? [mask, part] : [part]));
 }
 
 /** @param {string} what */
@@ -288,6 +292,18 @@ export function specialOf(side) {
   return new Set([...ones, ...side.ends, ...side.before, ...side.after]);
 }
 
+/** @param {any} given */
+function sidesOf(given) {
+  return given?.source === undefined ? { source: given, target: given } : given;
+}
+
+/** @param {unknown} given in place of the bundle's tokenizer */
+function requireTokenizer(given) {
+  const { source, target } = sidesOf(given);
+  if (typeof source?.encode === "function" && typeof target?.decode === "function") return;
+  throw new UnsupportedError("tokenizer must have the methods encode and decode, or be { source, target } of such");
+}
+
 /**
  * A tokenizer of a library: `encode` gives ids, or an object with `ids`; `decode` takes them.
  *
@@ -298,10 +314,7 @@ export function specialOf(side) {
  * @returns {Reader}
  */
 function foreign(given, facts, cleansUp, words) {
-  const { source, target } = "source" in given ? given : { source: given, target: given };
-  if (typeof source?.encode !== "function" || typeof target?.decode !== "function") {
-    throw new UnsupportedError("tokenizer must have the methods encode and decode, or be { source, target } of such");
-  }
+  const { source, target } = sidesOf(given);
   const special = specialOf(facts.target ?? facts.source);
   const encode = (
     /** @type {import("./index.js").ForeignTokenizer} */ tokenizer,

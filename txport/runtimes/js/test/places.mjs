@@ -1,9 +1,12 @@
 /** How functions that give no file of a bundle are refused: JSON of the error's kind, its line and its cause. */
 
+import { runInNewContext } from "node:vm";
 import * as ort from "onnxruntime-node";
 import { load } from "../src/index.js";
 
-/** @type {Record<string, (name: string) => Promise<any>>} */
+Reflect.deleteProperty(URL, "canParse"); // which old browsers lack
+
+/** @type {Record<string, any>} */
 const PLACES = {
   async throws() {
     throw new Error("out of reach");
@@ -11,6 +14,8 @@ const PLACES = {
   "throws no error": () => Promise.reject(3),
   "gives nothing": async () => undefined,
   "gives text": async () => "{}",
+  "gives bytes of another realm": async () => runInNewContext("new ArrayBuffer(2)"),
+  "is no address": "https://[",
 };
 
 /** @type {Record<string, any>} */
