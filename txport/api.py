@@ -116,22 +116,30 @@ class Model(Encoder):
         return self.reading_chats().generate(chat_line(messages), **options)[0]
 
     def warm(
-        self, batch_size: int = BATCH_SIZE, source_tokens: int | Iterable[int] | None = None, **options: Any
+        self,
+        batch_size: int = BATCH_SIZE,
+        source_tokens: int | range | None = None,
+        prefix_tokens: int = 0,
+        **options: Any,
     ) -> None:
-        """Do now what the first requests would wait for: batches of up to `batch_size` sources.
+        """Do now what the first requests would wait for, if they stay within what is said here.
 
-        `source_tokens` is how long the longest source of a batch is (default: 16), or several such lengths; `options`
-        are those that the requests will have. A search begins on made-up sources, which touches memory and weights. On
-        a GPU, every step of such batches is captured too, for the thread that calls this; with `workers`, whose threads
-        are their own, that is refused.
+        Batches have up to `batch_size` sources, whose longest has up to `source_tokens` (default: 16), or as many as a
+        range holds; targets begin with up to `prefix_tokens`; `options` are those of the requests. Made-up sources take
+        a few steps, which touches memory and weights. On a GPU, all steps of such requests are captured, so that none
+        is while they are served: for the thread that calls this, and one search at a time. `transcribe` with these
+        options is covered, but not its `fallback`, which is a search with `do_sample`.
+
+        Raises `UnsupportedError` for what no request can have, for more steps than can be captured, with `workers`,
+        whose threads are their own, and where a model that writes long targets is not told `max_new_tokens`.
         """
-        batch_size, _ = sizes(batch_size)
-        if self.workers > 1 and isinstance(self.runtime, QueuedRuntime):
-            raise UnsupportedError(f"warm captures for one thread, and there are {self.workers} workers; load with 1")
+        batch_size, prefix = sizes(batch_size)[0], whole("prefix_tokens", prefix_tokens, 0)
+        if self.facts.ability and (given := [*options, *(["prefix_tokens"] if prefix else [])]):
+            raise UnsupportedError(f"{given[0]} is for models that generate; this one only encodes")
         chosen = None if self.facts.ability else self._options(options, [])
-        if options and chosen is None:
-            raise UnsupportedError(f"{next(iter(options))} is for models that generate; this one only encodes")
-        warm(self.runtime, self.facts, chosen, batch_size, lengths_from(source_tokens, self.facts))
+        if self.workers > 1 and chosen is not None and isinstance(self.runtime, QueuedRuntime):
+            raise UnsupportedError(f"warm captures for one thread, and there are {self.workers} workers; load with 1")
+        warm(self.runtime, self.facts, chosen, batch_size, lengths_from(source_tokens, self.facts, chosen), prefix)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
         """Generate for one text or many; the options are those of `generate_iter`. -> one result a text, in order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -52,9 +52,9 @@ class Sizes(NamedTuple):
 
     sources: int
     rows: int
-    source_lengths: tuple[int, ...]
+    source_lengths: Sequence[int]
     length: int
-    tops: tuple[int | None, ...]
+    tops: Sequence[int | None]
 
 
 class Runtime(Protocol):
@@ -123,7 +123,7 @@ class QueuedRuntime(ContinuousRuntime, Protocol):
     """
 
     def warm(self, sizes: Sizes) -> None:
-        """Prepare all steps of batches of these sizes, on this thread."""
+        """Prepare all steps of batches of these sizes, on this thread; `UnsupportedError` where there are too many."""
         ...
 
     def synchronize(self) -> None:

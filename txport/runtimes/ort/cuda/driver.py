@@ -32,7 +32,7 @@ from txport.runtimes.ort.cuda.device import AHEAD, MAIN, Device, Tensor, bind
 from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.cuda.state import CudaState
 from txport.runtimes.ort.cuda.steps import Steps
-from txport.runtimes.ort.cuda.warm import shapes
+from txport.runtimes.ort.cuda.warm import require_few, shapes
 from txport.runtimes.ort.cuda.workspace import Workspaces, batch_bucket, capacity_bucket, source_bucket
 from txport.runtimes.slots import seat
 
@@ -165,7 +165,8 @@ class CudaRuntime:
         state.lengths[~active] = 0
         assert state.length < state.max_length, "a step beyond max_length"
         if state.length == state.capacity:
-            self._caches.grow(state, "row", min(2 * state.capacity, max(state.max_length, self.facts.writes.longest)))
+            longest = max(state.max_length, self.facts.writes.longest)
+            self._caches.grow(state, "row", capacity_bucket(state.capacity + 1, longest))
         return self._steps.run(state, seated, active, top, align).of(state.slots), state
 
     def _tell_source_lengths(self, state: CudaState, queue: int = MAIN) -> Tensor:
@@ -271,7 +272,8 @@ class CudaRuntime:
         """See `QueuedRuntime.warm`: capture the step of every shape, over memory that later batches take first."""
         if self.facts.task == "encode":
             return
-        every = list(shapes(self.facts, sizes))
+        every, counts = list(shapes(self.facts, sizes)), self._steps.counts(sizes.tops)
+        require_few(sizes, len(every) * len(counts))
         first = every[0]
         state = CudaState(self._workspaces, first.batch, first.places, first.capacity, first.capacity, 0)
         for shape in every:
@@ -279,8 +281,8 @@ class CudaRuntime:
             state.source_lengths = np.ones(state.batch, np.int64)
             if self._has_source:
                 self._tell_source_lengths(state)
-            for top in sizes.tops:
-                self._steps.capture(state, top)
+            for count in counts:
+                self._steps.capture(state, count)
         self.synchronize()
 
     def synchronize(self) -> None:
