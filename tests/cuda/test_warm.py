@@ -201,9 +201,25 @@ def test_too_much_is_refused_with_its_size(
     monkeypatch.setattr(warming, "MOST_UNASKED", 79)
     with pytest.raises(UnsupportedError, match=r"this model writes up to 80 tokens.*; give max_new_tokens"):
         model.warm(2, 4)
-    monkeypatch.setattr(device, "allocate", lambda size: fail(size))
+    monkeypatch.setattr(device, "allocate", fail)
     with pytest.raises(MemoryError, match="2 sources, 1 rows of each and 8 tokens a row take more memory"):
         model.warm(2, 4, max_new_tokens=8)
+
+
+def test_sources_stay_where_they_are_where_there_is_no_memory_for_steps(
+    seq2seq: tuple[Bundle, CudaRuntime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, device = fresh(seq2seq)
+    runtime, expected = model.runtime, fresh(seq2seq)[0].search([[5, 6, 7]], max_new_tokens=1)
+    assert isinstance(runtime, CudaRuntime)
+    state = runtime.start(np.array([[5, 6, 7]]), np.array([3]), max_length=4)
+    with monkeypatch.context() as full:
+        full.setattr(device, "allocate", fail)
+        with pytest.raises(MemoryError):
+            runtime.step(np.array([model.facts.writes.start]), state, top=1)
+    found = runtime.step(np.array([model.facts.writes.start]), state, top=1)[0]
+    assert found.ids is not None
+    assert tuple(found.ids[0]) == expected[0][0].tokens
 
 
 def fail(size: int) -> Any:
