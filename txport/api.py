@@ -25,7 +25,7 @@ from txport.bundles.bundle import Bundle
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
 from txport.errors import BundleError, TextError, UnsupportedError, quoted
 from txport.generated import Generated, Hypothesis, grown
-from txport.locate import checkpoint_of, find_bundle
+from txport.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
@@ -38,7 +38,7 @@ from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
 from txport.search.batching import begin_batches, in_batches
 from txport.search.continuous import GenerationRequest, Scheduler
-from txport.search.generate import Ids, begin, generate, require_fit, require_room, search
+from txport.search.generate import Ids, begin, require_fit, require_room, search
 from txport.search.numbers import numbers_only
 from txport.search.options import Found, SearchOptions, require_defaults, require_length_penalty
 from txport.search.scoring import logits, score
@@ -348,21 +348,18 @@ class Model(Encoder):
         self, requests: Sequence[GenerationRequest], options: SearchOptions, slots: int | None
     ) -> list[list[Found]]:
         """Search one batch, or, with so many slots, one after the other as slots get free."""
-        if isinstance(self.runtime, SingleRuntime):
-            sources, prefixes = zip(*requests, strict=True)
-            return generate_at_once(self.runtime, sources, options, prefixes)
-        if slots is not None and isinstance(self._numbers, ContinuousRuntime):
-            return Scheduler(self._numbers, requests, self.facts, options, slots).run()
-        sources, prefixes = zip(*requests, strict=True)
-        return generate(self._numbers, sources, self.facts, options, prefixes)
+        return self._begin_search(requests, options, slots)()
 
     def _begin_search(
         self, requests: Sequence[GenerationRequest], options: SearchOptions, slots: int | None
     ) -> Callable[[], list[list[Found]]]:
         """As `_find` in two calls: a batch may be encoded between them."""
-        if slots is not None or isinstance(self.runtime, SingleRuntime):
-            return functools.partial(self._find, requests, options, slots)
+        if slots is not None and isinstance(self._numbers, ContinuousRuntime):
+            numbers = self._numbers
+            return lambda: Scheduler(numbers, requests, self.facts, options, slots).run()
         sources, prefixes = zip(*requests, strict=True)
+        if isinstance(self.runtime, SingleRuntime):
+            return functools.partial(generate_at_once, self.runtime, sources, options, prefixes)
         return begin(self._numbers, sources, self.facts, options, prefixes)
 
     def _options(self, options: dict[str, Any], prefixes: Ids) -> SearchOptions:
@@ -451,9 +448,9 @@ def load(
     The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship; behind `trust_code`
     it may be a file of code and the name of an adapter in it, `model.py:NAME`. The `single` graph of a bundle that has
     one searches by itself. A cuda bundle does all its work on the `user_compute_stream`, the address of a CUDA stream
-    (`torch.cuda.Stream().cuda_stream`), or else on one of its own.
+    (`torch.cuda.Stream().cuda_stream`), or else on two of its own, one for encoders.
     """
-    runtimes.require(runtime, provider)
+    runtimes.require_known(runtime, provider)
     workers = whole("workers", workers, 1)
     runtimes.require_threads("workers", workers)
     runtimes.require_threads("threads", threads)
@@ -462,6 +459,8 @@ def load(
         raise UnsupportedError(f"trust_code is for the torch runtime's checkpoint; {runtime} runs no code of yours")
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
+    if is_on_demand(str(name)) or runtime == "torch":  # else the bundle says first where it can run
+        runtimes.require(runtime, provider)
     bundle = find_bundle(str(name), variant=variant, progress=progress)
     bundle.require_weights()
     if user_compute_stream is not None and (single or runtime == "torch"):

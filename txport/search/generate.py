@@ -40,9 +40,7 @@ def begin(
     runtime: Runtime, sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids | None = None
 ) -> Callable[[], list[list[Found]]]:
     """`generate` in two calls: where the device works by itself, sources are being encoded between them."""
-    prefixes = [()] * len(sources) if prefixes is None else prefixes
-    requests = plan(sources, facts, options, prefixes)
-    longest = longest_target(sources, facts, options, prefixes)
+    requests, longest = _planned(sources, facts, options, prefixes)
     is_ahead = isinstance(runtime, QueuedRuntime) and facts.task == "seq2seq"  # prompts fill memory of the steps
     state = start(runtime, sources, facts, longest) if is_ahead else None
     return lambda: _end(carry_out(requests, runtime, sources, facts, longest, state))
@@ -64,9 +62,14 @@ def search(
 
     Closing it ends the search.
     """
+    requests, longest = _planned(sources, facts, options, prefixes)
+    return carry_out(requests, runtime, sources, facts, longest)
+
+
+def _planned(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids | None) -> tuple[Search, int]:
+    """A search, and how many tokens its rows may have to hold."""
     prefixes = [()] * len(sources) if prefixes is None else prefixes
-    requests = plan(sources, facts, options, prefixes)
-    return carry_out(requests, runtime, sources, facts, longest_target(sources, facts, options, prefixes))
+    return plan(sources, facts, options, prefixes), longest_target(sources, facts, options, prefixes)
 
 
 def carry_out(
