@@ -25,7 +25,7 @@ from txport.bundles.bundle import Bundle
 from txport.encoding import BATCH_SIZE, Encoder, Fill, Label, Tag, require_ability
 from txport.errors import BundleError, TextError, UnsupportedError, quoted
 from txport.generated import Generated, Hypothesis, grown
-from txport.locate import checkpoint_of, find_bundle
+from txport.locate import checkpoint_of, find_bundle, is_on_demand
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.models.tokenizers.base import Tokenizer, TokenizerPair, Unknown
@@ -38,7 +38,7 @@ from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
 from txport.search.batching import begin_batches, in_batches
 from txport.search.continuous import GenerationRequest, Scheduler
-from txport.search.generate import Ids, begin, generate, require_fit, require_room, search
+from txport.search.generate import Ids, begin, require_fit, require_room, search
 from txport.search.numbers import numbers_only
 from txport.search.options import Found, SearchOptions, require_defaults, require_length_penalty
 from txport.search.scoring import logits, score
@@ -116,20 +116,30 @@ class Model(Encoder):
         return self.reading_chats().generate(chat_line(messages), **options)[0]
 
     def warm(
-        self, batch_size: int = BATCH_SIZE, source_tokens: int | Iterable[int] | None = None, **options: Any
+        self,
+        batch_size: int = BATCH_SIZE,
+        source_tokens: int | range | None = None,
+        prefix_tokens: int = 0,
+        **options: Any,
     ) -> None:
-        """Do now what the first requests would wait for: batches of up to `batch_size` sources.
+        """Do now what the first requests would wait for, if they stay within what is said here.
 
-        `source_tokens` is how long the longest source of a batch is (default: 16), or several such lengths; `options`
-        are those that the requests will have. A search begins on made-up sources, which touches memory and weights. On
-        a GPU, every step of such batches is captured too: for the workers, if there are several; else for this thread,
-        where it loaded the model, or for all other threads.
+        Batches have up to `batch_size` sources, whose longest has up to `source_tokens` (default: 16), or as many as a
+        range holds; targets begin with up to `prefix_tokens`; `options` are those of the requests. Made-up sources take
+        a few steps, which touches memory and weights. On a GPU, all steps of such requests are captured, so that none
+        is while they are served: for the workers, if there are several; else for this thread, where it loaded the
+        model, or for all other threads. `transcribe` with these options is covered, but not its `fallback`, which is a
+        search with `do_sample`.
+
+        Raises `UnsupportedError` for what no request can have, for more steps than can be captured, and where a model
+        that writes long targets is not told `max_new_tokens`.
         """
-        batch_size, _ = sizes(batch_size)
+        batch_size, prefix = sizes(batch_size)[0], whole("prefix_tokens", prefix_tokens, 0)
+        if self.facts.ability and (given := [*options, *(["prefix_tokens"] if prefix else [])]):
+            raise UnsupportedError(f"{given[0]} is for models that generate; this one only encodes")
         chosen = None if self.facts.ability else self._options(options, [])
-        if options and chosen is None:
-            raise UnsupportedError(f"{next(iter(options))} is for models that generate; this one only encodes")
-        warm(self.runtime, self.facts, chosen, batch_size, lengths_from(source_tokens, self.facts), self.workers)
+        lengths = lengths_from(source_tokens, self.facts, chosen)
+        warm(self.runtime, self.facts, chosen, batch_size, lengths, prefix, self.workers)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
         """Generate for one text or many; the options are those of `generate_iter`. -> one result a text, in order."""
@@ -339,21 +349,18 @@ class Model(Encoder):
         self, requests: Sequence[GenerationRequest], options: SearchOptions, slots: int | None
     ) -> list[list[Found]]:
         """Search one batch, or, with so many slots, one after the other as slots get free."""
-        if isinstance(self.runtime, SingleRuntime):
-            sources, prefixes = zip(*requests, strict=True)
-            return generate_at_once(self.runtime, sources, options, prefixes)
-        if slots is not None and isinstance(self._numbers, ContinuousRuntime):
-            return Scheduler(self._numbers, requests, self.facts, options, slots).run()
-        sources, prefixes = zip(*requests, strict=True)
-        return generate(self._numbers, sources, self.facts, options, prefixes)
+        return self._begin_search(requests, options, slots)()
 
     def _begin_search(
         self, requests: Sequence[GenerationRequest], options: SearchOptions, slots: int | None
     ) -> Callable[[], list[list[Found]]]:
         """As `_find` in two calls: a batch may be encoded between them."""
-        if slots is not None or isinstance(self.runtime, SingleRuntime):
-            return functools.partial(self._find, requests, options, slots)
+        if slots is not None and isinstance(self._numbers, ContinuousRuntime):
+            numbers = self._numbers
+            return lambda: Scheduler(numbers, requests, self.facts, options, slots).run()
         sources, prefixes = zip(*requests, strict=True)
+        if isinstance(self.runtime, SingleRuntime):
+            return functools.partial(generate_at_once, self.runtime, sources, options, prefixes)
         return begin(self._numbers, sources, self.facts, options, prefixes)
 
     def _options(self, options: dict[str, Any], prefixes: Ids) -> SearchOptions:
@@ -442,9 +449,9 @@ def load(
     The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship; behind `trust_code`
     it may be a file of code and the name of an adapter in it, `model.py:NAME`. The `single` graph of a bundle that has
     one searches by itself. A cuda bundle does all its work on the `user_compute_stream`, the address of a CUDA stream
-    (`torch.cuda.Stream().cuda_stream`), or else on one of its own.
+    (`torch.cuda.Stream().cuda_stream`), or else on two of its own, one for encoders.
     """
-    runtimes.require(runtime, provider)
+    runtimes.require_known(runtime, provider)
     workers = whole("workers", workers, 1)
     runtimes.require_threads("workers", workers)
     runtimes.require_threads("threads", threads)
@@ -453,6 +460,8 @@ def load(
         raise UnsupportedError(f"trust_code is for the torch runtime's checkpoint; {runtime} runs no code of yours")
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
+    if is_on_demand(str(name)) or runtime == "torch":  # else the bundle says first where it can run
+        runtimes.require(runtime, provider)
     bundle = find_bundle(str(name), variant=variant, progress=progress)
     bundle.require_weights()
     if user_compute_stream is not None and (single or runtime == "torch"):

@@ -29,7 +29,7 @@ def find_bundle(
     a folder that others exported: which of its graphs. Raises `BundleError` if there is none, or its files are not what
     its manifest says.
     """
-    if _is_on_demand(name):
+    if is_on_demand(name):
         require_no_variant(name, variant)
         return _from_cache(name, precision or "fp32", progress)
     bundle = open_bundle(_folder(name, progress), variant)
@@ -54,10 +54,10 @@ def require_no_variant(name: str, variant: str | None) -> None:
 
 def find_path(name: str, *, progress: Progress = silent) -> Path:
     """Where a bundle lies that `find_bundle` would find; one given by path may be damaged."""
-    return find_bundle(name, progress=progress).path if _is_on_demand(name) else _folder(name, progress)
+    return find_bundle(name, progress=progress).path if is_on_demand(name) else _folder(name, progress)
 
 
-def _is_on_demand(name: str) -> bool:
+def is_on_demand(name: str) -> bool:
     """Whether `name` stands for a bundle in the cache: not if there is a folder of that name, which comes first."""
     return bool(preset_name(name)) or (is_shipped(name) and not Path(name).exists())
 

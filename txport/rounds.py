@@ -31,17 +31,19 @@ class Protocol:
 
 
 def draw_source(facts: Facts, protocol: Protocol) -> Inputs:
-    """Seeded sources (B, S) without special tokens but the start and the end that the model expects; or features."""
+    """Seeded sources (B, S) without special tokens but the start and the end that the model expects; or features.
+
+    Sources that are too short for both have as much of them as there is room for, the start first.
+    """
     if isinstance(facts.reads, Features):
         return np.stack([drawn_features(facts.reads, number) for number in range(protocol.batch)])
     special, size = facts.writes.special, facts.reads.size
     allowed = [id_ for id_ in range(size) if id_ not in special] or [min((*facts.writes.ends, 0)[0], size - 1)]
     source: Ints = np.random.default_rng(0).choice(allowed, (protocol.batch, protocol.source)).astype(np.int64)
-    before, after = facts.reads.before, facts.reads.after
-    if before:
-        source[:, : len(before)] = before
-    if after:
-        source[:, -len(after) :] = after
+    before = facts.reads.before[: protocol.source]
+    after = facts.reads.after[: protocol.source - len(before)]
+    source[:, : len(before)] = before
+    source[:, protocol.source - len(after) :] = after
     return source
 
 

@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
 from txport.errors import UnsupportedError
 from txport.models.audio.facts import Features
+from txport.models.audio.targets import longest_prompt
 from txport.models.facts import Facts
 from txport.rounds import Protocol, draw_source
-from txport.runtimes.base import EncoderRuntime, Ints, QueuedRuntime, Runtime, Scores, Sizes, State
+from txport.runtimes.base import EncoderRuntime, Inputs, QueuedRuntime, Runtime, Sizes
 from txport.runtimes.encoding import infer
-from txport.runtimes.inputs import Sources
+from txport.runtimes.inputs import lengths_of
 from txport.runtimes.single import SingleRuntime
-from txport.search.generate import generate, longest_target
-from txport.search.numbers import QueuedNumbers
+from txport.search.constraints import possible_tops
+from txport.search.generate import first_tokens, longest_target, require_fit, require_room, wanted
 from txport.search.options import SearchOptions
 from txport.search.single import generate_at_once
+from txport.system.machine import is_out_of_memory
 from txport.system.numbers import whole
 
-LENGTH = 16  # tokens of a source
+LENGTH = 16  # tokens of a source, unless told otherwise
+STEPS = 2  # of made-up sources
+MOST_UNASKED = 1024  # tokens of targets, unless told otherwise
 
 
-def lengths_from(given: int | Iterable[int] | None, facts: Facts) -> list[int]:
-    """The lengths of sources that batches are made of; `UnsupportedError` for those that a model can't take."""
+def lengths_from(given: Any, facts: Facts, options: SearchOptions | None) -> range:
+    """The lengths that the longest source of a batch may have: those of a range, or up to a number.
+
+    Raises `UnsupportedError` for those that a model can't take, or not with these options.
+    """
+    longest = facts.reads.longest
     if isinstance(facts.reads, Features):
         if given is not None:
             raise UnsupportedError("source_tokens are those of texts; this model reads audio, whose windows are alike")
-        return [facts.reads.longest]
-    named = [LENGTH] if given is None else [given] if isinstance(given, int) else list(given)
-    found = sorted({whole("source_tokens", each, 1) for each in named}, reverse=True)
-    if not found or found[0] > facts.reads.longest:
-        got = found[0] if found else "none"
-        raise UnsupportedError(f"source_tokens must lie in 1 to the model's longest, {facts.reads.longest}; got {got}")
+        return range(longest, longest + 1)
+    prompted = options if facts.task == "causal" else None
+    if given is None:
+        asked = max(prompted.max_new_tokens or 1, prompted.min_new_tokens) if prompted else 0
+        given = max(1, min(LENGTH, longest - asked))
+    found = given if isinstance(given, range) else range(1, whole("source_tokens", given, 1) + 1)
+    if not found or min(found) < 1 or max(found) > longest:
+        raise UnsupportedError(f"source_tokens must lie in 1 to the model's longest, {longest}; got {given}")
+    if prompted is not None:
+        require_room(range(max(found)), facts, prompted)
     return found
 
 
@@ -42,64 +56,71 @@ def warm(
     facts: Facts,
     options: SearchOptions | None,
     sources: int,
-    lengths: Sequence[int],
+    lengths: range,
+    prefix: int = 0,
     workers: int = 1,
 ) -> None:
-    """Search for targets of so many made-up sources of each length, the longest first.
+    """Encode so many made-up sources, as long as any, and take a few steps of a search.
 
-    Where steps are prepared by shape, prepare all that such batches may have, for this thread or for that of many
-    `workers`, who are at work at once. A model that only encodes has no `options`.
+    Where steps are prepared by shape, prepare all that a search may ask for, for this thread or for that of many
+    `workers`, who are at work at once. A model that only encodes has no `options`. Raises `UnsupportedError` for a
+    `prefix` with which no target can begin.
     """
-    if workers > 1:
-        with ThreadPoolExecutor(1) as another:  # as workers are
-            another.submit(_warm, runtime, facts, options, sources, lengths, workers).result()
+    if options is not None:
+        token = next((id_ for id_ in range(facts.writes.size) if id_ not in options.ends(facts)), 0)
+        require_fit([[token] * prefix], facts, options)
+    source = draw_source(facts, Protocol(batch=sources, source=max(lengths)))
+    if options is None:
+        assert isinstance(runtime, EncoderRuntime)
+        infer(runtime, list(source), facts)
+    elif isinstance(runtime, SingleRuntime):
+        short = dataclasses.replace(options, max_new_tokens=max(options.min_new_tokens, 1))
+        generate_at_once(runtime, list(source), short)
     else:
-        _warm(runtime, facts, options, sources, lengths, workers)
+        sizes = sizes_of(facts, options, sources, lengths, prefix) if isinstance(runtime, QueuedRuntime) else None
+        if workers == 1:
+            _prepare(runtime, source, facts, options, sizes)
+            return
+        sizes = sizes and sizes._replace(batches=workers)
+        with ThreadPoolExecutor(1) as another:  # as workers are
+            another.submit(_prepare, runtime, source, facts, options, sizes).result()
 
 
-def _warm(
-    runtime: Runtime, facts: Facts, options: SearchOptions | None, sources: int, lengths: Sequence[int], workers: int
-) -> None:
-    drawn = _draw(facts, sources, lengths)
-    if isinstance(runtime, EncoderRuntime) and options is None:
-        for each in drawn:
-            infer(runtime, each, facts)
-        return
-    assert options is not None
-    if isinstance(runtime, SingleRuntime):
-        for each in drawn:
-            generate_at_once(runtime, each, options)
-        return
-    tops, longest = set[int | None](), 0
-    watched = _Watched(runtime, tops) if isinstance(runtime, QueuedRuntime) else runtime
-    for each in drawn:
-        longest = max(longest, longest_target(each, facts, options, [()] * sources))
-        generate(watched, each, facts, options)
-    if isinstance(runtime, QueuedRuntime):
-        rows = options.nbest if options.do_sample else options.beams
-        runtime.warm(Sizes(sources, rows, tuple(lengths), longest, _between(tops), workers))
+def sizes_of(facts: Facts, options: SearchOptions, sources: int, lengths: range, prefix: int) -> Sizes:
+    """What batches of so many sources may have; `UnsupportedError` where targets may have any length."""
+    if options.max_new_tokens is None and options.max_length is None and facts.writes.longest > MOST_UNASKED:
+        what = f"this model writes up to {facts.writes.longest} tokens, and a warm-up takes memory for all of them"
+        raise UnsupportedError(f"{what}; give max_new_tokens")
+    if isinstance(facts.reads, Features) and facts.speech is not None:
+        prefix = max(prefix, longest_prompt(facts.speech))
+    longest = longest_target([range(max(lengths))], facts, options, [range(prefix)])
+    tops = possible_tops(options, facts, wanted(options, facts), longest)
+    if facts.speech is not None and facts.speech.first_timestamp is not None:
+        tops = [*tops, None]  # the rules of times look at all scores
+    return Sizes(sources, options.rows, lengths, longest, tops)
 
 
-def _between(tops: set[int | None]) -> tuple[int | None, ...]:
-    """What was asked of steps, and what lies between: the more tokens a rule bans, the more are asked for."""
-    counts = [each for each in tops if each is not None]
-    doubled = (min(counts) << power for power in range((max(counts) // min(counts)).bit_length())) if counts else ()
-    return (*sorted({*counts, *doubled}), *((None,) if None in tops else ()))
+def _prepare(runtime: Runtime, source: Inputs, facts: Facts, options: SearchOptions, sizes: Sizes | None) -> None:
+    """On the thread that calls this."""
+    if sizes is not None:
+        assert isinstance(runtime, QueuedRuntime)
+        try:
+            runtime.warm(sizes)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            what = f"batches of {sizes.sources} sources, {sizes.rows} rows of each and {sizes.length} tokens a row"
+            raise MemoryError(f"{what} take more memory than there is; lower batch_size or max_new_tokens") from error
+    _search(runtime, source, facts, options)
 
 
-def _draw(facts: Facts, sources: int, lengths: Sequence[int]) -> Iterator[Sources]:
-    for length in lengths:
-        yield list(draw_source(facts, Protocol(batch=sources, source=length)))
-
-
-class _Watched(QueuedNumbers):
-    """A runtime, and what is asked of its steps."""
-
-    def __init__(self, runtime: QueuedRuntime, tops: set[int | None]) -> None:
-        super().__init__(runtime)
-        self._tops = tops
-
-    def step(self, tokens: Ints, state: State, **how: Any) -> tuple[Scores, State]:
-        """See `Runtime.step`."""
-        self._tops.add(how["top"])
-        return super().step(tokens, state, **how)
+def _search(runtime: Runtime, source: Inputs, facts: Facts, options: SearchOptions) -> None:
+    """Start from sources, and step over rows that change their places, whatever the steps say."""
+    count, steps = len(source), min(STEPS, facts.writes.longest)
+    before = source.shape[1] - 1 if facts.task == "causal" else 0
+    state = runtime.start(source, lengths_of(source, facts), max_length=before + steps)
+    rows = np.repeat(np.arange(count), options.rows)
+    tokens, state = first_tokens(source, facts)[rows], runtime.select(state, rows)
+    for _ in range(steps):
+        _, state = runtime.step(tokens, state, top=wanted(options, facts))
+        state = runtime.select(state, np.arange(len(rows))[::-1])

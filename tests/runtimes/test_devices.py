@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.runtimes.device_graphs import counter, counting, session_of, tensor
 from txport.bundles.ports import ENCODER
 from txport.errors import RunError
-from txport.runtimes.ort.cuda.device import AHEAD, CAPTURE_RUNS, MAIN, bind, stored, unstored
+from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, ENCODE_QUEUE, MAIN, bind, stored, unstored
 from txport.runtimes.ort.cuda.host import HostDevice
 from txport.runtimes.ort.cuda.threads import Threads
 from txport.runtimes.ort.cuda.workspace import (
@@ -211,7 +211,7 @@ def encoding(session: Any, device: HostDevice, source: Any, target: Any) -> Any:
 def test_a_queue_that_does_not_wait_for_the_other_is_told(device: HostDevice, session: Any) -> None:
     """A GPU would read what lay there before, or half of what is being written."""
     source, target, other = (tensor(device, (2,)) for _ in range(3))
-    device.upload(np.array([1, 2]), source, AHEAD)
+    device.upload(np.array([1, 2]), source, ENCODE_QUEUE)
     device.run(encoding(session, device, source, target))
     with pytest.raises(AssertionError, match="queue 0 does not wait for what another one does to memory"):
         device.fetch(target)
@@ -219,7 +219,7 @@ def test_a_queue_that_does_not_wait_for_the_other_is_told(device: HostDevice, se
         device.copy(target, other)
     with pytest.raises(AssertionError, match="queue 0 does not wait"):
         device.clear(source)
-    mark = device.mark(AHEAD)
+    mark = device.mark(ENCODE_QUEUE)
     device.follow(MAIN, mark)
     device.copy(target, other)
     assert device.fetch(other).arrays()[0].tolist() == [2, 3]
@@ -228,19 +228,19 @@ def test_a_queue_that_does_not_wait_for_the_other_is_told(device: HostDevice, se
 def test_memory_is_encoded_into_again_once_it_was_read(device: HostDevice, session: Any) -> None:
     source, target, other = (tensor(device, (2,)) for _ in range(3))
     binding = encoding(session, device, source, target)
-    device.upload(np.array([1, 2]), source, AHEAD)
+    device.upload(np.array([1, 2]), source, ENCODE_QUEUE)
     device.run(binding)
-    device.follow(MAIN, device.mark(AHEAD))
+    device.follow(MAIN, device.mark(ENCODE_QUEUE))
     device.copy(target, other)
     with pytest.raises(AssertionError, match="queue 1 does not wait"):
         device.run(binding)
-    device.follow(AHEAD, device.mark(MAIN))
+    device.follow(ENCODE_QUEUE, device.mark(MAIN))
     device.run(binding)
 
 
 def test_a_host_that_has_waited_needs_no_mark(device: HostDevice, session: Any) -> None:
     source, target = tensor(device, (2,)), tensor(device, (2,))
-    device.upload(np.array([1, 2]), source, AHEAD)
+    device.upload(np.array([1, 2]), source, ENCODE_QUEUE)
     device.run(encoding(session, device, source, target))
     device.synchronize()
     fetch = device.fetch(target)
@@ -250,8 +250,8 @@ def test_a_host_that_has_waited_needs_no_mark(device: HostDevice, session: Any) 
 
 def test_a_mark_is_of_what_was_queued_by_then(device: HostDevice, session: Any) -> None:
     source, target = tensor(device, (2,)), tensor(device, (2,))
-    mark = device.mark(AHEAD)
-    device.upload(np.array([1, 2]), source, AHEAD)
+    mark = device.mark(ENCODE_QUEUE)
+    device.upload(np.array([1, 2]), source, ENCODE_QUEUE)
     device.run(encoding(session, device, source, target))
     device.follow(MAIN, mark)
     with pytest.raises(AssertionError, match="queue 0 does not wait"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib.metadata
 import json
 import sys
@@ -15,6 +16,7 @@ import onnxruntime
 import pytest
 import torch
 
+import txport
 from tests.runtimes.nvidia.machines import NEEDS, NO_GPU, Machine, elf, lay
 from tests.tiny import VOCABULARY, edit_graph, reseal
 from txport import diagnose, runtimes
@@ -28,6 +30,7 @@ from txport.runtimes import reference
 from txport.runtimes.base import Floats, Ints, Runtime, scores
 from txport.runtimes.ort import placement, providers, sessions
 from txport.runtimes.ort import runtime as ort
+from txport.runtimes.ort.nvidia.fit import needs_cudnn
 from txport.system.documents import write_json
 
 TOLERANCE = 2e-5  # of the largest logit, from PyTorch in float64
@@ -232,6 +235,26 @@ def test_torch_runs_no_bundle(bundle: Bundle) -> None:
         match="the torch runtime can't run bundles of the portable target; ort, openvino, ref",
     ):
         runtimes.load("torch", bundle)
+
+
+def test_where_a_bundle_runs_is_said_before_what_is_missing_here(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No driver would help a bundle that does not run on the GPU."""
+    only_cpu = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, target="cpu"))
+    monkeypatch.setattr("txport.api.find_bundle", lambda *_, **__: only_cpu)
+    for load in (lambda: runtimes.load("ort", only_cpu, provider="cuda"), lambda: txport.load("it", provider="cuda")):
+        with pytest.raises(
+            UnsupportedError, match="a bundle of the cpu target runs on provider cpu, got provider 'cuda'"
+        ):
+            load()
+
+
+def test_a_folder_of_others_is_called_one_everywhere(bundle: Bundle) -> None:
+    foreign = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, target="foreign"))
+    assert needs_cudnn(foreign, []) == f"{bundle.path} is a folder that others exported, which needs it"
+    with pytest.raises(UnsupportedError, match=r"the cuda target, and .* is a folder that others exported; export"):
+        runtimes.load("ort", foreign, user_compute_stream=1)
 
 
 def test_a_runtime_is_one_line(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Event
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -179,3 +181,43 @@ def test_the_next_batch_begins_before_one_ends(lengths: list[int], batch_size: i
     assert max(under_way, default=0) <= 2
     if is_smooth and count > 1:
         assert events == ["begin", *["begin", "end"] * (count - 1), "end"]
+
+
+def test_a_batch_whose_memory_the_next_one_took_runs_once_more_alone() -> None:
+    held: list[int] = []
+
+    def begin(batch: list[int]) -> Callable[[], list[int]]:
+        held.append(batch[0])
+
+        def end() -> list[int]:
+            if len(held) > 1:
+                held.clear()
+                raise MemoryError
+            held.clear()
+            return batch
+
+        return end
+
+    how: dict[str, Any] = {"batch_size": 2, "length": lambda _: 2, "batch_tokens": 1}  # one item a batch, read ahead
+    assert list(begin_batches([1, 2, 3], begin, **how)) == [1, 2, 3]
+    with pytest.raises(MemoryError):  # alone, it does not fit either
+        list(begin_batches([1, 2], lambda batch: partial(fail, MemoryError()), **how))
+
+
+def fail(error: Exception) -> list[int]:
+    raise error
+
+
+def test_an_error_of_a_batch_that_began_early_comes_in_its_turn_and_is_not_tried_again() -> None:
+    begun: list[int] = []
+
+    def begin(batch: list[int]) -> Callable[[], list[int]]:
+        begun.extend(batch)
+        if batch == [2] and begun.count(2) == 1:
+            raise TextError("2 is no good")
+        return lambda: batch
+
+    found = begin_batches([1, 2, 3], begin, 2, lambda item: item, batch_tokens=1)
+    assert next(found) == 1
+    with pytest.raises(TextError, match="2 is no good"):
+        next(found)

@@ -16,7 +16,8 @@ from tests.search.test_generate import BOS, EOS, SEEDS, every_sequence, facts_of
 from txport.errors import UnsupportedError
 from txport.runtimes.base import Floats, Ints
 from txport.search import constraints
-from txport.search.generate import generate
+from txport.search.constraints import possible_tops
+from txport.search.generate import generate, longest_target, wanted
 from txport.search.options import Found, SearchOptions
 
 SIZE = 9
@@ -187,6 +188,39 @@ def test_a_users_own_processor_sees_the_tokens_so_far_and_decides() -> None:
         options = {"max_new_tokens": 4, "beams": beams, "logits_processor": count_up}
         found = search(random_table(SIZE, 0), [[1], [0, 1]], SIZE, **options)
         assert [each[0].tokens for each in found] == [(2, 4, 6, 8)] * 2
+
+
+@settings(deadline=None)
+@given(SEEDS, PREFIXES, OPTIONS, st.booleans())
+def test_no_step_asks_for_what_was_not_foretold(
+    seed: int, prefixes: list[list[int]], options: dict[str, Any], in_groups: bool
+) -> None:
+    assume(not senseless(prefixes, options))
+    options |= {"beam_groups": options["beams"], "diversity_penalty": 0.5} if in_groups and options["beams"] > 1 else {}
+    sources, facts, chosen = [[1]] * len(prefixes), facts_of(SIZE), SearchOptions(**options)
+    runtime = TableRuntime(random_table(SIZE, seed, spread=2.0))
+    generate(runtime, sources, facts, chosen, prefixes)
+    longest = longest_target(sources, facts, chosen, prefixes)
+    assert set(runtime.wanted) <= set(possible_tops(chosen, facts, wanted(chosen, facts), longest))
+
+
+@pytest.mark.parametrize(
+    ("options", "tops"),
+    [
+        ({}, [1]),
+        ({"beams": 3, "eos_token_id": [1, 7, 8]}, [12]),
+        ({"do_sample": True, "top_k": 5}, [5]),
+        ({"do_sample": True}, [None]),
+        ({"repetition_penalty": 1.2, "suppress_tokens": [2]}, [None]),
+        ({"suppress_tokens": [2, 3, 4], "bad_words_ids": [[5]]}, [5]),
+        ({"min_new_tokens": 2, "eos_token_id": [1, 7, 8]}, [1, 5]),
+        ({"bad_words_ids": [[2, 3], [3, 4], [4, 5]]}, [1, 2, 3, 5]),
+        ({"no_repeat_ngram_size": 3}, [1, 2, 3, 5]),
+    ],
+)
+def test_what_steps_may_ask_for_follows_from_the_options(options: dict[str, Any], tops: list[int | None]) -> None:
+    facts, chosen = facts_of(SIZE), SearchOptions(max_new_tokens=6, **options)
+    assert possible_tops(chosen, facts, wanted(chosen, facts), 6) == tops
 
 
 @pytest.mark.parametrize("beams", [1, 3])

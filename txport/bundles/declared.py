@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from txport.bundles.graphs import DEEPEST, ENTRY, graph_fields
+from txport.bundles.graphs import DEEPEST, ENTRY, LONGEST_NAME, graph_fields
 from txport.bundles.ports import Dim, Port
 from txport.bundles.protobuf import BYTES, VARINT, fields, known, opened, varint
 from txport.errors import BundleError
@@ -42,8 +42,11 @@ TYPE, DENSE, SHAPE = {1: "tensor"}, {1: "kind", 2: "shape"}, {1: "dim"}
 DIM = {1: "size", 2: "symbol"}
 TENSOR, DIMS = {2: "type", 8: "name", 13: "entry"}, 1
 UNNAMED = "?"  # a dynamic dim without a name
-# What exporters call a weight whose name they lost: onnx::MatMul_1234, val_12, _v_2041.
-MADE_UP = re.compile(r"(onnx::\w+|_?[a-z]{1,3}_\d+|\d+)(_(quantized|scale|zero_point|Q4|scales|bits|DQ|merged_\d+))*")
+# What exporters call a weight whose name they lost: onnx::MatMul_1234, val_12, _v_2041. A name matches in one way at
+# most, so that a stranger's takes time by its length alone.
+MADE_UP = re.compile(
+    r"onnx::\w+|(_?[a-z]{1,3}_\d+|\d+)(_(quantized|scales?|zero_point|Q4|bits|DQ|merged_\d+))*", re.ASCII
+)
 MOST_PORTS, MOST_DIMS, MOST_BYTES = 1 << 14, 64, 1 << 62
 MOST_PORT_DIMS = 16
 Ports = tuple[Port, ...]
@@ -125,9 +128,13 @@ def read_initializers(path: Path) -> list[Initializer]:
                     continue
                 reads, name, branches = _node(content, *place)
                 pending += [(list(known(content, *branch, INSIDE)), depth + 2) for branch in branches]
-                for each in filter(MADE_UP.fullmatch, reads) if name else ():
+                for each in filter(_is_made_up, reads) if name else ():
                     readers.setdefault(each, name)
     return [dataclasses.replace(each, reader=readers.get(each.name)) for each in found]
+
+
+def _is_made_up(name: str) -> bool:
+    return len(name) <= LONGEST_NAME and MADE_UP.fullmatch(name) is not None
 
 
 def _node(content: mmap.mmap, start: int, end: int) -> tuple[list[str], str, list[Place]]:

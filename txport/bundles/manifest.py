@@ -17,8 +17,7 @@ from txport.models.names import MANIFEST, TARGET_TOKENIZER, TEXT, TOKENIZER
 
 FORMAT = 7
 TARGETS = tuple(CONTRACTS)
-# precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too. What
-# kernels of the cuda target compute with quantised weights is in 16 bits.
+# precision -> NumPy's name for the type of caches and logits; of the weights, if they are not quantised, too.
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "float32", "int4": "float32"}
 # What there is of each target; the first is what an export takes where none is asked for.
 OFFERED = {
@@ -38,7 +37,7 @@ def is_quantised(target: str, precision: str) -> bool:
 
 
 def arithmetic_of(target: str, precision: str) -> str:
-    """The precision in which such a bundle computes: on the device, products with quantised weights are in fp16."""
+    """What such a bundle computes in: with quantised weights, kernels of the cuda target multiply in fp16."""
     return "fp16" if target == "cuda" and is_quantised(target, precision) else precision
 
 

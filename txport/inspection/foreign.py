@@ -9,7 +9,7 @@ from txport.bundles.foreign.files import LATER
 from txport.bundles.foreign.manifest import ForeignManifest
 from txport.bundles.ports import DECODER, ENCODER, MODEL, Graph
 from txport.bundles.readme.settings import Settings, ability_of
-from txport.bundles.readme.steps import around, ending, numbers, read_off
+from txport.bundles.readme.steps import around, ending, meaning_of_outputs, numbers
 from txport.bundles.readme.tables import KINDS
 from txport.system.markdown import code
 
@@ -40,7 +40,7 @@ def steps(manifest: ForeignManifest) -> list[str]:
     if facts.task == "encode":
         vocabulary = facts.vocabulary
         ids = f"Make the ids of the text: {around(vocabulary.before, vocabulary.after)}; at most {vocabulary.longest}."
-        return [ids, f"{_run(graphs[MODEL])}.", read_off(manifest, ability_of(manifest))]
+        return [ids, f"{_run(graphs[MODEL])}.", meaning_of_outputs(manifest, ability_of(manifest))]
     settings = Settings(manifest)
     return [*_begin(manifest, settings), *_decode(manifest), _greedy(), *_caches(manifest), ending(settings)]
 

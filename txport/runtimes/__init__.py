@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest, names_differ
+from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest, kind_of, names_differ
 from txport.bundles.ports import GENERATE, Graph, compare_ports
 from txport.errors import BundleError, UnavailableError, UnsupportedError, quoted
 from txport.system.machine import cores
@@ -100,11 +100,16 @@ def require(name: str, provider: str) -> None:
 
     Raises `UnsupportedError` for names that mean nothing, `UnavailableError` with the fix otherwise.
     """
+    require_known(name, provider)
+    _module(name).require(provider, **RUNTIMES[name].how)
+
+
+def require_known(name: str, provider: str) -> None:
+    """Raise `UnsupportedError` for names that mean nothing."""
     if not isinstance(name, str) or name not in RUNTIMES:
         raise UnsupportedError(f"unknown runtime {name!r}; there are {', '.join(RUNTIMES)}")
     if not isinstance(provider, str):
         raise UnsupportedError(f"provider must be a name, got {quoted(provider)}")
-    _module(name).require(provider, **RUNTIMES[name].how)
 
 
 def computes(name: str, precision: str) -> str:
@@ -126,10 +131,9 @@ def require_target(name: str, target: str, provider: str) -> None:
         able = (other for other, entry in RUNTIMES.items() if target in entry.targets and not entry.computes)
         others = ", ".join(able)
         own = "".join(f", and {name} runs what `export --target {each}` makes" for each in RUNTIMES[name].targets[:1])
-        what = "folders that others exported" if target == FOREIGN else f"bundles of the {target} target"
-        raise UnsupportedError(f"the {name} runtime can't run {what}; {others} can{own}")
+        raise UnsupportedError(f"the {name} runtime can't run {kind_of(target, plural=True)}; {others} can{own}")
     if name == "ort" and target in ONLY_ON and provider.lower() not in (target, PROVIDERS[target].lower()):
-        what = f"a bundle of the {target} target runs on provider {target}, got provider {quoted(provider)}"
+        what = f"{kind_of(target)} runs on provider {target}, got provider {quoted(provider)}"
         raise UnsupportedError(f"{what}; {ONLY_ON[target]}")
 
 
@@ -181,14 +185,16 @@ def load(
 ) -> GraphRuntime:
     """Start a bundle on a runtime, which so many `workers` may run at a time.
 
-    A cuda bundle runs on the `user_compute_stream`, the address of a CUDA stream, or on one of its own.
+    A cuda bundle runs on the `user_compute_stream`, the address of a CUDA stream, or on two of its own, one
+    for encoders.
 
     Raises `UnavailableError` if its package or the provider is not here, `LoadError` for a graph that is too new for
     it, `BundleError` for one that it can't load or that has other ports than the manifest says.
     """
-    require(name, provider)
+    require_known(name, provider)
     require_threads("threads", threads)
-    require_target(name, bundle.manifest.target, provider)
+    require_target(name, bundle.manifest.target, provider)  # first: what it lacks here would not help
+    require(name, provider)
     bundle.require_weights()
     more = {"workers": workers} if RUNTIMES[name].streams else {}
     if user_compute_stream is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -53,9 +53,9 @@ class Sizes(NamedTuple):
 
     sources: int
     rows: int
-    source_lengths: tuple[int, ...]
+    source_lengths: Sequence[int]
     length: int
-    tops: tuple[int | None, ...]
+    tops: Sequence[int | None]
     batches: int = 1
 
 
@@ -125,7 +125,10 @@ class QueuedRuntime(ContinuousRuntime, Protocol):
     """
 
     def warm(self, sizes: Sizes) -> None:
-        """Prepare all steps of batches of these sizes, for this thread or, if another one loaded it, for all others."""
+        """Prepare all steps of batches of these sizes, for this thread or, if another one loaded it, for all others.
+
+        Raises `UnsupportedError` where there are too many.
+        """
         ...
 
     def synchronize(self) -> None:

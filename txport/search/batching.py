@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import NoReturn, TypeVar
+
+from txport.system.machine import is_out_of_memory
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -103,18 +104,40 @@ def _split(order: list[int], lengths: list[int], batch_size: int, batch_tokens: 
         yield batch
 
 
-def _ahead(
+def _one_by_one(
     begin: Callable[[list[Item]], Callable[[], list[Result]]], batches: list[list[Item]]
-) -> Iterator[Callable[[], list[Result]]]:
-    """What ends the work on each batch; when it is given, the next batch has begun."""
+) -> Iterator[list[Result]]:
+    """The results of each batch; before its work is ended, that on the next one begins, if there is memory for both."""
     following: Callable[[], list[Result]] | None = None
     for at, batch in enumerate(batches):
-        now = following or begin(batch)
-        following = None
+        end, following = following or begin(batch), None
         if at + 1 < len(batches):
-            with contextlib.suppress(Exception):  # in its own turn it is tried again, when there is more memory
-                following = begin(batches[at + 1])
-        yield now
+            following = _begun(begin, batches[at + 1])
+        try:
+            results = end()
+        except Exception as error:
+            if following is None or not is_out_of_memory(error):
+                raise
+        else:
+            yield results
+            continue
+        following = None
+        del end  # so that the memory of both is given back
+        yield begin(batch)()
+
+
+def _begun(
+    begin: Callable[[list[Item]], Callable[[], list[Result]]], batch: list[Item]
+) -> Callable[[], list[Result]] | None:
+    """What ends the work on a batch; None where it must wait for memory. Other errors come in the batch's own turn."""
+    try:
+        return begin(batch)
+    except Exception as error:
+        return None if is_out_of_memory(error) else partial(_fail, error)
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error
 
 
 def _each(
@@ -131,8 +154,8 @@ def _each(
     picked = [(batch, [window[index] for index in batch]) for batch in batches]
     if workers == 1:
         picked.sort(key=lambda pair: min(pair[0]))
-        ends = _ahead(begin, [items for _, items in picked])
-        yield from ((batch, end()) for (batch, _), end in zip(picked, ends, strict=True))
+        results = _one_by_one(begin, [items for _, items in picked])
+        yield from ((batch, found) for (batch, _), found in zip(picked, results, strict=True))
         return
     with ThreadPoolExecutor(workers) as executor:
         futures = {executor.submit(lambda each: begin(each)(), items): batch for batch, items in reversed(picked)}

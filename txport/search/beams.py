@@ -6,7 +6,7 @@ row, K beams, F finished hypotheses that are kept, A places of the source that c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,8 +74,8 @@ class Beams:
 
     @property
     def wanted(self) -> int:
-        """Candidates of each row, so that those that end leave enough that go on: Hugging Face's number."""
-        return max(2, 1 + len(self._ends)) * self._size
+        """Candidates of each row."""
+        return wanted_of_group(self._options, self._ends)
 
     @property
     def sources(self) -> Ints:
@@ -270,6 +270,16 @@ class Beams:
             log_probs[:, :, number] = np.where(spoke, step.log_probs[sources, beams], finished.log_probs)
             rows[:, :, number] = beams = np.where(spoke, step.parents[sources, beams], beams)
         return ids, log_probs, rows, steps + 1 + (finished.ends != NO_END)
+
+
+def wanted_of_group(options: SearchOptions, ends: Sized) -> int:
+    """Candidates of each row, so that those that end leave enough that go on: Hugging Face's number."""
+    return max(2, 1 + len(ends)) * (options.beams // options.beam_groups)
+
+
+def wanted_of_row(options: SearchOptions, ends: Sized) -> int:
+    """The same where beams may be in groups: as many more as other groups may spoil."""
+    return wanted_of_group(options, ends) + options.beams - options.beams // options.beam_groups
 
 
 def beginning(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

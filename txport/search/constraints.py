@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from txport.errors import UnsupportedError
 from txport.models.facts import Facts
 from txport.runtimes.base import Floats, Ints, Scores, log_softmax, scores
-from txport.search.options import SearchOptions
+from txport.search.options import SearchOptions, single_tokens
 from txport.search.requests import SearchRequest, Step
 
 NOTHING = -1  # in place of a token
@@ -51,7 +51,7 @@ class Constraints:
         self._filler = facts.writes.pad
         self._options, self._ends = options, np.asarray(options.ends(facts))
         self._suppressed = np.asarray(options.suppress_tokens, np.int64)
-        self._looks_at_all = len(self._suppressed) > SPARE  # in every step, whatever else is banned there
+        self._looks_at_all = _looks_at_all(options)
         self._not_first = np.asarray(options.begin_suppress_tokens, np.int64)
         self._prefixes = _pad(prefixes)  # (B, longest)
         self.prefix_lengths = np.array([len(prefix) for prefix in prefixes], np.int64)
@@ -67,11 +67,6 @@ class Constraints:
             or len(self._not_first)
         )
 
-    @property
-    def changes_scores(self) -> bool:
-        """Whether all scores are needed."""
-        return self._options.repetition_penalty != 1 or self._options.logits_processor is not None
-
     def best(
         self, token_ids: Ints, sources: Ints, count: int | None, *, log: bool
     ) -> Generator[SearchRequest, Scores | None, Candidates]:
@@ -83,7 +78,7 @@ class Constraints:
         normalise, aligns = log or self._options.scores, self._options.aligns
         seen = self._seen(token_ids, sources)
         banned, forced = self._banned(seen, token_ids.shape[1], sources), self.forced(token_ids.shape[1], sources)
-        if self.changes_scores or count is None:
+        if self._options.changes_scores or count is None:
             found = yield Step(token_ids[:, -1], None, True, aligns)
             assert found is not None
             log_probs = log_softmax(found.values, found.values) if normalise else found.values
@@ -95,8 +90,7 @@ class Constraints:
             assert found is not None
             values, ids = _best_allowed(found.values, banned, count, normalise=normalise)
             return self._with_forced(values, ids, forced, found.attention)
-        spare = 1 << (banned.shape[1] - 1).bit_length() if banned.shape[1] else 0  # few different counts to bind
-        found = yield Step(token_ids[:, -1], count + spare, normalise, aligns)
+        found = yield Step(token_ids[:, -1], count + _spare(banned.shape[1]), normalise, aligns)
         assert found is not None
         assert found.ids is not None
         values, ids = found.values, found.ids
@@ -112,7 +106,7 @@ class Constraints:
 
     def _seen(self, token_ids: Ints, sources: Ints) -> Ints:
         """All tokens so far, those of prompts too: (R, P - 1 + T); `NOTHING` before the first of a shorter prompt."""
-        if not (self._before.size and (self._bans or self.changes_scores)):
+        if not (self._before.size and (self._bans or self._options.changes_scores)):
             return token_ids
         return np.concatenate([self._before[sources], token_ids], axis=1)
 
@@ -173,6 +167,33 @@ class Constraints:
             is_last = length == self.limits[sources]
             forced = np.where(is_last, self._options.forced_eos_token_id, forced)
         return forced
+
+
+def possible_tops(options: SearchOptions, facts: Facts, count: int | None, longest: int) -> Sequence[int | None]:
+    """What `Constraints.best` may ask of steps for `count` tokens; rows have up to `longest`, their prompts counted."""
+    if options.changes_scores or count is None or _looks_at_all(options):
+        return [None]
+    single = single_tokens(options.bad_words_ids)
+    banned = {len(options.suppress_tokens) + len(single)}  # in every step
+    parts: list[Sequence[int]] = [
+        (0, len(options.begin_suppress_tokens)),
+        (0, len(options.ends(facts)) if options.min_new_tokens else 0),
+        range(len(options.bad_words_ids) - len(single) + 1),
+        range(max(longest - options.no_repeat_ngram_size + 1, 0) + 1) if options.no_repeat_ngram_size else (0,),
+    ]
+    for part in parts:
+        banned = {size + more for size in banned for more in part}
+    return sorted({count + _spare(size) for size in banned})
+
+
+def _looks_at_all(options: SearchOptions) -> bool:
+    """Whether so many tokens are banned in every step that all scores are looked at, whatever else is banned there."""
+    return len(options.suppress_tokens) > SPARE
+
+
+def _spare(banned: int) -> int:
+    """Candidates beyond those that are wanted, of which so many may be banned: few different numbers to bind."""
+    return 1 << (banned - 1).bit_length() if banned else 0
 
 
 def limits(

@@ -58,7 +58,7 @@ class Scheduler:
         self._facts, self._options = facts, options
         sources, prefixes = zip(*requests, strict=True)
         self._longest = longest_target(sources, facts, options, prefixes)
-        self._width = options.nbest if options.do_sample else options.beams
+        self._width = options.rows
         self.results: list[list[Found]] = [[] for _ in requests]
         self._groups: list[RequestGroup] = []
         self._slots = min(slots, len(requests))

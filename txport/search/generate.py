@@ -14,7 +14,7 @@ from txport.models.facts import Facts
 from txport.runtimes.base import ContinuousRuntime, Inputs, Ints, QueuedRuntime, Runtime, State
 from txport.runtimes.inputs import Sources, batch, lengths_of
 from txport.search.alignment import fit
-from txport.search.beams import Beams
+from txport.search.beams import Beams, wanted_of_row
 from txport.search.constraints import Constraints, limits
 from txport.search.groups import Groups
 from txport.search.options import Found, SearchOptions
@@ -40,9 +40,7 @@ def begin(
     runtime: Runtime, sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids | None = None
 ) -> Callable[[], list[list[Found]]]:
     """`generate` in two calls: where the device works by itself, sources are being encoded between them."""
-    prefixes = [()] * len(sources) if prefixes is None else prefixes
-    requests = plan(sources, facts, options, prefixes)
-    longest = longest_target(sources, facts, options, prefixes)
+    requests, longest = _planned(sources, facts, options, prefixes)
     is_ahead = isinstance(runtime, QueuedRuntime) and facts.task == "seq2seq"  # prompts fill memory of the steps
     state = start(runtime, sources, facts, longest) if is_ahead else None
     return lambda: _end(carry_out(requests, runtime, sources, facts, longest, state))
@@ -64,9 +62,14 @@ def search(
 
     Closing it ends the search.
     """
+    requests, longest = _planned(sources, facts, options, prefixes)
+    return carry_out(requests, runtime, sources, facts, longest)
+
+
+def _planned(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids | None) -> tuple[Search, int]:
+    """A search, and how many tokens its rows may have to hold."""
     prefixes = [()] * len(sources) if prefixes is None else prefixes
-    requests = plan(sources, facts, options, prefixes)
-    return carry_out(requests, runtime, sources, facts, longest_target(sources, facts, options, prefixes))
+    return plan(sources, facts, options, prefixes), longest_target(sources, facts, options, prefixes)
 
 
 def carry_out(
@@ -163,6 +166,13 @@ def start(runtime: Runtime, sources: Sources, facts: Facts, max_length: int) -> 
     return runtime.start(together, lengths, max_length=max_length)
 
 
+def wanted(options: SearchOptions, facts: Facts) -> int | None:
+    """How many candidates a search wants of each row in every step; None for the whole vocabulary."""
+    if options.do_sample:
+        return options.top_k or None
+    return 1 if options.beams == 1 else wanted_of_row(options, options.ends(facts))
+
+
 def by_rows(
     lengths: Ints,
     first: Ints,
@@ -178,7 +188,7 @@ def by_rows(
     if rows.samples > 1:
         yield Select(rows.sources)
     uniforms = draw_uniforms(options, len(lengths), rows.longest) if options.do_sample else None
-    count = (options.top_k or None) if options.do_sample else 1
+    count = wanted(options, facts)
     while True:
         found = yield from constraints.best(rows.token_ids, rows.sources, count, log=False)
         at = np.arange(len(found.ids))
@@ -194,14 +204,14 @@ def by_rows(
 
 def by_beams(lengths: Ints, first: Ints, options: SearchOptions, constraints: Constraints, facts: Facts) -> Search:
     """Keep the K best running hypotheses of each source; enough candidates that ended ones starve nobody."""
-    kind = Beams if options.beam_groups == 1 else Groups
+    kind, count = Beams if options.beam_groups == 1 else Groups, wanted(options, facts)
     beams = kind(lengths, constraints.prefix_lengths, constraints.limits, options, options.ends(facts))
     yield Reserve(options.beams)
     if options.beam_groups > 1:
         yield Select(beams.sources)
     token_ids = first[beams.sources][:, None]  # (R, T)
     while True:
-        found = yield from constraints.best(token_ids, beams.sources, beams.wanted, log=True)
+        found = yield from constraints.best(token_ids, beams.sources, count, log=True)
         rows = beams.advance(found.values, found.ids, fit(found.attention, int(lengths.max())))
         yield Progress(beams.certain)
         if not len(rows):

@@ -39,11 +39,6 @@ class Groups:
         """The newest token of each running row."""
         return np.concatenate([group.last for group in self._groups])
 
-    @property
-    def wanted(self) -> int:
-        """Candidates of each row: those of its group, and as many as other groups may spoil."""
-        return self._groups[0].wanted + self._options.beams - self._options.beams // self._options.beam_groups
-
     def advance(self, log_probs: Floats, ids: Ints, attention: Floats | None) -> Ints:
         """Candidates (R, C) of every row -> which row each of the rows that go on comes from."""
         heard = np.full((self._count, 0), NOTHING)  # (B, H)

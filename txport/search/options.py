@@ -122,6 +122,16 @@ class SearchOptions:
         return max(1, round(self.beams // self.beam_groups * self.patience))
 
     @property
+    def rows(self) -> int:
+        """How many rows of each source are searched at once."""
+        return self.nbest if self.do_sample else self.beams
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether scores change in other ways than by bans, so that all of them are needed."""
+        return self.repetition_penalty != 1 or self.logits_processor is not None
+
+    @property
     def aligns(self) -> bool:
         """Whether attention over the source is needed."""
         return self.alignment is not None or self.coverage_penalty > 0
@@ -226,14 +236,14 @@ def _problems(options: SearchOptions) -> Iterable[str]:
         yield "beam_groups find the same without a diversity_penalty; give one above 0"
     if not options.scores and options.length_penalty != 1:
         yield "length_penalty is for scores; there are to be none"
-    forbidden = {"suppress_tokens": options.suppress_tokens, "bad_words_ids": _alone(options.bad_words_ids)}
+    forbidden = {"suppress_tokens": options.suppress_tokens, "bad_words_ids": single_tokens(options.bad_words_ids)}
     for name, tokens in forbidden.items():
         for forced in ("forced_bos_token_id", "forced_eos_token_id"):
             if (token := getattr(options, forced)) in tokens:
                 yield f"{name} must not forbid what {forced} says; got {token}"
 
 
-def _alone(sequences: Sequence[Sequence[int]]) -> list[int]:
+def single_tokens(sequences: Sequence[Sequence[int]]) -> list[int]:
     """The tokens that are a sequence by themselves."""
     return [words[0] for words in sequences if len(words) == 1]
 

@@ -32,7 +32,7 @@ class Rows:
     ) -> None:
         self._waits = not at_once
         self._options, self._ends = options, np.asarray(ends)
-        self.samples = options.nbest if options.do_sample else 1
+        self.samples = options.rows
         self._source_lengths = np.repeat(lengths, self.samples)
         self._prefix_lengths = np.repeat(prefix_lengths, self.samples)
         self._limits = np.repeat(limits, self.samples)

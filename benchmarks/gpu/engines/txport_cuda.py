@@ -24,7 +24,8 @@ class Engine:
             "min_new_tokens": search.max_new_tokens if search.forced else 0,
             "scores": search.beams > 1,
         }
-        self._model.warm(self._batch, options["source_tokens"], **self._options)
+        longest = options["source_tokens"]
+        self._model.warm(self._batch, range(longest, longest + 1), **self._options)  # all sources of a line are so long
 
     def encode(self, sources: Ids) -> Ids:
         """Ids are what it takes."""

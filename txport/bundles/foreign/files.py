@@ -57,7 +57,7 @@ CAUSAL = (
     Layout("apart", {DECODER: "decoder_model", LATER: "decoder_with_past_model"}),
     Layout("one", {DECODER: "decoder_model"}),
 )
-ALONE = Layout("one", {MODEL: "model"})
+ENCODER_ONLY = Layout("one", {MODEL: "model"})
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ def _layout(folder: Path, stems: set[str], variant: str) -> Layout:
     if "model" in stems:
         if len(stems) > 1:
             raise BundleError(f"{folder} mixes layouts: it holds {names}; model.onnx stands alone in each")
-        return ALONE
+        return ENCODER_ONLY
     lone = "decoder_with_past_model" in stems and "decoder_model" not in stems and "decoder_model_merged" not in stems
     if not fitting or lone:
-        layouts = "; ".join(layout.describe() for layout in (*known, ALONE))
+        layouts = "; ".join(layout.describe() for layout in (*known, ENCODER_ONLY))
         raise BundleError(f"{folder} holds {names}, which is no whole layout; there are {layouts}")
     return fitting[0]
 

@@ -15,6 +15,13 @@ from txport.models.names import CONFIG
 FOREIGN = "foreign"  # the target of such folders
 
 
+def kind_of(target: str, *, plural: bool = False) -> str:
+    """What a bundle of a target is called."""
+    if target == FOREIGN:
+        return "folders that others exported" if plural else "a folder that others exported"
+    return f"bundles of the {target} target" if plural else f"a bundle of the {target} target"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ForeignManifest(Manifest):
     """The graphs of a folder as their files declare them; `texts` are its tokenizers, as a bundle has them.

@@ -217,11 +217,11 @@ def _encoding(manifest: Manifest) -> Iterator[str]:
     second = "`attention_mask`, 1 for each" if manifest.target == "portable" else "`source_lengths`, how many there are"
     output = "last_hidden_state" if ability == "embed" else "logits"
     yield f"Run `{next(iter(manifest.graphs.values())).file}` on `input_ids` and {second} -> `{output}`."
-    yield read_off(manifest, ability)
+    yield meaning_of_outputs(manifest, ability)
 
 
-def read_off(manifest: Manifest, ability: Ability) -> str:
-    """What the numbers are that a model gives which only encodes."""
+def meaning_of_outputs(manifest: Manifest, ability: Ability) -> str:
+    """What the outputs of a model that only encodes mean."""
     facts = manifest.facts
     pooling, normalize = pooling_of(manifest)
     likeliest = "is at the likeliest label; softmax gives probabilities"

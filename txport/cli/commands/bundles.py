@@ -156,10 +156,11 @@ def verify(bundle: str, runtime: str, provider: str, threads: int | None, as_jso
     """
     from txport import runtimes
     from txport.cli import tables
-    from txport.locate import find_path
+    from txport.locate import find_path, is_on_demand
     from txport.proof.verify.check import verify as check
 
-    runtimes.require(runtime, provider)
+    if is_on_demand(bundle):
+        runtimes.require(runtime, provider)
     result = check(find_path(bundle, progress=progress), runtime=runtime, provider=provider, threads=threads)
     if as_json:
         textio.print_json(result.to_dict(), indent=2)

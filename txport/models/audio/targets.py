@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from txport.models.audio.facts import Features, Speech
+from txport.models.audio.facts import TASKS, Features, Speech
 
 
 class Part(NamedTuple):
@@ -27,6 +27,12 @@ def prompt(speech: Speech, language: str | None, task: str, *, times: bool) -> l
     if not times and speech.no_timestamps is not None:
         found.append(speech.no_timestamps)
     return found
+
+
+def longest_prompt(speech: Speech) -> int:
+    """How many tokens `prompt` may give."""
+    language = speech.languages[0] if speech.languages else None
+    return max(len(prompt(speech, language, task, times=times)) for task in TASKS for times in (False, True))
 
 
 def split(tokens: Sequence[int], first: int | None, frames: int, reads: Features) -> tuple[list[Part], int | None]:

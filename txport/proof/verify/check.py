@@ -81,12 +81,13 @@ def verify(path: Path, *, runtime: str = "ort", provider: str = "cpu", threads: 
     or holds no goldens.
     """
     begun = time.perf_counter()
-    runtimes.require(runtime, provider)
+    runtimes.require_known(runtime, provider)
     if recognises(path):
         fix = f"`txport parity {path} --checkpoint CHECKPOINT` compares it with PyTorch"
         raise UnsupportedError(f"{path} was exported by others, and holds no goldens to be held to; {fix}")
     bundle = Bundle(path, read_manifest(path))
     runtimes.require_target(runtime, bundle.manifest.target, provider)
+    runtimes.require(runtime, provider)
     bundle.require_weights()
     precision = bundle.manifest.arithmetic
     computed = runtimes.computes(runtime, precision)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
-from txport.bundles.foreign.manifest import ForeignManifest
+from txport.bundles.foreign.manifest import ForeignManifest, kind_of
 from txport.bundles.ports import GENERATE, STEP
 from txport.errors import UnsupportedError
 from txport.runtimes.base import GraphPorts, GraphRuntime, running
@@ -98,8 +98,8 @@ def load(
     if bundle.manifest.target == "cuda":
         return _on_gpu(bundle, provider, threads, user_compute_stream)
     if user_compute_stream is not None:
-        what = f"user_compute_stream is for bundles of the cuda target, and {bundle.path} is one for the"
-        raise UnsupportedError(f"{what} {bundle.manifest.target}; export --target cuda")
+        what = f"user_compute_stream is for bundles of the cuda target, and {bundle.path} is"
+        raise UnsupportedError(f"{what} {kind_of(bundle.manifest.target)}; export --target cuda")
     if isinstance(bundle.manifest, ForeignManifest):
         return foreign_runtime(OrtEngine(bundle, provider, threads), bundle.manifest)
     if bundle.manifest.target == "portable":

@@ -31,6 +31,7 @@ from txport.runtimes.base import Ints
 from txport.runtimes.ort.cuda.device import Device, Tensor, bind
 from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.cuda.state import CudaState
+from txport.runtimes.ort.cuda.workspace import Workspace
 
 SELECT: dict[Owner, str] = {"row": SELECT_ROWS, "source": SELECT_SOURCES}
 GROW: dict[Owner, str] = {"row": GROW_ROWS, "source": GROW_SOURCES}
@@ -54,15 +55,20 @@ class Caches:
         """The inputs of a step that bring them."""
         return [port.name for port in self._ports[owner]]
 
-    def tensors(self, state: CudaState, owner: Owner, *, other: bool = False, **dims: int) -> list[Tensor]:
-        """Where they lie, in the order of the ports; of the `other` slab, with other dims, where they may go."""
+    def tensors(
+        self, state: CudaState, owner: Owner, workspace: Workspace | None = None, /, *, other: bool = False, **dims: int
+    ) -> list[Tensor]:
+        """Where they lie, in the order of the ports; of the `other` slab, with other dims, where they may go.
+
+        In another `workspace`, where they would lie.
+        """
         side = (state.rows_side if owner == "row" else state.source_side) ^ other
         lengths = {**state.dims, **dims}
-        return state.workspace.tensors(f"{owner}s {side}", self._ports[owner], lengths)
+        return (workspace or state.workspace).tensors(f"{owner}s {side}", self._ports[owner], lengths)
 
-    def span(self, state: CudaState, owner: Owner) -> Tensor:
+    def span(self, state: CudaState, owner: Owner, workspace: Workspace | None = None) -> Tensor:
         """All of them as bytes, and what lies between."""
-        every = self.tensors(state, owner)
+        every = self.tensors(state, owner, workspace)
         return every[0]._replace(shape=(every[-1].offset + every[-1].size,), dtype="uint8")
 
     def clear_rows(self, state: CudaState) -> None:

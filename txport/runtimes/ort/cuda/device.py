@@ -21,8 +21,8 @@ from txport.runtimes.ort.onnx_runtime import ort
 
 Array = NDArray[Any]
 
-MAIN, AHEAD = 0, 1  # the queues; encoders are ahead of the steps of the batch before
-QUEUES = (MAIN, AHEAD)
+MAIN, ENCODE_QUEUE = 0, 1  # the queues; encoders are ahead of the steps of the batch before
+QUEUES = (MAIN, ENCODE_QUEUE)
 EAGER = -1  # in place of a graph's number: run the nodes, and capture nothing
 CAPTURE_RUNS = 3  # how often the first run of a captured graph executes its nodes
 ALIGNMENT = 256  # bytes: where kernels like tensors to begin
@@ -154,7 +154,7 @@ class Device(Protocol):
 
 def queue_of(role: str) -> int:
     """The queue in which the graph of a role runs: its session is made for one stream."""
-    return AHEAD if role == ENCODER else MAIN
+    return ENCODE_QUEUE if role == ENCODER else MAIN
 
 
 def adopted(tensor: Any, kind: int, where: str, **stream: int) -> Any:

@@ -29,11 +29,11 @@ from txport.models.facts import Facts
 from txport.runtimes.base import GraphPorts, Inputs, Ints, Outputs, Scores, Sizes
 from txport.runtimes.encoding import outputs_of
 from txport.runtimes.ort.cuda.caches import Caches
-from txport.runtimes.ort.cuda.device import AHEAD, MAIN, Device, Tensor, bind
+from txport.runtimes.ort.cuda.device import ENCODE_QUEUE, MAIN, Device, Tensor, bind
 from txport.runtimes.ort.cuda.graphs import Graphs
 from txport.runtimes.ort.cuda.state import CudaState
 from txport.runtimes.ort.cuda.steps import Steps
-from txport.runtimes.ort.cuda.warm import shapes
+from txport.runtimes.ort.cuda.warm import require_few, shapes
 from txport.runtimes.ort.cuda.workspace import Workspaces, batch_bucket, capacity_bucket, source_bucket
 from txport.runtimes.slots import seat
 
@@ -49,7 +49,7 @@ class CudaRuntime:
     def __init__(self, facts: Facts, graphs: Graphs, device: Device) -> None:
         self.facts, self.graphs, self.device = facts, graphs, device
         self._described, self._has_source = graphs.described, facts.task == "seq2seq"
-        self._workspaces, self._ahead = Workspaces(device), Workspaces(device)  # of batches at work; of those encoded
+        self._workspaces, self._encoder_workspaces = Workspaces(device), Workspaces(device)
         if self.facts.task != "encode":
             self._caches = Caches(device, graphs)
             self._steps = Steps(facts, graphs, device, self._caches)
@@ -61,7 +61,7 @@ class CudaRuntime:
         count, reads = len(source), self.facts.reads
         size = reads.longest if isinstance(reads, Features) else source_bucket(source.shape[1], reads.longest)
         capacity = capacity_bucket(1, self.facts.writes.longest)
-        state = CudaState(self._ahead, batch_bucket(count), size, capacity, max_length, count)
+        state = CudaState(self._encoder_workspaces, batch_bucket(count), size, capacity, max_length, count)
         state.source_lengths[:count] = source_lengths
         name, pad = (INPUT_FEATURES, 0) if isinstance(reads, Features) else (INPUT_IDS, reads.pad)
         port = self._described[ENCODER].port(name)
@@ -72,14 +72,14 @@ class CudaRuntime:
 
     def _encode(self, state: CudaState, name: str, given: Inputs) -> None:
         if state.workspace.used is not None:
-            self.device.follow(AHEAD, state.workspace.used)
+            self.device.follow(ENCODE_QUEUE, state.workspace.used)
         tensor = state.workspace.tensor("given", given.shape, given.dtype.name)
-        self.device.upload(given, tensor, AHEAD)
-        lengths = self._tell_source_lengths(state, AHEAD)
+        self.device.upload(given, tensor, ENCODE_QUEUE)
+        lengths = self._tell_source_lengths(state, ENCODE_QUEUE)
         cross = self._caches.tensors(state, "source")
         inputs, outputs = {name: tensor, SOURCE_LENGTHS: lengths}, dict(zip(self._made(ENCODER), cross, strict=True))
         self._run(state, ENCODER, inputs, outputs)
-        state.encoded, state.is_settled = self.device.mark(AHEAD), False
+        state.encoded, state.is_settled = self.device.mark(ENCODE_QUEUE), False
 
     def _join(self, state: CudaState) -> None:
         """What comes now reads the sources."""
@@ -88,15 +88,24 @@ class CudaRuntime:
             state.encoded = None
 
     def _settle(self, state: CudaState) -> None:
-        """Put the sources where batches work, whose steps are captured over few memories; the next are encoded here."""
+        """Put the sources where batches work, whose steps are captured over few memories; the next are encoded here.
+
+        Where there is no memory for that, the state stays as it was.
+        """
         if state.is_settled:
             return
         self._join(state)
-        encoded = self._caches.span(state, "source")
-        old = state.move(self._workspaces)
-        self.device.copy(encoded, self._caches.span(state, "source"))
+        workspace = self._workspaces.take()
+        try:
+            place = self._caches.span(state, "source", workspace)
+            workspace.tensor("source lengths", (state.batch,), "int64")
+        except BaseException:
+            self._workspaces.give_back(workspace)
+            raise
+        self.device.copy(self._caches.span(state, "source"), place)
+        old = state.move(self._workspaces, workspace)
         old.used = self.device.mark(MAIN)
-        self._ahead.give_back(old)
+        self._encoder_workspaces.give_back(old)
         self._tell_source_lengths(state)
         state.is_settled = True
 
@@ -166,7 +175,8 @@ class CudaRuntime:
         state.lengths[~active] = 0
         assert state.length < state.max_length, "a step beyond max_length"
         if state.length == state.capacity:
-            self._caches.grow(state, "row", min(2 * state.capacity, max(state.max_length, self.facts.writes.longest)))
+            longest = max(state.max_length, self.facts.writes.longest)
+            self._caches.grow(state, "row", capacity_bucket(state.capacity + 1, longest))
         return self._steps.run(state, seated, active, top, align).of(state.slots), state
 
     def _tell_source_lengths(self, state: CudaState, queue: int = MAIN) -> Tensor:
@@ -272,7 +282,8 @@ class CudaRuntime:
         """See `QueuedRuntime.warm`: capture the step of every shape, over memory that later batches take first."""
         if self.facts.task == "encode":
             return
-        every = list(shapes(self.facts, sizes))
+        every, counts = list(shapes(self.facts, sizes)), self._steps.counts(sizes.tops)
+        require_few(sizes, len(every) * len(counts))
         first = every[0]
         size = first.batch, first.places, first.capacity, first.capacity, 0
         states = [CudaState(self._workspaces, *size) for _ in range(sizes.batches)]  # each in memory of its own
@@ -281,8 +292,8 @@ class CudaRuntime:
             state.source_lengths = np.ones(state.batch, np.int64)
             if self._has_source:
                 self._tell_source_lengths(state)
-            for top in sizes.tops:
-                self._steps.capture(state, top)
+            for count in counts:
+                self._steps.capture(state, count)
         self.synchronize()
 
     def synchronize(self) -> None:

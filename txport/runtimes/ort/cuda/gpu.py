@@ -114,7 +114,7 @@ class Fetch:
 
 
 class Mark:
-    """See `Device.mark`: an event. Who waits for it waits for what was marked, also if it is used again by then."""
+    """See `Device.mark`: an event. A queue that follows it waits for what was marked, even if the event is reused."""
 
     def __init__(self, device: CudaDevice, event: Any) -> None:
         self.event, self._device = event, device

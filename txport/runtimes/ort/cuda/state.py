@@ -27,7 +27,7 @@ class CudaState:
     def __init__(
         self, workspaces: Workspaces, batch: int, places: int, capacity: int, max_length: int, count: int
     ) -> None:
-        self._lie_in(workspaces)
+        self._lie_in(workspaces, workspaces.take())
         self.encoded: Any = None
         self.is_settled = True
         self.batch, self.width, self.places, self.max_length = batch, 1, places, max_length
@@ -41,16 +41,16 @@ class CudaState:
         self.has_nan = False  # whether a row has said NaN, which would stay in its caches
         self.ahead = Ahead()
 
-    def _lie_in(self, workspaces: Workspaces) -> None:
-        self.workspace: Workspace = workspaces.take()
+    def _lie_in(self, workspaces: Workspaces, workspace: Workspace) -> None:
+        self.workspace = workspace
         self._end = weakref.finalize(self, workspaces.give_back, self.workspace)
         self._end.atexit = False
 
-    def move(self, workspaces: Workspaces) -> Workspace:
-        """Lie in other memory from now on; -> what it lay in, which the caller gives back."""
+    def move(self, workspaces: Workspaces, workspace: Workspace) -> Workspace:
+        """Lie in another workspace from now on, one of these; -> what it lay in, which the caller gives back."""
         old = self.workspace
         self._end.detach()
-        self._lie_in(workspaces)
+        self._lie_in(workspaces, workspace)
         return old
 
     @property

@@ -5,7 +5,7 @@ Letters: B sources, K rows of each, R = B x K, V tokens of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +42,13 @@ class Steps:
         self._facts, self._device, self._caches = facts, device, caches
         self._session, self._graph = graphs.sessions[STEP], graphs.described[STEP]
 
-    def capture(self, state: CudaState, top: int | None) -> None:
+    def counts(self, tops: Iterable[int | None]) -> list[int]:
+        """The numbers of best tokens that steps are captured for, where these are asked for."""
+        return sorted({self._asked(top, align=False).tokens for top in tops}, reverse=True)
+
+    def capture(self, state: CudaState, count: int) -> None:
         """Capture the step of a state's shape for so many best tokens, over what its memory happens to hold."""
-        bound = self._bound(state, self._asked(top, align=False).tokens)
+        bound = self._bound(state, count)
         if state.limit >= CAPTURE_RUNS and not self._device.is_captured(bound.graph):
             self._tell_tokens(state, np.zeros(state.size, np.int64))
             self._tell_lengths(state, np.zeros(state.size, np.int64))

@@ -5,14 +5,17 @@ Letters: B sources, K rows of each, S source length, M capacity.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
+from txport.errors import UnsupportedError
 from txport.models.audio.facts import Features
 from txport.models.facts import Facts
 from txport.runtimes.base import Sizes
 from txport.runtimes.ort.cuda.workspace import batch_bucket, buckets, capacity_bucket, source_bucket
+
+MOST_CAPTURES = 4096  # of a warm-up: each runs a step three times, and its graph stays on the device
 
 
 class Shape(NamedTuple):
@@ -34,11 +37,19 @@ def shapes(facts: Facts, sizes: Sizes) -> Iterator[Shape]:
     """
     batches = buckets(sizes.sources, batch_bucket)
     capacities, places = _capacities(facts, sizes.length), _places(facts, sizes.source_lengths)
-    has_source, leaves = facts.task == "seq2seq", len(batches) > 1
-    rows_move = leaves or sizes.rows > 1 or len(capacities) > 1
-    sides = (0, 1) if rows_move else (0,), (0, 1) if has_source and (leaves or len(places) > 1) else (0,)
+    has_source, has_smaller = facts.task == "seq2seq", len(batches) > 1
+    has_moves = has_smaller or sizes.rows > 1 or len(capacities) > 1
+    sides = (0, 1) if has_moves else (0,), (0, 1) if has_source and (has_smaller or len(places) > 1) else (0,)
     for batch, capacity, length in product(batches, capacities, places):
         yield from (Shape(batch, sizes.rows, capacity, length, *both) for both in product(*sides))
+
+
+def require_few(sizes: Sizes, captures: int) -> None:
+    """Raise `UnsupportedError` for sizes that would take too long, and too much memory, to prepare for."""
+    if captures > MOST_CAPTURES:
+        what = f"batches of up to {sizes.sources} sources, {sizes.rows} rows of each and {sizes.length} tokens a row"
+        fix = "lower batch_size, source_tokens or max_new_tokens, or leave out no_repeat_ngram_size"
+        raise UnsupportedError(f"{what} have {captures} kinds of steps, more than {MOST_CAPTURES} to capture; {fix}")
 
 
 def _capacities(facts: Facts, length: int) -> list[int]:
@@ -47,7 +58,7 @@ def _capacities(facts: Facts, length: int) -> list[int]:
     return buckets(min(length, longest), lambda size: capacity_bucket(size, longest))
 
 
-def _places(facts: Facts, lengths: tuple[int, ...]) -> list[int]:
+def _places(facts: Facts, lengths: Sequence[int]) -> list[int]:
     """Of sources; none of a causal model."""
     if facts.task != "seq2seq":
         return [0]

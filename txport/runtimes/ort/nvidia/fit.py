@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from txport.bundles.bundle import Bundle
+from txport.bundles.foreign.manifest import kind_of
 from txport.bundles.graphs import read_outline
 from txport.errors import UnavailableError, UnsupportedError, quoted
 from txport.runtimes.ort.nvidia.driver import Device
@@ -16,8 +17,9 @@ from txport.system.memory import readable
 # what might run is not refused; nobody has measured it.
 MARGIN = 256 << 20
 BF16 = (8, 0)  # the first compute capability that multiplies in bf16
-HALF = ("fp16", "bf16")  # in which nothing is computed that TF32 would round; int8 and int4 have products in fp32
-# Operators whose CUDA kernels are cuDNN's; means and maxima are where sums must come out alike each time.
+HALF = ("fp16", "bf16")  # without anything that TF32 would round; int8 and int4 of the cpu target compute in fp32
+# Operators whose CUDA kernels are cuDNN's, ReduceMean, ReduceMax and ReduceMin with deterministic compute. ReduceSum is
+# not among them.
 OF_CUDNN = frozenset({"Conv", "MultiHeadAttention", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"})
 TF32 = "NVIDIA_TF32_OVERRIDE"  # 0: no library of NVIDIA's rounds fp32; anything else may
 
@@ -63,7 +65,7 @@ def needs_cudnn(bundle: Bundle, roles: Iterable[str]) -> str | None:
     Of other targets than cuda, nobody chose operators that do without it, and ONNX Runtime fuses some that do not.
     """
     if bundle.manifest.target != "cuda":
-        return f"{bundle.path} is a bundle of the target {bundle.manifest.target}, which needs it"
+        return f"{bundle.path} is {kind_of(bundle.manifest.target)}, which needs it"
     files = {bundle.file(role) for role in roles}
     found = sorted({name for file in files for name in read_outline(file).names & OF_CUDNN})
     return f"{bundle.path} needs it for {', '.join(found)}" if found else None

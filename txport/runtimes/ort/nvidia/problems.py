@@ -110,7 +110,7 @@ def problems_of_cuda(facts: Nvidia) -> list[Problem]:
 
 
 def problems_of_cudnn(facts: Nvidia) -> list[Problem]:
-    """All that keeps nodes that need cuDNN from running, where the provider starts without it."""
+    """What is wrong with cuDNN, if the provider starts without it and nodes load it later."""
     is_late = facts.wheel is not None and facts.wheel.has_late_cudnn
     return [*_of_libraries([each for each in facts.libraries if each.family == CUDNN])] if is_late else []
 
