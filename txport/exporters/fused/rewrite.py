@@ -31,6 +31,7 @@ class Matrix:
         self.values = ir.LazyTensor(lambda: ir.tensor(self._quantize()), kind, ir.Shape(values))
         self.scales = self._of_scales(scales)
         self.lookup_scales = self._of_scales((*scales, 1))  # the same bytes as the scales of a product
+        self.lookup_zeros = _zeros((*scales, 1), form.bits)
 
     def _of_scales(self, shape: Sequence[int]) -> ir.LazyTensor:
         def read() -> ir.TensorProtocol:
@@ -44,6 +45,12 @@ class Matrix:
         quantized = quantize(self._tensor.numpy(), self._form, self._scales_in.numpy())
         self._scales[:] = [quantized.scales]
         return quantized.values
+
+
+def _zeros(shape: Sequence[int], bits: int) -> ir.LazyTensor:
+    """What stands for zero in each block: of 4 bits, in both halves of a byte, whichever a kernel reads."""
+    middle = {8: 0x80, 4: 0x88}[bits]
+    return ir.LazyTensor(lambda: ir.tensor(np.full(shape, middle, np.uint8)), ir.DataType.UINT8, ir.Shape(shape))
 
 
 Matrices = dict[tuple[str, Form], Matrix]  # by the name of the weight
@@ -178,12 +185,21 @@ def in_blocks(
 
 
 def looked_up(
-    model: ir.Model, tokens: ir.Value | None, values: ir.Value, stored: Stored, matrix: Matrix, dims: int
+    model: ir.Model,
+    tokens: ir.Value | None,
+    values: ir.Value,
+    stored: Stored,
+    matrix: Matrix,
+    dims: int,
+    *,
+    has_zeros: bool = False,
 ) -> Iterator[ir.Node]:
-    """Rows of an embedding in blocks, by tokens of so many dims -> (..., D)."""
+    """Rows of an embedding in blocks, by tokens of so many dims -> (..., D); `has_zeros` says what stands for zero."""
     assert stored.form is not None
     name = str(stored.lookup_scales)
     inputs = [values, tokens, once(model, name, matrix.lookup_scales)]
+    if has_zeros:
+        inputs.append(once(model, str(stored.lookup_zeros), matrix.lookup_zeros))
     attributes = {"gather_axis": 0, "quantize_axis": 2, "block_size": stored.form.block, "bits": stored.form.bits}
     yield (rows := ir.node("GatherBlockQuantized", inputs, attributes=attributes, domain=MICROSOFT))
     joined = once(model, f"{name}.shape{f'.{dims}' if dims > 1 else ''}", np.array([*[0] * dims, -1]))

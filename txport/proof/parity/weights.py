@@ -172,14 +172,17 @@ def _compare_piece(role: str, held: Held, expected: Array, form: Form, rows: sli
 def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], checkpoint: Checkpoint) -> dict[str, Array]:
     """What a graph may hold beside the checkpoint's weights, by name, computed anew.
 
-    Tables of sinusoids, scales in the shape that a look-up wants, and the screening of a large projection. A scale
-    itself is proven by the weights that it gives back.
+    Tables of sinusoids, scales in the shape that a look-up wants, its zeros, and the screening of a large projection. A
+    scale itself is proven by the weights that it gives back.
     """
     known = {name: buffer.detach().numpy() for name, buffer in checkpoint.outline.named_buffers()}
     for name, values in initializers.items():
         stored = table.get(name)
         if stored is not None and (scale := read_scales(stored, initializers)) is not None:
             known |= {str(stored.scales): scale, str(stored.lookup_scales): scale[..., None]}
+            if stored.lookup_zeros is not None and stored.form is not None:
+                zero = {8: 0x80, 4: 0x88}[stored.form.bits]
+                known[stored.lookup_zeros] = np.full((*scale.shape, 1), zero, np.uint8)
         if name == f"zeros.{values.size}":
             known[name] = np.zeros(values.size, np.int8)
     if "screening.weight" in initializers:
