@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from tests.tiny import edit_graph, tiny_config, tiny_model
@@ -23,6 +24,7 @@ from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, UnsupportedError
 from txport.exporters.export import export_graphs
 from txport.exporters.weights import graph_weights
+from txport.inspection.weights import parts_of
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.weights.streamed import emptied
 from txport.proof.bisect.culprit import bisect
@@ -113,6 +115,14 @@ def test_a_lookup_says_what_stands_for_zero(make: Make, tmp_path: Path, precisio
     assert [each.tensor for each in compare_weights(edited, checkpoint) if not each.passed] == [name]
 
 
+def test_a_scale_that_16_bits_can_not_hold_is_refused(make: Make, tmp_path: Path) -> None:
+    checkpoint = make()
+    with torch.no_grad():
+        dict(checkpoint.outline.named_parameters())[QUERY][0, 0] = 1e7
+    with pytest.raises(UnsupportedError, match=f"{QUERY} can't be quantised: a block needs the scale"):
+        exported(checkpoint, tmp_path / "out", "int8")
+
+
 @pytest.mark.parametrize("precision", BITS)
 def test_a_tied_matrix_is_held_once(make: Make, tmp_path: Path, precision: str) -> None:
     bundle = exported(make(target_vocab_size=4096, tied="target"), tmp_path / "out", precision)
@@ -121,8 +131,12 @@ def test_a_tied_matrix_is_held_once(make: Make, tmp_path: Path, precision: str) 
     readers = {node.op_type for node in graph.node if tied in node.input}
     assert readers == {"MatMulNBits", "GatherBlockQuantized"}
     size = (tmp_path / "out" / "onnx" / "weights.bin").stat().st_size
-    matrix = 4096 * 16 * BITS[precision] // 8
-    assert matrix < size < 2 * matrix
+    scales = zeros = 4096  # one block of 16 inputs a row; zeros are bytes, scales two
+    matrix = 4096 * 16 * BITS[precision] // 8 + 2 * scales + zeros
+    [held] = [each.bytes for each in parts_of(bundle) if each.bytes >= matrix // 2]
+    assert held == matrix
+    others = sum(each.bytes for each in parts_of(bundle) if each.bytes < matrix // 2)
+    assert matrix < size <= 1.01 * (matrix + others)
 
 
 def test_a_matrix_whose_rows_kernels_do_not_take_stays_in_16_bits(make: Make, tmp_path: Path) -> None:

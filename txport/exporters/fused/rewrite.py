@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from txport.bundles.forms import PLAIN, Form, Stored
+from txport.errors import UnsupportedError
 from txport.exporters.fused.packs import MICROSOFT, parts_of, stored_as
-from txport.exporters.fused.quantize import quantize, shapes
+from txport.exporters.fused.quantize import Quantized, quantize, shapes
 from txport.exporters.trace import weight_names
 from txport.models.weights.streamed import Read
 
@@ -42,9 +43,15 @@ class Matrix:
         return ir.LazyTensor(read, self._scales_in, ir.Shape(shape))
 
     def _quantize(self) -> Array:
-        quantized = quantize(self._tensor.numpy(), self._form, self._scales_in.numpy())
+        quantized = self._quantized()
         self._scales[:] = [quantized.scales]
         return quantized.values
+
+    def _quantized(self) -> Quantized:
+        try:
+            return quantize(self._tensor.numpy(), self._form, self._scales_in.numpy())
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{self._tensor.name} can't be quantised: {error}") from error
 
 
 def _zeros(shape: Sequence[int], bits: int) -> ir.LazyTensor:
@@ -56,15 +63,18 @@ def _zeros(shape: Sequence[int], bits: int) -> ir.LazyTensor:
 Matrices = dict[tuple[str, Form], Matrix]  # by the name of the weight
 
 
+Build = Callable[[ir.Model, ir.Node, Stored, ir.Value, Matrix], Iterator[ir.Node]]
+
+
 @dataclass(frozen=True)
 class Quantising:
     """What a target makes of matrices in fewer bits.
 
-    `is_map` tells the nodes that multiply with a weight, their second input, `linear` and `lookup` give what stands in
-    the place of one and of a lookup, the last giving the same. Scales are in the type `scales_in`.
+    `is_linear` tells the nodes that multiply with a weight, their second input, `linear` and `lookup` give what stands
+    in the place of one and of a lookup, the last giving the same. Scales are in the type `scales_in`.
     """
 
-    is_map: Callable[[ir.Node], bool]
+    is_linear: Callable[[ir.Node], bool]
     linear: Build
     lookup: Build
     scales_in: ir.DataType
@@ -87,7 +97,7 @@ def apply_forms(
     recorded: dict[str, Stored] = {}
     held: dict[str, tuple[ir.Value, Stored, Matrix]] = {}
     for node in list(model.graph):
-        weight = node.inputs[1] if how.is_map(node) else _table(node, tables)
+        weight = node.inputs[1] if how.is_linear(node) else _table(node, tables)
         form = None if weight is None else forms.get(str(weight.name))
         if weight is None or form is None:
             continue
@@ -101,7 +111,7 @@ def apply_forms(
             held[name] = _store(model, weight, form, matrix, is_table=name in tables)
         values, stored, matrix = held[name]
         recorded[str(values.name)] = stored
-        build = how.linear if how.is_map(node) else how.lookup
+        build = how.linear if how.is_linear(node) else how.lookup
         _replace(model, node, list(build(model, node, stored, values, matrix)))
     for name in held:
         del model.graph.initializers[name]
@@ -123,8 +133,11 @@ def _numbers(weight: ir.Value, read: Read | None) -> ir.TensorProtocol:
     if read is None:
         return tensor
     names = parts_of(weight)
-    whole = lambda: ir.tensor(np.concatenate([read(name).detach().float().numpy() for name in names]))  # noqa: E731
-    return ir.LazyTensor(whole, ir.DataType.FLOAT, ir.Shape(tensor.shape.numpy()))
+
+    def whole() -> ir.TensorProtocol:
+        return ir.tensor(np.concatenate([read(name).detach().float().numpy() for name in names]))
+
+    return ir.LazyTensor(whole, ir.DataType.FLOAT, ir.Shape(tensor.shape.numpy()), name=" and ".join(names))
 
 
 def _replace(model: ir.Model, node: ir.Node, made: Sequence[ir.Node]) -> None:
@@ -204,6 +217,3 @@ def looked_up(
     yield (rows := ir.node("GatherBlockQuantized", inputs, attributes=attributes, domain=MICROSOFT))
     joined = once(model, f"{name}.shape{f'.{dims}' if dims > 1 else ''}", np.array([*[0] * dims, -1]))
     yield ir.node("Reshape", [rows.outputs[0], joined])
-
-
-Build = Callable[[ir.Model, ir.Node, Stored, ir.Value, Matrix], Iterator[ir.Node]]
