@@ -15,7 +15,7 @@ from txport.bundles.ports import STEP, screens
 from txport.system.machine import cores
 
 PASSES = 10
-LOOKUPS = ("Gather", "GatherBlockQuantized")  # these read a few rows of their first input
+LOOKUPS = ("Gather", "GatherBlockQuantized")  # these read a few rows of all but their second input
 
 
 def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
@@ -32,7 +32,7 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
     likeliest = beams == 1 and shortened
     unread = "logits" if likeliest else "screening"  # of the nodes with branches, the one that has nothing to do
     kept = onnx.GraphProto(node=[node for node in graph.node if node.name != unread])
-    read = {name for node in nodes(kept) for name in node.input[node.op_type in LOOKUPS :]}
+    read = {name for node in nodes(kept) for name in (node.input[1:2] if node.op_type in LOOKUPS else node.input)}
     places = {
         entries["offset"]: int(entries["length"])
         for tensor in graph.initializer

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper
 
 from tests.cuda import graphs
 from tests.cuda.fake.fixture import FakeCuda
+from txport.exporters.cuda.audit.capture import unfit
 from txport.exporters.cuda.audit.graph import Audit, audit
 from txport.exporters.cuda.audit.kernels import OPSETS
 
@@ -73,6 +76,30 @@ def test_what_would_be_replayed_wrongly_is_refused(fault: str) -> None:
     with pytest.raises(AssertionError, match=said):
         assert found.faults == (), found.faults
     assert audit(graphs.step(TensorProto.FLOAT16, plant), ON_HOST, captured=False).faults == ()
+
+
+def test_products_that_copy_places_to_the_device_are_refused(fake_cuda: FakeCuda, tmp_path: Path) -> None:
+    batches: list[tuple[int, ...]] = [(), (1,), (3,), (1, 1), (1, 3), (4, 3)]
+    left = [(8,), *((*dims, 2, 8) for dims in batches)]
+    right = [(8,), *((*dims, 8, 5) for dims in batches)]
+    models, asked = [], []
+    for number, pair in enumerate(product(left, right)):
+        draft = graphs.Draft()
+        x, y = (draft.input(name, TensorProto.FLOAT16, *dims) for name, dims in zip("xy", pair, strict=True))
+        draft.output(draft.node("MatMul", [x, y]), TensorProto.FLOAT16, *np.matmul(*map(np.zeros, pair)).shape)
+        models.append(draft.model())
+        file = str(graphs.save(models[-1], tmp_path / f"{number}.onnx"))
+        asked.append({"do": "run", "file": file, "lengths": {}, "aliases": {}, "on_host": [], "times": 1})
+    for model, answer in zip(models, fake_cuda.ask(*asked), strict=True):
+        copies = answer["counts"][0]["uploads"] > 0
+        assert bool(audit(model, captured=True).faults) == copies, model.graph.input
+
+
+@pytest.mark.parametrize(("length", "is_refused"), [(3, False), (1, True), (4, True)])
+def test_dims_that_are_not_known_hide_no_others(length: int, is_refused: bool) -> None:
+    dims = {"x": (2, 3, 4, 8), "y": ("unk__0", length, 8, 5)}
+    reason = unfit(helper.make_node("MatMul", ["x", "y"], ["z"]), "MatMul", dims)
+    assert (reason is not None) == is_refused
 
 
 def test_random_graphs_are_placed_as_the_provider_places_them(fake_cuda: FakeCuda, tmp_path: Path) -> None:

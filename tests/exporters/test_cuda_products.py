@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from txport.bundles.ports import BATCH, SOURCE, TARGET, Graph, Port
@@ -56,6 +60,10 @@ def test_no_product_repeats_matrices(case: str) -> None:
     assert faults(product(*shapes, FORMS)), "as PyTorch has it"
     model = product(*shapes, CUDA_FORMS)
     assert not faults(model)
+    assert_right(model, *shapes)
+
+
+def assert_right(model: ir.Model, *shapes: Dims) -> None:
     rng = np.random.default_rng(0)
     x, y = (
         rng.standard_normal([LENGTHS.get(str(dim), dim) for dim in dims]).astype(np.float32)  # type: ignore[arg-type]
@@ -66,6 +74,53 @@ def test_no_product_repeats_matrices(case: str) -> None:
     np.testing.assert_allclose(found, torch.from_numpy(x) @ torch.from_numpy(y), rtol=1e-5, atol=1e-5)
 
 
-def test_what_both_sides_repeat_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="a product that repeats matrices of both sides"):
-        product((BATCH, 1, TARGET, SIZE), (1, HEADS, SIZE, SOURCE), CUDA_FORMS)
+@st.composite
+def sides(draw: st.DrawFn) -> tuple[Dims, Dims]:
+    """Shapes of two sides, each without some dims of the batch, of length 1 in some; or one of them a vector."""
+    batch = draw(st.permutations([BATCH, HEADS, 3]))[: draw(st.integers(0, 3))]
+    matrices: tuple[Dims, Dims] = (
+        (draw(st.sampled_from([TARGET, 1, 7])), SIZE),
+        (SIZE, draw(st.sampled_from([SOURCE, 1, 6]))),
+    )
+    vector = draw(st.sampled_from([None, None, None, 0, 1]))
+    found = list[Dims]()
+    for side, matrix in enumerate(matrices):
+        dims = tuple(draw(st.sampled_from([dim, 1])) for dim in batch)
+        found.append((SIZE,) if vector == side else (*dims[draw(st.integers(0, len(batch))) :], *matrix))
+    return found[0], found[1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(shapes=sides())
+@example(shapes=((BATCH, HEADS, TARGET, SIZE), (SIZE, SOURCE)))
+@example(shapes=((BATCH, TARGET, SIZE), (1, SIZE, SOURCE)))
+@example(shapes=((1, 1, TARGET, SIZE), (BATCH, SIZE, 6)))
+@example(shapes=((BATCH, 2, SIZE), (1, 1, SIZE, SOURCE)))
+@example(shapes=((SIZE,), (HEADS, SIZE, SOURCE)))
+@example(shapes=((BATCH, TARGET, SIZE), (SIZE,)))
+def test_a_product_of_any_dims_is_right_or_refused(shapes: tuple[Dims, Dims]) -> None:
+    """And is not refused where a plain product would do."""
+    plain = product(*shapes, FORMS)
+    if faults(plain):
+        with suppress(UnsupportedError):
+            assert_right(model := product(*shapes, CUDA_FORMS), *shapes)
+            assert not faults(model)
+        return
+    model = product(*shapes, CUDA_FORMS)
+    assert not faults(model)
+    assert_right(model, *shapes)
+    assert [node.op_type for node in model.graph] == ["MatMul"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "told"),
+    [
+        (((BATCH, 1, TARGET, SIZE), (1, HEADS, SIZE, SOURCE)), "a product that repeats matrices of both sides"),
+        (((SIZE,), (BATCH, SIZE, SOURCE)), "a product of a vector with matrices"),
+        (((BATCH, TARGET, SIZE), (SIZE,)), "a product of a vector with matrices"),
+        (((1, TARGET, SIZE), (BATCH, SIZE, SOURCE)), "matrices along two dims that a run decides"),
+    ],
+)
+def test_what_has_no_form_is_refused(shapes: tuple[Dims, Dims], told: str) -> None:
+    with pytest.raises(UnsupportedError, match=told):
+        product(*shapes, CUDA_FORMS)

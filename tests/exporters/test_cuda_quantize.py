@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from tests.tiny import edit_graph, tiny_config, tiny_model
@@ -22,9 +23,12 @@ from txport.bundles.ports import ENCODER, STEP
 from txport.bundles.reading import read_manifest
 from txport.errors import BundleError, UnsupportedError
 from txport.exporters.export import export_graphs
+from txport.exporters.weights import graph_weights
+from txport.inspection.weights import parts_of
 from txport.models.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from txport.models.weights.streamed import emptied
 from txport.proof.bisect.culprit import bisect
+from txport.proof.parity.weights import compare_weights
 
 BITS = {"int8": 8, "int4": 4}
 QUERY = "decoder.1.cross_attention.query.weight"
@@ -80,6 +84,45 @@ def test_products_and_lookups_read_blocks_and_all_else_is_in_16_bits(
         assert all(np.prod(shapes[name], dtype=int) == 1 for name in wide)
 
 
+@pytest.mark.parametrize(("precision", "zero"), [("int8", 0x80), ("int4", 0x88)])
+def test_a_lookup_says_what_stands_for_zero(make: Make, tmp_path: Path, precision: str, zero: int) -> None:
+    """Without it, some versions of ONNX Runtime take 0 on CUDA, and what is right on a CPU."""
+    sizes = {"d_model": 48, "heads": 3, "source_vocab_size": 24, "target_vocab_size": 40, "tied": "target"}
+    checkpoint = make(**sizes)  # rows of three blocks
+    bundle = exported(checkpoint, tmp_path / "out", precision)
+    for role in (ENCODER, STEP):
+        graph, tensors = read_model(bundle.file(role), weights=False).graph, graph_weights(bundle.file(role))
+        lookups = [node for node in graph.node if node.op_type == "GatherBlockQuantized"]
+        assert lookups
+        for node in lookups:
+            _, _, scales, zeros = (tensors.get(name) for name in node.input)
+            assert scales is not None
+            assert zeros is not None
+            assert zeros.shape == scales.shape
+            assert np.all(zeros == zero)
+    assert all(each.passed for each in compare_weights(bundle, checkpoint))
+    assert bisect(bundle, checkpoint) is None
+    stored = next(each for each in bundle.manifest.weights.values() if each.lookup_scales)
+    name = str(stored.lookup_zeros)
+
+    def shift(model: onnx.ModelProto) -> None:
+        tensor = next(each for each in model.graph.initializer if each.name == name)
+        array: NDArray[Any] = onnx.numpy_helper.to_array(tensor) - 1
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, name))
+
+    role = next(role for role in (ENCODER, STEP) if name in graph_weights(bundle.file(role)))
+    edited = edit_graph(bundle.path, role, shift)
+    assert [each.tensor for each in compare_weights(edited, checkpoint) if not each.passed] == [name]
+
+
+def test_a_scale_that_16_bits_can_not_hold_is_refused(make: Make, tmp_path: Path) -> None:
+    checkpoint = make()
+    with torch.no_grad():
+        dict(checkpoint.outline.named_parameters())[QUERY][0, 0] = 1e7
+    with pytest.raises(UnsupportedError, match=f"{QUERY} can't be quantised: a block needs the scale"):
+        exported(checkpoint, tmp_path / "out", "int8")
+
+
 @pytest.mark.parametrize("precision", BITS)
 def test_a_tied_matrix_is_held_once(make: Make, tmp_path: Path, precision: str) -> None:
     bundle = exported(make(target_vocab_size=4096, tied="target"), tmp_path / "out", precision)
@@ -88,8 +131,12 @@ def test_a_tied_matrix_is_held_once(make: Make, tmp_path: Path, precision: str) 
     readers = {node.op_type for node in graph.node if tied in node.input}
     assert readers == {"MatMulNBits", "GatherBlockQuantized"}
     size = (tmp_path / "out" / "onnx" / "weights.bin").stat().st_size
-    matrix = 4096 * 16 * BITS[precision] // 8
-    assert matrix < size < 2 * matrix
+    scales = zeros = 4096  # one block of 16 inputs a row; zeros are bytes, scales two
+    matrix = 4096 * 16 * BITS[precision] // 8 + 2 * scales + zeros
+    [held] = [each.bytes for each in parts_of(bundle) if each.bytes >= matrix // 2]
+    assert held == matrix
+    others = sum(each.bytes for each in parts_of(bundle) if each.bytes < matrix // 2)
+    assert matrix < size <= 1.01 * (matrix + others)
 
 
 def test_a_matrix_whose_rows_kernels_do_not_take_stays_in_16_bits(make: Make, tmp_path: Path) -> None:

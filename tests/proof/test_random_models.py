@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.proof.random_models import ON_CUDA, PLANS, WEIGHTS, Kinds, Plan, draw_plan, examine, is_right, names_of
+from tests.proof import random_models
+from tests.proof.random_models import ON_CUDA, PLANS, WEIGHTS, Kinds, Plan, draw_plan, examine, is_right
 from txport import runtimes
+from txport.errors import UnsupportedError
 from txport.models import architecture
 from txport.models.architectures.transformer import TransformerConfig
 
@@ -118,13 +120,43 @@ ONCE_ALARMED: dict[str, tuple[int, str, str, str, dict[str, Any]]] = {
 }
 
 
-def drawn(plans: Kinds, is_taken: Callable[[int], bool]) -> list[int]:
-    """Some architectures, targets and precisions, each with one kind of weights, not the same for all.
+def numbers_of(plans: Kinds, kinds: Iterable[tuple[str, tuple[str, str]]]) -> list[int]:
+    """Some architectures with a target and precision, each with one kind of weights, not the same for all.
 
     The tests of each architecture draw a dozen more of its variants.
     """
-    count = len(plans) * len(names_of(plans))
-    return sorted(at + count * (at % len(WEIGHTS)) for at in range(count) if is_taken(at))
+    names = architecture.names()
+    places = [names.index(name) * len(plans) + plans.index(plan) for name, plan in kinds]
+    return [at + len(plans) * len(names) * (number % len(WEIGHTS)) for number, at in enumerate(sorted(places), 1)]
+
+
+# All but one of the plans for each architecture, and on cuda one, in turn.
+IN_TURN = list(enumerate(architecture.names()))
+MOST = [(name, plan) for at, name in IN_TURN for plan in PLANS if plan != PLANS[at % len(PLANS)]]
+ONE_ON_CUDA = [(name, ON_CUDA[at % len(ON_CUDA)]) for at, name in IN_TURN]
+
+
+def test_every_architecture_and_precision_is_among_those_that_are_tested() -> None:
+    for plans, kinds in ((PLANS, MOST), (ON_CUDA, ONE_ON_CUDA)):
+        drawn = [draw_plan(number, plans) for number in numbers_of(plans, kinds)]
+        assert {architecture.name_of(plan.config) for plan in drawn} == {*architecture.names()}
+        assert {(plan.target, plan.precision) for plan in drawn} == {*plans}
+        assert {plan.weights for plan in drawn} == {*WEIGHTS}
+
+
+def test_only_a_model_that_is_too_small_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = draw_plan(next(at for at, (_, precision) in enumerate(ON_CUDA) if precision == "int4"), ON_CUDA)
+    reasons = iter([f"int4 on cuda {random_models.TOO_SMALL} of 16 inputs", "an operator without a kernel"])
+
+    def refuse(*_: object) -> None:
+        raise UnsupportedError(next(reasons))
+
+    monkeypatch.setattr(random_models, "examine", refuse)
+    passed, said = random_models.judge(plan)
+    assert passed
+    assert said.startswith(f"{random_models.REFUSED}: int4 on cuda")
+    with pytest.raises(UnsupportedError, match="without a kernel"):
+        random_models.judge(plan)
 
 
 def test_the_models_are_of_every_kind_and_the_same_in_every_run() -> None:
@@ -138,13 +170,13 @@ def test_the_models_are_of_every_kind_and_the_same_in_every_run() -> None:
             assert len({getattr(config, field) for config in configs}) >= min(2, len(allowed)), (name, field)
 
 
-@pytest.mark.parametrize("number", drawn(PLANS, lambda at: at % 9 < 8))
+@pytest.mark.parametrize("number", numbers_of(PLANS, MOST))
 def test_no_false_alarm(number: int, tmp_path: Path) -> None:
     report = examine(draw_plan(number), tmp_path)
     assert is_right(report), report.failures()
 
 
-@pytest.mark.parametrize("number", drawn(ON_CUDA, lambda at: at % 4 == 1))
+@pytest.mark.parametrize("number", numbers_of(ON_CUDA, ONE_ON_CUDA))
 def test_no_false_alarm_on_cuda(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "home", lambda target: ("cuda-stand-in", "cpu"))  # there may be a GPU
     report = examine(draw_plan(number, ON_CUDA), tmp_path)

@@ -72,7 +72,7 @@ class Stored:
     `sizes` rows where these are not alike. `form` is None where the precision has no choice: biases, and all weights of
     a bundle in fp32. `scales` and `lookup_scales` name the initializers with the scales, (out,) or (out, blocks) of a
     product and (out, blocks, 1) of a lookup. A graph that only looks tokens up may have no `scales`, and only blocks
-    have `lookup_scales`.
+    have `lookup_scales`, beside which may lie `lookup_zeros`, what stands for zero in each block.
     """
 
     weights: tuple[str, ...]
@@ -80,6 +80,11 @@ class Stored:
     scales: str | None = None
     lookup_scales: str | None = None
     sizes: tuple[int, ...] | None = None
+
+    @property
+    def lookup_zeros(self) -> str | None:
+        """The initializer with what stands for zero in the blocks of a lookup, in graphs that say it."""
+        return None if self.lookup_scales is None else f"{self.lookup_scales}.zeros"
 
     @property
     def is_quantised(self) -> bool:

@@ -50,7 +50,7 @@ def _tables(manifest: Manifest) -> tuple[dict[str, str], dict[str, str]]:
     """How the weights in an initializer are held, and a weight of the checkpoint that is in it; for scales too."""
     kinds, names = dict[str, str](), dict[str, str]()
     for initializer, stored in manifest.weights.items():
-        for name in (initializer, stored.scales, stored.lookup_scales):
+        for name in (initializer, stored.scales, stored.lookup_scales, stored.lookup_zeros):
             if name is not None:
                 names[name] = stored.weights[0]
                 if stored.form is not None:

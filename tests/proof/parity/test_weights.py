@@ -213,15 +213,22 @@ def packed(values: Array, bits: int) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("target", "precision", "rows"),
-    [("cpu", "int8", None), ("cpu", "int8", 1), ("cpu", "int4", None), ("cuda", "int8", None), ("cuda", "int4", None)],
+    ("target", "precision", "rows", "coarser"),
+    [
+        ("cpu", "int8", None, 2),
+        ("cpu", "int8", 1, 2),
+        ("cpu", "int4", None, 2),
+        ("cuda", "int8", None, 2),
+        ("cuda", "int4", None, 4),
+    ],
 )
-@pytest.mark.parametrize("factor", [1, 2, 8])
+@pytest.mark.parametrize("is_right", [True, False], ids=["as fine as can be", "coarser"])
 def test_a_grid_that_is_too_coarse_fails(
     target: str,
     precision: str,
     rows: int | None,
-    factor: int,
+    coarser: int,
+    is_right: bool,
     loaded: Checkpoint,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -230,10 +237,28 @@ def test_a_grid_that_is_too_coarse_fails(
 
     In 4 bits, as all matrices of the cuda target are, one bit fewer may be chance in matrices as small as these.
     """
-    fault = RIGHT if factor == 1 else longer(2 * factor if (target, precision) == ("cuda", "int4") else factor)
+    fault = RIGHT if is_right else longer(coarser)
     bundle = exported(loaded, tmp_path, fault, monkeypatch, target=target, precision=precision, rows=rows)
-    assert bool(failed(bundle, loaded)) == (factor > 1)
-    assert check(bundle, loaded, PROVEN_ON[target]).passed == (factor == 1)
+    assert bool(failed(bundle, loaded)) != is_right
+    assert check(bundle, loaded, PROVEN_ON[target]).passed == is_right
+
+
+@pytest.mark.parametrize(("bits", "block"), [(8, 128), (8, 16), (4, 32), (4, 16)])
+@pytest.mark.parametrize("scales_in", [np.float16, np.float32])
+def test_a_grid_twice_as_coarse_fails_in_a_large_matrix(bits: int, block: int, scales_in: type) -> None:
+    form, matrix = blocks_of(bits, block), np.random.default_rng(0).standard_t(3, (128, 256)).astype(np.float32)
+    for quantize, is_right in ((RIGHT, True), (longer(2), False)):
+        found = quantize(matrix, form, np.dtype(scales_in))
+        assert compare_held("step", Held("weight", quantizer.dequantize(found), found), matrix).passed == is_right
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("scale", [1e-5, 1e-6])
+def test_zeros_in_the_place_of_tiny_weights_fail(bits: int, scale: float) -> None:
+    matrix = np.random.default_rng(0).uniform(scale, 2 * scale, (16, 64)).astype(np.float32)
+    found = RIGHT(matrix, blocks_of(bits, 16), np.dtype(np.float16))
+    assert compare_held("step", Held("weight", quantizer.dequantize(found), found), matrix).passed
+    assert not compare_held("step", Held("weight", np.zeros_like(matrix), found), matrix).passed
 
 
 @pytest.mark.parametrize(("target", "rows"), [("cpu", 1), ("cuda", None)])
@@ -258,7 +283,10 @@ def test_scales_in_16_bits_keep_every_weight_in_range(matrix: Array, small: int,
     found = RIGHT(matrix, blocks_of(bits, block), np.dtype(np.float16))
     assert found.scales.dtype == np.float16
     held = Held("weight", quantizer.dequantize(found), found)
-    assert compare_held("step", held, matrix).passed or bits == 4
+    assert compare_held("step", held, matrix).passed
+    exact = RIGHT(matrix, blocks_of(bits, block), np.dtype(np.float32))
+    more = 2 ** (bits - 1) * np.abs(quantizer.steps(found) - quantizer.steps(exact)) + 1e-6 * np.abs(matrix) + 1e-30
+    assert np.all(np.abs(held.values - matrix) <= np.abs(quantizer.dequantize(exact) - matrix) + more)
     assert np.all(np.abs(held.values - matrix) <= (0.5001 if bits == 8 else 2) * quantizer.steps(found) + 1e-30)
 
 

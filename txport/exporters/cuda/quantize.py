@@ -1,7 +1,8 @@
 """Weights in 8 and 4 bits on the device: which matrices, in which blocks, and the operators that read them.
 
 Products read weights in blocks, whose scales are in 16 bits, and compute in 16 bits (MatMulNBits); rows of embeddings
-are looked up in the same blocks, so that a tied matrix is held once.
+are looked up in the same blocks, so that a tied matrix is held once. A lookup says what stands for zero: without that,
+kernels of some versions of ONNX Runtime take 0 (microsoft/onnxruntime#31692). Those of products all take the middle.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, ma
     """Rows of an embedding by token: (..., D)."""
     shape = node.outputs[0].shape
     assert shape is not None
-    yield from looked_up(model, node.inputs[1], values, stored, matrix, len(shape) - 1)
+    yield from looked_up(model, node.inputs[1], values, stored, matrix, len(shape) - 1, has_zeros=True)
 
 
 ON_DEVICE = Quantising(is_product, _linear, _lookup, ir.DataType.FLOAT16)

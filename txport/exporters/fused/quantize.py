@@ -7,10 +7,10 @@ Forms of a matrix (out, in), all symmetric (`bundles.forms` records them):
 - int8 rows: the same, but stored row by row, so that an embedding and a projection can be one tensor.
 - int8 invariant: stored so too; each row of activations has a scale of its own. Whole numbers are summed without
   rounding, so what comes of a row does not depend on the others, nor on how many there are.
-- blocks: 8 or 4 bits with a scale for every block of inputs (MatMulNBits at accuracy level 4); activations are
-  quantised row by row. They read the fewest bytes a weight, and win at one or two rows. In 4 bits, the kernels of
-  small blocks sum each row alike; those of larger ones work on two rows at a time, and sum a last odd row otherwise.
-  The cuda target has them too, with scales in 16 bits, and rounds no activations to 8.
+- blocks: 8 or 4 bits with a scale for every block of inputs (MatMulNBits). They read the fewest bytes a weight, and
+  win at one or two rows. The cpu target has them at accuracy level 4: activations are quantised row by row. In 4 bits,
+  the kernels of small blocks sum each row alike there; those of larger ones work on two rows at a time, and sum a last
+  odd row otherwise. The cuda target has scales in 16 bits, and rounds no activations to 8.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txport.bundles.forms import DYNAMIC, Form
+from txport.errors import UnsupportedError
 from txport.system.machine import cores
 
 Array = NDArray[Any]
 
+FLOAT32 = np.dtype(np.float32)
 PIECE = 1 << 20  # weights that are quantised at once
 ENDS = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0)  # where the largest value of a 4-bit block may come to lie
 
@@ -55,7 +57,7 @@ class Quantized:
         return Quantized(self.form, values, self.scales[rows])
 
 
-def quantize(matrix: Array, form: Form, scales_in: Any = np.float32) -> Quantized:
+def quantize(matrix: Array, form: Form, scales_in: np.dtype[Any] = FLOAT32) -> Quantized:
     """A matrix (out, in) in one of the forms, its scales in a type; of a large one, some rows at a time."""
     rows = max(1, PIECE // matrix.shape[1])
     pieces = [matrix[start : start + rows] for start in range(0, len(matrix), rows)]
@@ -77,9 +79,10 @@ def shapes(out: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[in
     return (out, blocks, form.block * form.bits // 8), (out, blocks)
 
 
-def _quantize(matrix: Array, form: Form, scales_in: Any) -> tuple[Array, Array]:
+def _quantize(matrix: Array, form: Form, scales_in: np.dtype[Any]) -> tuple[Array, Array]:
     """Some rows of a matrix: values, row by row, and scales."""
     if form.has_row_scales:
+        assert scales_in == FLOAT32, scales_in
         scales = _safe(np.abs(matrix).max(axis=1) / 127)
         return np.clip(np.rint(matrix / scales[:, None]), -127, 127).astype(np.int8), scales
     bits, block = form.bits, form.block
@@ -94,8 +97,11 @@ def _quantize(matrix: Array, form: Form, scales_in: Any) -> tuple[Array, Array]:
     return values, scales
 
 
-def _outwards(scales: Array, kind: Any) -> Array:
+def _outwards(scales: Array, kind: np.dtype[Any]) -> Array:
     """Scales in another type, none smaller than it was: the largest value must stay in range."""
+    largest, most = float(np.abs(scales).max(initial=0)), float(np.finfo(kind).max)
+    if not largest <= most:
+        raise UnsupportedError(f"a block needs the scale {largest:.6g}, and {kind} ends at {most:.6g}")
     rounded = scales.astype(kind)
     short = np.abs(rounded.astype(np.float32)) < np.abs(scales)
     outwards: Array = np.where(short, np.nextafter(rounded, np.copysign(np.array(np.inf, kind), rounded)), rounded)

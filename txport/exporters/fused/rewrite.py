@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from txport.bundles.forms import PLAIN, Form, Stored
+from txport.errors import UnsupportedError
 from txport.exporters.fused.packs import MICROSOFT, parts_of, stored_as
-from txport.exporters.fused.quantize import quantize, shapes
+from txport.exporters.fused.quantize import Quantized, quantize, shapes
 from txport.exporters.trace import weight_names
 from txport.models.weights.streamed import Read
 
@@ -31,6 +32,7 @@ class Matrix:
         self.values = ir.LazyTensor(lambda: ir.tensor(self._quantize()), kind, ir.Shape(values))
         self.scales = self._of_scales(scales)
         self.lookup_scales = self._of_scales((*scales, 1))  # the same bytes as the scales of a product
+        self.lookup_zeros = _zeros((*scales, 1), form.bits)
 
     def _of_scales(self, shape: Sequence[int]) -> ir.LazyTensor:
         def read() -> ir.TensorProtocol:
@@ -41,23 +43,38 @@ class Matrix:
         return ir.LazyTensor(read, self._scales_in, ir.Shape(shape))
 
     def _quantize(self) -> Array:
-        quantized = quantize(self._tensor.numpy(), self._form, self._scales_in.numpy())
+        quantized = self._quantized()
         self._scales[:] = [quantized.scales]
         return quantized.values
 
+    def _quantized(self) -> Quantized:
+        try:
+            return quantize(self._tensor.numpy(), self._form, self._scales_in.numpy())
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{self._tensor.name} can't be quantised: {error}") from error
+
+
+def _zeros(shape: Sequence[int], bits: int) -> ir.LazyTensor:
+    """What stands for zero in each block: of 4 bits, in both halves of a byte, whichever a kernel reads."""
+    middle = {8: 0x80, 4: 0x88}[bits]
+    return ir.LazyTensor(lambda: ir.tensor(np.full(shape, middle, np.uint8)), ir.DataType.UINT8, ir.Shape(shape))
+
 
 Matrices = dict[tuple[str, Form], Matrix]  # by the name of the weight
+
+
+Build = Callable[[ir.Model, ir.Node, Stored, ir.Value, Matrix], Iterator[ir.Node]]
 
 
 @dataclass(frozen=True)
 class Quantising:
     """What a target makes of matrices in fewer bits.
 
-    `is_map` tells the nodes that multiply with a weight, their second input, `linear` and `lookup` give what stands in
-    the place of one and of a lookup, the last giving the same. Scales are in the type `scales_in`.
+    `is_linear` tells the nodes that multiply with a weight, their second input, `linear` and `lookup` give what stands
+    in the place of one and of a lookup, the last giving the same. Scales are in the type `scales_in`.
     """
 
-    is_map: Callable[[ir.Node], bool]
+    is_linear: Callable[[ir.Node], bool]
     linear: Build
     lookup: Build
     scales_in: ir.DataType
@@ -80,7 +97,7 @@ def apply_forms(
     recorded: dict[str, Stored] = {}
     held: dict[str, tuple[ir.Value, Stored, Matrix]] = {}
     for node in list(model.graph):
-        weight = node.inputs[1] if how.is_map(node) else _table(node, tables)
+        weight = node.inputs[1] if how.is_linear(node) else _table(node, tables)
         form = None if weight is None else forms.get(str(weight.name))
         if weight is None or form is None:
             continue
@@ -94,7 +111,7 @@ def apply_forms(
             held[name] = _store(model, weight, form, matrix, is_table=name in tables)
         values, stored, matrix = held[name]
         recorded[str(values.name)] = stored
-        build = how.linear if how.is_map(node) else how.lookup
+        build = how.linear if how.is_linear(node) else how.lookup
         _replace(model, node, list(build(model, node, stored, values, matrix)))
     for name in held:
         del model.graph.initializers[name]
@@ -116,8 +133,11 @@ def _numbers(weight: ir.Value, read: Read | None) -> ir.TensorProtocol:
     if read is None:
         return tensor
     names = parts_of(weight)
-    whole = lambda: ir.tensor(np.concatenate([read(name).detach().float().numpy() for name in names]))  # noqa: E731
-    return ir.LazyTensor(whole, ir.DataType.FLOAT, ir.Shape(tensor.shape.numpy()))
+
+    def whole() -> ir.TensorProtocol:
+        return ir.tensor(np.concatenate([read(name).detach().float().numpy() for name in names]))
+
+    return ir.LazyTensor(whole, ir.DataType.FLOAT, ir.Shape(tensor.shape.numpy()), name=" and ".join(names))
 
 
 def _replace(model: ir.Model, node: ir.Node, made: Sequence[ir.Node]) -> None:
@@ -178,16 +198,22 @@ def in_blocks(
 
 
 def looked_up(
-    model: ir.Model, tokens: ir.Value | None, values: ir.Value, stored: Stored, matrix: Matrix, dims: int
+    model: ir.Model,
+    tokens: ir.Value | None,
+    values: ir.Value,
+    stored: Stored,
+    matrix: Matrix,
+    dims: int,
+    *,
+    has_zeros: bool = False,
 ) -> Iterator[ir.Node]:
-    """Rows of an embedding in blocks, by tokens of so many dims -> (..., D)."""
+    """Rows of an embedding in blocks, by tokens of so many dims -> (..., D); `has_zeros` says what stands for zero."""
     assert stored.form is not None
     name = str(stored.lookup_scales)
     inputs = [values, tokens, once(model, name, matrix.lookup_scales)]
+    if has_zeros:
+        inputs.append(once(model, str(stored.lookup_zeros), matrix.lookup_zeros))
     attributes = {"gather_axis": 0, "quantize_axis": 2, "block_size": stored.form.block, "bits": stored.form.bits}
     yield (rows := ir.node("GatherBlockQuantized", inputs, attributes=attributes, domain=MICROSOFT))
     joined = once(model, f"{name}.shape{f'.{dims}' if dims > 1 else ''}", np.array([*[0] * dims, -1]))
     yield ir.node("Reshape", [rows.outputs[0], joined])
-
-
-Build = Callable[[ir.Model, ir.Node, Stored, ir.Value, Matrix], Iterator[ir.Node]]

@@ -72,7 +72,7 @@ class Rounding(TorchFunctionMode):
         return torch.where(torch.rand(x.shape, generator=self._generator, dtype=x.dtype) < chance, other, nearest)
 
     def _rounded_at_random(self, x: Tensor) -> Tensor:
-        """As for other types, in fewer passes: to the bits that float32 lacks a random number is added, and they go."""
+        """As for other types, in fewer passes: add random bits below float32's last bit, then truncate."""
         noise = torch.randint(0, 1 << LACKING, x.shape, generator=self._generator)
         bits = noise.add_(x.view(torch.int64)).bitwise_and_(-1 << LACKING)
         return bits.view(torch.float64).to(torch.float32)

@@ -9,7 +9,10 @@ from txport.runtimes.base import Inputs, Ints, Runtime, Scores, State, scores
 
 
 class Remembering:
-    """A runtime that encodes sources once, as long as it is asked for the same ones: no step changes a state."""
+    """A runtime that encodes sources once: it keeps the state of the last sources, which no step changes.
+
+    Of equal sources with another `max_length` too, none is kept: a state may have room for so many tokens and no more.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -21,7 +24,7 @@ class Remembering:
         rows = [one.tobytes() + length.tobytes() for one, length in zip(source, source_lengths, strict=True)]
         firsts = {row: number for number, row in reversed(list(enumerate(rows)))}
         kept = sorted(firsts.values())
-        if (sources := (source.shape[1:], *(rows[number] for number in kept))) != self._sources:
+        if (sources := (max_length, source.shape[1:], *(rows[number] for number in kept))) != self._sources:
             self._started = self._runtime.start(source[kept], source_lengths[kept], max_length=max_length)
             self._sources = sources
         return self._runtime.select(self._started, np.searchsorted(kept, [firsts[row] for row in rows]))

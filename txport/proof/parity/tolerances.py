@@ -166,8 +166,8 @@ def tolerance_of(
 ) -> Tolerance:
     """The line of the table, tightened where `atol` or `rtol` say so.
 
-    Error rates, which are held against the checkpoint's own weights, may be worse by as much as those in the precision
-    that weights are `held_in` make them.
+    `points`, by how much error rates may be worse than with the checkpoint's own weights, is the larger of the two
+    precisions', of what is computed and of what weights are `held_in`.
     """
     lines = [each for each in TABLE if each.precision == precision and each.provider in (provider, ANY)]
     points = max(each.points for each in TABLE if each.precision in (precision, held_in))

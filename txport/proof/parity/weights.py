@@ -13,7 +13,6 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import Maps
 from txport.bundles.manifest import Manifest
-from txport.exporters.cpu.rewrite import TINY
 from txport.exporters.cpu.screening import shorten
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_scales
 from txport.models.adapters.adapted import Adapted
@@ -27,10 +26,11 @@ Array = NDArray[Any]
 # How far a quantised weight may lie from the checkpoint's, in the finest steps that its bits allow: by rounding, half a
 # step; in 4 bits the largest of a block may be cut so that the others are finer.
 STEPS = {8: 0.51, 4: 1.8}
-# Of scales in 16 bits, which are rounded outwards: below it, they lie too far apart to be within the share of `STEPS`.
-LEAST_HALF = 4e-6
+TINY = 1e-30  # in place of the step of a block of zeros
 PIECE = 1 << 20  # weights that are compared at once
-COARSE = 2.5  # times the error that the bits leave: more than chance in small matrices, less than two bits lost
+# How many times the error of even rounding all weights may have. No rounding to the nearest exceeds `COARSE`; in a
+# large matrix chance leaves about 1, and a grid twice as coarse 1.8 or more.
+COARSE, COARSE_LARGE = 1.9, 1.6
 
 
 def weighted(manifest: Manifest) -> list[str]:
@@ -161,25 +161,34 @@ def compare_held(role: str, held: Held, expected: Array) -> Comparison:
 
 def _compare_piece(role: str, held: Held, expected: Array, form: Form, rows: slice) -> Comparison:
     """Some rows of a quantised weight."""
-    least = TINY if held.quantized is None or held.quantized.scales.dtype != np.float16 else LEAST_HALF
-    steps = np.maximum(finest(expected[rows], form), least).astype(np.float64)
+    steps = np.maximum(finest(expected[rows], form), TINY).astype(np.float64)
+    if held.quantized is not None and held.quantized.scales.dtype == np.float16:
+        steps += np.spacing(steps.astype(np.float16))  # scales are rounded outwards, to the next of 16 bits
     wanted, found = expected[rows] / steps, held.values[rows] / steps
-    error = COARSE / np.sqrt(12) / max(float(np.sqrt(np.square(wanted).mean())), TINY)
+    error = _coarsest(wanted.size) / np.sqrt(12) / max(float(np.sqrt(np.square(wanted).mean())), TINY)
     compared = compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[form.bits], rms=error, kind=WEIGHTS)
     return replace(compared, index=(compared.index[0] + rows.start, *compared.index[1:]))
+
+
+def _coarsest(weights: int) -> float:
+    """The share of an even rounding's error that so many weights may have."""
+    return float(min(COARSE, COARSE_LARGE + 5 / np.sqrt(weights)))
 
 
 def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], checkpoint: Checkpoint) -> dict[str, Array]:
     """What a graph may hold beside the checkpoint's weights, by name, computed anew.
 
-    Tables of sinusoids, scales in the shape that a look-up wants, and the screening of a large projection. A scale
-    itself is proven by the weights that it gives back.
+    Tables of sinusoids, scales in the shape that a look-up wants, its zeros, and the screening of a large projection. A
+    scale itself is proven by the weights that it gives back.
     """
     known = {name: buffer.detach().numpy() for name, buffer in checkpoint.outline.named_buffers()}
     for name, values in initializers.items():
         stored = table.get(name)
         if stored is not None and (scale := read_scales(stored, initializers)) is not None:
             known |= {str(stored.scales): scale, str(stored.lookup_scales): scale[..., None]}
+            if stored.lookup_zeros is not None and stored.form is not None:
+                zero = {8: 0x80, 4: 0x88}[stored.form.bits]
+                known[stored.lookup_zeros] = np.full((*scale.shape, 1), zero, np.uint8)
         if name == f"zeros.{values.size}":
             known[name] = np.zeros(values.size, np.int8)
     if "screening.weight" in initializers:

@@ -7,6 +7,7 @@ ONNX Runtime's source (onnxruntime/core/providers/cuda/tensor and math/matmul.cc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 import onnx
 from onnx import ModelProto, NodeProto
@@ -14,7 +15,7 @@ from onnx import ModelProto, NodeProto
 from txport.exporters.cuda.audit.kernels import FROZEN
 
 Dims = Mapping[str, Sequence[int | str]]  # of values; "" for a dim of which nothing is known
-INVENTED = "unk__"  # what ONNX's inference calls a dim of which it knows nothing begins with
+INVENTED = "unk__"  # prefix of dims that ONNX's shape inference invents
 MOST_PIECES = 32  # whose places a kernel takes as arguments
 MATRIX = 2  # dims
 
@@ -31,7 +32,7 @@ def dims_of(model: ModelProto) -> Dims:
 
 
 def unfit(node: NodeProto, operator: str, dims: Dims) -> str | None:
-    """Why a node can't be captured; None if it can, or where dims are not known well enough to say."""
+    """Why a node can't be captured; None if it can, or where not even the number of dims is known."""
     if operator in FROZEN:
         return FROZEN[operator]
     check = CHECKS.get(operator)
@@ -65,19 +66,22 @@ def _matmul(node: NodeProto, dims: Dims) -> str | None:
     first, second = (dims.get(name) for name in node.input[:2])
     if first is None or second is None:
         return None
-    batches = [[dim for dim in each[:-MATRIX] if dim != 1] for each in (first, second)]
-    is_one = not batches[1] and len(first) >= len(second)
-    if is_one or (len(first) > MATRIX and _may_be_alike(*batches)):
+    are_one = all(dim == 1 for dim in second[:-MATRIX]) and len(first) >= len(second) >= MATRIX
+    if are_one or (len(first) == 1 and len(second) <= MATRIX):
+        return None
+    if min(len(first), len(second)) > MATRIX and _may_be_alike(first[:-MATRIX], second[:-MATRIX]):
         return None
     said = " by ".join(str(list(each)) for each in (first, second))
     return f"it broadcasts matrices, {said}, and where they lie is copied from memory of the run"
 
 
 def _may_be_alike(one: Sequence[int | str], other: Sequence[int | str]) -> bool:
-    """Whether dims are the same, as far as they are known."""
-    known = [pair for pair in zip(one, other, strict=False) if all(map(_is_known, pair))]
-    first, second = (sorted(str(pair[side]) for pair in known) for side in (0, 1))
-    return len(one) == len(other) and first == second
+    """Whether the dims of two batches are the same, as far as they are known; one may begin with more of length 1.
+
+    What operators of ONNX Runtime's own give has no dims that ONNX could infer, so those can't be refused.
+    """
+    pairs = zip_longest(reversed(one), reversed(other), fillvalue=1)
+    return all(first == second for first, second in pairs if _is_known(first) and _is_known(second))
 
 
 def _is_known(dim: int | str) -> bool:
