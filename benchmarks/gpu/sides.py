@@ -88,7 +88,7 @@ class Sides:
         worker = self.worker(name)
         folder, engine, options = self._how(name, line, bundle, worker)
         if name == "txport":
-            options["source_tokens"] = max(map(len, sources))
+            options["source_tokens"] = min(map(len, sources)), max(map(len, sources))
         search = search_of(line)
         asked = {"engine": engine, "folder": str(folder), "search": asdict(search), "options": options}
         versions: dict[str, str] = worker.ask("load", **asked, sources=sources, batch=line.batch)["versions"]

@@ -12,7 +12,7 @@ PACKAGES = ("txport", "onnxruntime", "onnxruntime-gpu", "numpy")
 
 
 class Engine:
-    """Options: `runtime`, `provider`, `batch_size`, `source_tokens` (of the longest); the folder is the bundle."""
+    """Options: `runtime`, `provider`, `batch_size`, `source_tokens` (the fewest and the most); the folder is the bundle."""
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         self._model = txport.load(folder, runtime=options["runtime"], provider=options["provider"])
@@ -24,8 +24,8 @@ class Engine:
             "min_new_tokens": search.max_new_tokens if search.forced else 0,
             "scores": search.beams > 1,
         }
-        longest = options["source_tokens"]
-        self._model.warm(self._batch, range(longest, longest + 1), **self._options)  # all sources of a line are so long
+        shortest, longest = options["source_tokens"]
+        self._model.warm(self._batch, range(shortest, longest + 1), **self._options)
 
     def encode(self, sources: Ids) -> Ids:
         """Ids are what it takes."""
