@@ -235,7 +235,7 @@ def test_nothing_is_captured_while_it_is_timed(beams: int, tmp_path: Path, monke
 
     monkeypatch.setattr(HostDevice, "run", watch)
     bundle = drivers.made("seq2seq", "cuda", "fp16", tmp_path)
-    options = {"runtime": "cuda-stand-in", "provider": "cpu", "batch_size": 3, "source_tokens": 5}
+    options = {"runtime": "cuda-stand-in", "provider": "cpu", "batch_size": 3, "source_tokens": (5, 5)}
     engine = txport_cuda.Engine(bundle.path, Search(beams=beams, max_new_tokens=12, forced=beams > 1), options)
     before = len(captured)
     engine.generate([[5, 9, 11, 8, 2], [7, 2], [6, 6, 2]])

@@ -12,7 +12,10 @@ PACKAGES = ("txport", "onnxruntime", "onnxruntime-gpu", "numpy")
 
 
 class Engine:
-    """Options: `runtime`, `provider`, `batch_size`, `source_tokens` (the fewest and the most); the folder is the bundle."""
+    """Options: `runtime`, `provider`, `batch_size`, and the fewest and the most `source_tokens`.
+
+    The folder is the bundle.
+    """
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         self._model = txport.load(folder, runtime=options["runtime"], provider=options["provider"])

@@ -13,7 +13,7 @@
 
 enum { SUCCESS = 0, OUT_OF_MEMORY = 2, OLD_DRIVER = 35, NO_DEVICE = 100, BAD_DEVICE = 101, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906 };
 #define NAME "a device that computes nothing"
-#define STREAMS 16
+#define STREAMS 1024
 #define HANDLE 5
 
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2 };
@@ -40,18 +40,30 @@ static struct {
     void *stream;
     long launches;
 } launched[STREAMS];
+static atomic_flag counting = ATOMIC_FLAG_INIT; /* held by who reads or changes them */
+
+static void begin_counting(void) {
+    while (atomic_flag_test_and_set(&counting)) {}
+}
+
+static void end_counting(void) { atomic_flag_clear(&counting); }
 
 /* How many kernels of its own the provider has launched on a stream; those of cuBLAS are not told apart. */
 long fake_launches_on(void *stream) {
+    long launches = 0;
+    begin_counting();
     for (int at = 0; at < STREAMS; at++)
-        if (launched[at].launches && launched[at].stream == stream) return launched[at].launches;
-    return 0;
+        if (launched[at].launches && launched[at].stream == stream) launches = launched[at].launches;
+    end_counting();
+    return launches;
 }
 
 /* On how many streams that was. */
 long fake_streams(void) {
     int at = 0;
+    begin_counting();
     while (at < STREAMS && launched[at].launches) at++;
+    end_counting();
     return at;
 }
 
@@ -73,12 +85,13 @@ int __cudaPopCallConfiguration(struct dims *grid, struct dims *block, size_t *sh
 }
 
 int cudaLaunchKernel(const void *kernel, struct dims grid, struct dims block, void **arguments, size_t shared, void *stream) {
-    for (int at = 0; at < STREAMS; at++)
-        if (!launched[at].launches || launched[at].stream == stream) {
-            launched[at].stream = stream;
-            launched[at].launches++;
-            break;
-        }
+    int at = 0;
+    begin_counting();
+    while (at < STREAMS && launched[at].launches && launched[at].stream != stream) at++;
+    if (at == STREAMS) abort(); /* more streams than are counted */
+    launched[at].stream = stream;
+    launched[at].launches++;
+    end_counting();
     return fake_launch();
 }
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> FakeCuda:
     folder = shared / "fake-cuda"
     with (shared / "fake-cuda.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folders(folder).everything.exists():
-            build(folder)
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=shared) as built:
+                build(Path(built) / "whole")
+                (Path(built) / "whole").rename(folder)
     return FakeCuda(folders(folder), tmp_path_factory.mktemp("cuda"))

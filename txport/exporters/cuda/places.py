@@ -60,9 +60,10 @@ def _ones(tracer: Tracer, x: ir.Value, dtype: torch.dtype) -> ir.Value:
     return tracer.op("places/ones", "Add", [zeros, tracer.constant(np.array(1))])
 
 
-def _count(tracer: Tracer, x: ir.Value, axis: int, *, exclusive: int = 0, reverse: int = 0) -> ir.Value:
-    ends = tracer.constant(np.array(axis))
-    return tracer.op("places", "CumSum", [x, ends], exclusive=exclusive, reverse=reverse)
+def _running_sum(
+    tracer: Tracer, name: str, x: ir.Value, axis: int, *, exclusive: int = 0, reverse: int = 0
+) -> ir.Value:
+    return tracer.op(name, "CumSum", [x, tracer.constant(np.array(axis))], exclusive=exclusive, reverse=reverse)
 
 
 def _places_of(tracer: Tracer, x: Symbol) -> Symbol:
@@ -70,7 +71,7 @@ def _places_of(tracer: Tracer, x: Symbol) -> Symbol:
     line = tracer.op("places/row", "Gather", [x.value, first], axis=0)
     if x.dim() == 3:
         line = tracer.op("places/line", "Gather", [line, first], axis=1)
-    value = _count(tracer, _ones(tracer, line, x.dtype), 0, exclusive=1)
+    value = _running_sum(tracer, "places", _ones(tracer, line, x.dtype), 0, exclusive=1)
     one, other = (torch.arange(each.shape[1]) for each in x.examples)
     return tracer.given(value, (one, other))
 
@@ -78,9 +79,9 @@ def _places_of(tracer: Tracer, x: Symbol) -> Symbol:
 def _row_numbers(tracer: Tracer, ids: Symbol) -> Symbol:
     """Those before it of its source, and all of the sources before."""
     ones = _ones(tracer, ids.value, ids.dtype)
-    own = _count(tracer, ones, 1, exclusive=1)
-    beams = tracer.op("places/beams", "Add", [own, _count(tracer, ones, 1, reverse=1)])  # K, everywhere
-    value = tracer.op("places/rows", "Add", [own, _count(tracer, beams, 0, exclusive=1)])
+    own = _running_sum(tracer, "places", ones, 1, exclusive=1)
+    beams = tracer.op("places/beams", "Add", [own, _running_sum(tracer, "places", ones, 1, reverse=1)])  # K, everywhere
+    value = tracer.op("places/rows", "Add", [own, _running_sum(tracer, "places", beams, 0, exclusive=1)])
     one, other = (torch.zeros(each.shape, dtype=torch.int64) for each in ids.examples)
     return tracer.given(value, (one, other))
 
@@ -95,12 +96,12 @@ def _by_source(tracer: Tracer, x: Symbol, numbers: Symbol) -> Symbol:
 def _mean_of_heads(tracer: Tracer, weights: Symbol) -> Symbol:
     """The last of the running sums over heads, of which each kernel is ONNX Runtime's own.
 
-    A mean would need cuDNN where sums are to come out alike each time, and a product a constant matrix, which no proof
-    knows.
+    A mean would need cuDNN where sums are to come out alike each time.
     """
     heads = int(weights.examples[0].shape[1])
     last, share = tracer.constant(np.array(heads - 1)), tracer.constant(np.array(1 / heads, np.float32))
-    total = tracer.op("heads/total", "Gather", [_count(tracer, weights.value, 1), last], axis=1)  # (B, K, S)
+    sums = _running_sum(tracer, "heads/sums", weights.value, 1)
+    total = tracer.op("heads/total", "Gather", [sums, last], axis=1)  # (B, K, S)
     mean = tracer.op("heads/mean", "Mul", [total, share])
     one, other = (mean_of_heads(each) for each in weights.examples)
     return tracer.given(tracer.op("heads/rows", "Flatten", [mean], axis=2), (one, other))
