@@ -19,6 +19,7 @@ from txport.system.machine import is_out_of_memory
 from txport.system.packages import import_problem
 from txport.system.terminal import one_line, owns_stderr, printable
 
+SPARE = 1 << 20  # bytes that are given back where an error is told of, which may be that there is no memory
 LONGEST_WORD = 400  # characters; longer ones are no names
 NO_MEMORY = "txport: not enough memory here; give it more"
 MEMORY_FIX = "give it more memory, smaller batches or a smaller model"
@@ -81,8 +82,9 @@ def run_guarded(command: click.Command, arguments: Iterable[str] | None = None) 
 
 
 def _run(command: click.Command, arguments: list[str], interrupt: Interrupt) -> int:
+    spare = [bytes(SPARE)]
     try:
-        code, text = _outcome(command, arguments, interrupt)
+        code, text = _outcome(command, arguments, interrupt, spare)
         interrupt.is_over = True
     except KeyboardInterrupt:
         interrupt.is_over = True
@@ -102,8 +104,8 @@ def _run(command: click.Command, arguments: list[str], interrupt: Interrupt) -> 
     return code
 
 
-def _outcome(command: click.Command, arguments: list[str], interrupt: Interrupt) -> tuple[int, str]:
-    """Run the command; -> its exit code, and what to say of it."""
+def _outcome(command: click.Command, arguments: list[str], interrupt: Interrupt, spare: list[bytes]) -> tuple[int, str]:
+    """Run the command; -> its exit code, and what to say of it, for which there is `spare` memory."""
     try:
         interrupt.begin()
         # Not command.main(): it answers Ctrl-C and a closed pipe in ways of its own.
@@ -111,6 +113,7 @@ def _outcome(command: click.Command, arguments: list[str], interrupt: Interrupt)
             command.invoke(context)
         sys.stdout.flush()
     except Exception as error:
+        spare.clear()
         # Whatever comes after an interrupt comes of it: libraries make errors of their own of it.
         return (130, INTERRUPTED) if interrupt.came or isinstance(error, click.Abort) else _end_of(error)
     return 0, ""
