@@ -40,7 +40,7 @@ from txport.models.architectures import gpt2
 from txport.proof.proven import write
 from txport.system.machine import peak_memory
 
-gpt2.PRESETS["gpt2-large"] = gpt2.GPT2Config(vocab_size=64, d_model=1024, heads=16, decoder_layers=6, max_length=64,
+gpt2.PRESETS["gpt2-large"] = gpt2.GPT2Config(vocab_size=64, d_model=1024, heads=16, decoder_layers=4, max_length=64,
     pad_id=0, eos_id=1)
 checkpoint.STREAMED_ABOVE = 0
 peaks = []
@@ -60,7 +60,7 @@ def test_an_export_holds_one_tensor_at_a_time(target: str, precision: str) -> No
     command = [sys.executable, "-c", MEASURE, target, precision]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     taken, parameters = map(float, done.stdout.split())
-    assert 4 * parameters > 300e6
+    assert 4 * parameters > 200e6
     assert taken < LARGEST_TENSOR + FIXED
 
 
