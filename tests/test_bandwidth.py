@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import txport
-from tests.tiny import tiny_config, tiny_model
+from tests.tiny import tiny_config, tiny_model, unproven
 from txport import bandwidth, bench
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import LARGE_VOCABULARY
@@ -25,7 +24,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fused(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return txport.export(source, tmp_path_factory.mktemp("bundles") / "fp32", target="cpu")
+    return unproven(source, tmp_path_factory.mktemp("bundles") / "fp32", target="cpu")
 
 
 def test_a_step_reads_the_decoder_and_the_projection_once(fused: Bundle) -> None:
@@ -43,7 +42,7 @@ def test_a_step_reads_the_decoder_and_the_projection_once(fused: Bundle) -> None
 def test_the_likeliest_token_is_found_with_a_quarter_of_the_projections_bytes(tmp_path: Path) -> None:
     config = tiny_config(d_model=64, target_vocab_size=LARGE_VOCABULARY, tied="none")
     save_checkpoint(tmp_path / "toy", tiny_model(config))
-    bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
+    bundle = unproven(tmp_path / "toy", tmp_path / "out", target="cpu")
     greedy, beams = (bandwidth.step_bytes(bundle, count) or 0 for count in (1, 4))
     projection = 4 * 64 * LARGE_VOCABULARY
     scales_and_zeros = (4 + 1) * LARGE_VOCABULARY
@@ -52,7 +51,7 @@ def test_the_likeliest_token_is_found_with_a_quarter_of_the_projections_bytes(tm
 
 def test_fewer_bits_are_fewer_bytes(fused: Bundle, source: Path, tmp_path: Path) -> None:
     sizes = [
-        bandwidth.step_bytes(txport.export(source, tmp_path / name, target="cpu", precision=name)) or 0
+        bandwidth.step_bytes(unproven(source, tmp_path / name, target="cpu", precision=name)) or 0
         for name in ("int8", "int4")
     ]
     assert sizes == sorted(sizes, reverse=True)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txport
-from tests.tiny import edit_graph, tiny_config, tiny_model, unread
+from tests.tiny import edit_graph, tiny_config, tiny_model, unproven, unread
 from txport import bandwidth, runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.forms import DYNAMIC, INVARIANT, ROWS, Form, blocks_of
@@ -170,7 +170,7 @@ def test_where_screening_leaves_too_many_all_logits_decide(kind: str, tmp_path: 
             {"equal": weight[:1], "doubled": weight[torch.arange(len(weight)) // 2], "steep": 20 * weight}[kind]
         )
     save_checkpoint(tmp_path / "toy", model)
-    bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu")
+    bundle = unproven(tmp_path / "toy", tmp_path / "out", target="cpu")
     runtime = runtimes.load("ort", bundle)
     for call in list(Reference(Exact.of(model), bundle.manifest).replay(Case("", SOURCES[:1], (1, 1, 1)), 0))[1:]:
         every = runtime.run_graph(STEP, {**call.inputs, COUNT: np.array([0])})[LOGITS]
@@ -303,7 +303,7 @@ def test_quantised_weights_come_back_within_their_steps(seed: int, form: Form) -
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
 def test_a_wrong_weight_is_named(precision: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config()))
-    path = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu", precision=precision).path
+    path = unproven(tmp_path / "toy", tmp_path / "out", target="cpu", precision=precision).path
 
     def edit(model: onnx.ModelProto) -> None:
         name = "decoder.1.feed_forward.outer.weight"

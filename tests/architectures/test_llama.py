@@ -14,6 +14,7 @@ import torch
 from tests.architectures.llamas import CASES, PROMPT, model_of, stored, tokens
 from tests.architectures.seeded import bundle_of
 from tests.runtimes.driven import ENGINES
+from tests.tiny import unproven
 from txport import release, runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.ports import PREFILL, STEP
@@ -90,7 +91,7 @@ def became(bundle: Bundle, role: str) -> Counter[str]:
 @pytest.mark.parametrize("head_norm", [False, True])
 def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> None:
     config = LlamaConfig(**SMALL, key_heads=2, head_size=16, head_norm=head_norm, tied=True)
-    bundle = release.export(checkpoint(tmp_path / "checkpoint", config), tmp_path / "bundle", target="cpu")
+    bundle = unproven(checkpoint(tmp_path / "checkpoint", config), tmp_path / "bundle", target="cpu")
     step, prefill = became(bundle, STEP), became(bundle, PREFILL)
     for counts in (step, prefill):
         assert counts["com.microsoft.GroupQueryAttention"] == config.decoder_layers
@@ -164,7 +165,7 @@ WINDOWED: dict[str, Any] = {**SMALL, "head_size": 16, "windows": (3, 0), "unturn
 @pytest.mark.parametrize("cap", [0.0, 2.0])
 def test_a_window_becomes_that_of_the_fused_operator(cap: float, tmp_path: Path) -> None:
     config = LlamaConfig(**WINDOWED, key_heads=2, attention_cap=cap)
-    bundle = release.export(checkpoint(tmp_path / "checkpoint", config), tmp_path / "bundle", target="cpu")
+    bundle = unproven(checkpoint(tmp_path / "checkpoint", config), tmp_path / "bundle", target="cpu")
     for role in (STEP, PREFILL):
         nodes = [each for each in onnx.load(bundle.file(role)).graph.node if each.op_type == "GroupQueryAttention"]
         said = [{each.name: each.i for each in node.attribute} for node in nodes]

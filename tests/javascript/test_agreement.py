@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 import txport
 from tests import transformers_js
 from tests.javascript import in_chromium, on_node
-from tests.tiny import tiny_config, tiny_model
+from tests.tiny import tiny_config, tiny_model, unproven
 from txport.locate import find_bundle
 from txport.models.checkpoint import save_checkpoint
 
@@ -98,7 +98,7 @@ def require_same(theirs: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]
 def made(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     task, target = request.param.split()
     source = checkpoint if task == "seq2seq" else "preset:gpt2-tiny"
-    return txport.export(source, tmp_path_factory.mktemp("bundles") / "made", target=target).path
+    return unproven(source, tmp_path_factory.mktemp("bundles") / "made", target=target).path
 
 
 def test_searches_drawn_by_seed(made: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_tokenizer_of_a_library_reads_what_the_package_does_not(tmp_path: Path
     words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     sizes = {"source_vocab_size": words.get_vocab_size(), "target_vocab_size": words.get_vocab_size()}
     save_checkpoint(tmp_path / "checkpoint", tiny_model(tiny_config(**sizes)), words.to_str())
-    bundle = txport.export(tmp_path / "checkpoint", tmp_path / "bundle").path
+    bundle = unproven(tmp_path / "checkpoint", tmp_path / "bundle").path
     drawn_so = {"do_sample": True, "seed": 5, "nbest": 3}
     expected = [[one.output for one in each.hypotheses] for each in txport.load(bundle).generate(texts, **drawn_so)]
     requests = [("generate", text, drawn_so) for text in texts]

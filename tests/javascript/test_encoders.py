@@ -15,6 +15,7 @@ import txport
 from tests import transformers_js
 from tests.architectures.test_bert import VOCABULARY, model_of, tiny, word_pieces
 from tests.javascript import in_chromium, on_node
+from tests.tiny import unproven
 from txport.errors import UnknownTextError
 from txport.models.checkpoint import save_checkpoint
 
@@ -49,7 +50,7 @@ def letters(**strips: bool) -> str:
 
 def made(folder: Path, head: str, target: str, tokenizer: str | None, seed: int = 0, **changes: Any) -> Path:
     save_checkpoint(folder / "checkpoint", model_of(tiny(head, **changes), seed), tokenizer)
-    return txport.export(folder / "checkpoint", folder / "bundle", target=target).path
+    return unproven(folder / "checkpoint", folder / "bundle", target=target).path
 
 
 def python_says(bundle: Path, method: str, text: str, options: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ import txport
 from tests.architectures.test_bert import model_of, tiny
 from tests.javascript import in_chromium, on_node, run
 from tests.javascript.test_encoders import made, whole_words
-from tests.tiny import edit_graph, reseal
+from tests.tiny import edit_graph, reseal, unproven
 from txport.bundles.bundle import Bundle
 from txport.errors import BundleError
 from txport.models.checkpoint import save_checkpoint
@@ -115,7 +115,7 @@ def test_an_operator_that_a_build_lacks(checkpoint: Path, tmp_path: Path) -> Non
     def edit(model: onnx.ModelProto) -> None:
         next(node for node in model.graph.node if node.op_type == "GroupQueryAttention").op_type = "NewAttention"
 
-    path = txport.export(checkpoint, tmp_path / "bundle", target="cpu").path
+    path = unproven(checkpoint, tmp_path / "bundle", target="cpu").path
     with pytest.raises(BundleError):  # that operator may need an input which this one leaves out
         edit_graph(path, "step", edit)
     error, message = refused(path)
@@ -269,7 +269,7 @@ def test_labels_that_their_function_can_not_tell_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_any_value_in_a_document_is_run_or_refused(target: str, checkpoint: Path, tmp_path: Path) -> None:
     """Of the manifest and the tokenizer, with one value in place of another, or without it."""
-    path = txport.export(checkpoint, tmp_path / "bundle", target=target).path
+    path = unproven(checkpoint, tmp_path / "bundle", target=target).path
     require_refusals(path, ["generate", "bad", {"max_new_tokens": 3}])
 
 
@@ -278,7 +278,7 @@ def test_any_value_in_a_document_is_run_or_refused(target: str, checkpoint: Path
 )
 def test_any_value_of_a_model_that_only_encodes_is_run_or_refused(head: tuple[str, str], tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "checkpoint", model_of(tiny(head[0])), whole_words())
-    path = txport.export(tmp_path / "checkpoint", tmp_path / "bundle").path
+    path = unproven(tmp_path / "checkpoint", tmp_path / "bundle").path
     require_refusals(path, [head[1], "good [MASK]"])
 
 

@@ -17,10 +17,9 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 
-import txport
 from tests.architectures.seeded import drawn, saved
 from tests.proof.faults import Edit
-from tests.tiny import edit_graph, tiny_config, tiny_model
+from tests.tiny import edit_graph, tiny_config, tiny_model, unproven
 from txport.bundles.bundle import Bundle, load_bundle, seal
 from txport.bundles.forms import DYNAMIC, Form, blocks_of
 from txport.bundles.ports import DECODER, ENCODER, STEP
@@ -60,9 +59,7 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Checkpoin
         "int8": {"precision": "int8"},
         "blocks": {"precision": "int8", "rows": 1},
     }
-    return {
-        kind: (loaded, txport.export(folder / "toy", folder / kind, target="cpu", **how)) for kind, how in kinds.items()
-    }
+    return {kind: (loaded, unproven(folder / "toy", folder / kind, target="cpu", **how)) for kind, how in kinds.items()}
 
 
 def failed(bundle: Bundle, checkpoint: Checkpoint) -> list[Comparison]:
