@@ -97,9 +97,8 @@ def export(
     Without `weights`, the graphs are written alone, to be looked at: nothing is compared, and nothing runs them. With
     `single`, a portable bundle has one graph more, which searches by itself: docs/single-graph.md.
 
-    Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place
-    that can't be written, `UnavailableError` where the comparison has clearly too little memory, `ParityError` if the
-    exported graphs do not compute what PyTorch computes.
+    Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place that can't
+    be written, `UnavailableError` for too little memory, `ParityError` for graphs that compute otherwise than PyTorch.
     """
     with needed(EXPORT):
         from txport.proof.memory import require_room
