@@ -220,7 +220,7 @@ def test_no_more_is_read_ahead_than_fits_into_memory() -> None:
             read += 1
             yield read
 
-    next(batching.in_batches(texts(), lambda batch: batch, 5000, length=lambda item: 1))
+    next(batching.in_batches(texts(), batching.at_once(list), 5000, length=lambda item: 1))
     assert read == batching.MOST
 
 

@@ -36,7 +36,7 @@ from txport.release import Progress, export, load_checkpoint, parity, silent
 from txport.runtimes.base import ContinuousRuntime, Runtime
 from txport.runtimes.inputs import Source
 from txport.runtimes.single import SingleRuntime
-from txport.search.batching import begin_batches, in_batches
+from txport.search.batching import at_once, in_batches
 from txport.search.continuous import GenerationRequest, Scheduler
 from txport.search.generate import Ids, begin, require_fit, require_room, search
 from txport.search.numbers import numbers_only
@@ -197,7 +197,7 @@ class Model(Encoder):
         pairs = zip(texts, repeat(begins[0])) if isinstance(prefixes, str) else paired(texts, begins, "prefixes")
         encoded = ((text, self._with_room(self._encode_known(text, unknown), chosen), prefix) for text, prefix in pairs)
         size: Callable[[tuple[str, list[int], list[int]]], int] = lambda item: len(item[1])  # noqa: E731
-        return begin_batches(encoded, begin_batch, batch_size, size, self.workers, batch_tokens, continuous)
+        return in_batches(encoded, begin_batch, batch_size, size, self.workers, batch_tokens, continuous)
 
     def transcribe(self, audio: Audio | Iterable[Audio], **options: Any) -> list[Transcript]:
         """What is said in audio; the options are those of `transcribe_iter`. -> one result a piece, in order."""
@@ -279,7 +279,7 @@ class Model(Encoder):
             (self._with_room(self._checked(source), chosen), prefix) for source, prefix in pairs
         )
         size: Callable[[GenerationRequest], int] = lambda pair: len(pair[0])  # noqa: E731
-        return list(begin_batches(checked, begin_batch, batch_size, size, self.workers, batch_tokens, continuous))
+        return list(in_batches(checked, begin_batch, batch_size, size, self.workers, batch_tokens, continuous))
 
     def score(
         self,
@@ -335,7 +335,7 @@ class Model(Encoder):
             (self.encode(text, unknown), [*self._begin(target, "a target"), *end])
             for text, target in paired(many("texts", texts), many("targets", targets), "targets")
         )
-        return in_batches(encoded, work, batch_size, length=lambda pair: len(pair[1]), workers=self.workers)
+        return in_batches(encoded, at_once(work), batch_size, length=lambda pair: len(pair[1]), workers=self.workers)
 
     def _require_continuous(self, continuous: bool, batch_tokens: int | None) -> None:
         if switch("continuous", continuous) and not isinstance(self.runtime, ContinuousRuntime):

@@ -16,7 +16,7 @@ from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Function, Poolin
 from txport.models.tokenizers.base import Tokenizer, Unknown, shorten
 from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
 from txport.runtimes.encoding import infer
-from txport.search.batching import in_batches
+from txport.search.batching import at_once, in_batches
 from txport.system.numbers import switch, whole
 
 BATCH_SIZE = 32
@@ -283,7 +283,7 @@ class Encoder:
 
         given = ((text, self._encode_known(text, unknown)) for text in many("texts", texts))
         encoded = (self._masked(ids, text) if masked and ids else ids for text, ids in given)
-        return in_batches(encoded, work, batch_size, len, self.workers, batch_tokens)
+        return in_batches(encoded, at_once(work), batch_size, len, self.workers, batch_tokens)
 
 
 def pool(vectors: Floats, pooling: Pooling) -> Floats:

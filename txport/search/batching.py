@@ -18,22 +18,12 @@ TURNS = 8  # continuous batches that a worker takes at a time
 MOST = 1 << 16  # items that are read ahead, however large the batches; so none is larger
 
 
+def at_once(work: Callable[[list[Item]], list[Result]]) -> Callable[[list[Item]], Callable[[], list[Result]]]:
+    """Work that is done in one call, as `in_batches` takes it."""
+    return lambda batch: partial(work, batch)
+
+
 def in_batches(
-    items: Iterable[Item],
-    work: Callable[[list[Item]], list[Result]],
-    batch_size: int,
-    length: Callable[[Item], int],
-    workers: int = 1,
-    batch_tokens: int | None = None,
-    continuous: bool = False,
-) -> Iterator[Result]:
-    """As `begin_batches`, by work that is done in one call."""
-    return begin_batches(
-        items, lambda batch: partial(work, batch), batch_size, length, workers, batch_tokens, continuous
-    )
-
-
-def begin_batches(
     items: Iterable[Item],
     begin: Callable[[list[Item]], Callable[[], list[Result]]],
     batch_size: int,
