@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,8 @@ class Manifest:
             return self.precision
         return f"{self.precision} ({percent(self.kept_in_fp32['share'])} of its weights in fp32)"
 
-    @property
-    def graphs(self) -> dict[str, Graph]:
+    @cached_property  # asked at each call of a graph
+    def graphs(self) -> Mapping[str, Graph]:
         """The bundle's graphs by role, with their ports."""
         if not self.single:
             return self.driven
@@ -134,8 +135,8 @@ class Manifest:
         single = single_graph(self.facts, self.dtype)
         return {**self.driven, single.role: single}
 
-    @property
-    def driven(self) -> dict[str, Graph]:
+    @cached_property
+    def driven(self) -> Mapping[str, Graph]:
         """Those that a runtime runs step by step; the others search by themselves."""
         return {graph.role: graph for graph in CONTRACTS[self.target][self.facts.task](self.facts, self.dtype)}
 

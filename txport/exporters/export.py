@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 from torch import Tensor
@@ -21,6 +20,7 @@ from txport.models import architecture
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint
 from txport.models.weights.streamed import emptied
+from txport.system.packages import version_of
 from txport.version import __version__
 
 DEFAULT_OPSET = 18
@@ -89,7 +89,7 @@ def export_graphs(
         config=checkpoint.config.to_dict(),
         facts=checkpoint.facts,
         checkpoint={"name": checkpoint.name, "sha256": checkpoint.sha256},
-        tools={"txport": __version__, **{name: version(name) for name in ("torch", "onnx", "onnxscript")}},
+        tools={"txport": __version__, **{name: version_of(name) for name in ("torch", "onnx", "onnxscript")}},
         generation=dict(checkpoint.generation),
         rows=rows,
         weightless=not weights,

@@ -215,7 +215,7 @@ class Tracer(TorchFunctionMode):
 
     def constant(self, array: np.ndarray) -> ir.Value:
         """A number, or several, that never change."""
-        value = self.op("constant", "Constant", [], value=ir.tensor(array))
+        value = self.op("constant", "Constant", [], value=ir.Tensor(array))
         value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
         return value
 
@@ -225,7 +225,7 @@ class Tracer(TorchFunctionMode):
             return self.constant(array_of(tensor))
         if id(tensor) not in self.initializers:
             name = self._weights[id(tensor)]
-            held = self._later(name, tensor) if tensor.is_meta else ir.tensor(array_of(tensor))
+            held = self._later(name, tensor) if tensor.is_meta else ir.Tensor(array_of(tensor))
             value = ir.Value(name=name, const_value=held)
             value.type, value.shape = ir.TensorType(held.dtype), ir.Shape(tensor.shape)
             self.initializers[id(tensor)] = value

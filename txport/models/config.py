@@ -7,6 +7,7 @@ import difflib
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
@@ -18,6 +19,7 @@ LARGEST = 1 << 24  # of any size, so that no product of two overflows
 LISTED = 10  # keys in an error
 LARGEST_FILE = 1 << 20  # bytes of a config.json
 MOST_LAYERS, LONGEST = 1 << 10, 1 << 20
+TYPES: Callable[[Any], Mapping[str, Any]] = cache(get_type_hints)  # of the fields of a kind of config
 BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "at least": operator.ge,
     "at most": operator.le,
@@ -83,7 +85,7 @@ class Config:
             problems = [*missing, *unknown]
             more = [f"and {len(problems) - LISTED} more"] if len(problems) > LISTED else []
             raise ConfigError("; ".join([*problems[:LISTED], *more]))
-        tuples = {name for name, hint in get_type_hints(cls).items() if str(hint).startswith("tuple")}
+        tuples = {name for name, hint in TYPES(cls).items() if str(hint).startswith("tuple")}
         return cls(**{k: tuple(v) if k in tuples and isinstance(v, list) else v for k, v in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def _describe_unknown(key: str, known: Mapping[str, object]) -> str:
 
 
 def _wrong_types(config: Config) -> Iterator[str]:
-    for name, hint in get_type_hints(type(config)).items():
+    for name, hint in TYPES(type(config)).items():
         value, optional = getattr(config, name), NoneType in get_args(hint)
         kind = next((each for each in get_args(hint) if each is not NoneType), hint) if optional else hint
         if str(kind).startswith("tuple"):

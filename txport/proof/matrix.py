@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from txport.proof.parity.check import Report, check
 from txport.proof.parity.measures import finite
 from txport.proof.proven import prove, write
 from txport.system.files import staged_folder, temporary_folder
+from txport.system.packages import version_of
 from txport.version import __version__
 
 PASS, NEAR_TIE, FAIL, NOT_AVAILABLE = "pass", "near-tie", "fail", "not available"
@@ -138,7 +138,7 @@ def fill(
 
 
 def _about(checkpoint: Checkpoint, tried: Sequence[Engine]) -> dict[str, Any]:
-    packages = {name: version(name) for name in ("torch", "onnx", "onnxscript", "numpy")}
+    packages = {name: version_of(name) for name in ("torch", "onnx", "onnxscript", "numpy")}
     versions = {
         "python": platform.python_version(),
         "txport": __version__,

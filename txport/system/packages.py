@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -25,6 +26,12 @@ class Overwritten(NamedTuple):
     file: str
     wheels: tuple[str, ...]
     lies: str | None
+
+
+@functools.cache
+def version_of(package: str) -> str:
+    """The version of a package that is installed; read once in a process."""
+    return importlib.metadata.version(package)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import contextlib
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 import torch
@@ -38,6 +37,7 @@ from txport.proof.parity.truth.encoding import EncoderTruth
 from txport.proof.parity.truth.generation import GeneratorTruth
 from txport.proof.parity.weights import compare_weights, unheld
 from txport.proof.reports.report import Report
+from txport.system.packages import version_of
 from txport.version import __version__
 
 __all__ = ["Case", "Comparison", "Report", "check", "compare", "compare_graphs", "draw_cases", "tolerance_of"]
@@ -225,7 +225,7 @@ def _about(
         "versions": {
             "python": platform.python_version(),
             "txport": __version__,
-            **{name: version(name) for name in packages},
+            **{name: version_of(name) for name in packages},
             **runtimes.versions_of(providers),
         },
         "machine": platform.machine(),

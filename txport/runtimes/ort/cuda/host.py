@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import le
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -181,8 +181,7 @@ class HostDevice:
         behind, count = self._behind[queue], self._counts[queue]
         behind[queue] = count
         for tensors, others in ((reads, "written"), (writes, "used")):
-            for block in (each.block for each in tensors):
-                assert isinstance(block, HostBlock)
+            for block in (cast(HostBlock, each.block) for each in tensors):
                 before = getattr(block, others)
                 assert all(map(le, before, behind)), f"queue {queue} does not wait for what another one does to memory"
                 block.used[queue] = count
