@@ -192,17 +192,17 @@ def test_a_paused_worker_is_held_until_it_is_asked(environment: dict[str, str], 
 def test_a_line_is_measured_with_the_fastest_of_each_side(
     environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = [fake(environment, "int4", seconds=0), fake(environment, seconds=0.02), fake(environment, seconds=0.2)]
-    theirs = [fake(environment, seconds=0.3), fake(environment, seconds=0.15)]
+    ours = [fake(environment, "int4", seconds=0), fake(environment, seconds=0.01), fake(environment, seconds=0.1)]
+    theirs = [fake(environment, seconds=0.15), fake(environment, seconds=0.075)]
     monkeypatch.setattr(candidates, "ours", lambda line, cores: ours)
     monkeypatch.setattr(candidates, "theirs", lambda line, cores: theirs)
-    record = duel.run(LINE, place)
-    assert record["settings"]["txport"]["options"] == {"seconds": 0.02}
-    assert record["settings"]["peer"]["options"] == {"seconds": 0.15}
+    record = duel.run(LINE, replace(place, rounds=2))
+    assert record["settings"]["txport"]["options"] == {"seconds": 0.01}
+    assert record["settings"]["peer"]["options"] == {"seconds": 0.075}
     assert record["candidates"]["txport"][0]["error"] == "ValueError: int4 did not pass"
     assert [len(record["candidates"][side]) for side in ("txport", "peer")] == [3, 2]
     assert 1 < record["ratio"]["median"] <= 7.5
-    assert 0 < record["peer"]["q1"] <= record["peer"]["median"] <= 4 * 32 / 0.3
+    assert 0 < record["peer"]["q1"] <= record["peer"]["median"] <= 4 * 32 / 0.15
     assert (record["equal_rows"], record["rows"]) == (4, 4)
     assert report.verdict({**record, "required": 1.0}) == "reached"
     assert report.verdict({**record, "required": 8.0}) == "falls short"

@@ -61,12 +61,10 @@ def test_every_shell_is_offered_what_fits(shell: str, here: Path) -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_presets_are_completed_where_the_shell_breaks_words(shell: str, here: Path) -> None:
-    start = "" if shell == "bash" else "preset:"
-    if shell == "bash":
-        assert ask(shell, "txport inspect preset:", here) == [f"plain,{name}" for name in PRESETS]
-    with_b = [f"plain,{start}{name}" for name in PRESETS if name.startswith("b")]
-    assert with_b == ask(shell, "txport inspect preset:b", here)
-    assert {f"plain,{start}base", f"plain,{start}big"} <= set(with_b)
+    start, typed = ("", "") if shell == "bash" else ("preset:", "b")
+    offered = [f"plain,{start}{name}" for name in PRESETS if name.startswith(typed)]
+    assert offered == ask(shell, f"txport inspect preset:{typed}", here)
+    assert {f"plain,{start}base", f"plain,{start}big"} <= set(offered)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -48,7 +48,7 @@ ON_CUDA = [("cuda", precision) for precision in OFFERED["cuda"]]
 Kinds = list[tuple[str, str]]  # targets and precisions
 
 WIDTH = 16  # of a model whose weights are changed by 0.3 each
-STEPS, ROWS, LONGEST = 400, 32, 10  # of training
+STEPS, RATE, ROWS, LONGEST = 400, 2e-3, 32, 10  # of training
 REFUSED = "refused"
 TOO_SMALL = "needs matrices of whole blocks"  # what the cuda target says of a model that it can't quantise
 TRIES = 100  # to draw a config that a target can run
@@ -173,7 +173,7 @@ def trained(model: Model) -> None:
 
 def train(model: Model, steps: int) -> float:
     """Teach a model its task; -> the last loss."""
-    optimiser, loss = torch.optim.Adam(model.parameters(), lr=2e-3), torch.tensor(0.0)
+    optimiser, loss = torch.optim.Adam(model.parameters(), lr=RATE), torch.tensor(0.0)
     for _ in range(steps):
         loss = LOSSES[model.facts.task](model)
         optimiser.zero_grad()

@@ -170,12 +170,21 @@ def test_the_models_are_of_every_kind_and_the_same_in_every_run() -> None:
             assert len({getattr(config, field) for config in configs}) >= min(2, len(allowed)), (name, field)
 
 
+@pytest.fixture
+def briefly_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fewer and larger steps than those of the command, which take a quarter of a test's time."""
+    monkeypatch.setattr(random_models, "STEPS", 150)
+    monkeypatch.setattr(random_models, "RATE", 5e-3)
+
+
+@pytest.mark.usefixtures("briefly_trained")
 @pytest.mark.parametrize("number", numbers_of(PLANS, MOST))
 def test_no_false_alarm(number: int, tmp_path: Path) -> None:
     report = examine(draw_plan(number), tmp_path)
     assert is_right(report), report.failures()
 
 
+@pytest.mark.usefixtures("briefly_trained")
 @pytest.mark.parametrize("number", numbers_of(ON_CUDA, ONE_ON_CUDA))
 def test_no_false_alarm_on_cuda(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "home", lambda target: ("cuda-stand-in", "cpu"))  # there may be a GPU
