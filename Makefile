@@ -21,7 +21,8 @@ run: $(INSTALLED)
 	$(BIN)/txport verify g2p-en
 
 # Beside the others a second run holds search and tokenizers against Hugging Face's, in an environment without ONNX
-# Runtime; it fills the time in which the others wait for a browser, and is shown when they are done. Bundles are also run by transformers.js and by the package for JavaScript, where there is npm, and by the examples in C and C++.
+# Runtime; it fills the time in which the others wait for a browser, and is shown when they are done. Bundles are also
+# run by transformers.js and by the package for JavaScript, where there is npm, and by the examples in C and C++.
 NPM := $(if $(shell command -v npm),$(foreach each,$(JS) $(PACKAGE) examples/node,$(each)/node_modules/.installed),no-npm)
 
 test: $(INSTALLED) $(HF)/.installed $(HEADERS)/.installed $(NPM)
