@@ -6,7 +6,6 @@ HF := .venv-hf
 JS := tests/transformers_js
 PACKAGE := txport/runtimes/js
 HEADERS := build/headers
-AGREEMENT := build/agreement.log
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORDS := transformer attention onnx pronunciation
@@ -20,16 +19,13 @@ run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
 	$(BIN)/txport verify g2p-en
 
-# Beside the others a second run holds search and tokenizers against Hugging Face's, in an environment without ONNX
-# Runtime; it fills the time in which the others wait for a browser, and is shown when they are done. Bundles are also
-# run by transformers.js and by the package for JavaScript, where there is npm, and by the examples in C and C++.
+# The second run holds search and tokenizers against Hugging Face's, in an environment without ONNX Runtime. Bundles are
+# also run by transformers.js and by the package for JavaScript, where there is npm, and by the examples in C and C++.
 NPM := $(if $(shell command -v npm),$(foreach each,$(JS) $(PACKAGE) examples/node,$(each)/node_modules/.installed),no-npm)
 
 test: $(INSTALLED) $(HF)/.installed $(HEADERS)/.installed $(NPM)
-	mkdir -p build
-	PYTHONPATH=. OMP_NUM_THREADS=1 $(HF)/bin/python -m pytest --confcutdir tests/hugging_face tests/hugging_face > $(AGREEMENT) 2>&1 & agreement=$$!; \
-	$(BIN)/pytest --numprocesses logical --dist worksteal; own=$$?; \
-	wait $$agreement; theirs=$$?; cat $(AGREEMENT); exit $$((own || theirs))
+	$(BIN)/pytest --numprocesses logical --dist worksteal
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(HF)/bin/python -m pytest --numprocesses logical --dist worksteal --confcutdir tests/hugging_face tests/hugging_face
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -42,12 +41,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         switched = {name: os.environ[name] for each in SETS.values() for name in each if name in os.environ}
         reporter.write_line(f"processor: {describe_processor()}")
         reporter.write_line(f"PyTorch's kernels: {torch.backends.cpu.get_cpu_capability()}; switched off: {switched}")
-
-
-def pytest_collection_finish() -> None:
-    """What is there by now stays to the end: the collector need not go through it each time."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
