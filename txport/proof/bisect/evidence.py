@@ -84,7 +84,7 @@ class TapEvidence(Evidence):
     def span(self) -> Span:
         """The nodes that came to this value."""
         probe = self.finding.probe
-        return span_before(probe.load(), probe.taps, self.finding.tap)
+        return span_before(probe.copy(), probe.taps, self.finding.tap)
 
     @cached_property
     def reads(self) -> dict[Tap, Array]:

@@ -47,7 +47,7 @@ def guilty_node(evidence: TapEvidence) -> str:
 def _run(evidence: TapEvidence) -> dict[str, Array]:
     """What each node of the part gives for PyTorch's values; numbers only, and only what depends on an input."""
     finding = evidence.finding
-    model = finding.probe.load()
+    model = finding.probe.copy()
     names = [str(value.name) for node in evidence.span.nodes for value in node.outputs]
     show(model, names)
     isolate(model, finding.probe.taps, finding.probe.dtype)

@@ -37,22 +37,22 @@ def miscompiled(
     bundle: Bundle, roles: Iterable[str], reference: Reference, cases: Iterable[Case], seed: int
 ) -> Miscompiled | None:
     """The first output that differs from PyTorch with every optimisation, but not with none."""
-    runners = {role: {level: _runner(bundle, role, level) for level in ("no", "all")} for role in roles}
+    graphs = {role: shown(read_ir(bundle.file(role)), bundle.manifest) for role in roles}
+
+    def runner(role: str, level: str) -> Runner:
+        return Runner(graphs[role], bundle.file(role).parent, LEVELS[level])
+
+    runners = {role: {level: runner(role, level) for level in ("no", "all")} for role in graphs}
     for case in cases:
         for call in (each for each in reference.replay(case, seed) if each.role in runners):
             found = _breach(case, call, runners[call.role]["all"], reference)
             if found is None or _breach(case, call, runners[call.role]["no"], reference) is not None:
                 continue
             for level in LEVELS:
-                worst = _breach(case, call, _runner(bundle, call.role, level), reference)
+                worst = _breach(case, call, runner(call.role, level), reference)
                 if worst is not None:
                     return Miscompiled(call.role, level, worst)
     return None
-
-
-def _runner(bundle: Bundle, role: str, level: str) -> Runner:
-    file = bundle.file(role)
-    return Runner(shown(read_ir(file), bundle.manifest), file.parent, LEVELS[level])
 
 
 def _breach(case: Case, call: Call, runner: Runner, reference: Reference) -> Comparison | None:

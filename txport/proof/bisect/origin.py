@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -47,10 +46,9 @@ def forms_in(graph: ir.Model, manifest: Manifest) -> dict[str, Form]:
 def errs(finding: Finding, model: ir.Model, table: Mapping[str, Stored], manifest: Manifest) -> bool:
     """Whether a graph errs where another does, in the same call; False where it has no such place, or does not run."""
     probe, seen = finding.probe, finding.observation
-    content = ir.to_proto(model)
-    load = partial(ir.from_proto, content)
+    graph = ir.from_proto(ir.to_proto(model))  # the next step changes the model itself
     try:
-        fresh = make_probe(load, table, probe.role, manifest, Path(), probe.model, seen.record)
+        fresh = make_probe(graph, table, probe.role, manifest, Path(), probe.model, seen.record)
         observation = observe(fresh, seen.case, seen.call, seen.record)
     except Exception:  # half-way, a graph need not run, and ONNX Runtime has errors of its own
         return False

@@ -47,7 +47,7 @@ class Probe:
     precision: str
     dtype: str  # in which it is looked at
     folder: Path  # of its weights
-    load: Callable[[], ir.Model]
+    copy: Callable[[], ir.Model]  # of the graph as it was read
     model: nn.Module  # that it is held against
     taps: tuple[Tap, ...]
     free: Runner
@@ -99,7 +99,7 @@ class Finding:
 
 
 def make_probe(
-    load: Callable[[], ir.Model],
+    graph: ir.Model,
     table: Mapping[str, Stored],
     role: str,
     manifest: Manifest,
@@ -111,18 +111,15 @@ def make_probe(
 
     `table` says what its initializers are, `record` which parts of the model run in its place.
     """
-
-    def looked_at() -> ir.Model:
-        return shown(load(), manifest)
-
-    plain, isolated = looked_at(), looked_at()
+    whole = shown(graph, manifest)
+    plain, isolated = whole.clone(), whole.clone()
     taps = find_taps(plain, table, manifest.graphs[role], model, record)
     for each in (plain, isolated):
         show(each, [tap.value for tap in taps])
     dtype = WIDE if manifest.target == "cuda" else manifest.dtype
     isolate(isolated, taps, dtype)
     runners = Runner(plain, folder), Runner(isolated, folder)
-    return Probe(role, manifest.arithmetic, dtype, folder, looked_at, model, tuple(taps), *runners)
+    return Probe(role, manifest.arithmetic, dtype, folder, whole.clone, model, tuple(taps), *runners)
 
 
 def shown(model: ir.Model, manifest: Manifest) -> ir.Model:
@@ -142,7 +139,7 @@ def shown(model: ir.Model, manifest: Manifest) -> ir.Model:
 def probe_file(bundle: Bundle, role: str, model: nn.Module, record: Record) -> Probe:
     """A graph of a bundle as it lies on disk."""
     file = bundle.file(role)
-    return make_probe(lambda: read_ir(file), bundle.manifest.weights, role, bundle.manifest, file.parent, model, record)
+    return make_probe(read_ir(file), bundle.manifest.weights, role, bundle.manifest, file.parent, model, record)
 
 
 def observations(
