@@ -203,7 +203,7 @@ def random_checkpoint(preset: str) -> Checkpoint:
     read = drawn(model)
     if is_large(model):
         return Checkpoint(name, model, digest(name), read=read)
-    return Checkpoint(name, filled(model, read), digest(name))
+    return Checkpoint(name, filled(model, read, is_copy=False), digest(name))
 
 
 def fill(model: Model, seed: int = 0) -> None:

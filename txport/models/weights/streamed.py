@@ -51,13 +51,13 @@ def outline(build: Callable[[Any], Model], config: Config) -> Model:
 
 def emptied(model: Model, *, is_copy: bool = True) -> Model:
     """A model whose parameters are on the device "meta", and whose tables are as they were."""
-    nothing = {name: torch.empty_like(each, device="meta") for name, each in model.named_parameters()}
+    nothing = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in model.named_parameters()}
     return _with_parameters(copied(model) if is_copy else model, nothing)
 
 
-def filled(outline: Model, read: Read, dtype: torch.dtype = torch.float32) -> Model:
+def filled(outline: Model, read: Read, dtype: torch.dtype = torch.float32, *, is_copy: bool = True) -> Model:
     """The model with all its weights in memory, in one type."""
-    model = copied(outline, dtype)
+    model = copied(outline, dtype) if is_copy else outline.to(dtype)
     return _with_parameters(model, {name: read(name).to(dtype) for name, _ in model.named_parameters()})
 
 
