@@ -77,7 +77,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Bundle]:
     folder = tmp_path_factory.mktemp("plain")
     save_checkpoint(folder / "toy", tiny_model(tiny_config()))
-    bundle = txport.export(folder / "toy", folder / "bundle", target="cpu")
+    bundle = unproven(folder / "toy", folder / "bundle", target="cpu")
     return load_checkpoint(str(folder / "toy")), bundle
 
 

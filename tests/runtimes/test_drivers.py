@@ -73,7 +73,7 @@ def test_what_is_found_is_the_same_in_continuous_batches(made: Driven, options: 
     assert numbers(moving) == pytest.approx(numbers(fixed), abs=1e-4, nan_ok=True)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(options=st.sampled_from(SEARCHES), data=st.data())
 def test_any_sources_in_any_order_change_nothing(made: Driven, options: dict[str, Any], data: st.DataObject) -> None:
     """A source among any others, whose rows leave earlier and later than its own."""
@@ -126,7 +126,7 @@ def test_a_stream_that_is_left_halts_nothing(made: Driven) -> None:
     assert [each.output for each in model.generate(texts, max_new_tokens=20)] == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_select_is_the_same_rows_as_in_pytorch(made: Driven, data: st.DataObject) -> None:
     """Any rows, kept, dropped, repeated or turned around, at any time: the next logits are PyTorch's."""
