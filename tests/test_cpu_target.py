@@ -41,7 +41,6 @@ from txport.proof.parity.cases import Case
 from txport.proof.parity.check import check
 from txport.proof.parity.exact import Exact
 from txport.proof.parity.replay import Reference
-from txport.proof.proven import write
 from txport.runtimes.ort import fused, providers, sessions
 from txport.runtimes.ort.caches import Rows, move
 from txport.runtimes.ort.pool import Hold
@@ -56,30 +55,29 @@ KINDS = {
     "post, learned, untied": {"norm": "post", "positions": "learned", "tied": "none", "activation": "gelu"},
     "target tied": {"tied": "target", "activation": "silu", "heads": 1, "decoder_layers": 1},
 }
-PRECISIONS = [("fp32", None), *((name, rows) for name in ("int8", "int4") for rows in (None, 1, 32))]
+# each kind in fp32 and in few bits, and each way to quantise with some kind
+MADE = [
+    *((kind, "fp32", None) for kind in KINDS),
+    *zip(KINDS, ("int8", "int8", "int8"), (None, 1, 32), strict=True),
+    *zip(KINDS, ("int4", "int4", "int4"), (32, None, 1), strict=True),
+]
 
 WARNING = 2  # of ONNX Runtime's levels
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoints") / "toy"
-    save_checkpoint(folder, tiny_model(tiny_config(**KINDS[request.param])))
-    return folder
-
-
-@pytest.fixture(scope="module", params=PRECISIONS, ids=str)
-def exported(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    precision, rows = request.param
-    checkpoint, out = load_checkpoint(str(source)), tmp_path_factory.mktemp("bundles")
-    return write(checkpoint, out, target="cpu", precision=precision, rows=rows)
+@pytest.fixture(scope="module", params=MADE, ids=str)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    kind, precision, rows = request.param
+    folder = tmp_path_factory.mktemp("exported")
+    save_checkpoint(folder / "toy", tiny_model(tiny_config(**KINDS[kind])))
+    return unproven(folder / "toy", folder / "out", target="cpu", precision=precision, rows=rows)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Bundle]:
     folder = tmp_path_factory.mktemp("plain")
     save_checkpoint(folder / "toy", tiny_model(tiny_config()))
-    bundle = txport.export(folder / "toy", folder / "bundle", target="cpu")
+    bundle = unproven(folder / "toy", folder / "bundle", target="cpu")
     return load_checkpoint(str(folder / "toy")), bundle
 
 
@@ -105,9 +103,13 @@ def test_each_weight_lies_once_on_disk(exported: Bundle) -> None:
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
 
 
-@pytest.mark.parametrize(("precision", "rows"), [("int8", 1), ("int4", 32)])
-def test_what_is_for_some_rows_is_proven(source: Path, tmp_path: Path, precision: str, rows: int) -> None:
-    bundle = txport.export(source, tmp_path / "out", target="cpu", precision=precision, rows=rows)
+@pytest.mark.parametrize(
+    ("kind", "precision", "rows"),
+    [("pre", "int8", 1), ("post, learned, untied", "int4", 32), ("target tied", "int8", 32)],
+)
+def test_what_is_for_some_rows_is_proven(kind: str, precision: str, rows: int, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(**KINDS[kind])))
+    bundle = txport.export(tmp_path / "toy", tmp_path / "out", target="cpu", precision=precision, rows=rows)
     assert bundle.manifest.parity["verdict"] == "pass"
 
 

@@ -22,6 +22,7 @@ from txport.errors import ConfigError, UnsupportedError
 from txport.exporters.check import operators
 from txport.models.architectures.llama import ARCHITECTURE, PRESETS, Llama, LlamaConfig, draw, frequencies, hugging_face
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
+from txport.proof.parity.check import check
 from txport.runtimes.base import ContinuousRuntime
 from txport.runtimes.pytorch import TorchRuntime
 from txport.search.continuous import Scheduler
@@ -70,8 +71,9 @@ def test_draws_are_of_every_variant() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
     """On the targets in turn; random models take both, in all precisions."""
-    source, target = checkpoint(tmp_path / "checkpoint", drawn(seed)), ("portable", "cpu")[seed % 2]
-    assert release.export(source, tmp_path / target, target=target).manifest.parity["verdict"] == "pass"
+    loaded = load_checkpoint(str(checkpoint(tmp_path / "checkpoint", drawn(seed))))
+    report = check(bundle_of(loaded, tmp_path / "bundle", ("portable", "cpu")[seed % 2]), loaded, {"ort": "cpu"})
+    assert report.passed, report.failures()
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
@@ -140,7 +142,7 @@ def test_a_head_size_that_no_kernel_turns_is_refused(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "checkpoint", LlamaConfig(**SMALL))
     with pytest.raises(UnsupportedError, match="a multiple of 16 for rotary positions, this model's is 8"):
         release.export(source, tmp_path / "bundle", target="cpu")
-    release.export(source, tmp_path / "bundle")
+    unproven(source, tmp_path / "portable")
 
 
 @pytest.mark.parametrize(
@@ -286,5 +288,6 @@ def test_half_precision_survives_large_activations(tmp_path: Path) -> None:
         model = Llama(PRESETS["llama-tiny"]).eval()
         model.target_embedding.tokens.weight.mul_(4000)
     save_checkpoint(tmp_path / "checkpoint", model)
-    bundle = release.export(tmp_path / "checkpoint", tmp_path / "bundle", precision="fp16")
-    assert bundle.manifest.parity["verdict"] == "pass"
+    loaded = load_checkpoint(str(tmp_path / "checkpoint"))
+    report = check(bundle_of(loaded, tmp_path / "bundle", "portable", "fp16"), loaded, {"ort": "cpu"})
+    assert report.passed, report.failures()

@@ -11,6 +11,8 @@ from typing import Any
 
 SCRIPT = Path(sys.executable).parent / "txport"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+# For commands that import all that there is, where what they say is of other packages: these take seconds.
+LIGHT = "import sys\nsys.modules.update(dict.fromkeys(('torch', 'onnxscript', 'openvino')))"
 MAIN = "\nfrom txport.cli import main\nmain()"
 
 

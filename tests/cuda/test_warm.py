@@ -81,30 +81,31 @@ def sources(count: int = 11) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("options", SEARCHES, ids=str)
-@pytest.mark.parametrize("continuous", [False, True])
-def test_nothing_is_captured_after_a_warm_up(made: Driven, options: dict[str, Any], continuous: bool) -> None:
+def test_nothing_is_captured_after_a_warm_up(made: Driven, options: dict[str, Any]) -> None:
+    """In fixed batches and in continuous ones."""
     how = {"max_new_tokens": 40, **options}
     cold, warm = fresh(made), fresh(made)
-    expected = cold[0].search(sources(), batch_size=BATCH, continuous=continuous, **how)
-    assert cold[1].captures
     warm[0].warm(BATCH, LONGEST, **how)
     captured = warm[1].captures
-    assert repr(warm[0].search(sources(), batch_size=BATCH, continuous=continuous, **how)) == repr(expected)
+    for continuous in (False, True):
+        expected = cold[0].search(sources(), batch_size=BATCH, continuous=continuous, **how)
+        assert cold[1].captures
+        assert repr(warm[0].search(sources(), batch_size=BATCH, continuous=continuous, **how)) == repr(expected)
+        assert warm[1].captures == captured
     one = sources(1)
     warm[0].search(one, **how)
     assert warm[1].captures == captured
 
 
-@pytest.mark.parametrize("continuous", [False, True])
-def test_workers_are_warmed_whatever_their_threads(made: Driven, continuous: bool) -> None:
+def test_workers_are_warmed_whatever_their_threads(made: Driven) -> None:
     """Each call begins threads of its own."""
     how = {"batch_size": BATCH, "max_new_tokens": 40, "beams": 2}
     (model, device), (alone, _) = fresh(made, workers=3), fresh(made)
-    expected = alone.search(sources(30), **how)
+    expected = alone.search(sources(24), **how)
     model.warm(BATCH, LONGEST, max_new_tokens=40, beams=2)
     captured = device.captures
-    for _ in range(3):
-        assert tokens(model.search(sources(30), continuous=continuous, **how)) == tokens(expected)
+    for continuous in (False, True, False, True):
+        assert tokens(model.search(sources(24), continuous=continuous, **how)) == tokens(expected)
     assert device.captures == captured
 
 

@@ -28,7 +28,6 @@ from txport.models.sources.source import read_source
 from txport.models.weights.plan import plan
 from txport.models.weights.rules import Constant, Take
 
-DAMAGES = 20  # of each folder
 SIZES = (  # keys of configs that shapes of tensors follow from
     *("vocab_size", "hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "d_ff", "hidden_dim", "ffn_dim"),
     *("encoder_ffn_dim", "encoder_layers", "decoder_layers", "num_layers", "n_layers", "n_layer"),
@@ -193,10 +192,8 @@ def test_a_damaged_folder_is_refused_by_name(name: str, tmp_path: Path, monkeypa
     whole = read(name)
     monkeypatch.setattr(checkpoint, "build_empty", built)
     monkeypatch.setattr(checkpoint, "architecture", SimpleNamespace(of=lambda _: SimpleNamespace(build=built)))
-    for seed in range(DAMAGES):
+    for seed, damage in enumerate((*TENSORS, *FILES)):
         path = Path(shutil.copytree(FOLDER / name, tmp_path / str(seed)))
-        damages = (*TENSORS, *FILES)
-        damage = damages[seed % len(damages)]
         folder = replace(whole, path=path, weights=dict(whole.weights), rng=np.random.default_rng(seed))
         names = damage(folder)
         if damage in TENSORS:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -62,6 +62,7 @@ def test_cached_equals_uncached(variant: dict[str, Any]) -> None:
     torch.testing.assert_close(actual, expected, **TOLERANCE)
 
 
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1).filter(lambda lengths: sum(lengths) <= 12), seed=st.integers(0, 9)
 )
@@ -91,6 +92,7 @@ def test_cache_grows_by_target_and_holds_source_once() -> None:
 
 
 @pytest.mark.parametrize("norm", CHOICES["norm"])
+@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(1, 9), min_size=2, max_size=4), seed=st.integers(0, 9))
 @torch.no_grad()
 def test_row_alone_equals_row_in_batch(norm: str, lengths: list[int], seed: int) -> None:

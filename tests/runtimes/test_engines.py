@@ -61,6 +61,12 @@ def runtime(made: Bundle, engine: str) -> Runtime:
     return runtimes.load(engine, made, threads=1)
 
 
+@pytest.fixture(scope="module")
+def running(bundle: Bundle, engine: str) -> Runtime:
+    """The session's bundle on an engine."""
+    return runtimes.load(engine, bundle, threads=1)
+
+
 def said(runtime: Runtime, bundle: Bundle, rows: slice = slice(None)) -> list[Any]:
     """What a runtime gives for some of a few sources of unequal lengths, an array each."""
     facts = bundle.manifest.facts
@@ -124,24 +130,22 @@ def test_continuous_batches_are_refused_by_name(bundle: Bundle, engine: str) -> 
         txport.load(bundle.path, runtime=engine).generate(["bad"], continuous=True)
 
 
-def test_several_threads_may_run_it_at_once(bundle: Bundle, engine: str) -> None:
+def test_several_threads_may_run_it_at_once(bundle: Bundle, running: Runtime) -> None:
     """Each run has a request of its own, and buffers that no other run writes to."""
-    loaded = runtimes.load(engine, bundle, threads=1)
-    expected = said(loaded, bundle)
+    expected = said(running, bundle)
     with ThreadPoolExecutor(4) as executor:
-        for found in executor.map(lambda _: said(loaded, bundle), range(8)):
+        for found in executor.map(lambda _: said(running, bundle), range(8)):
             assert all(map(np.array_equal, found, expected))
 
 
-def test_its_ports_are_those_of_the_files(bundle: Bundle, engine: str) -> None:
+def test_its_ports_are_those_of_the_files(bundle: Bundle, engine: str, running: Any) -> None:
     """As far as the engine tells: a name that it does not keep is no other name."""
-    loaded = runtimes.load(engine, bundle)
     for graph in bundle.manifest.graphs.values():
-        for found, expected in zip(loaded.ports(graph.role), (graph.inputs, graph.outputs), strict=True):
+        for found, expected in zip(running.ports(graph.role), (graph.inputs, graph.outputs), strict=True):
             assert all(one.fits(other) for one, other in zip(found, expected, strict=True))
             named = {dim for port in found for dim in port.dims if isinstance(dim, str)} - {UNNAMED}
             assert bool(named) == (engine == "tract")
-    assert all(sum(counts.values()) > 1 for counts in loaded.placement().values())
+    assert all(sum(counts.values()) > 1 for counts in running.placement().values())
 
 
 # ------------------------------------------------------------------------------------------------ precision

@@ -35,7 +35,7 @@ def looks_at(source: list[int], tokens: tuple[int, ...]) -> np.ndarray:
     return np.stack([attention_of(tuple(source), tokens[:place]) for place in range(len(tokens))])
 
 
-@settings(max_examples=120)
+@settings(max_examples=40)
 @given(sources=SOURCES, seed=SEEDS, longest=st.integers(1, 6), options=st.sampled_from(WAYS))
 def test_each_token_looked_where_the_table_says(
     sources: list[list[int]], seed: int, longest: int, options: dict[str, Any]
@@ -64,7 +64,7 @@ def test_a_target_without_a_token_looked_nowhere(kind: str, options: dict[str, A
     assert (found[0].tokens, found[0].alignment) == ((), ())
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     size=st.integers(2, 4),
     longest=st.integers(1, 3),

@@ -72,7 +72,7 @@ def nothing_is_left(prefix: Sequence[int], new: Tokens, options: dict[str, Any])
     return banned >= set(range(SIZE))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(seed=SEEDS, prefixes=PREFIXES, options=OPTIONS)
 def test_what_is_found_keeps_every_promise(seed: int, prefixes: list[list[int]], options: dict[str, Any]) -> None:
     assume(not senseless(prefixes, options))
@@ -100,7 +100,7 @@ def test_what_is_found_keeps_every_promise(seed: int, prefixes: list[list[int]],
                 assert gram not in grams[:place]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(seed=SEEDS, prefixes=PREFIXES, options=OPTIONS)
 def test_few_candidates_say_what_all_scores_say(seed: int, prefixes: list[list[int]], options: dict[str, Any]) -> None:
     assume(not senseless(prefixes, options))
@@ -110,7 +110,7 @@ def test_few_candidates_say_what_all_scores_say(seed: int, prefixes: list[list[i
         assert [each.score for each in one] == pytest.approx([each.score for each in other], abs=1e-5)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(seed=SEEDS, prefixes=PREFIXES, options=OPTIONS)
 def test_many_bans_say_what_few_say(seed: int, prefixes: list[list[int]], options: dict[str, Any]) -> None:
     assume(not senseless(prefixes, options))
@@ -120,7 +120,7 @@ def test_many_bans_say_what_few_say(seed: int, prefixes: list[list[int]], option
         assert find(seed, prefixes, options) == few
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(seed=SEEDS, prefixes=PREFIXES, options=OPTIONS, penalty=st.sampled_from([0.5, 1.0, 1.5]))
 def test_targets_with_prefixes_of_any_length_are_those_found_alone(
     seed: int, prefixes: list[list[int]], options: dict[str, Any], penalty: float
@@ -190,7 +190,7 @@ def test_a_users_own_processor_sees_the_tokens_so_far_and_decides() -> None:
         assert [each[0].tokens for each in found] == [(2, 4, 6, 8)] * 2
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(SEEDS, PREFIXES, OPTIONS, st.booleans())
 def test_no_step_asks_for_what_was_not_foretold(
     seed: int, prefixes: list[list[int]], options: dict[str, Any], in_groups: bool

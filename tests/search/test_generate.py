@@ -80,7 +80,7 @@ def brute_force(table: Table, source: Tokens, size: int, longest: int, penalty: 
     return sorted(scored, key=lambda hypothesis: -hypothesis.score)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     size=st.integers(2, 4),
     longest=st.integers(1, 3),
@@ -123,7 +123,7 @@ def test_stopping_by_the_present_length_is_exact_when_length_is_not_rewarded(
     assert found[0][0].score == pytest.approx(brute_force(table, (1,), size, 3, penalty)[0].score, abs=1e-5)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(size=st.integers(2, 8), longest=st.integers(1, 9), seed=SEEDS, spread=st.floats(0.1, 3), sources=SOURCES)
 def test_one_beam_equals_greedy(size: int, longest: int, seed: int, spread: float, sources: list[list[int]]) -> None:
     table, facts = random_table(size, seed, spread=spread), facts_of(size)
@@ -139,7 +139,7 @@ def test_one_beam_equals_greedy(size: int, longest: int, seed: int, spread: floa
     assert [found[0].score for found in by_beam] == pytest.approx([found[0].score for found in by_greedy], abs=1e-6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(size=st.integers(2, 8), longest=st.integers(1, 9), seed=SEEDS, source=st.lists(st.integers(0, 1), min_size=1))
 def test_greedy_takes_the_likeliest_token_until_the_end_token(
     size: int, longest: int, seed: int, source: list[int]
@@ -152,7 +152,7 @@ def test_greedy_takes_the_likeliest_token_until_the_end_token(
     assert [[each.tokens for each in row] for row in found] == [[tuple(expected)]]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     size=st.integers(2, 9),
     beams=st.integers(1, 5),
@@ -227,7 +227,7 @@ def test_one_child_of_each_parent_stays(data: st.DataObject) -> None:
         assert {parent for parent, place in zip(own, places, strict=True) if parent == place} == set(own)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     size=st.integers(2, 9),
     beams=st.integers(2, 6),
@@ -293,7 +293,7 @@ def _has_converged(finished: list[Found], best: float, length: int, options: Sea
     return finished[-1].score >= best / length**options.length_penalty
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     size=st.integers(2, 12),
     beams=st.integers(2, 5),
@@ -355,7 +355,7 @@ def test_early_stopping_as_documented(early_stopping: Any, expected: list[Tokens
     assert (len(runtime.stepped), [each.tokens for each in found]) == (steps, expected)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     size=st.integers(2, 9),
     beams=st.integers(2, 5),
@@ -382,7 +382,7 @@ def test_more_patience_costs_steps_and_never_quality(
     assert penalty > 0 or steps[1:] == [steps[2]] * 2
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(
     size=st.integers(2, 4),
     beams=st.integers(1, 9),

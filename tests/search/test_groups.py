@@ -60,7 +60,7 @@ def diverse(
     return sorted((found for group in finished for found in group), key=lambda found: -found.score)
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(
     groups=st.integers(2, 4),
     width=st.integers(1, 3),

@@ -44,6 +44,13 @@ RULES: dict[str, dict[str, Any]] = {
     "last": {"forced_eos_token_id": END},
 }
 
+# each way without a rule, and each rule greedily and in one other way
+SEARCHES = [
+    *((way, "none") for way in WAYS),
+    *(("greedy", rule) for rule in list(RULES)[1:]),
+    *zip(list(WAYS)[1:], ("bad words", "least", "penalty", "no bigram twice", "last"), strict=True),
+]
+
 
 @pytest.fixture(scope="module")
 def model() -> GPT2:
@@ -85,8 +92,7 @@ def tokens(found: Any) -> list[list[tuple[int, ...]]]:
     return [[each.tokens for each in row] for row in found]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("way", "rule"), SEARCHES)
 def test_a_prompt_alone_finds_what_it_finds_beside_others(loaded: txport.Model, way: str, rule: str) -> None:
     options = {**WAYS[way], **RULES[rule]}
     alone = [tokens(loaded.search([prompt], **options))[0] for prompt in PROMPTS]

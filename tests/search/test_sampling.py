@@ -34,7 +34,7 @@ WARPS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 9), table=SEEDS, sources=SOURCES, options=WARPS, samples=st.integers(1, 3))
 def test_a_seed_draws_the_same_alone_in_a_batch_and_with_more_samples(
     seed: int, table: int, sources: list[list[int]], options: dict[str, Any], samples: int
@@ -51,7 +51,7 @@ def test_a_seed_draws_the_same_alone_in_a_batch_and_with_more_samples(
                 assert each.score == pytest.approx(expected, abs=1e-4)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 9), table=SEEDS, sources=SOURCES, options=WARPS, count=st.integers(1, 10))
 def test_few_candidates_are_enough_for_top_k(
     seed: int, table: int, sources: list[list[int]], options: dict[str, Any], count: int

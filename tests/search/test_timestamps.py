@@ -32,7 +32,7 @@ def written(seed: int, length: int, latest: int | None) -> tuple[list[int], Any]
     return tokens[BEGIN:], allowed
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 @given(seed=SEEDS, length=st.integers(1, 12), latest=st.none() | st.integers(0, 6))
 def test_times_stand_in_pairs_and_never_go_back(seed: int, length: int, latest: int | None) -> None:
     tokens, allowed = written(seed, length, latest)
@@ -52,7 +52,7 @@ def test_times_stand_in_pairs_and_never_go_back(seed: int, length: int, latest: 
         assert not likelier or after.argmax() >= FIRST
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(seed=SEEDS, rows=st.integers(1, 5), length=st.integers(0, 6))
 def test_each_row_is_judged_by_itself(seed: int, rows: int, length: int) -> None:
     rng, rules = np.random.default_rng(seed), TimestampRules(BEGIN, FIRST, END)

@@ -30,7 +30,7 @@ from txport.exporters.export import export_graphs
 from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.models.names import MANIFEST
 from txport.proof.parity.check import check
-from txport.proof.proven import prove, write
+from txport.proof.proven import write
 from txport.proof.verify.at_once import SINGLE
 from txport.proof.verify.check import verify
 
@@ -41,16 +41,17 @@ import onnxruntime
 
 session = onnxruntime.InferenceSession(sys.argv[1])
 ids = np.array([[4, 5, 6, 2], [7, 2, 0, 0]])
-found = session.run(None, {
-    "input_ids": ids,
-    "attention_mask": (ids != 0).astype(np.int64),
-    "prefix_ids": np.zeros((2, 0), np.int64),
-    "max_new_tokens": np.array([9]),
-    "num_beams": np.array([int(sys.argv[2])]),
-    "length_penalty": np.array([1.0], np.float32),
-})
+for beams in sys.argv[2:]:
+    found = session.run(None, {
+        "input_ids": ids,
+        "attention_mask": (ids != 0).astype(np.int64),
+        "prefix_ids": np.zeros((2, 0), np.int64),
+        "max_new_tokens": np.array([9]),
+        "num_beams": np.array([int(beams)]),
+        "length_penalty": np.array([1.0], np.float32),
+    })
+    print([row[0][:length[0]].tolist() for row, length in zip(found[0], found[2])])
 assert "txport" not in sys.modules
-print([row[0][:length[0]].tolist() for row, length in zip(found[0], found[2])])
 """
 
 
@@ -58,6 +59,11 @@ print([row[0][:length[0]].tolist() for row, length in zip(found[0], found[2])])
 def single(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The session's checkpoint with a graph that searches by itself."""
     return txport.export(checkpoint, tmp_path_factory.mktemp("single") / "toy", single=True)
+
+
+@pytest.fixture(scope="module")
+def at_once(single: Bundle) -> txport.Model:
+    return txport.load(single.path, single=True)
 
 
 @pytest.fixture
@@ -88,16 +94,16 @@ def test_a_runtime_that_steps_does_not_look_at_it(engine: str, single: Bundle) -
     assert GENERATE not in runtimes.load(engine, single).placement()
 
 
-@pytest.mark.parametrize("beams", [1, 3])
 def test_the_example_of_its_readme_finds_what_it_finds(
-    beams: int, single: Bundle, monkeypatch: pytest.MonkeyPatch
+    single: Bundle, at_once: txport.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(single.path)
     code = re.findall(r"```python\n(.*?)```", (single.path / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
     found: dict[str, Any] = {}
     exec(code, found)  # noqa: S102
-    expected = txport.load(single.path, single=True).search([[4, 5, 2]], beams=beams)[0][0].tokens
-    assert found["generate"]([4, 5, 2], beams=beams) == list(expected)
+    for beams in (1, 3):
+        expected = at_once.search([[4, 5, 2]], beams=beams)[0][0].tokens
+        assert found["generate"]([4, 5, 2], beams=beams) == list(expected)
 
 
 def test_its_weights_lie_in_the_files_of_the_other_graphs(single: Bundle) -> None:
@@ -118,13 +124,14 @@ def test_its_weights_lie_in_the_files_of_the_other_graphs(single: Bundle) -> Non
     assert all((name, place) in there for name, place in places.items())
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-def test_onnx_runtime_alone_generates_in_one_call(beams: int, single: Bundle) -> None:
-    command = [sys.executable, "-c", ALONE, str(single.file(GENERATE)), str(beams)]
+def test_onnx_runtime_alone_generates_in_one_call(single: Bundle) -> None:
+    command = [sys.executable, "-c", ALONE, str(single.file(GENERATE)), "1", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = txport.load(single.path).search([[4, 5, 6, 2], [7, 2]], beams=beams, max_new_tokens=9)
-    assert json.loads(done.stdout) == [list(each[0].tokens) for each in found]
+    model = txport.load(single.path)
+    for beams, said in zip((1, 3), done.stdout.splitlines(), strict=True):
+        found = model.search([[4, 5, 6, 2], [7, 2]], beams=beams, max_new_tokens=9)
+        assert json.loads(said) == [list(each[0].tokens) for each in found]
 
 
 def test_the_example_on_its_page_runs(single: Bundle, tmp_path: Path) -> None:
@@ -144,8 +151,8 @@ def test_the_driver_starts_the_other_graphs_only(single: Bundle) -> None:
     assert set(runtimes.load_single("ort", single).placement()) == {GENERATE}
 
 
-def test_a_model_that_is_loaded_so_finds_the_same(single: Bundle) -> None:
-    driven, at_once = txport.load(single.path), txport.load(single.path, single=True)
+def test_a_model_that_is_loaded_so_finds_the_same(single: Bundle, at_once: txport.Model) -> None:
+    driven = txport.load(single.path)
     for how in ({}, {"beams": 3, "nbest": 3}, {"max_new_tokens": 5}, {"max_length": 6, "beams": 2}):
         ones, others = (model.generate(SAMPLES, prefixes=["", "B", "CH D", ""], **how) for model in (driven, at_once))
         assert [[each.tokens for each in one.hypotheses] for one in ones] == [
@@ -166,9 +173,11 @@ def test_a_model_that_is_loaded_so_finds_the_same(single: Bundle) -> None:
         (lambda model: model.generate("bad", beams=2, patience=2.0), "patience 1.0, as it was exported"),
     ],
 )
-def test_what_the_graph_has_not_is_refused(call: Callable[[txport.Model], Any], why: str, single: Bundle) -> None:
+def test_what_the_graph_has_not_is_refused(
+    call: Callable[[txport.Model], Any], why: str, at_once: txport.Model
+) -> None:
     with pytest.raises(UnsupportedError, match=why):
-        call(txport.load(single.path, single=True))
+        call(at_once)
 
 
 def constant(model: onnx.ModelProto, name: str, new: int) -> None:
@@ -317,5 +326,4 @@ def test_a_tiny_model_of_its_own_defaults_is_proven_by_them(tmp_path: Path) -> N
     generation = {"min_new_tokens": 3, "repetition_penalty": 1.3, "beams": 4, "early_stopping": True}
     (tmp_path / "out").mkdir()
     bundle = write(replace(checkpoint, generation=generation), tmp_path / "out", single=True)
-    _, report = prove(bundle, checkpoint)
-    assert report.passed
+    assert check(bundle, checkpoint, {"ort": "cpu"}).passed

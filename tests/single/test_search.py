@@ -127,7 +127,7 @@ def assert_same(driven: list[list[Found]], at_once: list[list[Found]]) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_architecture_finds_the_same(name: str, pair: Callable[..., Pair]) -> None:
-    @settings(max_examples=8)
+    @settings(max_examples=5)
     @given(asked())
     def hold(asked: Asked) -> None:
         assert_same(*search(pair(name), asked, prefixed=True))
@@ -141,7 +141,7 @@ def test_what_a_checkpoint_says_of_search_is_built_in(name: str, rules: str, pai
     if name == "gpt2-tiny" and "forced_bos_token_id" in RULES[rules]:
         pytest.skip("a causal model has no first token")
 
-    @settings(max_examples=8)
+    @settings(max_examples=5)
     @given(asked())
     def hold(asked: Asked) -> None:
         prefixed = "forced_bos_token_id" not in RULES[rules]  # the driver has no prefix beside it

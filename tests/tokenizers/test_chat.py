@@ -195,7 +195,7 @@ PILED = [
     ],
 )
 def test_a_template_takes_bounded_time_and_memory(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "LONGEST", 0.5)
+    monkeypatch.setattr(templates, "LONGEST", 0.25)
     tracemalloc.start()
     with pytest.raises((BundleError, TextError), match=r"it (takes|makes)|unsafe|No filter"):
         templated(template).prompt(messages_of("Hello"))
@@ -297,7 +297,7 @@ STEPS = [
 ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(steps=st.lists(st.sampled_from(STEPS), min_size=1, max_size=5), keeps=st.booleans())
 def test_no_template_takes_much_memory(steps: list[str], keeps: bool) -> None:
     each = "".join(f"{{% set n.a = {step} %}}" for step in steps) + "{% set n.l = [n.l, n.a] %}" * keeps
@@ -385,7 +385,7 @@ def test_a_template_that_changes_what_a_message_says_makes_no_special_token_of_i
 
 
 @pytest.mark.parametrize("change", ["lower", "upper", "title", "capitalize", "swapcase", "casefold"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(said=st.lists(SAID.filter(str.strip), min_size=1, max_size=3))
 def test_no_change_of_case_writes_a_special_token(change: str, said: list[str]) -> None:
     reader = templated(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import ENVIRONMENT, run
+from tests.cli.processes import ENVIRONMENT, LIGHT, run
 from txport.system.packages import Overwritten, overwritten
 
 FILES = {"onnxruntime/__init__.py": "", "onnxruntime/capi/build_and_package_info.py": "package_name = '{name}'\n"}
@@ -53,7 +53,7 @@ def test_files_of_two_wheels_are_told_apart(site: Path, monkeypatch: pytest.Monk
 
 def test_two_wheels_at_once(site: Path) -> None:
     path = os.pathsep.join([str(site), str(Path(__file__).parents[3])])
-    done = run("doctor", "--json", env={**ENVIRONMENT, "PYTHONPATH": path})
+    done = run("doctor", "--json", before=LIGHT, env={**ENVIRONMENT, "PYTHONPATH": path})
     assert (done.returncode, done.stderr) == (1, "")
     values = json.loads(done.stdout)
     assert (
