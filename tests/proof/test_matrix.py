@@ -13,6 +13,7 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.proof.few import draw_few
 from tests.tiny import tiny_config, tiny_model
 from txport import cli, release, runtimes
 from txport.bundles.bundle import Bundle, load_bundle
@@ -42,7 +43,10 @@ def cells_of(result: Matrix) -> dict[tuple[str, str, str, str], Cell]:
 def sound(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Matrix, Path]:
     """On the runtimes that are surely here and a provider that surely is not; the bundles are kept."""
     keep = tmp_path_factory.mktemp("matrix") / "bundles"
-    return release.matrix(checkpoint, precisions=["fp32", "int8", "int4"], providers=["cpu", "coreml"], keep=keep), keep
+    how: dict[str, Any] = {"precisions": ["fp32", "int8", "int4"], "providers": ["cpu", "coreml"], "keep": keep}
+    with pytest.MonkeyPatch.context() as patch:
+        draw_few(patch)
+        return release.matrix(checkpoint, **how), keep
 
 
 def test_a_sound_matrix_has_every_bundle_on_every_runtime(sound: tuple[Matrix, Path]) -> None:
@@ -102,7 +106,7 @@ def one_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "export_graphs", export_graphs)
 
 
-@pytest.mark.usefixtures("one_fault")
+@pytest.mark.usefixtures("one_fault", "few_cases")
 def test_a_fault_in_one_target_fails_there_and_nowhere_else(checkpoint: Path, tmp_path: Path) -> None:
     report, html, text = tmp_path / "out.json", tmp_path / "out.html", tmp_path / "out.md"
     files = ["--report", report, "--html", html, "--markdown", text, "--keep", tmp_path / "keep"]

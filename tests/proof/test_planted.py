@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.proof.planted import FAULTS, Models, is_found, passes
+from tests.proof.bisect import test_culprit
+from tests.proof.parity import test_check
+from tests.proof.planted import Models, is_found, passes
 from txport.proof.parity import cases, check
 from txport.proof.parity.exact import Exact
+from txport.proof.parity.measures import WEIGHTS
 
 EXTREMES = ("large", "small")
 
@@ -32,19 +35,18 @@ def assert_extreme(exact: Exact, weights: str) -> None:
     assert size > 1000 if weights == "large" else size < 0.02
 
 
-@pytest.mark.parametrize(
-    ("fault", "weights"), [(fault, EXTREMES[at % 4 // 2]) for at, fault in enumerate(FAULTS) if at % 2 == 0]
-)
-def test_a_fault_is_found(fault: str, weights: str, models: Models) -> None:
-    assert is_found(models, weights, fault)
+# Weights and epsilons are themselves held against the checkpoint's, whatever is computed with them.
+IN_VALUES = [f"parity: {name}" for name, fault in test_check.FAULTS.items() if fault[3] != {WEIGHTS}]
+IN_VALUES += [f"bisect: {name}" for name, fault in test_culprit.FAULTS.items() if fault[4] not in ("weight", "epsilon")]
 
 
-@pytest.mark.parametrize("fault", [fault for at, fault in enumerate(FAULTS) if "weight" not in fault][::7])
+@pytest.mark.parametrize(("fault", "weights"), [(fault, EXTREMES[at % 2]) for at, fault in enumerate(IN_VALUES[::2])])
 def test_a_fault_is_found_by_the_cases_of_a_large_model(
-    fault: str, models: Models, monkeypatch: pytest.MonkeyPatch
+    fault: str, weights: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And so by those of a small one, which are the same and more."""
     monkeypatch.setattr(check, "LARGE", 0)
-    assert is_found(models, "plain", fault)
+    assert is_found(models, weights, fault)
 
 
 def test_what_is_left_out_for_a_large_model_is_in_its_report_and_manifest(

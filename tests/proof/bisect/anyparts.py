@@ -53,11 +53,22 @@ class AnyConfig(Config):
     result_norm: bool = False
 
 
+def layers_of(config: AnyConfig) -> int:
+    """On either side: a second one only where something is shared."""
+    return 2 if config.shared else 1
+
+
 def facts(config: AnyConfig) -> Facts:
     tokens = Tokens(size=VOCABULARY, longest=LONGEST, pad=0, start=1, ends=(2,))
-    state = by_layer(key_values(2, "row", config.key_heads, HEAD), key_values(2, "source", HEADS, HEAD))
+    layers = layers_of(config)
+    state = by_layer(key_values(layers, "row", config.key_heads, HEAD), key_values(layers, "source", HEADS, HEAD))
     return Facts(
-        task="seq2seq", width=WIDTH, source=tokens, target=tokens, state=state, attention=CrossAttention(1, HEADS)
+        task="seq2seq",
+        width=WIDTH,
+        source=tokens,
+        target=tokens,
+        state=state,
+        attention=CrossAttention(layers - 1, HEADS),
     )
 
 
@@ -103,7 +114,7 @@ def build(config: AnyConfig) -> EncoderDecoder:
         ),
         layer=lambda side: one if config.shared and side == "encoder" else layer_of(config, side),
         final_norm=lambda: NORMS[config.norm](WIDTH, 1e-5),
-        layers=(2, 2),
+        layers=(layers_of(config), layers_of(config)),
         tied="all",
     )
 

@@ -82,6 +82,7 @@ def test_what_is_sound_is_not_accused(sound: Bundle, checkpoint: Checkpoint) -> 
     assert bisect(sound, checkpoint, seed=1) is None
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_where_it_was_planted(
     fault: str, sound: Bundle, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -96,6 +97,7 @@ def test_a_fault_is_found_where_it_was_planted(
     assert found.where.startswith(where)
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_a_fault_in_the_file_alone_is_told_from_one_of_the_exporter(
     sound: Bundle, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:

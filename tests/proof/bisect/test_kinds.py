@@ -56,7 +56,6 @@ from txport.proof.bisect.calls import WATCHED, recording
 from txport.proof.bisect.culprit import bisect
 from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND
 from txport.proof.bisect.taps import IN, Tap, truth
-from txport.proof.parity import cases
 
 
 def of_way(*, both_ways: bool) -> Callable[[Tensor], Tensor]:
@@ -64,12 +63,12 @@ def of_way(*, both_ways: bool) -> Callable[[Tensor], Tensor]:
 
 
 Fault = tuple[dict[str, Any], str, Plant, str, str, str]  # config, target, what is done, where, kind, words
-OWN, CORE = "decoder layer 1, self-attention", "attention.core"
-IN_ENCODER = "encoder layer 1, self-attention"
-VECTORS_OF = [f"encoder.1.{CORE}.relative_{each}" for each in ("keys", "values")]
-FEED_FORWARD = "decoder layer 1, feed-forward"
+OWN, CORE = "decoder layer 0, self-attention", "attention.core"
+IN_ENCODER = "encoder layer 0, self-attention"
+VECTORS_OF = [f"encoder.0.{CORE}.relative_{each}" for each in ("keys", "values")]
+FEED_FORWARD = "decoder layer 0, feed-forward"
 LEARNED = {"positions": "learned"}
-NORM, NORM_OF = "decoder.1.feed_forward_residual.norm", "decoder layer 1, norm of feed-forward"
+NORM, NORM_OF = "decoder.0.feed_forward_residual.norm", "decoder layer 0, norm of feed-forward"
 ROTARY, BIAS, VECTORS = {"positions": "rotary"}, {"positions": "bias"}, {"positions": "vectors"}
 FAULTS: dict[str, Fault] = {
     "RMSNorm as LayerNorm": (
@@ -93,137 +92,137 @@ FAULTS: dict[str, Fault] = {
     ),
     "weight of an RMSNorm": ({}, "portable", times(f"{NORM}.weight", 1.01), NORM_OF, "weight", "is 1.01 times"),
     "no rotation of queries": (
-        ROTARY, "portable", of_class("decoder.1.attention", PlainQueries), OWN, "position",
+        ROTARY, "portable", of_class("decoder.0.attention", PlainQueries), OWN, "position",
         "queries are not turned by their positions",
     ),
     "no rotation of keys": (
-        ROTARY, "portable", of_class("decoder.1.attention", PlainKeys), f"{OWN}, cached keys", "position",
+        ROTARY, "portable", of_class("decoder.0.attention", PlainKeys), f"{OWN}, cached keys", "position",
         "keys are not turned by their positions",
     ),
     "keys a position too far": (
-        ROTARY, "portable", of_class("decoder.1.attention", LateKeys), f"{OWN}, cached keys", "position",
+        ROTARY, "portable", of_class("decoder.0.attention", LateKeys), f"{OWN}, cached keys", "position",
         "keys are turned by positions that are off by +1",
     ),
     "no rotation in the encoder": (
-        ROTARY, "portable", part("encoder.1.attention", rotary=None), IN_ENCODER, "position",
+        ROTARY, "portable", part("encoder.0.attention", rotary=None), IN_ENCODER, "position",
         "queries and keys are not turned by their positions",
     ),
     "base": (
-        ROTARY, "portable", turned("encoder.1.attention", base=1e5), IN_ENCODER, "position",
+        ROTARY, "portable", turned("encoder.0.attention", base=1e5), IN_ENCODER, "position",
         "queries and keys are turned by angles of the base 100000, the model's is 1e+04",
     ),
     "base, cached": (
-        ROTARY, "cpu", turned("decoder.1.attention", base=1e5), f"{OWN}, cached keys", "position",
+        ROTARY, "cpu", turned("decoder.0.attention", base=1e5), f"{OWN}, cached keys", "position",
         "keys are turned by angles of the base 100000",
     ),
     "pairs of neighbours": (
-        ROTARY, "portable", turned("encoder.1.attention", "neighbours"), IN_ENCODER, "position",
+        ROTARY, "portable", turned("encoder.0.attention", "neighbours"), IN_ENCODER, "position",
         "queries and keys are turned in pairs that are interleaved, in place of halves",
     ),
     "pairs of halves, cached": (
-        {"positions": "neighbours"}, "cpu", turned("decoder.1.attention"), f"{OWN}, cached keys", "position",
+        {"positions": "neighbours"}, "cpu", turned("decoder.0.attention"), f"{OWN}, cached keys", "position",
         "keys are turned in pairs that are halves, in place of interleaved",
     ),
     "buckets that look one way": (
-        BIAS, "portable", buckets(f"encoder.1.{CORE}.bias", of_way(both_ways=False)), IN_ENCODER, "position",
+        BIAS, "portable", buckets(f"encoder.0.{CORE}.bias", of_way(both_ways=False)), IN_ENCODER, "position",
         "buckets look one way, the model's both ways",
     ),
     "buckets that look both ways": (
-        BIAS, "portable", buckets(f"decoder.1.{CORE}.bias", of_way(both_ways=True)),
+        BIAS, "portable", buckets(f"decoder.0.{CORE}.bias", of_way(both_ways=True)),
         OWN, "position", "buckets look both ways, the model's one way",
     ),
     "buckets off by one": (
-        BIAS, "portable", buckets(f"encoder.1.{CORE}.bias", lambda table: (table + 1).clamp(0, 7)), IN_ENCODER,
+        BIAS, "portable", buckets(f"encoder.0.{CORE}.bias", lambda table: (table + 1).clamp(0, 7)), IN_ENCODER,
         "position", "buckets are off by +1",
     ),
     "distances of the wrong sign": (
-        BIAS, "portable", of_class(f"encoder.1.{CORE}.bias", Backwards), IN_ENCODER, "position",
+        BIAS, "portable", of_class(f"encoder.0.{CORE}.bias", Backwards), IN_ENCODER, "position",
         "distances have the wrong sign",
     ),
     "no bias of distances": (
-        BIAS, "cpu", part(f"decoder.1.{CORE}", bias=None), OWN, "position", "the bias of distances is not added",
+        BIAS, "cpu", part(f"decoder.0.{CORE}", bias=None), OWN, "position", "the bias of distances is not added",
     ),
     "weight of a bias": (
-        BIAS, "portable", times(f"decoder.1.{CORE}.bias.weight", 1.01), OWN, "weight", "bias.weight is 1.01 times",
+        BIAS, "portable", times(f"decoder.0.{CORE}.bias.weight", 1.01), OWN, "weight", "bias.weight is 1.01 times",
     ),
     "clip distance": (
         VECTORS, "portable", of_class(VECTORS_OF[0], Clipped, VECTORS_OF[1]),
         IN_ENCODER, "position", f"distances are clipped at {CLIP - 1}, the model's at {CLIP}",
     ),
     "vectors off by one": (
-        VECTORS, "portable", of_class(f"encoder.1.{CORE}.relative_keys", Late), IN_ENCODER, "position",
+        VECTORS, "portable", of_class(f"encoder.0.{CORE}.relative_keys", Late), IN_ENCODER, "position",
         "distances are off by +1 for relative keys",
     ),
     "no relative values": (
-        VECTORS, "cpu", part(f"decoder.1.{CORE}", relative_values=None), OWN, "position",
+        VECTORS, "cpu", part(f"decoder.0.{CORE}", relative_values=None), OWN, "position",
         "vectors of distances are not added to values",
     ),
     "no relative keys": (
-        VECTORS, "portable", part(f"decoder.1.{CORE}", relative_keys=None), OWN, "position",
+        VECTORS, "portable", part(f"decoder.0.{CORE}", relative_keys=None), OWN, "position",
         "vectors of distances are not added to keys",
     ),
     "heads repeated in turn": (
-        {"key_heads": 2}, "portable", of_class(f"decoder.1.{CORE}", InTurn), OWN, "heads", "are repeated in turn",
+        {"key_heads": 2}, "portable", of_class(f"decoder.0.{CORE}", InTurn), OWN, "heads", "are repeated in turn",
     ),
     "interleaved heads": (
-        LEARNED, "portable", of_class("encoder.1.attention", InterleavedHeads), IN_ENCODER, "heads",
+        LEARNED, "portable", of_class("encoder.0.attention", InterleavedHeads), IN_ENCODER, "heads",
         "the numbers of heads are interleaved",
     ),
     "interleaved heads, cached": (
-        LEARNED, "portable", of_class("decoder.1.attention", InterleavedHeads), f"{OWN}, cached keys",
+        LEARNED, "portable", of_class("decoder.0.attention", InterleavedHeads), f"{OWN}, cached keys",
         "heads", "the numbers of heads are interleaved",
     ),
     "no scale": (
-        {"key_heads": 2}, "portable", part(f"decoder.1.{CORE}", scale=1.0), OWN, "scale",
+        {"key_heads": 2}, "portable", part(f"decoder.0.{CORE}", scale=1.0), OWN, "scale",
         "scores are scaled by 4 of what they should be, which is no scale at all",
     ),
     "scale of another head size": (
-        {"key_heads": 2}, "cpu", part(f"decoder.1.{CORE}", scale=8**-0.5), OWN, "scale",
+        {"key_heads": 2}, "cpu", part(f"decoder.0.{CORE}", scale=8**-0.5), OWN, "scale",
         "which is that of heads of size 8",
     ),
     "no cap": (
-        {"capped": True, "key_heads": 2}, "cpu", part(f"decoder.1.{CORE}", cap=None), OWN, "cap",
+        {"capped": True, "key_heads": 2}, "cpu", part(f"decoder.0.{CORE}", cap=None), OWN, "cap",
         "scores are not capped, the model's are at 2",
     ),
     "another cap": (
-        {"capped": True}, "portable", part(f"encoder.1.{CORE}.cap", limit=1.5), IN_ENCODER, "cap",
+        {"capped": True}, "portable", part(f"encoder.0.{CORE}.cap", limit=1.5), IN_ENCODER, "cap",
         "scores are capped at 1.5, the model's at 2",
     ),
     "norm of a result": (
-        {"result_norm": True}, "cpu", norm("decoder.1.feed_forward_residual.result_norm", "layer without bias"),
-        "decoder layer 1, norm of feed-forward, of its result", "norm", "LayerNorm in place of RMSNorm",
+        {"result_norm": True}, "cpu", norm("decoder.0.feed_forward_residual.result_norm", "layer without bias"),
+        "decoder layer 0, norm of feed-forward, of its result", "norm", "LayerNorm in place of RMSNorm",
     ),
     "a sum of half of what a sublayer read": (
-        {"result_norm": True}, "portable", of_class("decoder.1.attention_residual", Halved),
+        {"result_norm": True}, "portable", of_class("decoder.0.attention_residual", Halved),
         f"{OWN}, residual sum", "scale", "is scaled by 0.5 of what it should be",
     ),
     "weight of an additive attention": (
-        {"additive": True, "positions": "learned"}, "portable", times(f"decoder.1.{CORE}.score", 1.01), OWN, "weight",
+        {"additive": True, "positions": "learned"}, "portable", times(f"decoder.0.{CORE}.score", 1.01), OWN, "weight",
         "core.score is 1.01 times the checkpoint's",
     ),
     "gate and the map beside it exchanged": (
-        {"gated": True}, "cpu", of_class("decoder.1.feed_forward", Crossed), f"{FEED_FORWARD}, activation", "gate",
+        {"gated": True}, "cpu", of_class("decoder.0.feed_forward", Crossed), f"{FEED_FORWARD}, activation", "gate",
         "the gate and the map beside it are exchanged",
     ),
     "no gate": (
-        {"gated": True}, "portable", of_class("encoder.1.feed_forward", Ungated),
-        "encoder layer 1, feed-forward, activation", "gate", "the gate is left out",
+        {"gated": True}, "portable", of_class("encoder.0.feed_forward", Ungated),
+        "encoder layer 0, feed-forward, activation", "gate", "the gate is left out",
     ),
     "weights of gate and inner exchanged": (
-        {"gated": True}, "portable", exchanged("decoder.1.feed_forward"), f"{FEED_FORWARD}, gate", "weight",
-        "decoder.1.feed_forward.gate.weight",
+        {"gated": True}, "portable", exchanged("decoder.0.feed_forward"), f"{FEED_FORWARD}, gate", "weight",
+        "decoder.0.feed_forward.gate.weight",
     ),
     "another activation of a gate": (
-        {"gated": True}, "cpu", part("decoder.1.feed_forward", activation="gelu"), f"{FEED_FORWARD}, activation",
+        {"gated": True}, "cpu", part("decoder.0.feed_forward", activation="gelu"), f"{FEED_FORWARD}, activation",
         "activation", "gelu in place of silu",
     ),
     "another activation": (
-        {}, "portable", part("decoder.1.feed_forward", activation="gelu_tanh"), f"{FEED_FORWARD}, activation",
+        {}, "portable", part("decoder.0.feed_forward", activation="gelu_tanh"), f"{FEED_FORWARD}, activation",
         "activation", "gelu_tanh in place of silu",
     ),
     "a linear map without its bias": (
-        {}, "portable", part("decoder.1.feed_forward.inner", bias=None),
-        "decoder layer 1, feed-forward, first linear map", "weight", "its bias is not added",
+        {}, "portable", part("decoder.0.feed_forward.inner", bias=None),
+        "decoder layer 0, feed-forward, first linear map", "weight", "its bias is not added",
     ),
     "positions off by one": (
         LEARNED, "portable", part("target_embedding", offset=3), "decoder, embedding", "position",
@@ -241,10 +240,8 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.fixture(autouse=True)
-def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two cases show all of these faults; exporting again has tests of its own."""
-    draw = cases.draw_cases
-    monkeypatch.setattr(module, "draw_cases", lambda *given: [draw(*given)[at] for at in (1, 2)])
+def of_any_parts(few_cases: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporting again has tests of its own."""
     monkeypatch.setattr(module, "origin", lambda *_: "")
     monkeypatch.setattr(architecture, "of", lambda config: anyparts.ARCHITECTURE)
 
@@ -302,17 +299,25 @@ WINDOWS: dict[str, tuple[str, Plant, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WINDOWS)
-def test_a_wrong_window_is_named(name: str, tmp_path: Path) -> None:
-    target, plant, layer, words = WINDOWS[name]
+@pytest.fixture(scope="module")
+def windowed() -> Checkpoint:
     config = LlamaConfig(
         vocab_size=20, d_model=16, heads=1, decoder_layers=3, feed_forward=8, max_length=24, windows=(3, 0, 5)
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        checkpoint = Checkpoint("windows", Llama(config).eval(), "0" * 64)
-    assert bisect(made(checkpoint, tmp_path / "sound", target), checkpoint) is None
-    culprit = bisect(made(faulty(checkpoint, plant), tmp_path / "out", target), checkpoint)
+        return Checkpoint("windows", Llama(config).eval(), "0" * 64)
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_a_right_window_is_not_accused(target: str, windowed: Checkpoint, tmp_path: Path) -> None:
+    assert bisect(made(windowed, tmp_path / "out", target), windowed) is None
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_wrong_window_is_named(name: str, windowed: Checkpoint, tmp_path: Path) -> None:
+    target, plant, layer, words = WINDOWS[name]
+    culprit = bisect(made(faulty(windowed, plant), tmp_path / "out", target), windowed)
     assert culprit is not None
     assert (culprit.where, culprit.kind) == (f"decoder layer {layer}, self-attention", "window"), culprit.what
     assert words in culprit.what
@@ -352,9 +357,9 @@ class Gain(nn.Module):
 
 def test_a_part_that_nothing_covers_is_refused(tmp_path: Path) -> None:
     checkpoint = checkpoint_of()
-    layer: Any = checkpoint.model.decoder[1]
+    layer: Any = checkpoint.model.decoder[0]
     layer.feed_forward = Gain(layer.feed_forward)
-    what = "no part covers decoder.1.feed_forward.weight, a weight of Gain: give this kind of part words and faults"
+    what = "no part covers decoder.0.feed_forward.weight, a weight of Gain: give this kind of part words and faults"
     with pytest.raises(ParityError, match=what):
         bisect(made(checkpoint, tmp_path / "out", "portable"), checkpoint)
 
@@ -367,8 +372,8 @@ def test_a_tap_that_pytorch_does_not_compute_is_refused() -> None:
 def test_a_kind_of_part_without_faults_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "KINDS", {kind: each for kind, each in kinds.KINDS.items() if kind is not FeedForward})
     checkpoint = checkpoint_of()
-    bundle = made(faulty(checkpoint, part("decoder.1.feed_forward", activation="relu")), tmp_path / "out", "portable")
-    with pytest.raises(ParityError, match=r"no part covers decoder\.1\.feed_forward\.outer in, a FeedForward"):
+    bundle = made(faulty(checkpoint, part("decoder.0.feed_forward", activation="relu")), tmp_path / "out", "portable")
+    with pytest.raises(ParityError, match=r"no part covers decoder\.0\.feed_forward\.outer in, a FeedForward"):
         bisect(bundle, checkpoint)
 
 

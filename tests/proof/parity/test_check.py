@@ -19,7 +19,7 @@ from onnx import ModelProto, numpy_helper
 
 import txport
 from tests.proof.faults import Edit, nodes, put, swapped, unmasked, weight
-from tests.tiny import VOCABULARY, edit_graph, tiny_config, tiny_model, without_metadata
+from tests.tiny import VOCABULARY, edit_graph, tiny_config, tiny_model, unproven, without_metadata
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.manifest import Manifest
 from txport.bundles.ports import DECODER, ENCODER, IDS, LOGITS, SELECT, STEP
@@ -250,6 +250,7 @@ def test_a_manifest_that_tells_of_another_model_is_named(
         txport.load(copied, runtime="torch", checkpoint=checkpoint)
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_found_and_named(fault: str, copied: Path, loaded: Checkpoint) -> None:
     role, edit, tensors, cases = FAULTS[fault]
@@ -265,6 +266,7 @@ def test_fault_is_found_and_named(fault: str, copied: Path, loaded: Checkpoint) 
     assert ("logits" in failed) == (role == DECODER and fault != "last bit of a weight")
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_worst_points_at_the_element(copied: Path, loaded: Checkpoint) -> None:
     name = "decoder.1.feed_forward.inner.weight"
     bundle = edit_graph(copied, DECODER, weight(name, put(math.nan)))
@@ -278,6 +280,7 @@ def test_worst_points_at_the_element(copied: Path, loaded: Checkpoint) -> None:
     assert worst["expected"] == loaded.model.get_parameter(name)[2, 5].item()
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_each_runtime_is_judged_by_itself(copied: Path, loaded: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     import txport.runtimes.reference as module
 
@@ -319,6 +322,7 @@ def test_a_driver_that_does_not_run_is_a_failure_with_a_place(copied: Path, load
         check(bundle, loaded, {"ort": "cpu"})
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_a_choice_of_other_tokens_is_found(checkpoint: Path, loaded: Checkpoint, tmp_path: Path) -> None:
     """Where scores are right, and stand beside the tokens next to theirs."""
 
@@ -330,11 +334,12 @@ def test_a_choice_of_other_tokens_is_found(checkpoint: Path, loaded: Checkpoint,
         model.graph.node.append(onnx.helper.make_node("Add", ["chosen", "planted.one"], ["next"]))
         model.graph.node.append(onnx.helper.make_node("Mod", ["next", "planted.size"], [IDS]))
 
-    bundle = txport.export(checkpoint, tmp_path / "toy", target="cpu")
+    bundle = unproven(checkpoint, tmp_path / "toy", target="cpu")
     report = check(edit_graph(bundle.path, STEP, edit), loaded, {"ort": "cpu"})
     assert {each.tensor for each in report.tensors if each.kind == GRAPH and not each.passed} == {IDS}
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_report_is_json_without_nan(copied: Path, loaded: Checkpoint, tmp_path: Path) -> None:
     bundle = edit_graph(copied, DECODER, weight("projection.weight", put(math.nan)))
     file = tmp_path / "report.json"
@@ -366,6 +371,7 @@ def test_table_has_a_row_a_case_the_worst_first(report: Report) -> None:
     assert shares == sorted(shares, reverse=True)
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_same_seed_same_report(bundle: Bundle, loaded: Checkpoint) -> None:
     again = [check(bundle, loaded, {"ort": "cpu"}, seed=seed).to_dict() for seed in (7, 7, 8)]
     assert again[0] == again[1]
@@ -397,7 +403,7 @@ def faulty_exporter(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(exporter, "export_graphs", export_graphs)
 
 
-@pytest.mark.usefixtures("faulty_exporter")
+@pytest.mark.usefixtures("faulty_exporter", "few_cases")
 def test_failed_export_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
@@ -409,7 +415,7 @@ def test_failed_export_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.usefixtures("faulty_exporter")
+@pytest.mark.usefixtures("faulty_exporter", "few_cases")
 def test_failed_export_leaves_what_was_there(checkpoint: Path, copied: Path) -> None:
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     with pytest.raises(ParityError):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import txport
-from tests.tiny import SAMPLES
+from tests.tiny import SAMPLES, unproven
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.cli.textio import draw_texts
@@ -39,6 +39,7 @@ def test_only_what_chance_does_not_explain_fails(
     assert found.rate - found.reference == pytest.approx(100 * (broken - mended) / len(actual))
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_a_bundle_is_as_good_as_its_checkpoint(bundle: Bundle, checkpoint: Path) -> None:
     loaded = load_checkpoint(str(checkpoint))
     outputs = {text: ["nothing says this"] for text in SAMPLES}
@@ -48,12 +49,13 @@ def test_a_bundle_is_as_good_as_its_checkpoint(bundle: Bundle, checkpoint: Path)
     assert report.to_dict()["texts"] != check(bundle, loaded, {"ort": "cpu"}, texts={"bad": [""]}).to_dict()["texts"]
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_a_quantised_bundle_is_held_against_what_users_had(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not against PyTorch with the weights in 4 bits, which would excuse what they cost."""
     bundle, loaded = (
-        txport.export(checkpoint, tmp_path / "out", target="cpu", precision="int4"),
+        unproven(checkpoint, tmp_path / "out", target="cpu", precision="int4"),
         load_checkpoint(str(checkpoint)),
     )
     asked: list[Any] = []

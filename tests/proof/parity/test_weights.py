@@ -159,6 +159,7 @@ def test_what_is_computed_from_weights_is_computed_anew(
     assert any(name.startswith(each.tensor) for each in found)
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_nothing_is_read_back_from_the_names_of_initializers(
     fused: dict[str, tuple[Checkpoint, Bundle]], tmp_path: Path
 ) -> None:
@@ -209,6 +210,7 @@ def packed(values: Array, bits: int) -> Array:
     return values if bits == 8 else values[..., 0::2] | (values[..., 1::2] << 4)
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize(
     ("target", "precision", "rows", "coarser"),
     [
@@ -258,6 +260,7 @@ def test_zeros_in_the_place_of_tiny_weights_fail(bits: int, scale: float) -> Non
     assert not compare_held("step", Held("weight", np.zeros_like(matrix), found), matrix).passed
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize(("target", "rows"), [("cpu", 1), ("cuda", None)])
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_a_grid_that_is_shifted_fails(

@@ -20,6 +20,7 @@ from onnx import ModelProto
 
 import txport
 from tests.proof.faults import put, unmasked, weight
+from tests.proof.few import draw_few
 from tests.runtimes.driven import ENGINES
 from tests.tiny import edit_graph, reseal
 from txport import cli, runtimes
@@ -59,7 +60,9 @@ KINDS = [("portable", "fp16"), ("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4")
 @pytest.fixture(scope="module", params=KINDS, ids=" ".join)
 def kind(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     target, precision = request.param
-    return txport.export(checkpoint, tmp_path_factory.mktemp("kinds") / "toy", target=target, precision=precision)
+    with pytest.MonkeyPatch.context() as patch:
+        draw_few(patch)
+        return txport.export(checkpoint, tmp_path_factory.mktemp("kinds") / "toy", target=target, precision=precision)
 
 
 def verdicts(result: Verification) -> dict[str, str]:
