@@ -51,7 +51,9 @@ def outline(build: Callable[[Any], Model], config: Config) -> Model:
 
 def emptied(model: Model, *, is_copy: bool = True) -> Model:
     """A model whose parameters are on the device "meta", and whose tables are as they were."""
-    nothing = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in model.named_parameters()}
+    nothing = {
+        name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in model.named_parameters()
+    }
     return _with_parameters(copied(model) if is_copy else model, nothing)
 
 
