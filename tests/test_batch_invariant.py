@@ -195,19 +195,17 @@ def test_with_kernels_for_some_rows_logits_depend_on_the_others(tmp_path: Path, 
     assert "alone has other logits from step " in check.detail
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype", "most", "count"), [("fp32", "float32", 0, 31), ("fp16", "float16", 2, 124)]
-)
+@pytest.mark.parametrize(("precision", "dtype", "most"), [("fp32", "float32", 0), ("fp16", "float16", 2)])
 def test_without_padding_logits_of_portable_bundles_depend_on_the_others(
-    precision: str, dtype: str, most: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, dtype: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In fp16 ONNX Runtime's sums also depend on where a row lies, which one text in hundreds shows."""
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(max_length=24)))
     (tmp_path / "out").mkdir()
     bundle = write(load_checkpoint(str(tmp_path / "toy")), tmp_path / "out", precision=precision)
-    assert differing(bundle, count) <= most
+    assert differing(bundle, 124) <= most
     monkeypatch.setitem(portable.TOGETHER, dtype, 1)
-    assert differing(bundle, count) > most
+    assert differing(bundle, 124) > most
 
 
 def looked_at(bundle: Bundle) -> Check:
