@@ -196,6 +196,7 @@ def test_a_line_is_measured_with_the_fastest_of_each_side(
     theirs = [fake(environment, seconds=0.15), fake(environment, seconds=0.075)]
     monkeypatch.setattr(candidates, "ours", lambda line, cores: ours)
     monkeypatch.setattr(candidates, "theirs", lambda line, cores: theirs)
+    monkeypatch.setattr(duel, "TRIALS", 2)
     record = duel.run(LINE, replace(place, rounds=2))
     assert record["settings"]["txport"]["options"] == {"seconds": 0.01}
     assert record["settings"]["peer"]["options"] == {"seconds": 0.075}
