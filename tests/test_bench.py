@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from benchmarks.gpu.__main__ import gpu
 from txport import bench, runtimes
 from txport.bundles.bundle import Bundle
 from txport.cli.commands import cli
+from txport.cli.guard import run_guarded
 from txport.errors import CheckpointError, TextError, UnsupportedError
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +95,16 @@ def test_another_model_is_not_measured_beside_it(bundle: Bundle) -> None:
         bench.run(bundle, "nowhere", ("torch",), bench.Protocol(source=4, tokens=4, rounds=3))
 
 
-def test_the_gpu_record_needs_a_gpu() -> None:
+def test_the_gpu_record_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """Where there is none, it says what is missing and exits 3."""
-    code = "import torch; raise SystemExit(torch.cuda.is_available())"
-    if subprocess.run([sys.executable, "-c", code], check=False).returncode:
+    if torch.cuda.is_available():
         pytest.skip("there is a GPU here: `make gpu` makes the record")
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 3
-    assert "CUDA" in done.stderr or "NVIDIA" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    with pytest.raises(SystemExit) as end:
+        run_guarded(gpu, [])
+    told = capsys.readouterr().err
+    assert end.value.code == 3
+    assert "CUDA" in told or "NVIDIA" in told
+    assert len(told.splitlines()) == 1
 
 
 def test_errors_of_a_process_are_those_of_the_command(bundle: Bundle) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -17,13 +16,14 @@ import pytest
 
 import txport
 from benchmarks.peers import candidates, duel, report
-from benchmarks.peers.__main__ import earlier, joined, result_of
+from benchmarks.peers.__main__ import earlier, joined, peers, result_of
 from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.duel import Place
 from benchmarks.peers.engines import Model, Search, before_end, hf_folder, txport_cpu
 from benchmarks.peers.lines import BASE, LINES, LLAMA, AbsentError, Line, Task, facts_of, quick, search_of, sources_of
 from benchmarks.peers.process import ROOT, Worker, WorkerError
 from benchmarks.peers.worker import Session, in_order
+from txport.cli.guard import run_guarded
 from txport.models.names import digest
 
 TINY = Task(checkpoint="preset:tiny", batch=2, sources=4)
@@ -196,6 +196,7 @@ def test_a_line_is_measured_with_the_fastest_of_each_side(
     theirs = [fake(environment, seconds=0.15), fake(environment, seconds=0.075)]
     monkeypatch.setattr(candidates, "ours", lambda line, cores: ours)
     monkeypatch.setattr(candidates, "theirs", lambda line, cores: theirs)
+    monkeypatch.setattr(duel, "TRIALS", 2)
     record = duel.run(LINE, replace(place, rounds=2))
     assert record["settings"]["txport"]["options"] == {"seconds": 0.01}
     assert record["settings"]["peer"]["options"] == {"seconds": 0.075}
@@ -406,21 +407,18 @@ def test_tokens_after_the_first_are_timed_without_it() -> None:
     assert duel.amount(replace(LINE, task=replace(TINY, after_first=True)), [[5], [6]]) == 2 * 31
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.peers", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def test_without_the_peers_environment_it_says_how_to_make_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_guarded(peers, ["--peers-python", "nowhere/python"])
+    assert end.value.code == 3
+    assert "`make bench-peers` makes the peers' environment" in capsys.readouterr().err
 
 
-def test_without_the_peers_environment_it_says_how_to_make_it() -> None:
-    done = run("--peers-python", "nowhere/python")
-    assert done.returncode == 3
-    assert "`make bench-peers` makes the peers' environment" in done.stderr
-
-
-def test_a_line_that_there_is_not_is_wrong_usage() -> None:
-    done = run("--peers-python", sys.executable, "--only", "nonsense")
-    assert done.returncode == 2
-    assert "no line has 'nonsense' in its title; there are: greedy, batch 1, int8" in done.stderr
+def test_a_line_that_there_is_not_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_guarded(peers, ["--peers-python", sys.executable, "--only", "nonsense"])
+    assert end.value.code == 2
+    assert "no line has 'nonsense' in its title; there are: greedy, batch 1, int8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("search", [Search(max_new_tokens=6), Search(max_new_tokens=6, beams=2, forced=False)])

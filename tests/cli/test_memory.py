@@ -50,9 +50,9 @@ def test_a_model_that_does_not_fit(target: str, more: int, wide: Path, tmp_path:
 def test_a_batch_that_does_not_fit(bundle: Bundle, tmp_path: Path) -> None:
     """Memory is at its end during the search, when the session runs."""
     lines = tmp_path / "lines"
-    lines.write_text("badbadbadbadbadbadbad\n" * 60_000)
-    options = ["--batch-size", 60_000, "--beams", 12, "--threads", 1, "--max-new-tokens", 20]
-    done = run("run", bundle.path, "--input", lines, *options, before=limited(400))
+    lines.write_text("badbadbadbadbadbadbad\n" * 15_000)
+    options = ["--batch-size", 15_000, "--beams", 12, "--threads", 1, "--max-new-tokens", 20]
+    done = run("run", bundle.path, "--input", lines, *options, before=limited(100))
     assert_one_line(done, "not enough memory here", 3)
     assert "smaller batches" in done.stderr
 

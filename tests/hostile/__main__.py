@@ -67,9 +67,12 @@ def attack(scratch: Path, plan: Plan) -> bool:
     from tests.hostile import fork, report, run
     from tests.hostile.sound import Sound, make_sound
 
-    fork.import_all()
+    if plan.planted:  # what stands in place of the command line imports nothing
+        sound = Sound(scratch / "sound")
+    else:
+        fork.import_all()
+        sound = make_sound(scratch / "sound")
     names, find = _cases(plan)
-    sound = Sound(scratch / "sound") if plan.planted else make_sound(scratch / "sound")
     jobs = plan.jobs or len(os.sched_getaffinity(0))
     begun, outcomes = time.monotonic(), []
     for outcome in run.run_cases(names, find, sound, scratch, jobs=jobs, limit=plan.limit):
@@ -84,13 +87,15 @@ def attack(scratch: Path, plan: Plan) -> bool:
 
 def _cases(plan: Plan) -> tuple[list[str], Callable[[str], Case]]:
     """The names of those that are asked for, and how to make one."""
-    from tests.hostile import corpus, mutate, planted
-    from txport import cli
-
     if plan.planted:
+        from tests.hostile import planted
+        from txport import cli
+
         cli.main = planted.main
         known = {case.name: case for case in planted.cases()}
         return list(known), lambda name: known[name]
+    from tests.hostile import corpus, mutate
+
     known = corpus.cases()
     names = [*list(known)[:: plan.every], *mutate.names(plan.mutations)]
     chosen = [name for name in names if not plan.only or name.startswith(plan.only)]

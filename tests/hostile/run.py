@@ -131,9 +131,8 @@ class Worker:
 
 def _work(pipe: Connection, names: Sequence[str], find: Find, sound: Sound, folder: Path) -> None:
     """In the child: every case in a place of its own."""
-    import torch
-
-    torch.set_num_threads(1)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
     fork.bound()
     sys.dont_write_bytecode = True
     warnings.simplefilter("always", RuntimeWarning)

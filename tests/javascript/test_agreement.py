@@ -133,7 +133,7 @@ def test_500_words_on_node(g2p: tuple[Path, txport.Model], way: str) -> None:
 def test_words_in_chromium(g2p: tuple[Path, txport.Model]) -> None:
     """In a page, over WebAssembly; texts that are asked for at once wait for one another."""
     bundle, model = g2p
-    chosen = words(40)
+    chosen = words(12)
     requests: list[list[Any]] = [["generate", word, WAYS[way]] for way in ("greedy", "beams") for word in chosen]
     (answered,) = in_chromium(bundle, [{"requests": [*requests, ["together", chosen[:3]]]}])
     ours = [each for way in ("greedy", "beams") for each in model.generate(chosen, **WAYS[way])]

@@ -283,8 +283,8 @@ def test_any_value_of_a_model_that_only_encodes_is_run_or_refused(head: tuple[st
 
 
 def require_refusals(path: Path, request: list[Any]) -> None:
-    """Of 160 bundles with a fault, each is run, or refused in one line."""
-    told = run("faults.mjs", {"bundle": str(path), "count": 160, "seed": 1, "request": request})
+    """Of 100 bundles with a fault, each is run, or refused in one line."""
+    told = run("faults.mjs", {"bundle": str(path), "count": 100, "seed": 1, "request": request})
     assert told["found"] == []
     assert told["run"] > 5
-    assert told["refused"] > 50
+    assert told["refused"] > 35

@@ -12,7 +12,7 @@ from tests.system.kills import Trial, Writer, interrupt_some, kill_some, trials
 from txport.bundles.bundle import Bundle
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="writers are killed in a process that is forked off")
-SEED, COUNT = 0, 20  # a drawn part of all moments: `run_kills` takes as many as it is asked for
+SEED, COUNT = 0, 12  # a drawn part of all moments: `run_kills` takes as many as it is asked for
 
 
 @pytest.fixture(scope="module")
