@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import create_autospec
 
 import pytest
 
-import txport
 from docs.cli import PAGE, render
 from txport.bundles.bundle import Bundle
 from txport.cli import cli
-from txport.locate import find_bundle
 from txport.models.family import all_families
 from txport.models.names import MANIFEST
 
@@ -26,15 +22,9 @@ ROOT = Path(__file__).parent.parent
 def test_the_python_example_of_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it exports is copied from the cache, for which it is exported alike."""
-
-    def copied(name: str, out: str, *, force: bool) -> None:
-        shutil.copytree(find_bundle(name).path, out)
-
     example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert example is not None
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(txport, "export", create_autospec(txport.export, side_effect=copied))
     exec(example[1], {})  # noqa: S102 - our own page
     assert re.search(r"transformer -> ([A-Z]{1,2} )+[A-Z]{1,2} \(score -0\.", capsys.readouterr().out)
     assert (tmp_path / "bundle" / "txport.json").is_file()

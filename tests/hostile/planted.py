@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tests.hostile.case import BAD, GOOD, Case, Command, Place, command
+from tests.hostile.judge import MOST_MEMORY
 
 
 def _fail(message: str, code: int = BAD) -> None:
@@ -26,7 +27,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _grow() -> None:
-    assert len(b"x" * 1_200_000_000)
+    assert len(b"x" * (MOST_MEMORY + 50_000_000))
 
 
 DEFECTS: dict[str, Callable[[str], object]] = {
