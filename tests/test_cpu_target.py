@@ -55,7 +55,7 @@ KINDS = {
     "post, learned, untied": {"norm": "post", "positions": "learned", "tied": "none", "activation": "gelu"},
     "target tied": {"tied": "target", "activation": "silu", "heads": 1, "decoder_layers": 1},
 }
-# each kind in fp32 and in few bits, and each way to quantise with some kind
+# Each kind in fp32 and in few bits, and each way to quantise with some kind
 MADE = [
     *((kind, "fp32", None) for kind in KINDS),
     *zip(KINDS, ("int8", "int8", "int8"), (None, 1, 32), strict=True),

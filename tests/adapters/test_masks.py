@@ -31,7 +31,7 @@ MASKS = (-1e4, LARGEST)
 
 
 def masking(mask: float) -> adapters.Adapter:
-    """Of a module whose cache holds what it has read: it is traced in half the time of one with an attention."""
+    """Of a module without attention, which is traced in half the time; its cache holds what it has read."""
 
     def step(model: Any, inputs: adapters.StepInputs) -> Any:
         x = model.words(inputs.ids)

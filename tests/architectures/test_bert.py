@@ -117,7 +117,7 @@ def test_every_variant_is_proven_on_two_targets(number: int, tmp_path: Path) -> 
 def test_every_head_and_every_precision_is_proven(
     head: str, kind: tuple[str, str], bundles: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Heads do not depend on the precision: every head on each target, and the other precisions with one of them."""
+    """A head's graph is the same in all precisions of a target, so that one head stands for all in the others."""
     bundle = load_bundle(bundles[head])
     if kind != ("portable", "fp32"):
         bundle = txport.export(checkpoint_of(bundle.path), tmp_path / "out", target=kind[0], precision=kind[1])
@@ -168,10 +168,11 @@ def test_a_wrong_weight_that_layers_share_is_found(tmp_path: Path) -> None:
         tensor.CopyFrom(onnx.numpy_helper.from_array(values * np.float32(1.1), tensor.name))
 
     save_checkpoint(tmp_path / "checkpoint", model_of(tiny("hidden", **SHARED)))
-    bundle = unproven(tmp_path / "checkpoint", tmp_path / "out")
+    bundle, checkpoint = unproven(tmp_path / "checkpoint", tmp_path / "out"), str(tmp_path / "checkpoint")
+    assert bisect(bundle, load_checkpoint(checkpoint)) is None
     damaged = edit_graph(bundle.path, "model", scale)
-    assert not txport.api.parity(damaged, tmp_path / "checkpoint", {"ort": "cpu"}).passed
-    culprit = bisect(damaged, load_checkpoint(str(tmp_path / "checkpoint")))
+    assert not txport.api.parity(damaged, checkpoint, {"ort": "cpu"}).passed
+    culprit = bisect(damaged, load_checkpoint(checkpoint))
     assert culprit is not None
     assert culprit.where == "encoder layer 1, feed-forward, second linear map"
     assert culprit.also == (f"{culprit.where} (call 2)",)

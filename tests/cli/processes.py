@@ -11,7 +11,7 @@ from typing import Any
 
 SCRIPT = Path(sys.executable).parent / "txport"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-# For commands that import all that there is, where what they say is of other packages: these take seconds.
+# Packages that take seconds to import are missing: for commands whose answer does not depend on them.
 LIGHT = "import sys\nsys.modules.update(dict.fromkeys(('torch', 'onnxscript', 'openvino')))"
 MAIN = "\nfrom txport.cli import main\nmain()"
 

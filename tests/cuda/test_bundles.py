@@ -29,13 +29,13 @@ from txport.runtimes.ort.nvidia.fit import needs_cudnn
 
 CUDA = "CUDAExecutionProvider"
 CASES = ("seq2seq", "speech", "causal", "classify", "relative-tiny", "additive-tiny")
-# Kernels are of operators and of types: all of them in both types of 16 bits; fp32, which every kernel has, and what is
-# quantised, whose products are the only nodes that differ from fp16, of a stack with and one without a source.
+# Kernels are of operators and of types: all models in both types of 16 bits, in the others those whose nodes or kernels
+# are of no other.
 TAKEN = {
     "fp16": CASES,
     "bf16": CASES,
-    "fp32": ("seq2seq", "causal"),
-    "int8": ("seq2seq", "causal"),
+    "fp32": ("seq2seq", "causal", "speech", "relative-tiny", "additive-tiny"),
+    "int8": ("seq2seq", "causal", "classify"),
     "int4": ("seq2seq", "causal"),
 }
 

@@ -1,4 +1,4 @@
-"""Fewer cases where these tell as much: a fault that two of them show, all show."""
+"""Fewer cases, for tests in which a fault has to be found: what two of the cases show is shown by all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from txport.proof.parity import cases, check
 
 
 def draw_few(patch: pytest.MonkeyPatch) -> None:
-    """A row of one token and rows that are padded."""
+    """Let proofs draw two cases alone: a row of one token, and rows that are padded."""
     draw = cases.draw_cases
     for module in (check, culprit):
         patch.setattr(module, "draw_cases", lambda *given: draw(*given)[1:3])

@@ -58,7 +58,6 @@ def inspected(bundle: Bundle) -> str:
     return CliRunner().invoke(cli, ["inspect", str(bundle.path), "--brief"]).output
 
 
-@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("how", [{"precision": "int8", "rows": 32}, {"precision": "int4"}])
 def test_the_matrix_at_fault_is_kept_and_the_bundle_holds(spoilt: Path, tmp_path: Path, how: dict[str, Any]) -> None:
     told: list[str] = []

@@ -159,9 +159,9 @@ def test_the_models_have_parts_of_every_kind_and_are_the_same_in_every_run() -> 
 
 @pytest.fixture
 def briefly_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In fewer and larger steps than those of the command, which take a quarter of a test's time."""
-    monkeypatch.setattr(random_models, "STEPS", 60)
-    monkeypatch.setattr(random_models, "RATE", 1e-2)
+    """Fewer and larger steps than the command takes: its own are a quarter of a test's time."""
+    monkeypatch.setattr(random_models, "STEPS", 150)
+    monkeypatch.setattr(random_models, "RATE", 5e-3)
 
 
 @pytest.mark.usefixtures("briefly_trained")

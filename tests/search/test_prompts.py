@@ -44,7 +44,7 @@ RULES: dict[str, dict[str, Any]] = {
     "last": {"forced_eos_token_id": END},
 }
 
-# each way without a rule, and each rule greedily and in one other way
+# Each way without a rule, and each rule greedily and in one other way
 SEARCHES = [
     *((way, "none") for way in WAYS),
     *(("greedy", rule) for rule in list(RULES)[1:]),

@@ -320,7 +320,7 @@ def test_defaults_that_it_can_t_express_are_refused(
         export_graphs(loaded, tmp_path, single=True)
 
 
-def test_a_tiny_model_of_its_own_defaults_is_proven_by_them(tmp_path: Path) -> None:
+def test_a_tiny_model_of_its_own_defaults_passes_by_them(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(), seed=2))
     checkpoint = load_checkpoint(str(tmp_path / "toy"))
     generation = {"min_new_tokens": 3, "repetition_penalty": 1.3, "beams": 4, "early_stopping": True}

@@ -54,8 +54,8 @@ class AnyConfig(Config):
 
 
 def layers_of(config: AnyConfig) -> int:
-    """On either side: a second one only where something is shared."""
-    return 2 if config.shared else 1
+    """Layers on either side: one, and a second where layers are shared, or faults may be told of the wrong layer."""
+    return 2 if config.shared or config.capped or config.result_norm or config.key_heads < HEADS else 1
 
 
 def facts(config: AnyConfig) -> Facts:

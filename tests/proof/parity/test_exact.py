@@ -106,7 +106,6 @@ def test_eight_bits_are_those_of_the_kernels(tmp_path: Path) -> None:
     assert max(gaps) < exact.own_error(SOURCES, TARGETS) / 10
 
 
-@pytest.mark.usefixtures("few_cases")
 def test_a_checkpoint_whose_fp32_is_far_from_float64_is_exported_and_the_report_says_how_far(tmp_path: Path) -> None:
     """Attention so sharp that the last bit of a key decides where it looks."""
     model = tiny_model(tiny_config(norm="post"))

@@ -210,7 +210,6 @@ def packed(values: Array, bits: int) -> Array:
     return values if bits == 8 else values[..., 0::2] | (values[..., 1::2] << 4)
 
 
-@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize(
     ("target", "precision", "rows", "coarser"),
     [
@@ -231,11 +230,14 @@ def test_a_grid_that_is_too_coarse_fails(
     loaded: Checkpoint,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Where weights are rounded well, but to a bad grid; parity computes with what a bundle holds.
 
     In 4 bits, as all matrices of the cuda target are, one bit fewer may be chance in matrices as small as these.
     """
+    if not is_right:
+        request.getfixturevalue("few_cases")
     fault = RIGHT if is_right else longer(coarser)
     bundle = exported(loaded, tmp_path, fault, monkeypatch, target=target, precision=precision, rows=rows)
     assert bool(failed(bundle, loaded)) != is_right

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 
-from tests.cli.processes import LIGHT, assert_one_line, run
+from tests.cli.processes import assert_one_line, run
 from tests.cuda.fake.fixture import FakeCuda
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle
@@ -135,7 +135,7 @@ def test_without_cudnn_nothing_is_half_run(fake_cuda: FakeCuda, bundle: Bundle) 
 
 
 def test_doctor_shows_the_gpu(fake_cuda: FakeCuda) -> None:
-    done = run("doctor", before=LIGHT, env=fake_cuda.environment())
+    done = run("doctor", env=fake_cuda.environment())
     assert (done.returncode, done.stderr) == (0, "")
     assert "a device that computes nothing (compute capability 8.0), 17179.9 MB" in done.stdout
     assert f"9.14.0 {fake_cuda.libraries.with_cudnn}/libcudnn.so.9" in done.stdout
