@@ -11,9 +11,16 @@ from typing import Any
 
 SCRIPT = Path(sys.executable).parent / "txport"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-# For commands that import all that there is, where what they say is of other packages: these take seconds.
-LIGHT = "import sys\nsys.modules.update(dict.fromkeys(('torch', 'onnxscript', 'openvino')))"
+HEAVY = ("torch", "onnxscript", "openvino")  # which take seconds to import
 MAIN = "\nfrom txport.cli import main\nmain()"
+
+
+def without(*packages: str) -> str:
+    """What `run` does `before` a command that imports all that there is, where what it says is of other packages."""
+    return f"import sys\nsys.modules.update(dict.fromkeys({packages}))"
+
+
+LIGHT = without(*HEAVY)
 
 
 def run(*arguments: object, before: str = "", **options: Any) -> subprocess.CompletedProcess[Any]:
