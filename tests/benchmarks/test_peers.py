@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import txport
 from benchmarks.peers import candidates, duel, report
 from benchmarks.peers.__main__ import earlier, joined, peers, result_of
 from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.duel import Place
-from benchmarks.peers.engines import Model, Search, before_end, hf_folder, txport_cpu
+from benchmarks.peers.engines import Model, Search, before_end, hf_folder, pytorch, txport_cpu
 from benchmarks.peers.lines import BASE, LINES, LLAMA, AbsentError, Line, Task, facts_of, quick, search_of, sources_of
 from benchmarks.peers.process import ROOT, Worker, WorkerError
-from benchmarks.peers.worker import Session, in_order
+from benchmarks.peers.worker import Session, in_order, versions
 from txport.cli.guard import run_guarded
 from txport.models.names import digest
 
@@ -192,18 +193,18 @@ def test_a_paused_worker_is_held_until_it_is_asked(environment: dict[str, str], 
 def test_a_line_is_measured_with_the_fastest_of_each_side(
     environment: dict[str, str], place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = [fake(environment, "int4", seconds=0), fake(environment, seconds=0.01), fake(environment, seconds=0.1)]
-    theirs = [fake(environment, seconds=0.15), fake(environment, seconds=0.075)]
+    ours = [fake(environment, "int4", seconds=0), fake(environment, seconds=0.006), fake(environment, seconds=0.06)]
+    theirs = [fake(environment, seconds=0.09), fake(environment, seconds=0.045)]
     monkeypatch.setattr(candidates, "ours", lambda line, cores: ours)
     monkeypatch.setattr(candidates, "theirs", lambda line, cores: theirs)
     monkeypatch.setattr(duel, "TRIALS", 2)
     record = duel.run(LINE, replace(place, rounds=2))
-    assert record["settings"]["txport"]["options"] == {"seconds": 0.01}
-    assert record["settings"]["peer"]["options"] == {"seconds": 0.075}
+    assert record["settings"]["txport"]["options"] == {"seconds": 0.006}
+    assert record["settings"]["peer"]["options"] == {"seconds": 0.045}
     assert record["candidates"]["txport"][0]["error"] == "ValueError: int4 did not pass"
     assert [len(record["candidates"][side]) for side in ("txport", "peer")] == [3, 2]
     assert 1 < record["ratio"]["median"] <= 7.5
-    assert 0 < record["peer"]["q1"] <= record["peer"]["median"] <= 4 * 32 / 0.15
+    assert 0 < record["peer"]["q1"] <= record["peer"]["median"] <= 4 * 32 / 0.09
     assert (record["equal_rows"], record["rows"]) == (4, 4)
     assert report.verdict({**record, "required": 1.0}) == "reached"
     assert report.verdict({**record, "required": 8.0}) == "falls short"
@@ -421,12 +422,18 @@ def test_a_line_that_there_is_not_is_wrong_usage(capsys: pytest.CaptureFixture[s
     assert "no line has 'nonsense' in its title; there are: greedy, batch 1, int8" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared") / "bundle"
+    txport_cpu.prepare(Model(checkpoint="preset:tiny", precision="int8", rows=8), folder)
+    return folder
+
+
 @pytest.mark.parametrize("search", [Search(max_new_tokens=6), Search(max_new_tokens=6, beams=2, forced=False)])
-def test_our_engine_finds_what_a_model_finds(search: Search, tmp_path: Path) -> None:
-    txport_cpu.prepare(Model(checkpoint="preset:tiny", precision="int8", rows=8), tmp_path / "bundle")
-    engine = txport_cpu.Engine(tmp_path / "bundle", search, {"threads": 1, "workers": 2, "batch_size": 2})
+def test_our_engine_finds_what_a_model_finds(search: Search, prepared: Path) -> None:
+    engine = txport_cpu.Engine(prepared, search, {"threads": 1, "workers": 2, "batch_size": 2})
     sources, least = [[5, 6, 2], [7, 2], [8, 9, 10, 2]], 6 if search.forced else 0
-    found = txport.load(tmp_path / "bundle", threads=1).search(
+    found = txport.load(prepared, threads=1).search(
         sources, beams=search.beams, max_new_tokens=6, min_new_tokens=least, batch_size=2
     )
     expected = [before_end(each[0].tokens, engine.end) for each in found]
@@ -443,11 +450,12 @@ def test_random_weights_come_from_the_same_pytorch_on_both_sides() -> None:
     assert len(ours) == 1
 
 
-def test_pytorch_generates_exactly_as_many_tokens_as_asked(tmp_path: Path) -> None:
-    task, place = TINY, Place(work=tmp_path, peers_python=Path(sys.executable))
-    model = Model(checkpoint=task.checkpoint)
-    candidate = Candidate(engine=candidates.ENGINES + "pytorch", model=model, options={"threads": 1, "compile": False})
-    with place.start(candidate) as worker:
-        assert "torch" in place.load(worker, candidate, task, sources_of(task, None))
-        targets = worker.ask("tokens")["tokens"]
-    assert [len(target) for target in targets] == [32] * task.sources
+def test_pytorch_generates_exactly_as_many_tokens_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process: that an engine works in one of its own, and what that answers, is proven of others."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # those of the tests stay as they are
+    pytorch.prepare(Model(checkpoint=TINY.checkpoint), tmp_path)
+    assert "torch" in versions(pytorch.PACKAGES)
+    engine = pytorch.Engine(tmp_path, search_of(TINY), {"threads": 1, "compile": False})
+    session = Session(engine, sources_of(TINY, None), TINY.batch)
+    session.round()
+    assert [len(target) for target in session.tokens()["tokens"]] == [32] * TINY.sources

@@ -11,9 +11,16 @@ from typing import Any
 
 SCRIPT = Path(sys.executable).parent / "txport"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-# Packages that take seconds to import are missing: for commands whose answer does not depend on them.
-LIGHT = "import sys\nsys.modules.update(dict.fromkeys(('torch', 'onnxscript', 'openvino')))"
+HEAVY = ("torch", "onnxscript", "openvino")  # packages that take seconds to import
 MAIN = "\nfrom txport.cli import main\nmain()"
+
+
+def without(*packages: str) -> str:
+    """Python for `run` to do `before` a command: packages are missing on which its answer does not depend."""
+    return f"import sys\nsys.modules.update(dict.fromkeys({packages}))"
+
+
+LIGHT = without(*HEAVY)
 
 
 def run(*arguments: object, before: str = "", **options: Any) -> subprocess.CompletedProcess[Any]:

@@ -83,7 +83,8 @@ def test_whoever_has_set_the_switch_keeps_it(given: str | None, found: str, tmp_
 def importers(package: str) -> list[str]:
     found = []
     for file in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        text = file.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if package in text else ():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.partition(".")[0] == package for name in names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -24,6 +25,7 @@ from txport.search.generate import generate
 from txport.search.options import Found, SearchOptions
 
 COMBINATIONS = 240
+MODELS = 24  # a third of them of each family: to build one takes as long as to search it
 NEAR = 1e-4  # of two scores that count as equal
 TARGETS = 1541
 OTHERS = [token for token in range(VOCABULARY) if token not in (PAD, EOS, START)]
@@ -76,6 +78,7 @@ def theirs(model: Any, sources: list[list[int]], drawn: Drawn) -> tuple[list[lis
         pad_token_id=PAD,
         decoder_start_token_id=START,
         do_sample=False,
+        use_cache=False,  # as our side here: with other sums, near-ties within a search come out otherwise
         return_dict_in_generate=True,
         output_scores=True,
     )
@@ -101,10 +104,11 @@ def _cut(tokens: list[int], ends: list[int]) -> tuple[int, ...]:
 
 def test_tokens_and_scores_are_hugging_faces() -> None:
     rng = random.Random(0)
+    models = functools.cache(seeded)
     targets = ties = 0
     for number in range(COMBINATIONS):
         family = list(FAMILIES)[number % len(FAMILIES)]
-        model, drawn = seeded(family, number), draw(rng)
+        model, drawn = models(family, number % MODELS), draw(rng)
         sources = [[*rng.choices(OTHERS, k=rng.randint(0, 6)), EOS] for _ in range(rng.randint(1, 4))]
         found = generate(HuggingFaceRuntime(model), sources, facts_of(), SearchOptions(**drawn))
         expected, scores = theirs(model, sources, drawn)

@@ -270,7 +270,7 @@ def test_labels_that_their_function_can_not_tell_apart(tmp_path: Path) -> None:
 def test_any_value_in_a_document_is_run_or_refused(target: str, checkpoint: Path, tmp_path: Path) -> None:
     """Of the manifest and the tokenizer, with one value in place of another, or without it."""
     path = unproven(checkpoint, tmp_path / "bundle", target=target).path
-    require_refusals(path, ["generate", "bad", {"max_new_tokens": 3}])
+    require_refusals(path, ["generate", "bad", {"max_new_tokens": 3}], 100 if target == "portable" else 50)
 
 
 @pytest.mark.parametrize(
@@ -279,12 +279,12 @@ def test_any_value_in_a_document_is_run_or_refused(target: str, checkpoint: Path
 def test_any_value_of_a_model_that_only_encodes_is_run_or_refused(head: tuple[str, str], tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "checkpoint", model_of(tiny(head[0])), whole_words())
     path = unproven(tmp_path / "checkpoint", tmp_path / "bundle").path
-    require_refusals(path, [head[1], "good [MASK]"])
+    require_refusals(path, [head[1], "good [MASK]"], 50)
 
 
-def require_refusals(path: Path, request: list[Any]) -> None:
-    """Of 100 bundles with a fault, each is run, or refused in one line."""
-    told = run("faults.mjs", {"bundle": str(path), "count": 100, "seed": 1, "request": request})
+def require_refusals(path: Path, request: list[Any], count: int) -> None:
+    """Of so many bundles with a fault, each is run, or refused in one line."""
+    told = run("faults.mjs", {"bundle": str(path), "count": count, "seed": 1, "request": request})
     assert told["found"] == []
-    assert told["run"] > 5
-    assert told["refused"] > 35
+    assert told["run"] > count / 20
+    assert told["refused"] > count * 0.35

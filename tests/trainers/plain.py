@@ -83,9 +83,9 @@ def _greedy(logits: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
 DAMAGES = ("missing", "extra", "cut", "empty", "nan", "integers")
 
 
-def damage(weights: Mapping[str, Any], rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
-    """NumPy arrays or tensors with one of them damaged, and what was done."""
-    found, kind = dict(weights), str(rng.choice(DAMAGES))
+def damage(weights: Mapping[str, Any], rng: np.random.Generator, kind: str | None = None) -> tuple[str, dict[str, Any]]:
+    """NumPy arrays or tensors with one of them damaged, in a way that is drawn or given, and what was done."""
+    found, kind = dict(weights), kind or str(rng.choice(DAMAGES))
     name = str(rng.choice(sorted(name for name, each in found.items() if each.ndim)))
     whole = found[name]
     if kind == "missing":

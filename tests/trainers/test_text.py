@@ -424,33 +424,38 @@ def test_text_is_translated_as_ctranslate2_does(target: str, tmp_path: Path) -> 
     assert [each.output for each in found] == [each["target"] for each in recorded]
 
 
-def folders(folder: Path) -> dict[str, tuple[Path, tuple[str, ...]]]:
-    """A small folder of each trainer, and its files of text."""
+FILES = {  # of text, of each trainer's folder
+    "marian": ("vocab.yml", "source.spm", "target.spm"),
+    "codes": ("codes", "dict.de.txt", "dict.en.txt"),
+    "gpt2": ("encoder.json", "vocab.bpe", "dict.de.txt"),
+    "ctranslate2": ("source_vocabulary.json", "target_vocabulary.json", "source.spm"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small folder of each trainer. Read only: a test that alters one copies it."""
+    folder = tmp_path_factory.mktemp("folders")
     size = len(shared())
     opus = marian_folder(folder / "marian", (size, size))
     (opus / "vocab.yml").write_text(YAML["quoted"](numbered(shared())), encoding="utf-8")
     laid(opus, source__spm="marian/source.spm", target__spm="marian/target.spm")
-    codes, _, _ = codes_folder(folder / "codes")
+    codes_folder(folder / "codes")
     numbers = [str(number) for number in range(300)]
     gpt2 = fairseq_folder(folder / "gpt2", (numbers, numbers))
     laid(gpt2, encoder__json="gpt2/vocab.json", vocab__bpe="gpt2/merges.txt")
     own = Path(shutil.copytree(TEXTS / "ctranslate2", folder / "ctranslate2"))
     laid(own, source__spm="marian/source.spm", target__spm="marian/target.spm")
-    return {
-        "marian": (opus, ("vocab.yml", "source.spm", "target.spm")),
-        "codes": (codes, ("codes", "dict.de.txt", "dict.en.txt")),
-        "gpt2": (gpt2, ("encoder.json", "vocab.bpe", "dict.de.txt")),
-        "ctranslate2": (own, ("source_vocabulary.json", "target_vocabulary.json", "source.spm")),
-    }
+    return folder
 
 
 NONE = [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"a: &b [*b]", b'{"a": 1}', b"\0" * 99]
 
 
-@pytest.mark.parametrize("name", ["marian", "codes", "gpt2", "ctranslate2"])
-def test_a_damaged_file_is_one_line_or_makes_no_difference(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_one_line_or_makes_no_difference(name: str, folders: Path, tmp_path: Path) -> None:
     rng = random.Random(name)
-    folder, files = folders(tmp_path)[name]
+    folder, files = Path(shutil.copytree(folders / name, tmp_path / name)), FILES[name]
     refused = 0
     for number in range(20):
         path = folder / files[number % len(files)]
@@ -502,18 +507,19 @@ def test_a_damaged_file_is_one_line_or_makes_no_difference(name: str, tmp_path: 
     ],
 )
 def test_what_is_wrong_with_a_vocabulary_is_told(
-    name: str, file: str, content: str, message: str, tmp_path: Path
+    name: str, file: str, content: str, message: str, folders: Path, tmp_path: Path
 ) -> None:
-    folder, _ = folders(tmp_path)[name]
+    folder = Path(shutil.copytree(folders / name, tmp_path / name))
     (folder / file).write_text(content, encoding="utf-8")
     with pytest.raises(TxportError) as caught:
         load_checkpoint(str(folder))
     assert message in str(caught.value)
 
 
-def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    found = folders(tmp_path)
-    codes, gpt2, own = (found[name][0] for name in ("codes", "gpt2", "ctranslate2"))
+def test_files_that_do_not_belong_together_are_refused(folders: Path, tmp_path: Path) -> None:
+    codes, gpt2, own = (
+        Path(shutil.copytree(folders / name, tmp_path / name)) for name in ("codes", "gpt2", "ctranslate2")
+    )
     laid(codes, encoder__json="gpt2/vocab.json", vocab__bpe="gpt2/merges.txt")
     assert "has codes and encoder.json; keep the one that the model was trained with" in check_refused(codes)
     (codes / "vocab.bpe").unlink()
