@@ -177,10 +177,12 @@ commands.cli.add_command(wait)
 sys.argv = ["txport", "wait"]
 main()
 """
+RUN = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5); raise SystemExit(7)"
 TRAPS = {
     "a destructor": "Trap()",
     "a callback": "import weakref; each = Trap(); weakref.finalize(each, print); del each",
     "an import": "sys.path.insert(0, sys.argv.pop() if False else {folder!r}); import interrupts_itself",
+    "code that a notebook runs": f"exec({RUN!r}, {{{{'__name__': 'notebook'}}}})",
     "a library that raises another error": (
         "try:\n        os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n"
         "    except BaseException:\n        raise ImportError('x', name='torch')"

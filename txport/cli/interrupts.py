@@ -59,9 +59,11 @@ def _answered() -> list[signal.Signals]:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a package of others is at its import: code of a module runs, and Python says that it is not complete."""
     while frame is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if frame.f_code.co_name == "<module>" and package not in ("txport", "__main__"):
+        spec = frame.f_globals.get("__spec__")
+        if frame.f_code.co_name == "<module>" and package != "txport" and getattr(spec, "_initializing", False):
             return True
         frame = frame.f_back
     return False
