@@ -75,7 +75,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, SIZE), nn.Embedding(LONGEST, SIZE)
         layer = nn.TransformerEncoderLayer(SIZE, HEADS, 24, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(SIZE, 3)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:

@@ -31,9 +31,10 @@ from txport.release import parity
 KINDS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
 SMALLEST = ("tiny", "gpt2-tiny", "bert-tiny", "t5-tiny")
 
-# The most memory that an export takes beyond what one of a tiny model does, in bytes.
+# The most memory that an export takes beyond what one of a tiny model does, in bytes, each in a fork with a peak of its
+# own: PyTorch is imported once for all.
 MEASURE = """
-import sys, tempfile
+import os, sys, tempfile
 from pathlib import Path
 from txport.models import checkpoint
 from txport.models.architectures import gpt2
@@ -43,25 +44,35 @@ from txport.system.machine import peak_memory
 gpt2.PRESETS["gpt2-large"] = gpt2.GPT2Config(vocab_size=64, d_model=1024, heads=16, decoder_layers=4, max_length=64,
     pad_id=0, eos_id=1)
 checkpoint.STREAMED_ABOVE = 0
-peaks = []
-for name in ("gpt2-tiny", "gpt2-large"):
-    with tempfile.TemporaryDirectory() as folder:
-        how = {"target": sys.argv[1], "precision": sys.argv[2], "external_above": 0}
-        write(checkpoint.load_checkpoint(f"preset:{name}"), Path(folder), **how)
-    peaks.append(peak_memory())
-print(1e6 * (peaks[1] - peaks[0]), checkpoint.size_of(checkpoint.load_checkpoint("preset:gpt2-large").outline))
+
+def measure(target, precision):
+    peaks = []
+    for name in ("gpt2-tiny", "gpt2-large"):
+        with tempfile.TemporaryDirectory() as folder:
+            how = {"target": target, "precision": precision, "external_above": 0}
+            write(checkpoint.load_checkpoint(f"preset:{name}"), Path(folder), **how)
+        peaks.append(peak_memory())
+    print(1e6 * (peaks[1] - peaks[0]), flush=True)
+
+print(checkpoint.size_of(checkpoint.load_checkpoint("preset:gpt2-large").outline), flush=True)
+for kind in sys.argv[1:]:
+    process = os.fork()
+    if process == 0:
+        measure(*kind.split())
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
 """
 LARGEST_TENSOR = 4 * 4096 * 1024
 FIXED = 80_000_000  # what quantising a piece takes, and room that is not given back at once
 
 
-@pytest.mark.parametrize(("target", "precision"), [("cpu", "int8"), ("portable", "fp16")])
-def test_an_export_holds_one_tensor_at_a_time(target: str, precision: str) -> None:
-    command = [sys.executable, "-c", MEASURE, target, precision]
+def test_an_export_holds_one_tensor_at_a_time() -> None:
+    command = [sys.executable, "-c", MEASURE, "cpu int8", "portable fp16"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    taken, parameters = map(float, done.stdout.split())
+    parameters, *taken = map(float, done.stdout.split())
     assert 4 * parameters > 200e6
-    assert taken < LARGEST_TENSOR + FIXED
+    assert len(taken) == 2
+    assert max(taken) < LARGEST_TENSOR + FIXED
 
 
 def files_of(bundle: Bundle) -> dict[str, bytes]:
@@ -165,6 +176,7 @@ def test_graphs_without_weights(name: str, target: str, precision: str, tmp_path
     (tmp_path / "whole").mkdir()
     whole = write(load_checkpoint(f"preset:{name}"), tmp_path / "whole", **how)
     assert found.manifest.graphs == whole.manifest.graphs
+    parameters = dict(load_checkpoint(f"preset:{name}").outline.named_parameters(remove_duplicate=False))
     for role in found.manifest.graphs:
         shapes = [
             {
@@ -176,7 +188,6 @@ def test_graphs_without_weights(name: str, target: str, precision: str, tmp_path
         assert shapes[0] == shapes[1]
         held = onnx.load(found.file(role), load_external_data=False).graph.initializer
         kept = {each.name for each in held if each.data_location != onnx.TensorProto.EXTERNAL}
-        parameters = dict(load_checkpoint(f"preset:{name}").model.named_parameters(remove_duplicate=False))
         assert not kept & parameters.keys()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from txport import runtimes
 from txport.bundles.manifest import OFFERED
 from txport.cli import main
 from txport.errors import UnavailableError
-from txport.models.checkpoint import load_checkpoint
+from txport.models.checkpoint import Checkpoint, load_checkpoint
 from txport.proof.memory import memory_for
 from txport.proof.proven import write
 from txport.runtimes.encoding import infer
@@ -27,8 +28,14 @@ LAST_BITS = 16 * float(np.finfo(np.float32).eps)  # of the largest number
 PLENTY = 23 * 10**9  # what is free on a machine of 24 GB
 
 
+@functools.cache
+def checkpoint_of(preset: str) -> Checkpoint:
+    """Its outline takes seconds, and is only read."""
+    return load_checkpoint(f"preset:{preset}")
+
+
 def of(preset: str, target: str, precision: str) -> int:
-    return memory_for(load_checkpoint(f"preset:{preset}"), target, precision)
+    return memory_for(checkpoint_of(preset), target, precision)
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
