@@ -453,6 +453,14 @@ def test_every_command_has_help(call: Cli, name: str | None, option: str) -> Non
     assert done.out.startswith(f"Usage: txport {name or ''}".rstrip())
 
 
+def test_the_package_runs_as_the_script_does() -> None:
+    """Also its mistakes, which speak of `txport`."""
+    command = [sys.executable, "-m", "txport", "run"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: txport run [OPTIONS]")
+
+
 def test_version(call: Cli) -> None:
     assert call("--version") == Ended(0, f"txport, version {txport.__version__}\n", "")
 
