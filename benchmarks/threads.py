@@ -20,7 +20,7 @@ import numpy as np
 
 from txport import api
 from txport.runtimes.ort import sessions
-from txport.system.machine import cores
+from txport.system.cores import cores
 
 BUSY = [sys.executable, "-c", "while True: pass"]
 

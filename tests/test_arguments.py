@@ -20,7 +20,7 @@ from txport.cli import cli
 from txport.errors import TextError, TxportError, UnsupportedError, quoted
 from txport.search import batching
 from txport.search.options import SearchOptions
-from txport.system import machine
+from txport.system.cores import cores
 from txport.system.numbers import number, switch, whole
 
 HUGE: list[Any] = [10**30, 10**5000]
@@ -239,7 +239,7 @@ def test_no_more_is_read_ahead_than_fits_into_memory() -> None:
 def test_the_command_line_says_so_in_one_line(arguments: list[str], said: str, bundle: Bundle) -> None:
     done = CliRunner().invoke(cli, [str(bundle.path) if each == "BUNDLE" else each for each in arguments])
     assert isinstance(done.exception, UnsupportedError)
-    count = machine.cores()
+    count = cores()
     wanted = said.format(most=max(16, 4 * count), cores="1 core" if count == 1 else f"{count} cores")
     assert str(done.exception).startswith(wanted)
     assert done.exception.exit_code == 2

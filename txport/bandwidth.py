@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
 from txport.bundles.ports import STEP, screens
-from txport.system.machine import cores
+from txport.system.cores import cores
 
 PASSES = 10
 LOOKUPS = ("Gather", "GatherBlockQuantized")  # these read a few rows of all but their second input

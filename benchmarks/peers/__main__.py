@@ -26,6 +26,7 @@ from txport.errors import TxportError, UnavailableError, UnsupportedError
 from txport.models.architectures.transformer import PRESETS
 from txport.models.names import PRESET
 from txport.system import machine
+from txport.system.cores import cores as usable_cores
 
 RESULTS, TABLE = Path("benchmarks/results/peers-cpu.json"), Path("docs/peers.md")
 QUICK_ROUNDS = 2
@@ -142,7 +143,7 @@ def peers(
         work=work,
         peers_python=peers_python,
         words=words,
-        cores=cores or machine.cores(),
+        cores=cores or usable_cores(),
         rounds=min(rounds, QUICK_ROUNDS) if is_quick else rounds,
         progress=progress,
     )

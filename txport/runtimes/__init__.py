@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txport.bundles.foreign.manifest import FOREIGN, ForeignManifest, kind_of, names_differ
 from txport.bundles.ports import GENERATE, Graph, compare_ports
 from txport.errors import BundleError, UnavailableError, UnsupportedError, quoted
-from txport.system.machine import cores
+from txport.system.cores import cores
 from txport.system.numbers import whole
 from txport.system.packages import needed
 

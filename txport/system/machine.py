@@ -1,4 +1,4 @@
-"""What a figure was measured on: the processor, the cores, and the memory that a process has held; and its end."""
+"""What a figure was measured on: the processor and its instructions; the memory a process has held, and its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ NO_MEMORY = (
     "not enough memory",
     "could not determine the shape of object type 'torch.storage.untypedstorage'",  # a file that can't be mapped
 )
-SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 FLAGS = ("flags", "Features")  # what Linux calls them on x86, and on Arm
 # Instructions by which kernels are chosen: two processors of one name may differ by a factor.
 TELLING = (
@@ -47,24 +46,6 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "gpu": gpu,
     }
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def pinned_cores() -> int | None:
-    """How many physical cores this process is held to, by `taskset` or a container; None where it may use all."""
-    if not hasattr(os, "sched_getaffinity") or (allowed := os.sched_getaffinity(0)) >= set(range(os.cpu_count() or 1)):
-        return None
-    return len({_core_of(number) for number in allowed})
-
-
-def _core_of(processor: int) -> str:
-    """What the processors of one physical core have in common."""
-    file = Path(SIBLINGS.format(processor))
-    return file.read_text(encoding="ascii").strip() if file.exists() else str(processor)
 
 
 @cache

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.forms import DYNAMIC, Form
 from txport.errors import UnsupportedError
-from txport.system.machine import cores
+from txport.system.cores import cores
 
 Array = NDArray[Any]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from txport.proof.bisect.taps import Tap
 from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.sessions import may_saturate
-from txport.system.machine import pinned_cores
+from txport.system.cores import core_limit
 
 Array = NDArray[Any]
 
@@ -93,7 +93,7 @@ class Runner:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # PyTorch runs in between
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         options.add_session_config_entry("session.x64quantprecision", "1" if may_saturate() else "0")
-        options.intra_op_num_threads = pinned_cores() or 0
+        options.intra_op_num_threads = core_limit() or 0
         content = ir.to_proto(model).SerializeToString()
         self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self._inputs = {each.name for each in self._session.get_inputs()}

@@ -21,7 +21,8 @@ from txport.runtimes.openvino.eight_bits import round_weights
 from txport.runtimes.openvino.library import openvino
 from txport.runtimes.openvino.parts import Model, part
 from txport.runtimes.portable import PortableRuntime
-from txport.system.machine import cores, is_out_of_memory, multiplies_bytes
+from txport.system.cores import cores
+from txport.system.machine import is_out_of_memory, multiplies_bytes
 
 DEVICE, HINT = "CPU", "INFERENCE_PRECISION_HINT"
 PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}  # of what OpenVINO computes besides products in 8 bits

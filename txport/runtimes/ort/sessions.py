@@ -28,7 +28,8 @@ from txport.runtimes.ort.providers import (
     require_cudnn,
     short_name,
 )
-from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes, pinned_cores
+from txport.system.cores import core_limit
+from txport.system.machine import is_out_of_memory, is_x86, multiplies_bytes
 
 # Microseconds that a thread stays awake for more to do: from one operator to the next, but not from step to step. A
 # thread that keeps a core from another process is put to sleep in turn, in the middle of its work, and all wait for it.
@@ -135,9 +136,9 @@ def session_options(threads: int | None, weights: Weights, *, spins: bool = Fals
     options.log_severity_level = 4  # what it calls errors is raised too, and told in one line
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.inter_op_num_threads = 1
-    # By itself it starts a thread for every core there is, each bound to its own, whatever this process is held to:
+    # By itself it starts a thread for every core there is, each bound to its own, whatever this process may use:
     # https://github.com/microsoft/onnxruntime/issues/8313
-    options.intra_op_num_threads = threads or pinned_cores() or 0
+    options.intra_op_num_threads = threads or core_limit() or 0
     # The sessions take turns; threads that spin while another session works would starve it.
     options.add_session_config_entry("session.force_spinning_stop", "0" if spins else "1")
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN)

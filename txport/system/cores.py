@@ -1,0 +1,74 @@
+"""The cores that this process may use: those it is held to, or whose time a container is given."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+GROUPS = "/proc/self/cgroup"  # a line for each hierarchy: its number, controllers, and the group of this process
+MOUNTED = "/sys/fs/cgroup"
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return min(len(_allowed()), time_limit() or len(_allowed()))
+
+
+def core_limit() -> int | None:
+    """How many cores there are for it if these are fewer than the machine's physical ones, else None.
+
+    `taskset`, `docker --cpuset-cpus` and schedulers hold a process to some; `docker --cpus` and Kubernetes' limits give
+    it the time of some.
+    """
+    held = _allowed()
+    physical = len({_core_of(number) for number in held})
+    limit = time_limit() or physical
+    if limit < physical:
+        return limit
+    return None if held >= set(range(os.cpu_count() or 1)) else physical
+
+
+def time_limit() -> int | None:
+    """The cores whose whole time the control groups of this process may take, rounded up; None without a limit."""
+    shares = list(_shares())
+    return max(1, math.ceil(min(shares))) if shares else None
+
+
+def _allowed() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _core_of(processor: int) -> str:
+    """What the processors of one physical core have in common."""
+    file = Path(SIBLINGS.format(processor))
+    return file.read_text(encoding="ascii").strip() if file.exists() else str(processor)
+
+
+def _shares() -> Iterator[float]:
+    """The limits of this process's groups and of those around them, in cores; in a container only its own is seen."""
+    for line in _text(Path(GROUPS)).splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        own = Path(group.lstrip("/"))
+        for each in (own, *own.parents):
+            if not controllers:  # version 2 has one hierarchy for all controllers
+                quota, _, period = _text(Path(MOUNTED, each, "cpu.max")).partition(" ")
+            elif "cpu" in controllers.split(","):
+                folder = Path(MOUNTED, "cpu", each)
+                quota, period = (_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+            else:
+                break
+            if quota.isdigit() and period.isdigit() and int(period):  # no limit is "max", or -1
+                yield int(quota) / int(period)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
