@@ -25,12 +25,13 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
     import onnx
 
     from txport.exporters.check import nodes
+    from txport.exporters.cpu.top import PROJECT, SEEK
     from txport.runtimes.ort.sessions import may_saturate
 
     graph = read_model(bundle.file(STEP), weights=False).graph
     shortened = screens(bundle.manifest.facts, bundle.manifest.precision) and not may_saturate()
     likeliest = beams == 1 and shortened
-    unread = "logits" if likeliest else "screening"  # of the nodes with branches, the one that has nothing to do
+    unread = PROJECT if likeliest else SEEK  # of the nodes with branches, the one that has nothing to do
     kept = onnx.GraphProto(node=[node for node in graph.node if node.name != unread])
     read = {name for node in nodes(kept) for name in (node.input[1:2] if node.op_type in LOOKUPS else node.input)}
     places = {

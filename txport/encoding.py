@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from txport.arguments import many, require_unknown, sizes
 from txport.errors import TextError, UnknownTextError, UnsupportedError, quoted
 from txport.models.facts import HIDDEN, LOGITS, Ability, Facts, Function, Pooling
-from txport.models.tokenizers.base import Tokenizer, Unknown, shorten
+from txport.models.tokenizers.base import Tokenizer, Unknown, encode_within, shorten
 from txport.runtimes.base import EncoderRuntime, Outputs, Runtime
 from txport.runtimes.encoding import infer
 from txport.search.batching import at_once, in_batches
@@ -80,10 +80,7 @@ class Encoder:
         """Token ids of a text, checked against the longest sequence of the model."""
         if not isinstance(text, str):
             raise TextError(f"a text must be a string, got {quoted(text)}")
-        ids, longest = self.tokenizer.encode(text, unknown), self.facts.vocabulary.longest
-        if len(ids) > longest:
-            raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
-        return ids
+        return encode_within(self.tokenizer, self.facts.vocabulary.longest, text, unknown)
 
     def _encode_known(self, text: str, unknown: Unknown) -> list[int]:
         """As `encode`, but nothing of a text of which nothing is known, if what is unknown is to be left out."""

@@ -151,11 +151,14 @@ def require_protocol(facts: Facts, protocol: Protocol) -> None:
         raise UnsupportedError(f"source counts tokens of models that read text; {what}")
     if facts.task == "encode":
         if protocol.source > longest:
-            raise UnsupportedError(f"source must not exceed the model's longest sequence, {longest}")
+            raise UnsupportedError(
+                f"source must not exceed the model's longest sequence, {longest}; got {protocol.source}"
+            )
         return
+    got = f"{longest}; got {protocol.source} and {protocol.tokens}"
     if facts.task == "causal" and protocol.source + protocol.tokens > longest:
-        raise UnsupportedError(f"source and tokens together must not exceed the model's longest sequence, {longest}")
+        raise UnsupportedError(f"source and tokens together must not exceed the model's longest sequence, {got}")
     if max(protocol.source if facts.masks_source else 0, protocol.tokens) > longest:
-        raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {longest}")
+        raise UnsupportedError(f"source and tokens must not exceed the model's longest sequence, {got}")
     if protocol.beams > (words := facts.writes.size):
         raise UnsupportedError(f"beams must not exceed the model's target vocabulary, {words}; got {protocol.beams}")

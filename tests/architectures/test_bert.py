@@ -400,6 +400,7 @@ def test_an_array_of_vectors_has_one_for_each_text(
         ("hidden", "--top 2", "--top is for models that classify or fill; this one only encodes and gives last_hidden"),
         ("labels", "--output x.npy", "--output x.npy is for vectors; this one only encodes and gives logits"),
         ("hidden", "--output x.npy --pooling none", "--pooling none gives one a token"),
+        ("hidden", "--output x.npy --json", "--json writes lines of text, --output x.npy an array"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
@@ -499,6 +500,10 @@ def test_configs_that_make_no_model_are_refused() -> None:
         tiny("hidden", distinct_layers=3)
     with pytest.raises(ConfigError, match="farthest must be above half of the 8 buckets, got 4"):
         tiny("hidden", buckets=8, farthest=4)
+    with pytest.raises(ConfigError, match="farthest is for models with buckets, got 64 for 0 buckets"):
+        tiny("hidden", farthest=64)
+    with pytest.raises(ConfigError, match="repeated 'cycles' needs distinct_layers"):
+        tiny("hidden", repeated="cycles")
     with pytest.raises(ConfigError, match="the head 'replaced' has one label, got 3"):
         tiny("replaced")
     with pytest.raises(ConfigError, match="mask_id must lie in the source vocabulary"):

@@ -130,6 +130,15 @@ def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> No
         ({"windows": (4, -1)}, "windows must be none, or 2 numbers from 0 to"),
         ({"windows": (4, 1 << 21)}, "windows must be none, or 2 numbers from 0 to"),
         ({"attention_cap": -1.0}, "attention_cap must be at least 0"),
+        (
+            {"rotary_factor": 8.0},
+            "rotary_factor is for rotary_scaling 'dynamic' or 'linear' or 'llama3' or 'longrope' or 'yarn', got 8.0",
+        ),
+        (
+            {"rotary_scaling": "yarn", "rotary_original_length": 9, "rotary_low": 2.0},
+            "rotary_low is for rotary_scaling",
+        ),
+        ({"rotary_scaling": "linear", "rotary_original_length": 9}, "got 9 for 'linear'"),
         ({"activation": "relu"}, "activation must be one of silu, gelu, gelu_tanh"),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
 import txport
@@ -13,8 +14,10 @@ from tests.tiny import SAMPLES, unproven
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.cli.textio import draw_texts
+from txport.errors import TextError
 from txport.exporters.weights import holding
-from txport.models.checkpoint import load_checkpoint
+from txport.models.architectures.gpt2 import GPT2, GPT2Config
+from txport.models.checkpoint import load_checkpoint, save_checkpoint
 from txport.proof.parity.check import check
 from txport.proof.parity.quality import compare_quality, right_ones
 from txport.proof.parity.tolerances import tolerance_of
@@ -73,6 +76,30 @@ def test_any_of_the_targets_is_right(bundle: Bundle, checkpoint: Path) -> None:
     runtime = runtimes.load("ort", bundle)
     assert right_ones(bundle, runtime, texts) == [True] * 4
     assert right_ones(bundle, runtime, {**texts, "bad": ["something else"]}).count(False) == 1
+
+
+def test_a_text_that_is_too_long_is_named(bundle: Bundle, checkpoint: Path) -> None:
+    with pytest.raises(TextError, match=r"'aaaaa.* has 2[0-9] tokens, the model takes at most 24; split the text"):
+        right_ones(bundle, runtimes.load("ort", bundle), {"bad": ["AA"], "a" * 25: ["AA"]})
+
+
+def test_of_a_prompt_the_text_is_what_it_adds_to_it(tmp_path: Path) -> None:
+    """A tokenizer that writes a space before each word, as `Model.generate` gives it."""
+    config = GPT2Config(vocab_size=6, d_model=16, heads=2, decoder_layers=1, max_length=12, eos_id=5, pad_id=5)
+    folder = tmp_path / "model"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        save_checkpoint(folder, GPT2(config).eval())
+    words = {word: number for number, word in enumerate(["▁a", "▁b", "▁c", "▁d", "[UNK]", "</s>"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    bundle = unproven(folder, tmp_path / "out")
+    found = txport.load(bundle.path).generate(["a b"])
+    assert found[0].output.startswith(" b")
+    texts = {each.input: [each.output] for each in found}
+    assert right_ones(bundle, runtimes.load("ort", bundle), texts) == [True]
 
 
 def test_texts_are_drawn_by_seed_with_all_their_targets() -> None:

@@ -67,6 +67,8 @@ def run(
     how: dict[str, Any],
 ) -> None:
     """Write what the model makes of each text; `shown` are the values of `FLAGS`, `how` the batches."""
+    if _is_array(output) and as_json:
+        raise UnsupportedError(f"--json writes lines of text, --output {output} an array; leave one of them out")
     texts, told = itertools.tee(texts)
     found, lines = WAYS[model.facts.ability](model, texts, shown, how)
     with textio.open_output(output) as stream:

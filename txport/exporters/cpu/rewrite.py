@@ -63,7 +63,12 @@ def _each_row(model: ir.Model, x: ir.Value | None, weight: Sequence[ir.Value]) -
 
 
 def _zeros(model: ir.Model, size: int) -> ir.Value:
-    return once(model, f"zeros.{size}", np.zeros(size, np.int8))
+    return once(model, zeros_name(size), np.zeros(size, np.int8))
+
+
+def zeros_name(size: int) -> str:
+    """The initializer of the zero points of matrices with so many outputs."""
+    return f"zeros.{size}"
 
 
 def _lookup(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, matrix: Matrix) -> Iterator[ir.Node]:

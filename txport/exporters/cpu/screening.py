@@ -29,6 +29,7 @@ from txport.exporters.fused.rewrite import add_initializer
 ROWS_AT_ONCE = 1024
 BLOCK = 64  # in the smallest vocabulary that is worth it, more blocks than tokens can be asked for
 SHARE, MOST = 16, 1 << 16  # beyond one in so many logits, or so many candidates, the whole product is computed
+INITIALIZERS = ("screening.weight", "screening.scale", "screening.zeros")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class Screening:
     scales: NDArray[np.float32]
     largest: float
     deviation: float
+
+
+def initializers_of(screening: Screening) -> dict[str, NDArray[Any]]:
+    """The arrays that a graph holds of a screening, by name: values, scales and zero points."""
+    zeros = np.zeros(len(screening.values), np.int8)
+    return dict(zip(INITIALIZERS, (screening.values, screening.scales, zeros), strict=True))
 
 
 def shorten(matrix: NDArray[np.float32]) -> Screening:
@@ -76,12 +83,7 @@ def add_candidates(
     assert weight.const_value is not None
     matrix = weight.const_value.numpy()
     screening, op = shorten(matrix), tape.op
-    stored: dict[str, NDArray[Any]] = {
-        "weight": screening.values,
-        "scale": screening.scales,
-        "zeros": np.zeros(len(screening.values), np.int8),
-    }
-    values, scales, zeros = (add_initializer(model, f"screening.{name}", array) for name, array in stored.items())
+    values, scales, zeros = (add_initializer(model, *each) for each in initializers_of(screening).items())
 
     ready = tape.op_multi_out("DynamicQuantizeLinear", [x], num_outputs=3)
     lost = op("Sub", [x, op("DequantizeLinear", ready)])

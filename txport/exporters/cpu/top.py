@@ -19,6 +19,7 @@ from txport.exporters.fused.packs import is_linear
 from txport.exporters.trace import value_of
 
 ADDED = (ALIGN, COUNT, LOG_PROBS, IDS)
+SEEK, PROJECT = "screening", "logits"  # nodes with branches: the candidates; all logits, if these are too many
 BEST = (ir.DataType.FLOAT, ir.DataType.INT64)
 
 
@@ -68,12 +69,12 @@ def _shorten(
     none = [np.empty(0, np.int64), np.empty(0, np.int64), np.array(False)]
     branches = {"then_branch": _branch("candidates", seeking, found), "else_branch": _constants("none", none)}
     seek = tape.op("Less", [count, constant(tape, [0])])
-    row, token, few = tape.op_multi_out("If", [seek], branches, num_outputs=3, name="screening")
+    row, token, few = tape.op_multi_out("If", [seek], branches, num_outputs=3, name=SEEK)
 
     every = projecting.op("Gemm", [x, weight], {"transB": 1})
     empty = _constants("no_logits", [np.empty((0, 0), np.float32)])
     branches = {"then_branch": empty, "else_branch": _branch("project", projecting, [every])}
-    tape.op("If", [few], branches, output=logits, name="logits")
+    tape.op("If", [few], branches, output=logits, name=PROJECT)
 
     chosen = choose(choosing, x, weight, row, token, wanted)
     asked = [ir.Value(type=ir.TensorType(dtype)) for dtype in BEST]

@@ -83,10 +83,14 @@ class BertConfig(Config):
         if self.distinct_layers and self.encoder_layers % self.distinct_layers:
             both = f"{self.distinct_layers} of {self.encoder_layers}"
             yield f"encoder_layers must be a multiple of distinct_layers, got {both}"
+        if self.repeated != BertConfig.repeated and not self.distinct_layers:
+            yield f"repeated {self.repeated!r} needs distinct_layers that are repeated, got 0"
         if self.buckets % 4:
             yield f"buckets must be a multiple of 4, got {self.buckets}"
         if self.buckets and self.farthest <= self.buckets // 2:
             yield f"farthest must be above half of the {self.buckets} buckets, got {self.farthest}"
+        if self.farthest != BertConfig.farthest and not self.buckets:
+            yield f"farthest is for models with buckets, got {self.farthest} for 0 buckets"
         if self.text_length > self.max_length:
             yield f"text_length must be at most max_length {self.max_length}, got {self.text_length}"
         if self.head in LABELLED and not self.labels:

@@ -36,6 +36,14 @@ from txport.models.stacks import DecoderOnly, causal_facts
 Floats = NDArray[np.float64]
 SCALED = ("linear", "llama3", "yarn")  # for which rotary_factor says how far positions are stretched
 WITH_ORIGINAL = ("dynamic", "llama3", "yarn", "longrope")
+READ_BY = {  # fields of rotary_scaling -> the kinds that read them
+    "rotary_factor": ("dynamic", "linear", "llama3", "longrope", "yarn"),
+    "rotary_original_length": WITH_ORIGINAL,
+    "rotary_low": ("llama3",),
+    "rotary_high": ("llama3",),
+    "rotary_fast": ("yarn",),
+    "rotary_slow": ("yarn",),
+}
 RARE = ("unturned_layers", "windows")
 
 
@@ -135,6 +143,10 @@ class LlamaConfig(Config):
 def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
     """What is wrong with the scaling of positions."""
     kind, original = config.rotary_scaling, config.rotary_original_length
+    for name, kinds in READ_BY.items():
+        value = getattr(config, name)
+        if kind not in kinds and value != getattr(LlamaConfig, name):
+            yield f"{name} is for rotary_scaling {' or '.join(map(repr, kinds))}, got {value} for {kind!r}"
     if kind in SCALED and config.rotary_factor < 1:
         yield f"rotary_scaling {kind!r} needs a rotary_factor of at least 1, got {config.rotary_factor}"
     if kind in WITH_ORIGINAL and original < 2:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from txport.errors import TextError
+
 # What to do with what is not in the vocabulary: take the tokenizer's unknown token, refuse the text, leave it out, or,
 # "auto", what suits the tokenizer: its unknown token where it has one, unless it reads letter by letter.
 Unknown = Literal["auto", "token", "error", "skip"]
@@ -87,6 +89,14 @@ class TokenizerPair:
     def ids(self, tokens: str) -> list[int]:
         """See `Tokenizer.ids`."""
         return self.target.ids(tokens)
+
+
+def encode_within(tokenizer: Tokenizer, longest: int, text: str, unknown: Unknown = "auto") -> list[int]:
+    """Token ids of a text; raises `TextError` for a text of more than `longest` tokens."""
+    ids = tokenizer.encode(text, unknown)
+    if len(ids) > longest:
+        raise TextError(f"{shorten(text)} has {len(ids)} tokens, the model takes at most {longest}; split the text")
+    return ids
 
 
 def shorten(text: str) -> str:

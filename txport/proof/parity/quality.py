@@ -10,6 +10,7 @@ from typing import Any
 
 from txport.bundles.bundle import Bundle
 from txport.errors import UnsupportedError
+from txport.models.tokenizers.base import encode_within
 from txport.models.tokenizers.load import tokenizer_of
 from txport.proof.parity.tolerances import Tolerance
 from txport.runtimes.base import Runtime
@@ -77,13 +78,15 @@ def right_ones(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[bool]:
         raise UnsupportedError("texts with targets are for models that read text; this one reads audio")
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     options = SearchOptions(scores=False)
-    encoded = [tokenizer.encode(text) for text in texts]
+    encoded = [encode_within(tokenizer, facts.vocabulary.longest, text) for text in texts]
     order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))
     outputs: dict[int, str] = {}
     for start in range(0, len(order), BATCH):
         part = order[start : start + BATCH]
         found = generate(runtime, [encoded[at] for at in part], facts, options)
-        outputs |= {at: tokenizer.decode(each[0].tokens) for at, each in zip(part, found, strict=True)}
+        for at, results in zip(part, found, strict=True):
+            before = encoded[at] if facts.task == "causal" else []
+            outputs[at] = tokenizer.continuation(before, results[0].tokens)
     return [outputs[at] in targets for at, targets in enumerate(texts.values())]
 
 

@@ -13,7 +13,8 @@ from txport.bundles.bundle import Bundle
 from txport.bundles.forms import Form, Stored
 from txport.bundles.graphs import Maps
 from txport.bundles.manifest import Manifest
-from txport.exporters.cpu.screening import shorten
+from txport.exporters.cpu.rewrite import zeros_name
+from txport.exporters.cpu.screening import INITIALIZERS, initializers_of, shorten
 from txport.exporters.weights import Held, graph_epsilons, graph_weights, held_weights, read_scales
 from txport.models.adapters.adapted import Adapted
 from txport.models.checkpoint import Checkpoint, expected_tensors
@@ -189,14 +190,13 @@ def derived(initializers: Mapping[str, Array], table: Mapping[str, Stored], chec
             if stored.lookup_zeros is not None and stored.form is not None:
                 zero = {8: 0x80, 4: 0x88}[stored.form.bits]
                 known[stored.lookup_zeros] = np.full((*scale.shape, 1), zero, np.uint8)
-        if name == f"zeros.{values.size}":
+        if name == zeros_name(values.size):
             known[name] = np.zeros(values.size, np.int8)
-    if "screening.weight" in initializers:
+    if set(INITIALIZERS) <= set(initializers):
         projection = projection_of(checkpoint.outline).weight
         name = next(name for name, each in checkpoint.outline.named_parameters() if each is projection)
         found = shorten(checkpoint.tensor(name).numpy())
-        zeros = np.zeros(len(found.values), np.int8)
-        known |= {"screening.weight": found.values, "screening.scale": found.scales, "screening.zeros": zeros}
+        known |= initializers_of(found)
     return known
 
 

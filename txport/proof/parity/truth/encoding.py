@@ -14,6 +14,7 @@ from txport.errors import UnsupportedError
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import LOGITS, Facts
 from txport.models.model import Model
+from txport.models.tokenizers.base import encode_within
 from txport.models.tokenizers.load import tokenizer_of
 from txport.proof.masks import largest_of
 from txport.proof.parity.calls import no_crash
@@ -143,7 +144,7 @@ def right_labels(bundle: Bundle, runtime: EncoderRuntime, texts: Texts) -> list[
     if facts.function_to_apply != "softmax":
         raise UnsupportedError("texts with targets are for labels that exclude each other; those of this model do not")
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
-    encoded = [tokenizer.encode(text) for text in texts]
+    encoded = [encode_within(tokenizer, facts.vocabulary.longest, text) for text in texts]
     order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))
     labels: dict[int, str] = {}
     for batch in _batches(order):
