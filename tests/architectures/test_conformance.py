@@ -5,6 +5,7 @@ Each is tried by its smallest preset, whose name is `tiny` or ends in `-tiny`, a
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,6 +141,15 @@ def test_a_page_tells_of_it(name: str) -> None:
     page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     presets = architecture.find(name).presets
     assert [each for each in presets if not re.search(rf"[`:]{re.escape(each)}`", page)] == []
+
+
+@pytest.mark.parametrize("name", architecture.names())
+def test_its_page_names_every_field_and_target(name: str) -> None:
+    """Fields that a config inherits are on the page of the architecture that has them first."""
+    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    fields = inspect.get_annotations(architecture.find(name).config)
+    assert [field for field in fields if f"`{field}`" not in page] == []
+    assert [target for target in OFFERED if not re.search(rf"\b{target}\b", page)] == []
 
 
 def test_its_proof_has_passed(bundle: Bundle) -> None:
