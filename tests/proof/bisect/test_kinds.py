@@ -49,13 +49,14 @@ from txport.models import architecture
 from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import StateTensor
-from txport.models.parts import FeedForward, Window, bucket_table
+from txport.models.parts import FeedForward, SoftCap, Window, bucket_table
 from txport.proof.bisect import culprit as module
 from txport.proof.bisect import kinds
 from txport.proof.bisect.calls import WATCHED, recording
 from txport.proof.bisect.culprit import bisect
 from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND
 from txport.proof.bisect.taps import IN, Tap, truth
+from txport.proof.parity.check import check
 
 
 def of_way(*, both_ways: bool) -> Callable[[Tensor], Tensor]:
@@ -188,6 +189,10 @@ FAULTS: dict[str, Fault] = {
         {"capped": True}, "portable", part(f"encoder.0.{CORE}.cap", limit=1.5), IN_ENCODER, "cap",
         "scores are capped at 1.5, the model's at 2",
     ),
+    "a cap that the model has not": (
+        {"key_heads": 2}, "portable", part(f"decoder.0.{CORE}", cap=SoftCap(3.0)), OWN, "cap",
+        "scores are capped at 3, the model's are not",
+    ),
     "norm of a result": (
         {"result_norm": True}, "cpu", norm("decoder.0.feed_forward_residual.result_norm", "layer without bias"),
         "decoder layer 0, norm of feed-forward, of its result", "norm", "LayerNorm in place of RMSNorm",
@@ -252,10 +257,12 @@ def made(checkpoint: Checkpoint, folder: Path, target: str) -> Bundle:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_a_part_is_named(fault: str, tmp_path: Path) -> None:
+def test_parity_fails_on_a_fault_of_a_part_and_bisect_names_it(fault: str, tmp_path: Path) -> None:
     config, target, plant, where, kind, words = FAULTS[fault]
     checkpoint = checkpoint_of(**config)
-    culprit = bisect(made(faulty(checkpoint, plant), tmp_path / "out", target), checkpoint)
+    bundle = made(faulty(checkpoint, plant), tmp_path / "out", target)
+    assert not check(bundle, checkpoint, {"ort": "cpu"}).passed
+    culprit = bisect(bundle, checkpoint)
     assert culprit is not None
     assert (culprit.where, culprit.kind) == (where, kind), culprit.what
     assert words in culprit.what
