@@ -330,6 +330,20 @@ def test_a_wrong_window_is_named(name: str, windowed: Checkpoint, tmp_path: Path
     assert words in culprit.what
 
 
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_a_window_in_a_model_without_windows_is_named(target: str, tmp_path: Path) -> None:
+    config = LlamaConfig(vocab_size=20, d_model=16, heads=1, decoder_layers=1, feed_forward=8, max_length=24)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        checkpoint = Checkpoint("no windows", Llama(config).eval(), "0" * 64)
+    bundle = made(faulty(checkpoint, window_of(0, 3)), tmp_path / "out", target)
+    assert not check(bundle, checkpoint, {"ort": "cpu"}).passed
+    culprit = bisect(bundle, checkpoint)
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == ("decoder layer 0, self-attention", "window"), culprit.what
+    assert culprit.what == "it sees the last 3 tokens, the model's layer all"
+
+
 def test_logits_without_their_cap_are_named(tmp_path: Path) -> None:
     config = LlamaConfig(
         vocab_size=20, d_model=16, heads=1, decoder_layers=1, feed_forward=8, max_length=24, logit_cap=2

@@ -135,8 +135,10 @@ def other_window(evidence: Evidence) -> Cause | None:
     own = part.window if isinstance(part, Attention) else None
     calls = evidence.record.values()
     windows = {each.part: each for some in calls for each in some if isinstance(each.part, Window)}
-    if not windows or getattr(part, "over", "row") == "source":
+    if getattr(part, "over", "row") == "source":
         return None
+    if not windows:
+        return _window_of_none(evidence, given)
     mask, distances = next(iter(windows.values())).arguments  # before any window, the same for all
     assert mask is not None
     assert distances is not None
@@ -146,6 +148,17 @@ def other_window(evidence: Evidence) -> Cause | None:
     for size in sorted({each.size + by for each in windows for by in (0, 1, -1)} - {own.size if own else 0, 0}):
         if evidence.explains(attend(given.replace(mask=Window(size)(mask, distances)))):
             return Cause("window", f"it sees the last {size} tokens, the model's layer {layer}")
+    return None
+
+
+def _window_of_none(evidence: Evidence, given: Attended) -> Cause | None:
+    """A window in a model that has none: each query sees the last of the places that it may."""
+    seen = given.seen
+    behind = seen.int().flip(-1).cumsum(-1).flip(-1)  # how many it sees from a place on
+    for size in range(1, int(behind.max())):
+        mask = additive(seen & (behind <= size), given.mask.dtype)
+        if evidence.explains(attend(given.replace(mask=mask))):
+            return Cause("window", f"it sees the last {size} tokens, the model's layer all")
     return None
 
 
