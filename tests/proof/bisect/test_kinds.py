@@ -17,9 +17,11 @@ from tests.proof.bisect.anyparts import (
     CLIP,
     FARTHEST,
     LONGEST,
+    AddedGate,
     Backwards,
     Clipped,
     Crossed,
+    GateAlone,
     Halved,
     InterleavedHeads,
     InTurn,
@@ -212,6 +214,14 @@ FAULTS: dict[str, Fault] = {
     "no gate": (
         {"gated": True}, "portable", of_class("encoder.0.feed_forward", Ungated),
         "encoder layer 0, feed-forward, activation", "gate", "the gate is left out",
+    ),
+    "a gate that is added": (
+        {"gated": True}, "portable", of_class("decoder.0.feed_forward", AddedGate), f"{FEED_FORWARD}, activation",
+        "gate", "the gate is added",
+    ),
+    "the gate alone": (
+        {"gated": True}, "portable", of_class("decoder.0.feed_forward", GateAlone), f"{FEED_FORWARD}, activation",
+        "gate", "the map beside the gate is left out",
     ),
     "weights of gate and inner exchanged": (
         {"gated": True}, "portable", exchanged("decoder.0.feed_forward"), f"{FEED_FORWARD}, gate", "weight",
