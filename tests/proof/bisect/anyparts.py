@@ -237,6 +237,17 @@ class Ungated(GatedFeedForward):
         return self.outer(ops.together(x, self.gate, self.inner)[1])
 
 
+class AddedGate(GatedFeedForward):
+    def forward(self, x: Tensor, ops: Ops) -> Any:
+        gate, inner = ops.together(x, self.gate, self.inner)
+        return self.outer(ACTIVATIONS[self.activation](gate) + inner)
+
+
+class GateAlone(GatedFeedForward):
+    def forward(self, x: Tensor, ops: Ops) -> Any:
+        return self.outer(ACTIVATIONS[self.activation](ops.together(x, self.gate, self.inner)[0]))
+
+
 class InTurn(DotProduct):
     def grouped(self, x: Tensor, y: Tensor) -> Tensor:
         return x @ torch.cat([y, y], 1)

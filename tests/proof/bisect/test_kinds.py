@@ -17,9 +17,11 @@ from tests.proof.bisect.anyparts import (
     CLIP,
     FARTHEST,
     LONGEST,
+    AddedGate,
     Backwards,
     Clipped,
     Crossed,
+    GateAlone,
     Halved,
     InterleavedHeads,
     InTurn,
@@ -49,13 +51,14 @@ from txport.models import architecture
 from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import StateTensor
-from txport.models.parts import FeedForward, Window, bucket_table
+from txport.models.parts import FeedForward, SoftCap, Window, bucket_table
 from txport.proof.bisect import culprit as module
 from txport.proof.bisect import kinds
 from txport.proof.bisect.calls import WATCHED, recording
 from txport.proof.bisect.culprit import bisect
 from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND
 from txport.proof.bisect.taps import IN, Tap, truth
+from txport.proof.parity.check import check
 
 
 def of_way(*, both_ways: bool) -> Callable[[Tensor], Tensor]:
@@ -188,6 +191,10 @@ FAULTS: dict[str, Fault] = {
         {"capped": True}, "portable", part(f"encoder.0.{CORE}.cap", limit=1.5), IN_ENCODER, "cap",
         "scores are capped at 1.5, the model's at 2",
     ),
+    "a cap that the model has not": (
+        {"key_heads": 2}, "portable", part(f"decoder.0.{CORE}", cap=SoftCap(3.0)), OWN, "cap",
+        "scores are capped at 3, the model's are not",
+    ),
     "norm of a result": (
         {"result_norm": True}, "cpu", norm("decoder.0.feed_forward_residual.result_norm", "layer without bias"),
         "decoder layer 0, norm of feed-forward, of its result", "norm", "LayerNorm in place of RMSNorm",
@@ -207,6 +214,14 @@ FAULTS: dict[str, Fault] = {
     "no gate": (
         {"gated": True}, "portable", of_class("encoder.0.feed_forward", Ungated),
         "encoder layer 0, feed-forward, activation", "gate", "the gate is left out",
+    ),
+    "a gate that is added": (
+        {"gated": True}, "portable", of_class("decoder.0.feed_forward", AddedGate), f"{FEED_FORWARD}, activation",
+        "gate", "the gate is added",
+    ),
+    "the gate alone": (
+        {"gated": True}, "portable", of_class("decoder.0.feed_forward", GateAlone), f"{FEED_FORWARD}, activation",
+        "gate", "the map beside the gate is left out",
     ),
     "weights of gate and inner exchanged": (
         {"gated": True}, "portable", exchanged("decoder.0.feed_forward"), f"{FEED_FORWARD}, gate", "weight",
@@ -252,10 +267,12 @@ def made(checkpoint: Checkpoint, folder: Path, target: str) -> Bundle:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_a_part_is_named(fault: str, tmp_path: Path) -> None:
+def test_parity_fails_on_a_fault_of_a_part_and_bisect_names_it(fault: str, tmp_path: Path) -> None:
     config, target, plant, where, kind, words = FAULTS[fault]
     checkpoint = checkpoint_of(**config)
-    culprit = bisect(made(faulty(checkpoint, plant), tmp_path / "out", target), checkpoint)
+    bundle = made(faulty(checkpoint, plant), tmp_path / "out", target)
+    assert not check(bundle, checkpoint, {"ort": "cpu"}).passed
+    culprit = bisect(bundle, checkpoint)
     assert culprit is not None
     assert (culprit.where, culprit.kind) == (where, kind), culprit.what
     assert words in culprit.what
@@ -321,6 +338,20 @@ def test_a_wrong_window_is_named(name: str, windowed: Checkpoint, tmp_path: Path
     assert culprit is not None
     assert (culprit.where, culprit.kind) == (f"decoder layer {layer}, self-attention", "window"), culprit.what
     assert words in culprit.what
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_a_window_in_a_model_without_windows_is_named(target: str, tmp_path: Path) -> None:
+    config = LlamaConfig(vocab_size=20, d_model=16, heads=1, decoder_layers=1, feed_forward=8, max_length=24)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        checkpoint = Checkpoint("no windows", Llama(config).eval(), "0" * 64)
+    bundle = made(faulty(checkpoint, window_of(0, 3)), tmp_path / "out", target)
+    assert not check(bundle, checkpoint, {"ort": "cpu"}).passed
+    culprit = bisect(bundle, checkpoint)
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == ("decoder layer 0, self-attention", "window"), culprit.what
+    assert culprit.what == "it sees the last 3 tokens, the model's layer all"
 
 
 def test_logits_without_their_cap_are_named(tmp_path: Path) -> None:

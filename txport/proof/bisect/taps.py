@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from txport.bundles.forms import Stored
-from txport.bundles.ports import CROSS_ATTENTION, IDS, NEXT_IDS, PRESENT_LENGTHS, Graph
+from txport.bundles.ports import IDS, NEXT_IDS, PRESENT_LENGTHS, Graph
 from txport.errors import ParityError
 from txport.models.facts import StateTensor
 from txport.models.parts import NORM_TYPES
@@ -107,9 +107,7 @@ def find_taps(
             found.extend(_taps_of_weight(value, stored, held, order, record))
     known = {tap.value for tap in found if tap.side == OUT}
     # attention that the graph itself reads is no end of a part, and what follows from it shows
-    ends = (
-        each for each in graph.graph.outputs if not (str(each.name).startswith(CROSS_ATTENTION) and list(each.uses()))
-    )
+    ends = (each for each in graph.graph.outputs if not (each.name == ports.attention and list(each.uses())))
     names = (str(each.name) for each in ends)
     states = {name: each for each, name in ports.present().items()}
     found += [

@@ -21,6 +21,7 @@ from txport.proof.bisect.faults.evidence import Cause, Evidence
 Array = NDArray[Any]
 
 MASKED = -1e30
+LIMITS = (1 / 64, 1024.0)  # of a cap in a model that has none
 INTERLEAVED = "the numbers of heads are interleaved, they lie side by side"
 
 
@@ -134,8 +135,10 @@ def other_window(evidence: Evidence) -> Cause | None:
     own = part.window if isinstance(part, Attention) else None
     calls = evidence.record.values()
     windows = {each.part: each for some in calls for each in some if isinstance(each.part, Window)}
-    if not windows or getattr(part, "over", "row") == "source":
+    if getattr(part, "over", "row") == "source":
         return None
+    if not windows:
+        return _window_of_none(evidence, given)
     mask, distances = next(iter(windows.values())).arguments  # before any window, the same for all
     assert mask is not None
     assert distances is not None
@@ -145,6 +148,17 @@ def other_window(evidence: Evidence) -> Cause | None:
     for size in sorted({each.size + by for each in windows for by in (0, 1, -1)} - {own.size if own else 0, 0}):
         if evidence.explains(attend(given.replace(mask=Window(size)(mask, distances)))):
             return Cause("window", f"it sees the last {size} tokens, the model's layer {layer}")
+    return None
+
+
+def _window_of_none(evidence: Evidence, given: Attended) -> Cause | None:
+    """A window in a model that has none: each query sees the last of the places that it may."""
+    seen = given.seen
+    behind = seen.int().flip(-1).cumsum(-1).flip(-1)  # how many it sees from a place on
+    for size in range(1, int(behind.max())):
+        mask = additive(seen & (behind <= size), given.mask.dtype)
+        if evidence.explains(attend(given.replace(mask=mask))):
+            return Cause("window", f"it sees the last {size} tokens, the model's layer all")
     return None
 
 
@@ -215,19 +229,23 @@ def other_scale(evidence: Evidence) -> Cause | None:
 
 
 def other_cap(evidence: Evidence) -> Cause | None:
-    """Scores without their cap, or with another: the factor of the limit that fits best."""
+    """Scores without their cap, or with another, or with one that the model has not: the limit that fits best."""
     given = read_by(evidence)
     core = given.core
-    if not isinstance(core, DotProduct) or core.cap is None:
+    if not isinstance(core, DotProduct):
         return None
-    if evidence.explains(attend(given.replace(core=altered(core, cap=None)))):
-        return Cause("cap", f"scores are not capped, the model's are at {core.cap.limit:g}")
-    own = core.cap.limit
-    capped: Callable[[float], Attended] = lambda factor: given.replace(core=altered(core, cap=SoftCap(own * factor)))  # noqa: E731
-    factor = fitted(evidence, lambda factor: attend(capped(factor)), 1 / 64, 64)
-    if not evidence.explains(attend(capped(factor))):
+    capped: Callable[[float], Attended] = lambda limit: given.replace(core=altered(core, cap=SoftCap(limit)))  # noqa: E731
+    least, most = LIMITS
+    models = "the model's are not"
+    if core.cap is not None:
+        if evidence.explains(attend(given.replace(core=altered(core, cap=None)))):
+            return Cause("cap", f"scores are not capped, the model's are at {core.cap.limit:g}")
+        least, most = core.cap.limit / 64, core.cap.limit * 64
+        models = f"the model's at {core.cap.limit:g}"
+    limit = fitted(evidence, lambda limit: attend(capped(limit)), least, most)
+    if not evidence.explains(attend(capped(limit))):
         return None
-    return Cause("cap", f"scores are capped at {own * factor:.4g}, the model's at {own:g}")
+    return Cause("cap", f"scores are capped at {limit:.4g}, {models}")
 
 
 def _as_if(core: nn.Module, factor: float) -> str:
