@@ -19,7 +19,7 @@ import transformers
 from transformers import GenerationConfig, GenerationMixin
 
 FOLDER = Path(__file__).parents[1] / "families"
-SAID = "said.npz"
+SAID = "expected.npz"
 VOCABULARY, LONGEST, NEW, GIVEN = 24, 40, 8, 5
 WINDOW = 4  # tokens, of which prompts and what follows them have several times as many
 IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

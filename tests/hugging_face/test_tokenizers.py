@@ -26,7 +26,7 @@ from txport.models.tokenizers.file import FileTokenizer
 from txport.models.tokenizers.pieces import M2M_LANGUAGES
 
 FOLDER = Path(__file__).parents[1] / "tokenizers"
-SAID = "said.json"
+SAID = "expected.json"
 MANY, FEW = 300, 150  # lines of each kind
 
 

@@ -25,7 +25,7 @@ from tests.speech.audio import PIECES, RATE, noise
 from txport.search.timestamps import TimestampRules
 
 FOLDER = Path(__file__).parents[1] / "speech" / "whisper"
-SAID, HEARD = FOLDER / "said.json", FOLDER / "heard.npz"
+SAID, HEARD = FOLDER / "expected.json", FOLDER / "heard.npz"
 END, START, FIRST_LANGUAGE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_TIMES = 24, 25, 26, 29, 30, 32, 34
 PLACES, VOCABULARY = 50, 35 + 51
 CONFIG: dict[str, Any] = {

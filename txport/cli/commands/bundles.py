@@ -76,8 +76,8 @@ def export(
     if as_json:
         textio.print_json(bundle.manifest.to_dict())
     else:
-        kept, said = bundle.manifest.kept_in_fp32, f"{target} {bundle.manifest.described_precision}"
-        echo(f"{out}  {said}, {_size(bundle.size)}, {_verdict(bundle)}")
+        kept, description = bundle.manifest.kept_in_fp32, f"{target} {bundle.manifest.described_precision}"
+        echo(f"{out}  {description}, {_size(bundle.size)}, {_verdict(bundle)}")
         if kept:
             cost = f"{_size(kept['bytes'] - kept['bytes_before'])}, the limit being {percent(kept['limit'])}"
             echo(f"kept in fp32, for {cost}: {', '.join(kept['kept'])}")
