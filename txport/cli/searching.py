@@ -28,7 +28,7 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
             "help": "Subtracted from a token's score for each beam of an earlier group that chose the token.",
         },
     ),
-    ("--length-penalty", {"type": float, "default": 1.0, "help": "Power of the length in a score."}),
+    ("--length-penalty", {"type": float, "default": 1.0, "help": "Exponent of the length that a score is divided by."}),
     (
         "--coverage-penalty",
         {
