@@ -234,8 +234,8 @@ class Transcriber:
     def _write(self, track: Track, tokens: Sequence[int]) -> None:
         """Add the parts of a window to a track, which goes on behind the last of them."""
         frames, reads = min(track.left, self.reads.frames), self.reads
-        said = [token for token in tokens if token not in self.options.ends(self.facts)]
-        parts, places = split(said, self.speech.first_timestamp, frames, reads)
+        text_ids = [token for token in tokens if token not in self.options.ends(self.facts)]
+        parts, places = split(text_ids, self.speech.first_timestamp, frames, reads)
         offset = track.seek * reads.hop_length / reads.sampling_rate
         for part in parts:
             track.segments.append(Segment(offset + part.start, offset + part.end, self._text(part.tokens), part.tokens))

@@ -135,8 +135,8 @@ class Run:
         rates = {}
         for name, model in (("txport fp16", ours), ("PyTorch fp32", theirs)):
             results = model.generate(list(self.words), batch_size=AT_ONCE)
-            said = {each.input: each.output.split() for each in results}
-            rates[name] = g2p.score(dict(self.words), said).wer
+            outputs = {each.input: each.output.split() for each in results}
+            rates[name] = g2p.score(dict(self.words), outputs).wer
         return rates
 
     def measure_all(
@@ -189,8 +189,8 @@ def describe(device: str) -> dict[str, Any]:
         }
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             asked = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem", "--format=csv,noheader"]
-            said = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20)
-            found["driver, clocks"] = said.stdout.strip().splitlines()[0]
+            outputs = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20)
+            found["driver, clocks"] = outputs.stdout.strip().splitlines()[0]
     return found
 
 

@@ -66,15 +66,15 @@ def test_a_source_says_the_same_beside_longer_ones(target: str, tmp_path: Path) 
     runtime = runtimes.load(ENGINES[target], bundle_of(saved(TINY, tmp_path / "model"), tmp_path / "bundle", target))
     rng = np.random.default_rng(0)
     ids, lengths, tokens = rng.integers(3, 60, (3, 9)), np.array([9, 2, 5]), rng.integers(3, 60, (6, 3))
-    together, said = runtime.start(ids, lengths, max_length=6), []
+    together, batch_logits = runtime.start(ids, lengths, max_length=6), []
     for each in tokens:
         scores, together = runtime.step(each, together)
-        said.append(scores.values.copy())
+        batch_logits.append(scores.values.copy())
     for row, length in enumerate(lengths):
         alone = runtime.start(ids[row : row + 1, :length].copy(), lengths[row : row + 1], max_length=6)
         for place, each in enumerate(tokens):
             scores, alone = runtime.step(each[row : row + 1], alone)
-            np.testing.assert_allclose(scores.values[0], said[place][row], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(scores.values[0], batch_logits[place][row], rtol=0, atol=1e-5)
 
 
 def test_all_else_is_as_in_transformer() -> None:

@@ -91,14 +91,16 @@ def sources(facts: Facts) -> list[Source]:
 
 def targets(facts: Facts) -> list[list[int]]:
     """What is said for each of them."""
-    said: list[list[int]] = np.random.default_rng(8).integers(0, facts.writes.size, (len(LENGTHS), STEPS)).tolist()
-    return said
+    target_ids: list[list[int]] = (
+        np.random.default_rng(8).integers(0, facts.writes.size, (len(LENGTHS), STEPS)).tolist()
+    )
+    return target_ids
 
 
-def step_through(runtime: Runtime, facts: Facts, given: Sequence[Source], said: Sequence[list[int]]) -> Array:
+def step_through(runtime: Runtime, facts: Facts, given: Sequence[Source], target_ids: Sequence[list[int]]) -> Array:
     """The logits before each token of each target, token by token: (R, T, V)."""
     ids, lengths = batch(given, facts)
-    tokens = np.column_stack([first_tokens(given, facts), np.array(said)[:, :-1]])
+    tokens = np.column_stack([first_tokens(given, facts), np.array(target_ids)[:, :-1]])
     state, found = runtime.start(ids, lengths, max_length=STEPS + int(lengths.max())), []
     for each in tokens.T:
         scores, state = runtime.step(np.ascontiguousarray(each), state)
@@ -164,9 +166,9 @@ def test_cached_equals_uncached_in_pytorch(preset: str) -> None:
     model = Exact.of(load_checkpoint(f"preset:{preset}").model).model
     if model.facts.task == "encode":
         return
-    given, said = sources(model.facts), targets(model.facts)
-    cached = step_through(TorchRuntime(model), model.facts, given, said)
-    np.testing.assert_allclose(cached, np.stack(one_pass(model, given, said)), rtol=1e-5, atol=1e-6)
+    given, target_ids = sources(model.facts), targets(model.facts)
+    cached = step_through(TorchRuntime(model), model.facts, given, target_ids)
+    np.testing.assert_allclose(cached, np.stack(one_pass(model, given, target_ids)), rtol=1e-5, atol=1e-6)
 
 
 def test_cached_equals_uncached(bundle: Bundle, runtime: Runtime) -> None:
@@ -174,13 +176,13 @@ def test_cached_equals_uncached(bundle: Bundle, runtime: Runtime) -> None:
     facts = bundle.manifest.facts
     if facts.task == "encode":
         return
-    exact, given, said = (
+    exact, given, target_ids = (
         exact_of(bundle, load_checkpoint(bundle.manifest.checkpoint["name"])),
         sources(facts),
         targets(facts),
     )
-    cached = step_through(runtime, facts, given, said)
-    assert error(cached, np.stack(exact.logits(given, said))) < CLOSE[bundle.manifest.precision]
+    cached = step_through(runtime, facts, given, target_ids)
+    assert error(cached, np.stack(exact.logits(given, target_ids))) < CLOSE[bundle.manifest.precision]
 
 
 def test_a_row_alone_equals_the_row_in_a_batch(bundle: Bundle, runtime: Runtime) -> None:
@@ -191,9 +193,9 @@ def test_a_row_alone_equals_the_row_in_a_batch(bundle: Bundle, runtime: Runtime)
             (alone,) = infer(runtime, facts, [source])
             assert all(error(together[each], alone[each]) <= limit for each in alone)
         return
-    said = targets(facts)
-    together = step_through(runtime, facts, given, said)
-    for row, (source, target) in enumerate(zip(given, said, strict=True)):
+    target_ids = targets(facts)
+    together = step_through(runtime, facts, given, target_ids)
+    for row, (source, target) in enumerate(zip(given, target_ids, strict=True)):
         alone = step_through(runtime, facts, [source], [target])[0]
         assert error(together[row], alone) <= limit
 
@@ -203,12 +205,12 @@ def test_rows_that_change_places_take_their_state_along(bundle: Bundle, runtime:
     facts = bundle.manifest.facts
     if facts.task == "encode":
         return
-    given, said = sources(facts), np.array(targets(facts))
+    given, target_ids = sources(facts), np.array(targets(facts))
     chosen = np.array([2, 0, 0])
     ids, lengths = batch(given, facts)
     state = runtime.start(ids, lengths, max_length=STEPS + int(lengths.max()))
     _, state = runtime.step(first_tokens(given, facts), state)
-    _, state = runtime.step(said[:, 0].copy(), state)
-    found, _ = runtime.step(said[chosen, 1], runtime.select(state, chosen))
-    expected = step_through(runtime, facts, given, said.tolist())[chosen, 2]
+    _, state = runtime.step(target_ids[:, 0].copy(), state)
+    found, _ = runtime.step(target_ids[chosen, 1], runtime.select(state, chosen))
+    expected = step_through(runtime, facts, given, target_ids.tolist())[chosen, 2]
     assert error(found.values, expected) <= APART[bundle.manifest.precision]

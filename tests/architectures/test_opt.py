@@ -32,7 +32,7 @@ def test_the_graphs_say_what_transformers_says(variant: str, target: str, tmp_pa
     runtime = model.runtime
     lengths = np.array([len(prompt) for prompt in PROMPTS])
     ids = np.array([prompt + [1] * (max(lengths) - len(prompt)) for prompt in PROMPTS])
-    with np.load(FOLDER / variant / "said.npz") as said:
+    with np.load(FOLDER / variant / "expected.npz") as said:
         given = np.column_stack([[prompt[-1] for prompt in PROMPTS], said["given"]])
         state = runtime.start(ids, lengths, max_length=given.shape[1] + max(lengths))
         for place in range(given.shape[1] - 1):

@@ -52,7 +52,7 @@ def test_the_graphs_say_what_transformers_says(variant: str, target: str, tmp_pa
     checkpoint = load_checkpoint(str(FOLDER / variant))
     bundle = bundle_of(checkpoint, tmp_path / "bundle", target)
     runtime = runtimes.load(ENGINES[target], bundle)
-    with np.load(FOLDER / variant / "said.npz") as said:
+    with np.load(FOLDER / variant / "expected.npz") as said:
         lengths = np.array([len(source) for source in SOURCES])
         ids = np.array([[*source, *[0] * (max(lengths) - len(source))] for source in SOURCES])
         given = said["given"]

@@ -274,7 +274,7 @@ def test_forms_say_what_they_are() -> None:
     assert [form.describe() for form in (PLAIN, ROWS, INVARIANT)] == ["fp32", "int8 rows", "int8 invariant"]
     assert blocks_of(4, 32).describe() == "4-bit blocks of 32"
     assert Form.from_dict(blocks_of(8, 128).to_dict()) == blocks_of(8, 128)
-    with pytest.raises(ValueError, match="there is no form 'blocks' with bits 8 and block 48"):
+    with pytest.raises(ValueError, match="unknown storage form: 'blocks' with bits 8 and block 48"):
         blocks_of(8, 48)
 
 

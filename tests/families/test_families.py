@@ -58,7 +58,7 @@ TIES = {"gemma": 1}  # sources with two hypotheses that score alike, of which ro
 
 
 def said(name: str) -> dict[str, Any]:
-    with np.load(FOLDER / name / "said.npz") as stored:
+    with np.load(FOLDER / name / "expected.npz") as stored:
         return dict(stored)
 
 

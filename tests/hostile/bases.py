@@ -40,12 +40,12 @@ def make_bases(folder: Path, checkpoint: Path) -> None:
     """All of them, in folders by their names; some are made of a sound checkpoint."""
     for name in FAMILIES:
         source = TESTS / "speech" / name if name == "whisper" else TESTS / "families" / name
-        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("*.npz", "said.json"))
+        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("*.npz", "expected.json"))
     for name, family in TOKENIZERS.items():
         _tokenizer(folder / f"tokenizer-{name}", family, name)
     for name in CTRANSLATE2:
         source = TESTS / "trainers" / "ctranslate2_models" / name
-        shutil.copytree(source, folder / f"ctranslate2-{name}", ignore=shutil.ignore_patterns("said.npz"))
+        shutil.copytree(source, folder / f"ctranslate2-{name}", ignore=shutil.ignore_patterns("expected.npz"))
     _trainers(folder)
     _own(folder, checkpoint)
     _audio(folder / "audio")

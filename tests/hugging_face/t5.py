@@ -93,7 +93,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(own_config(variant), indent=2) + "\n", encoding="utf-8")
         save_file(tensors(model), folder / "model.safetensors")
-        np.savez_compressed(folder / "said.npz", **said(model))
+        np.savez_compressed(folder / "expected.npz", **said(model))
 
 
 if __name__ == "__main__":

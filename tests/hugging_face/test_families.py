@@ -19,7 +19,7 @@ import transformers
 from transformers import GenerationConfig, GenerationMixin
 
 FOLDER = Path(__file__).parents[1] / "families"
-SAID = "said.npz"
+EXPECTED = "expected.npz"
 VOCABULARY, LONGEST, NEW, GIVEN = 24, 40, 8, 5
 WINDOW = 4  # tokens, of which prompts and what follows them have several times as many
 IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -463,7 +463,7 @@ def record(name: str) -> None:
     model.save_pretrained(folder)
     if name in SENTENCES:
         write_sentences(folder, **SENTENCES[name])
-    np.savez(folder / SAID, **all_said(model, name))
+    np.savez(folder / EXPECTED, **all_said(model, name))
 
 
 def all_said(model: Any, name: str) -> dict[str, Any]:
@@ -486,7 +486,7 @@ def test_what_our_graphs_are_held_to_is_what_transformers_says(name: str) -> Non
     of one score.
     """
     found = all_said(loaded(name), name)
-    with np.load(FOLDER / name / SAID) as stored:
+    with np.load(FOLDER / name / EXPECTED) as stored:
         assert set(stored) == set(found)
         for key in stored:
             if stored[key].dtype.kind == "f":

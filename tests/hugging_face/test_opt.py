@@ -72,7 +72,7 @@ def test_what_our_graphs_are_held_to_is_what_transformers_says(variant: str) -> 
     assert load_checkpoint(str(FOLDER / variant)).model.config == VARIANTS[variant]
     found = said(model_of(VARIANTS[variant]))
     assert found["logits"].std() > 0.5  # a model that says nothing would agree with itself
-    with np.load(FOLDER / variant / "said.npz") as recorded:
+    with np.load(FOLDER / variant / "expected.npz") as recorded:
         for name, expected in found.items():
             np.testing.assert_allclose(recorded[name], expected, rtol=0, atol=1e-4)
 
@@ -93,7 +93,7 @@ def main() -> None:
         (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         save_file({name: each.detach().contiguous() for name, each in model.named_parameters()},
                   folder / "model.safetensors")  # fmt: skip
-        np.savez_compressed(folder / "said.npz", **said(model))
+        np.savez_compressed(folder / "expected.npz", **said(model))
 
 
 if __name__ == "__main__":

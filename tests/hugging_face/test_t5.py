@@ -49,7 +49,7 @@ def test_logits_are_theirs_and_as_recorded(variant: str) -> None:
     logits = model(ids, mask.sum(1), t5.targets())
     assert said["logits"].std() > 0.5  # a model that says nothing would agree with itself
     np.testing.assert_allclose(logits.numpy(), said["logits"], rtol=0, atol=1e-4)
-    with np.load(t5.FOLDER / variant / "said.npz") as recorded:
+    with np.load(t5.FOLDER / variant / "expected.npz") as recorded:
         for name, expected in said.items():
             np.testing.assert_allclose(recorded[name], expected, rtol=0, atol=1e-4)
 

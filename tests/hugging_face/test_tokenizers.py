@@ -26,7 +26,7 @@ from txport.models.tokenizers.file import FileTokenizer
 from txport.models.tokenizers.pieces import M2M_LANGUAGES
 
 FOLDER = Path(__file__).parents[1] / "tokenizers"
-SAID = "said.json"
+EXPECTED = "expected.json"
 MANY, FEW = 300, 150  # lines of each kind
 
 
@@ -386,7 +386,7 @@ def record(name: str) -> None:
     if name in TEMPLATES:
         values |= {"chats": CHATS, "prompts": chats(theirs)}
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-    (folder / SAID).write_text(text.replace("],[", "],\n[") + "\n", encoding="utf-8")
+    (folder / EXPECTED).write_text(text.replace("],[", "],\n[") + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

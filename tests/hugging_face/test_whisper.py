@@ -25,7 +25,7 @@ from tests.speech.audio import PIECES, RATE, noise
 from txport.search.timestamps import TimestampRules
 
 FOLDER = Path(__file__).parents[1] / "speech" / "whisper"
-SAID, HEARD = FOLDER / "said.json", FOLDER / "heard.npz"
+EXPECTED, HEARD = FOLDER / "expected.json", FOLDER / "heard.npz"
 END, START, FIRST_LANGUAGE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_TIMES = 24, 25, 26, 29, 30, 32, 34
 PLACES, VOCABULARY = 50, 35 + 51
 CONFIG: dict[str, Any] = {
@@ -134,7 +134,7 @@ def heard() -> dict[str, np.ndarray]:
 
 def test_what_our_graphs_are_held_to_is_what_transformers_says() -> None:
     model = WhisperForConditionalGeneration.from_pretrained(FOLDER).eval()
-    stored = json.loads(SAID.read_text(encoding="utf-8"))
+    stored = json.loads(EXPECTED.read_text(encoding="utf-8"))
     for name, each in said(model).items():
         for how, parts in each.items():
             assert [part[0] for part in parts] == [part[0] for part in stored[name][how]]
@@ -168,7 +168,7 @@ def main() -> None:
     model.save_pretrained(FOLDER)
     extractor().save_pretrained(FOLDER)
     np.savez_compressed(HEARD, **heard())
-    SAID.write_text(json.dumps(said(model)) + "\n", encoding="utf-8")
+    EXPECTED.write_text(json.dumps(said(model)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Whole(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.said: list[str] = []
+        self.words: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag in ALLOWED, tag
@@ -65,7 +65,7 @@ class Whole(HTMLParser):
         assert tag == self.open.pop()
 
     def handle_data(self, data: str) -> None:
-        self.said.append(data)
+        self.words.append(data)
 
 
 def read(text: str) -> str:
@@ -75,7 +75,7 @@ def read(text: str) -> str:
     parser.close()
     assert parser.open == []
     assert re.search(r"https?:|@import|url\((?!#tip\))", text) is None
-    return " ".join(parser.said)
+    return " ".join(parser.words)
 
 
 @pytest.mark.parametrize("case", ["seq2seq", "speech", "causal", "classify"])
@@ -83,17 +83,17 @@ def read(text: str) -> str:
 def test_it_is_whole_and_shows_every_graph(case: str, target: str, precision: str, tmp_path: Path) -> None:
     bundle = drivers.made(case, target, precision, tmp_path)
     text = page(bundle)
-    said = read(text)
+    words = read(text)
     assert page(bundle) == text
     for graph in bundle.manifest.graphs.values():
-        assert graph.file in said
+        assert graph.file in words
     assert str(tmp_path) not in text
     for role in bundle.manifest.graphs:
         for name, count in read_outline(bundle.file(role)).operators.items():
-            assert name in said
-            assert str(count) in said
+            assert name in words
+            assert str(count) in words
     if precision == "int8":
-        assert "int8 invariant" in said
+        assert "int8 invariant" in words
 
 
 def test_sizes_are_those_of_the_files(bundle: Bundle) -> None:
@@ -162,9 +162,9 @@ def test_no_name_of_a_stranger_is_markup(copied: Path) -> None:
         model = onnx.load(str(copied / graph.file))
         model.ClearField("metadata_props")
         onnx.save(model, str(copied / graph.file))
-    said = read(page(reseal(copied)))
-    assert "alert(1)" in said  # as text
-    assert "\x1b" not in said
+    words = read(page(reseal(copied)))
+    assert "alert(1)" in words  # as text
+    assert "\x1b" not in words
 
 
 @given(seed=st.integers(0, 10_000))

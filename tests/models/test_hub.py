@@ -42,7 +42,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
             raise FileNotFoundError(f"404 for {how['repo_id']}\nwith another line")
         out = tmp_path / "cache"
         out.mkdir()
-        for file in [*kept.iterdir(), kept / "pytorch_model.bin", kept / "said.npz"]:
+        for file in [*kept.iterdir(), kept / "pytorch_model.bin", kept / "expected.npz"]:
             if any(fnmatch.fnmatch(file.name, pattern) for pattern in how["allow_patterns"]):
                 shutil.copy(file, out)
         return str(out)

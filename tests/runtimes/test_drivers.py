@@ -103,11 +103,11 @@ def test_what_is_streamed_is_what_a_batch_finds(made: Driven) -> None:
     for options in SEARCHES[::3]:
         together = tokens(found(runtime, sources, bundle, **options))
         for source, expected in zip(sources, together, strict=True):
-            walk = search(runtime, [source], facts, SearchOptions(max_new_tokens=40, **options))
+            steps = search(runtime, [source], facts, SearchOptions(max_new_tokens=40, **options))
             ended = None
             while ended is None:
                 try:
-                    next(walk)
+                    next(steps)
                 except StopIteration as end:
                     ended = end.value
             assert tokens(ended) == [expected]

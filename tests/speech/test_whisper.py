@@ -36,7 +36,7 @@ ASKED: dict[str, dict[str, Any]] = {  # as tests/hugging_face/test_whisper.py as
 
 
 def said() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / "said.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -19,7 +19,7 @@ SIZE = 24  # of the vocabularies of the models there
 
 def grown(folder: Path, family: str, tokenizer: str, size: int, **ids: int) -> Path:
     """A model of a family with a vocabulary of `size`, random where it was none, and the files of a tokenizer."""
-    shutil.copytree(FAMILIES / family, folder, ignore=shutil.ignore_patterns("said.npz"))
+    shutil.copytree(FAMILIES / family, folder, ignore=shutil.ignore_patterns("expected.npz"))
     for name in (each for each in (CONFIG, GENERATION) if (folder / each).is_file()):
         values: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
         values |= {name: size for name in ("vocab_size", "decoder_vocab_size") if name in values}

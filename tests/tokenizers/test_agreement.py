@@ -20,12 +20,12 @@ from txport.models.tokenizers.file import FileTokenizer
 from txport.models.tokenizers.usage import read_usage
 
 FOLDER = Path(__file__).parent
-NAMES = sorted(path.parent.name for path in FOLDER.glob("*/said.json"))
+NAMES = sorted(path.parent.name for path in FOLDER.glob("*/expected.json"))
 CHATTING = ("gemma", "llama", "llama-new", "qwen2")
 
 
 def said(name: str) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads((FOLDER / name / "said.json").read_text(encoding="utf-8"))
+    values: dict[str, Any] = json.loads((FOLDER / name / "expected.json").read_text(encoding="utf-8"))
     return values
 
 

@@ -155,7 +155,7 @@ def record(folder: Path) -> None:
             words = [[WORDS[token] for token in prompt]]
             how = {"max_length": STEPS, "include_prompt_in_result": False, "min_length": 0}
             found[f"tokens.{number}"] = np.array(generator.generate_batch(words, **how)[0].sequences_ids[0])
-    np.savez(folder / "said.npz", **found)
+    np.savez(folder / "expected.npz", **found)
 
 
 def translated(folder: Path) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def whisper(place: Path) -> None:
         result = heard.generate(given, [prompt], return_logits_vocab=True, **how)[0]
         found[f"tokens.{number}"] = np.array(result.sequences_ids[0])
         found[f"logits.{number}"] = np.array([np.array(each) for each in result.logits[0]]).reshape(-1, 40)
-    np.savez(OUT / "whisper" / "said.npz", **found)
+    np.savez(OUT / "whisper" / "expected.npz", **found)
 
 
 def main(names: list[str]) -> None:

@@ -38,7 +38,7 @@ def subword_nmt(folder: Path) -> None:
     codes.seek(0)
     bpe = BPE(codes)
     cut = [bpe.process_line(words_of(line)) for line in lines(LINES, 2)]
-    (folder / "said.json").write_text(json.dumps(cut, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+    (folder / "expected.json").write_text(json.dumps(cut, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
 
 
 def model(sizes: list[int]) -> Any:
@@ -94,7 +94,7 @@ def translated(folder: Path) -> None:
         {"source": line, "tokens": row, "target": cutters[1].decode(row)}
         for line, row in zip(texts, found, strict=True)
     ]
-    (folder / "said.json").write_text(json.dumps(values, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+    (folder / "expected.json").write_text(json.dumps(values, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ NAMES = sorted(path.name for path in FOLDER.iterdir())
 
 
 def said(name: str) -> dict[str, Any]:
-    with np.load(FOLDER / name / "said.npz") as stored:
+    with np.load(FOLDER / name / "expected.npz") as stored:
         return dict(stored)
 
 

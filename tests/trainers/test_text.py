@@ -378,7 +378,7 @@ def words_of(line: str) -> str:
 
 def codes_folder(folder: Path) -> tuple[Path, list[str], list[list[str]]]:
     """A fairseq of what subword-nmt cuts, without its rarest tokens; its tokens, and what was cut."""
-    cut = [line.split() for line in json.loads((TEXTS / "subword_nmt/said.json").read_text(encoding="utf-8"))]
+    cut = [line.split() for line in json.loads((TEXTS / "subword_nmt/expected.json").read_text(encoding="utf-8"))]
     counts = Counter(token for line in cut for token in line)
     tokens = shuffled(sorted(token for token, count in counts.items() if count > 1))
     fairseq_folder(folder, (tokens, tokens))
@@ -416,7 +416,7 @@ def test_text_is_translated_as_ctranslate2_does(target: str, tmp_path: Path) -> 
     folder = Path(shutil.copytree(TEXTS / "ctranslate2", tmp_path / "m"))
     laid(folder, source__spm="marian/source.spm", target__spm="marian/target.spm")
     bundle = bundle_of(load_checkpoint(str(folder)), tmp_path / "bundle", target)
-    recorded = json.loads((folder / "said.json").read_text(encoding="utf-8"))
+    recorded = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
     found = txport.load(bundle.path).generate(
         [each["source"] for each in recorded], beams=1, max_new_tokens=12, min_new_tokens=0
     )

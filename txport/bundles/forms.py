@@ -29,8 +29,8 @@ class Form:
     def __post_init__(self) -> None:
         sizes = BLOCKS if self.kind == "blocks" else (None,)
         if self.bits not in BITS.get(self.kind, ()) or self.block not in sizes:
-            said = f"{quoted(self.kind)} with bits {quoted(self.bits)} and block {quoted(self.block)}"
-            raise ValueError(f"there is no form {said}")
+            description = f"{quoted(self.kind)} with bits {quoted(self.bits)} and block {quoted(self.block)}"
+            raise ValueError(f"unknown storage form: {description}")
 
     @property
     def has_row_scales(self) -> bool:

@@ -17,7 +17,7 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
         {
             "type": click.IntRange(1),
             "default": 1,
-            "help": "Groups of beams, each avoiding what others say.",
+            "help": "Number of groups of beams for diverse beam search.",
         },
     ),
     (
@@ -25,16 +25,16 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
         {
             "type": float,
             "default": 0.0,
-            "help": "Taken off a token's score for each beam of an earlier group that says it.",
+            "help": "Subtracted from a token's score for each beam of an earlier group that chose the token.",
         },
     ),
-    ("--length-penalty", {"type": float, "default": 1.0, "help": "Power of the length in a score."}),
+    ("--length-penalty", {"type": float, "default": 1.0, "help": "Exponent of the length that a score is divided by."}),
     (
         "--coverage-penalty",
         {
             "type": float,
             "default": 0.0,
-            "help": "Weight of the penalty for source places that got little attention.",
+            "help": "Weight of the coverage penalty: for source positions with little attention.",
         },
     ),
     (
@@ -42,40 +42,43 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
         {
             "type": click.Choice(["true", "false", "never"]),
             "default": "false",
-            "help": "When beam search ends, with Hugging Face's meaning.",
+            "help": "Stopping condition of beam search, as in Hugging Face.",
         },
     ),
-    ("--patience", {"type": float, "default": 1.0, "help": "Ended hypotheses to wait for, in multiples of --beams."}),
-    ("--do-sample", {"is_flag": True, "help": "Draw each token instead of taking the likeliest."}),
+    (
+        "--patience",
+        {"type": float, "default": 1.0, "help": "Finished hypotheses to wait for, as a multiple of --beams."},
+    ),
+    ("--do-sample", {"is_flag": True, "help": "Sample each token instead of taking the most probable one."}),
     (
         "--temperature",
         {
             "type": float,
             "default": 1.0,
-            "help": "Divide scores by this before drawing; below 1, likely tokens get likelier.",
+            "help": "Divide logits by this before sampling; values below 1 sharpen the distribution.",
         },
     ),
-    ("--top-k", {"type": click.IntRange(0), "default": 0, "help": "Draw from so many tokens; 0: all."}),
+    ("--top-k", {"type": click.IntRange(0), "default": 0, "help": "Sample from the k most probable tokens; 0: all."}),
     (
         "--top-p",
-        {"type": float, "default": 1.0, "help": "Draw from the fewest tokens whose probabilities add up to this."},
+        {"type": float, "default": 1.0, "help": "Sample from the smallest set of tokens with total probability >= p."},
     ),
     (
         "--min-p",
-        {"type": float, "default": 0.0, "help": "Draw from tokens at least this share as likely as the likeliest."},
+        {"type": float, "default": 0.0, "help": "Sample from tokens with p >= min_p * max(p)."},
     ),
-    ("--seed", {"type": click.IntRange(0), "help": "Repeat the same draws for a text, whatever its batch."}),
+    ("--seed", {"type": click.IntRange(0), "help": "Random seed; the samples of a text do not depend on its batch."}),
     (
         "--max-new-tokens",
-        {"type": click.IntRange(1), "help": "Longest target.  [default: all that fits]"},
+        {"type": click.IntRange(1), "help": "Maximum number of new tokens.  [default: all that fits]"},
     ),
     (
         "--min-new-tokens",
-        {"type": click.IntRange(0), "default": 0, "help": "Tokens that come before the end token may."},
+        {"type": click.IntRange(0), "default": 0, "help": "Minimum number of tokens before the end token."},
     ),
     (
         "--repetition-penalty",
-        {"type": float, "default": 1.0, "help": "Above 1, tokens that the target has get less likely."},
+        {"type": float, "default": 1.0, "help": "Above 1: lower the scores of tokens that the target already has."},
     ),
     (
         "--no-repeat-ngram-size",
@@ -85,12 +88,18 @@ SEARCH: list[tuple[str, dict[str, Any]]] = [
             "help": "Let no sequence of this many tokens occur twice; 0: no limit.",
         },
     ),
-    ("--prefixes", {"metavar": "TOKENS", "default": "", "help": "What each target begins with."}),
-    ("--forced-bos-token", {"metavar": "TOKEN", "help": "The first token."}),
-    ("--forced-eos-token", {"metavar": "TOKEN", "help": "The last token of a target of the greatest length."}),
-    ("--suppress-tokens", {"metavar": "TOKENS", "default": "", "help": "Never say one of these."}),
-    ("--begin-suppress-tokens", {"metavar": "TOKENS", "default": "", "help": "Let no target begin with one of these."}),
-    ("--bad-words", {"metavar": "TOKENS", "multiple": True, "help": "Never say these in a row.  [repeatable]"}),
+    ("--prefixes", {"metavar": "TOKENS", "default": "", "help": "Tokens at the start of each target."}),
+    ("--forced-bos-token", {"metavar": "TOKEN", "help": "First token that is generated."}),
+    ("--forced-eos-token", {"metavar": "TOKEN", "help": "Last token of a target that reaches the maximum length."}),
+    ("--suppress-tokens", {"metavar": "TOKENS", "default": "", "help": "Tokens that are never generated."}),
+    (
+        "--begin-suppress-tokens",
+        {"metavar": "TOKENS", "default": "", "help": "Tokens that are not generated as the first token."},
+    ),
+    (
+        "--bad-words",
+        {"metavar": "TOKENS", "multiple": True, "help": "Sequence of tokens that is never generated.  [repeatable]"},
+    ),
     (
         "--eos-token",
         {

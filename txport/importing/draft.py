@@ -152,14 +152,14 @@ def _sizes(draft: Draft) -> Sizes:
 def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
     """The config: what shapes and names tell, what a config beside the weights says, and questions."""
     variant = draft.variant
-    kind, said = architecture.find(variant.architecture).config, _said(folder)
+    kind, from_config = architecture.find(variant.architecture).config, _from_config(folder)
     layers = {
         field: len(next(each.given.numbers for each in draft.match.pairs if each.own[0].name.startswith(f"{side}.")))
         for side, field in layer_fields(variant.architecture).items()
         if any(each.own[0].name.startswith(f"{side}.") for each in draft.match.pairs)
     }
     _, same = dims_of(variant)
-    for field, value in said.items():
+    for field, value in from_config.items():
         if type(value) is int and any(field in fields for fields in sizes.known):
             sizes.known.setdefault((field,), value)
     found = sizes.fields()
@@ -168,7 +168,7 @@ def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
     choices = kind.choices()
     spoken = {
         field: value
-        for field, value in said.items()
+        for field, value in from_config.items()
         if field not in known and value in choices.get(field, () if isinstance(value, str) else (value,))
     }
     derived = _derived(draft, sizes, {**known, **spoken})
@@ -192,7 +192,7 @@ def _derived(draft: Draft, sizes: Sizes, known: Mapping[str, Any]) -> set[str]:
     return {field for field in zero & in_products if field not in known and products == {width}}
 
 
-def _said(folder: Path) -> dict[str, Any]:
+def _from_config(folder: Path) -> dict[str, Any]:
     """What a config of another program beside the weights says, by the names of our fields."""
     found: dict[str, Any] = {}
     for name in HYPERPARAMETERS:

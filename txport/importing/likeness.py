@@ -154,13 +154,13 @@ def role_of(name: str, shape: Shape = ()) -> Role:
     is_fused = "qkv" in own and not has_ffn and ("qkv" in behind.lower() or _is_thrice(shape))
     is_attention = "attention" in own or is_fused  # which says what it makes, not what it is of
     part = "cross" if "cross" in own else "attention" if is_attention else "ffn" if has_ffn else ""
-    said = [each for each in PARTS if each in own]
+    words_of_parts = [each for each in PARTS if each in own]
     if "norm" in own:
-        what = f"{said[0]}_norm" if said else "norm"
+        what = f"{words_of_parts[0]}_norm" if words_of_parts else "norm"
         is_last = re.search(r"final|post", behind) is not None
         part = "ffn" if "ffn" in own or re.search("final", behind) else "" if is_last else part
         return Role(side, "attention" if re.search("input", behind) else part, what, kind, number)
-    return Role(side, part, _what(part, own, said, behind), kind, number)
+    return Role(side, part, _what(part, own, words_of_parts, behind), kind, number)
 
 
 def _is_thrice(shape: Shape) -> bool:
@@ -168,16 +168,22 @@ def _is_thrice(shape: Shape) -> bool:
     return len(shape) != 2 or max(shape) == 3 * min(shape)
 
 
-def _what(part: str, words: frozenset[str], said: Sequence[str], behind: str) -> str:
+def _what(part: str, words: frozenset[str], words_of_parts: Sequence[str], behind: str) -> str:
     """What of a part the words say."""
     if part in ("attention", "cross"):
-        if "qkv" in words or len(said) == 3:
+        if "qkv" in words or len(words_of_parts) == 3:
             return "qkv"
-        if "kv" in words or list(said) == ["key", "value"]:
+        if "kv" in words or list(words_of_parts) == ["key", "value"]:
             return "kv"
-        return said[0] if len(said) == 1 else "output" if "output" in words and not said else ""
+        return (
+            words_of_parts[0]
+            if len(words_of_parts) == 1
+            else "output"
+            if "output" in words and not words_of_parts
+            else ""
+        )
     if part != "ffn":
-        return "output" if "output" in words and not said else ""
+        return "output" if "output" in words and not words_of_parts else ""
     if {"gate", "inner"} <= words:
         return "gate_up"
     named = next((each for each in ("gate", "inner", "outer") if each in words), "")

@@ -102,7 +102,7 @@ def _greedy() -> str:
 def _caches(manifest: ForeignManifest) -> Iterator[str]:
     if not manifest.has_past:
         return
-    said = "Each `present.*` becomes the `past_key_values.*` of the same name"
+    description = "Each `present.*` becomes the `past_key_values.*` of the same name"
     if ENCODER in manifest.read:
-        said += "; those of the source (`...encoder...`) stay as the first step gave them"
-    yield f"{said}."
+        description += "; those of the source (`...encoder...`) stay as the first step gave them"
+    yield f"{description}."

@@ -131,11 +131,11 @@ def _facts(bundle: Bundle, told: Told) -> str:
     """What it is in a few words."""
     manifest = bundle.manifest
     measures = [manifest.described_precision, f"opset {manifest.opset}", readable(bundle.size)]
-    said = [("", each) for each in (TASKS[manifest.facts.task], *told.about(manifest), *measures)]
+    description = [("", each) for each in (TASKS[manifest.facts.task], *told.about(manifest), *measures)]
     if told.has_parity:
         verdict = "not compared" if manifest.weightless else str(manifest.parity.get("verdict", "not compared"))
-        said.append(({"pass": "pass", "fail": "fail", "FAIL": "fail"}.get(verdict, ""), f"parity: {verdict}"))
-    items = "".join(f'<li class="{name}">{text_of(each)}</li>' for name, each in said)
+        description.append(({"pass": "pass", "fail": "fail", "FAIL": "fail"}.get(verdict, ""), f"parity: {verdict}"))
+    items = "".join(f'<li class="{name}">{text_of(each)}</li>' for name, each in description)
     return f'<ul class="facts">{items}</ul>'
 
 
@@ -169,11 +169,11 @@ def _graphs(manifest: Manifest, told: Told) -> Iterator[str]:
     for role, graph in manifest.graphs.items():
         yield f"<h3>{_code(graph.file)}: {html.escape(told.kind(manifest, role))}</h3>"
         rows = [
-            (side, _code(name), text_of(dtype), _code(dims), _marked(said))
-            for side, name, dtype, dims, said in port_rows(graph, manifest.facts)
+            (side, _code(name), text_of(dtype), _code(dims), _marked(description))
+            for side, name, dtype, dims, description in port_rows(graph, manifest.facts)
         ]
         yield _table(["", "port", "type", "dims", "what"], rows, first="")
-    if dims := [(_code(name), _marked(said)) for name, said in dim_rows(manifest)]:
+    if dims := [(_code(name), _marked(description)) for name, description in dim_rows(manifest)]:
         yield "<h3>Symbolic dims</h3>"
         yield _table(["dim", "what"], dims)
 

@@ -100,11 +100,11 @@ def _dim(text: str) -> Dim:
 
 def _refused(file: Path, error: Exception) -> Exception:
     """Why tract does not take a graph: it lacks an operator, there is no memory, or it is no sound graph."""
-    said = _plain(error)
-    message = f"tract {tract.version()} can't load {file}: {brief(said)}"
+    reason = _plain(error)
+    message = f"tract {tract.version()} can't load {file}: {brief(reason)}"
     if is_out_of_memory(error):
         return MemoryError(message)
-    if any(words in said.lower() for words in LACKS):
+    if any(words in reason.lower() for words in LACKS):
         return LoadError(f"{message}; update it, export again with a lower --opset, or take the ort runtime")
     return BundleError(f"{message}; the bundle is damaged, export it again")
 

@@ -142,12 +142,12 @@ class Constraints:
         if not self._bans:
             return np.empty((rows, 0), np.int64)
         parts = [np.broadcast_to(self._suppressed, (rows, len(self._suppressed)))] if len(self._suppressed) else []
-        said = length - 1 - self.prefix_lengths[sources]  # new tokens so far: (R,)
-        is_first = said == (options.forced_bos_token_id is not None)
+        new_tokens = length - 1 - self.prefix_lengths[sources]  # new tokens so far: (R,)
+        is_first = new_tokens == (options.forced_bos_token_id is not None)
         if len(self._not_first) and is_first.any():
             parts.append(np.where(is_first[:, None], self._not_first, NOTHING))
         if options.min_new_tokens:
-            too_soon = said < options.min_new_tokens
+            too_soon = new_tokens < options.min_new_tokens
             if too_soon.any():
                 parts.append(np.where(too_soon[:, None], self._ends, NOTHING))
         parts += [_after(seen, words) for words in self._words]

@@ -37,26 +37,26 @@ class TimestampRules:
         if tokens.shape[1] < self.begin:
             return scores
         allowed = scores.copy()
-        said = tokens[:, self.begin :]
+        ids = tokens[:, self.begin :]
         allowed[:, self.first - 1] = -np.inf  # the token that says that there are no times
-        if said.shape[1]:
-            self._pair(allowed, said)
+        if ids.shape[1]:
+            self._pair(allowed, ids)
         else:
             allowed[:, : self.first] = -np.inf
             if self.latest is not None:
                 allowed[:, self.first + self.latest + 1 :] = -np.inf
         return self._prefer(allowed)
 
-    def _pair(self, scores: Floats, said: Ints) -> None:
+    def _pair(self, scores: Floats, ids: Ints) -> None:
         """After two times comes text; after text and a time, a time or the end; and no time comes twice or back."""
-        is_time = said >= self.first  # (R, T)
+        is_time = ids >= self.first  # (R, T)
         after_time = is_time[:, -1]
-        after_two = after_time & (is_time[:, -2] if said.shape[1] > 1 else True)
+        after_two = after_time & (is_time[:, -2] if ids.shape[1] > 1 else True)
         closes = after_time & ~after_two  # it may stand once more, to begin the next part
         scores[after_two, self.first :] = -np.inf
         scores[closes, : self.end] = -np.inf
-        newest = np.where(is_time, np.arange(said.shape[1]), -1).max(axis=1)  # the place of the last time: (R,)
-        last = np.where(newest >= 0, said[np.arange(len(said)), newest], self.first - 1)
+        newest = np.where(is_time, np.arange(ids.shape[1]), -1).max(axis=1)  # the place of the last time: (R,)
+        last = np.where(newest >= 0, ids[np.arange(len(ids)), newest], self.first - 1)
         least = np.where(closes, last, last + 1)
         times = np.arange(self.first, scores.shape[1])  # (N,)
         later = scores[:, self.first :]  # a view

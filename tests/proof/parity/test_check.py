@@ -89,7 +89,7 @@ def positions_ignore_past(model: ModelProto) -> None:
 
 
 # fault: the graph, what is done to it, which tensors may be the worst, which cases may show it
-LOOKS = "cross_attentions.1"
+CROSS_ATTENTION = "cross_attentions.1"
 PADDED = {"padded rows", "every row padded", "many rows", "longer than traced", "real"}
 FAULTS: dict[str, tuple[str, Edit, set[str], set[str]]] = {
     "weight of the encoder": (
@@ -143,30 +143,30 @@ FAULTS: dict[str, tuple[str, Edit, set[str], set[str]]] = {
     "positions start anew in every call": (
         DECODER,
         positions_ignore_past,
-        {LOOKS, "logits", "present.0.decoder.key", "present.0.decoder.value"},
+        {CROSS_ATTENTION, "logits", "present.0.decoder.key", "present.0.decoder.value"},
         set(),
     ),
     "epsilon in the encoder": (ENCODER, epsilon(0), {"encoder.0.attention_residual.norm.epsilon"}, {WEIGHTS}),
     "epsilon of the last norm": (DECODER, epsilon(6), {"decoder_norm.epsilon"}, {WEIGHTS}),
     "mask dropped in the encoder": (ENCODER, unmasked(1), {"last_hidden_state"}, PADDED),
-    "causal mask dropped": (DECODER, unmasked(2), {LOOKS, "logits"}, set()),
-    "source mask dropped": (DECODER, unmasked(3), {LOOKS, "logits"}, PADDED),
+    "causal mask dropped": (DECODER, unmasked(2), {CROSS_ATTENTION, "logits"}, set()),
+    "source mask dropped": (DECODER, unmasked(3), {CROSS_ATTENTION, "logits"}, PADDED),
     "own cache swapped": (
         DECODER,
         swapped("past_key_values.1.decoder.key", "past_key_values.1.decoder.value"),
-        {LOOKS, "present.1.decoder.key", "present.1.decoder.value"},
+        {CROSS_ATTENTION, "present.1.decoder.key", "present.1.decoder.value"},
         set(),
     ),
     "source's cache swapped": (
         DECODER,
         swapped("past_key_values.1.encoder.key", "past_key_values.1.encoder.value"),
-        {LOOKS, "present.1.encoder.key", "present.1.encoder.value"},
+        {CROSS_ATTENTION, "present.1.encoder.key", "present.1.encoder.value"},
         set(),
     ),
     "caches of two layers swapped": (
         DECODER,
         swapped("past_key_values.0.decoder.key", "past_key_values.1.decoder.key"),
-        {LOOKS, "present.0.decoder.key", "present.1.decoder.key"},
+        {CROSS_ATTENTION, "present.0.decoder.key", "present.1.decoder.key"},
         set(),
     ),
 }

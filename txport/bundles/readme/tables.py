@@ -129,7 +129,10 @@ def files(manifest: Manifest, found: Iterable[str]) -> str:
 
 def ports(graph: Graph, facts: Facts) -> str:
     """The inputs and outputs of a graph; those that each layer has stand in one row."""
-    rows = [(side, code(name), dtype, code(dims), said) for side, name, dtype, dims, said in port_rows(graph, facts)]
+    rows = [
+        (side, code(name), dtype, code(dims), description)
+        for side, name, dtype, dims, description in port_rows(graph, facts)
+    ]
     return table(["", "port", "type", "dims", "what"], rows)
 
 
@@ -139,7 +142,7 @@ def port_rows(graph: Graph, facts: Facts) -> Iterator[tuple[str, str, str, str, 
         for port, layers in _grouped(every):
             name = LAYER.sub(".L", port.name, count=1) if layers else port.name
             dims = "[" + ", ".join(map(str, port.dims)) + "]"
-            yield side, name, port.dtype, dims, _said(port, graph, facts, layers)
+            yield side, name, port.dtype, dims, _described(port, graph, facts, layers)
 
 
 def _grouped(every: Sequence[Port]) -> Iterator[tuple[Port, int]]:
@@ -153,7 +156,7 @@ def _grouped(every: Sequence[Port]) -> Iterator[tuple[Port, int]]:
         yield found[0], len(found) if key != found[0].name else 0
 
 
-def _said(port: Port, graph: Graph, facts: Facts, layers: int) -> str:
+def _described(port: Port, graph: Graph, facts: Facts, layers: int) -> str:
     if port.is_attention:
         return "attention over the source"
     if port.name.startswith(MOVED):
@@ -178,8 +181,8 @@ def dim_rows(manifest: Manifest) -> list[tuple[str, str]]:
     found = {str(dim) for graph in manifest.graphs.values() for port in (*graph.inputs, *graph.outputs)
              for dim in port.dims if isinstance(dim, str)}  # fmt: skip
     used = {word for dim in found for word in dim.split(" + ")}
-    said = DIMS | ({names.BATCH: "sources that are run at once"} if names.BEAMS in used else {})
-    return [(name, text) for name, text in said.items() if name in used]
+    description = DIMS | ({names.BATCH: "sources that are run at once"} if names.BEAMS in used else {})
+    return [(name, text) for name, text in description.items() if name in used]
 
 
 def about(manifest: Manifest) -> str:

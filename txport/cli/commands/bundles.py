@@ -20,12 +20,12 @@ from txport.runtimes import GRAPH_RUNTIMES
 @click.argument("checkpoint", shell_complete=completion.models)
 @click.argument("out", type=click.Path(path_type=Path), shell_complete=completion.folders)
 @click.option(
-    "--target", type=click.Choice(TARGETS), default="portable", show_default=True, help="What it is made for."
+    "--target", type=click.Choice(TARGETS), default="portable", show_default=True, help="Target of the export."
 )
 @click.option(
     "--precision",
     type=click.Choice(list(PRECISIONS)),
-    help="Of the weights.  [default: fp32; for cuda fp16]",
+    help="Precision of the weights.  [default: fp32; for cuda fp16]",
 )
 @click.option("--opset", type=click.IntRange(18, 25), help="ONNX operator set: 18 unless the target prefers another.")
 @click.option(
@@ -35,7 +35,9 @@ from txport.runtimes import GRAPH_RUNTIMES
     " step, though tokens then depend on the batch.  [default: kernels with which they do not]",
 )
 @click.option(
-    "--auto", is_flag=True, help="If int8 or int4 for the cpu differs from PyTorch, keep what errs most in fp32."
+    "--auto",
+    is_flag=True,
+    help="int8 and int4 on cpu: if the bundle differs from PyTorch, keep the matrices with the largest errors in fp32.",
 )
 @click.option(
     "--auto-limit",
@@ -48,12 +50,12 @@ from txport.runtimes import GRAPH_RUNTIMES
     type=click.Choice(["all", "none"]),
     default="all",
     show_default=True,
-    help="none: write the graphs alone, which say where weights would lie; `inspect` shows them, nothing runs them.",
+    help="none: write graphs without weights; `inspect` shows them, but they can't be run.",
 )
 @click.option(
     "--single",
     is_flag=True,
-    help="Add onnx/generate.onnx, one graph of standard operators that searches by itself (docs/single-graph.md).",
+    help="Add onnx/generate.onnx, a single graph that contains the model and the search (docs/single-graph.md).",
 )
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @trust_option
@@ -76,8 +78,8 @@ def export(
     if as_json:
         textio.print_json(bundle.manifest.to_dict())
     else:
-        kept, said = bundle.manifest.kept_in_fp32, f"{target} {bundle.manifest.described_precision}"
-        echo(f"{out}  {said}, {_size(bundle.size)}, {_verdict(bundle)}")
+        kept, description = bundle.manifest.kept_in_fp32, f"{target} {bundle.manifest.described_precision}"
+        echo(f"{out}  {description}, {_size(bundle.size)}, {_verdict(bundle)}")
         if kept:
             cost = f"{_size(kept['bytes'] - kept['bytes_before'])}, the limit being {percent(kept['limit'])}"
             echo(f"kept in fp32, for {cost}: {', '.join(kept['kept'])}")
@@ -100,12 +102,12 @@ def _size(size: float) -> str:
 @click.command()
 @click.argument("bundle", shell_complete=completion.models)
 @variant_option
-@click.option("--brief", is_flag=True, help="Print only what it is, its parity figures, and where it lies.")
+@click.option("--brief", is_flag=True, help="Print only the summary, the parity figures and the path.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 @click.option(
     "--html",
     type=click.Path(path_type=Path),
-    help="Write a page that draws it: how it runs, weights, graphs, operators.",
+    help="Write an HTML page with drawings of the run, weights, graphs and operators.",
 )
 def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: Path | None) -> None:
     """Show what BUNDLE is: ports, operators, sizes, and how far it is from PyTorch.
@@ -144,7 +146,13 @@ def _kernels(bundle: Any) -> dict[str, Any]:
 
 @click.command()
 @click.argument("bundle", shell_complete=completion.models)
-@click.option("--runtime", type=click.Choice(GRAPH_RUNTIMES), default="ort", show_default=True, help="The engine.")
+@click.option(
+    "--runtime",
+    type=click.Choice(GRAPH_RUNTIMES),
+    default="ort",
+    show_default=True,
+    help="Runtime that executes the bundle.",
+)
 @provider_option
 @threads_option
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")

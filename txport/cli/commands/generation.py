@@ -42,7 +42,13 @@ NOT_STREAMED = {
 @click.command()
 @click.argument("bundle", shell_complete=completion.models)
 @click.argument("text", nargs=-1)
-@click.option("--runtime", type=click.Choice(list(MODULES)), default="ort", show_default=True, help="The engine.")
+@click.option(
+    "--runtime",
+    type=click.Choice(list(MODULES)),
+    default="ort",
+    show_default=True,
+    help="Runtime that executes the bundle.",
+)
 @provider_option
 @threads_option
 @click.option(
@@ -51,29 +57,33 @@ NOT_STREAMED = {
     callback=fit_threads,
     default=1,
     show_default=True,
-    help="Batches at once, for bulk work; with several, each takes one thread, unless --threads says more.",
+    help="Batches that run in parallel; with several, each uses one thread unless --threads is given.",
 )
 @checkpoint_option("For --runtime torch: the checkpoint, if it does not ship.")
 @trust_option
-@click.option("--single", is_flag=True, help="Run the one graph that searches by itself (export --single).")
+@click.option("--single", is_flag=True, help="Run the single graph that contains the search (export --single).")
 @variant_option
 @search_options
 @texts.text_options
 @encoding.encoding_options
 @speech.speech_options
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
-@click.option("--batch-tokens", type=click.IntRange(1), help="Source tokens at once, at most, padding counted.")
-@click.option("--continuous", is_flag=True, help="Let texts take the places of those that are done (cpu bundles).")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Batch size, in texts.")
+@click.option("--batch-tokens", type=click.IntRange(1), help="Maximum source tokens per batch, padding included.")
+@click.option(
+    "--continuous", is_flag=True, help="Continuous batching: new texts take the slots of finished ones (cpu bundles)."
+)
 @unknown_option
 @click.option(
-    "--ids", "as_ids", is_flag=True, help="Texts and outputs are token ids, special tokens included, no tokenizer's."
+    "--ids", "as_ids", is_flag=True, help="Read and write token ids, special tokens included, without a tokenizer."
 )
 @click.option(
     "--input", "inputs", type=click.Path(path_type=Path), multiple=True, help="Read lines from a file.  [repeatable]"
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Write to a file, whole or not at all.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write to a file, atomically.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
-@click.option("--stream", "as_stream", is_flag=True, help="Print each text while it grows, one after the other.")
+@click.option(
+    "--stream", "as_stream", is_flag=True, help="Stream each output while it is generated, one text after the other."
+)
 def run(
     bundle: str,
     text: tuple[str, ...],
@@ -245,17 +255,32 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
     multiple=True,
     help="Read lines of TEXT, a tab and TARGET from a file.  [repeatable]",
 )
-@click.option("--runtime", type=click.Choice(list(MODULES)), default="ort", show_default=True, help="The engine.")
+@click.option(
+    "--runtime",
+    type=click.Choice(list(MODULES)),
+    default="ort",
+    show_default=True,
+    help="Runtime that executes the bundle.",
+)
 @provider_option
 @threads_option
 @checkpoint_option("For --runtime torch: the checkpoint, if it does not ship.")
 @trust_option
 @variant_option
-@click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Power of the length in a score.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts at once.")
+@click.option(
+    "--length-penalty",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Exponent of the length that a score is divided by.",
+)
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Batch size, in texts.")
 @unknown_option
 @click.option(
-    "--ids", "as_ids", is_flag=True, help="TEXT and TARGET are token ids, special tokens included, no tokenizer's."
+    "--ids",
+    "as_ids",
+    is_flag=True,
+    help="TEXT and TARGET are token ids, special tokens included; no tokenizer is used.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line, with the log-probs of the tokens.")
 def score(

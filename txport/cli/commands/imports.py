@@ -25,14 +25,18 @@ FURTHER = 40  # problems to show
 @click.option(
     "--draft-map",
     type=click.Path(path_type=Path),
-    help="Write a draft of txport.toml for the weights of SOURCE, a folder or a file, here, and load nothing.",
+    help="Write a draft of txport.toml for the weights of SOURCE (a folder or a file) to this path; import nothing.",
 )
-@click.option("--at", default="", metavar="KEYS", help="Where in a pickle --draft-map finds the weights.")
-@click.option("--architecture", help="The one that --draft-map is for.  [default: the one that fits best]")
+@click.option(
+    "--at", default="", metavar="KEYS", help="Keys that lead to the weights inside a pickle, for --draft-map."
+)
+@click.option(
+    "--architecture", help="Architecture of the draft that --draft-map writes.  [default: the one that fits best]"
+)
 @click.option(
     "--against",
     metavar="ORIGINAL",
-    help="Run the original beside the import, and name the first layer at which they part: model.py:NAME, "
+    help="Run the original model on the same inputs, and report the first layer that differs: model.py:NAME, "
     "transformers, or a folder that transformers runs; docs/own-checkpoint.md.",
 )
 @click.option("--trust-code", is_flag=True, help="Run the code of an ORIGINAL that is given as model.py:NAME.")

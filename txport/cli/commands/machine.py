@@ -41,10 +41,12 @@ from txport.runtimes import MODULES
 @provider_option
 @threads_option
 @click.option(
-    "--precision", type=click.Choice(list(PRECISIONS)), help="For a checkpoint's name: export it in this one."
+    "--precision",
+    type=click.Choice(list(PRECISIONS)),
+    help="Precision of the export, if BUNDLE is the name of a checkpoint.",
 )
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Rows at once.")
-@click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="Beams a row.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Batch size.")
+@click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="Beams per row.")
 @click.option("--source", type=click.IntRange(1), default=16, show_default=True, help="Source length, in tokens.")
 @click.option("--tokens", type=click.IntRange(2), default=16, show_default=True, help="Target length, in tokens.")
 @click.option(

@@ -35,18 +35,20 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 )
 @provider_option
 @click.option(
-    "--precision", type=click.Choice(list(PRECISIONS)), help="For a checkpoint's name: export it in this one."
+    "--precision",
+    type=click.Choice(list(PRECISIONS)),
+    help="Precision of the export, if BUNDLE is the name of a checkpoint.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws the random inputs.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random inputs.")
 @click.option(
     "--cases", type=click.IntRange(0), default=0, show_default=True, help="Random cases beyond the usual ones."
 )
-@click.option("--atol", type=float, help="Largest difference, if it is to be tighter than the precision's.")
-@click.option("--rtol", type=float, help="The same, over the largest value of a tensor; added to --atol.")
+@click.option("--atol", type=float, help="Absolute tolerance; can only tighten the precision's.")
+@click.option("--rtol", type=float, help="Tolerance relative to the largest value of a tensor; added to --atol.")
 @click.option(
     "--quality",
     type=click.Path(path_type=Path),
-    help="Lines of TEXT, a tab and TARGET: measure how many texts come out wrong, beside PyTorch.",
+    help="Lines of TEXT, a tab and TARGET: measure the error rate, and PyTorch's on the same texts.",
 )
 @click.option(
     "--quality-texts",
@@ -57,7 +59,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 @click.option("--report", type=click.Path(path_type=Path), help="Write everything that was compared, as JSON.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML, for CI.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write a summary for a pull request.")
-@click.option("--bisect", is_flag=True, help="Name the first part that differs, and why; see docs/differs.md.")
+@click.option("--bisect", is_flag=True, help="Find the first part that differs, and the cause; see docs/differs.md.")
 def parity(
     bundle: str,
     checkpoint: str | None,

@@ -33,10 +33,12 @@ def speech_options(command: F) -> F:
     """What to make of audio."""
     tasks = click.Choice(["transcribe", "translate"])
     for option in (
-        click.option("--fallback", is_flag=True, help="Audio: draw a text anew that repeats itself or is unlikely."),
-        click.option("--timestamps", is_flag=True, help="Audio: say when each part begins and ends, in seconds."),
-        click.option("--task", type=tasks, help="Audio: write down what is said, or its translation to English."),
-        click.option("--language", metavar="CODE", help="Audio: what is spoken.  [default: what the model hears]"),
+        click.option(
+            "--fallback", is_flag=True, help="Audio: retry with sampling if a text is repetitive or improbable."
+        ),
+        click.option("--timestamps", is_flag=True, help="Audio: print start and end of each segment, in seconds."),
+        click.option("--task", type=tasks, help="Audio: transcribe, or translate to English."),
+        click.option("--language", metavar="CODE", help="Audio: the language.  [default: detected by the model]"),
     ):
         command = option(command)
     return command

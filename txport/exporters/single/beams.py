@@ -172,15 +172,15 @@ class Step:
     def _allow(self, scores: ir.Value, history: History | None) -> ir.Value:
         """Scores (R, V) without those of tokens that must not come next."""
         block, asked, bans = self._block, self._asked, self._asked.bans
-        said = block.op("Sub", self._number, asked.prefix)
+        new_tokens = block.op("Sub", self._number, asked.prefix)
         banned = [bans["never"]] if "never" in bans else []
         if "first" in bans:
             place: ir.Value | int = 0
             if self._rules.forced_bos_token_id is not None:  # it comes first, unless a prefix does
                 place = block.op("Cast", block.op("Equal", asked.prefix, 0), to=INT64)
-            banned.append(block.op("And", bans["first"], block.op("Equal", said, place)))
+            banned.append(block.op("And", bans["first"], block.op("Equal", new_tokens, place)))
         if "ends" in bans:
-            banned.append(block.op("And", bans["ends"], block.op("Less", said, self._rules.min_new_tokens)))
+            banned.append(block.op("And", bans["ends"], block.op("Less", new_tokens, self._rules.min_new_tokens)))
         for each in banned:
             scores = block.op("Where", each, LEAST, scores)
         return scores if history is None else history.forbid(scores, self._rules)

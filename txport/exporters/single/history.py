@@ -24,17 +24,17 @@ class History:
         self._length = block.op("Shape", self.ids, start=1, end=2)  # -> (1,)
 
     def penalise(self, scores: ir.Value, penalty: float) -> ir.Value:
-        """Scores (R, V): those of tokens that were said are less by a factor."""
+        """Scores (R, V): those of tokens that were generated are less by a factor."""
         block = self._block
         newest = block.op("Slice", self.ids, [-1], self._length, [1])
-        said = block.op("Where", block.op("Less", self.ids, 0), newest, self.ids)
-        old = block.op("GatherElements", scores, said, axis=1)
+        previous_ids = block.op("Where", block.op("Less", self.ids, 0), newest, self.ids)
+        old = block.op("GatherElements", scores, previous_ids, axis=1)
         factor = block.known(penalty, np.float32)
         less = block.op("Where", block.op("Less", old, 0.0), block.op("Mul", old, factor), block.op("Div", old, factor))
-        return block.op("ScatterElements", scores, said, less, axis=1)
+        return block.op("ScatterElements", scores, previous_ids, less, axis=1)
 
     def forbid(self, scores: ir.Value, rules: Rules) -> ir.Value:
-        """Scores (R, V) without those of tokens that would complete what must not be said, or not again."""
+        """Scores (R, V) without those of tokens that would complete what must not be generated, or not again."""
         for words in rules.bad_words_ids:
             if len(words) > 1:
                 scores = self._forbid_words(scores, words, rules.facts.writes.size)

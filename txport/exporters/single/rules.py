@@ -26,7 +26,7 @@ BUILT_IN = frozenset(
     }
 )
 WITHOUT = {"beam_groups": 1, "do_sample": False, "diversity_penalty": 0.0}  # what has no effect
-MOST_WORDS = 64  # sequences of tokens that must not be said: each is some nodes of every step
+MOST_WORDS = 64  # sequences of tokens that must not be generated: each is some nodes of every step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,8 +201,8 @@ class Adapted(Model):
             raise CheckpointError(f"{function} must give {what} as a tensor, got {_described(value)}")
         found = tuple(value.shape)
         if found != shape:
-            given, said = _shapes(found, shape, dims)
-            raise CheckpointError(f"{function} gives {what} of {given}, the adapter says {said}")
+            given, expected = _shapes(found, shape, dims)
+            raise CheckpointError(f"{function} gives {what} of {given}, the adapter says {expected}")
         if value.dtype != self.dtype:
             raise CheckpointError(f"{function} gives {what} in {value.dtype}, the weights are in {self.dtype}")
 
@@ -261,8 +261,8 @@ def _shapes(found: Sequence[int], shape: Sequence[int], dims: Sequence[int | str
         return f"({', '.join(map(str, found))})", f"({', '.join(map(str, dims))})"
     pairs = zip(found, shape, dims, strict=True)
     named = [(dim, dim) if isinstance(dim, str) and one == other else (one, other) for one, other, dim in pairs]
-    given, said = (", ".join(map(str, each)) for each in zip(*named, strict=True))
-    return f"({given})", f"({said})"
+    given, expected = (", ".join(map(str, each)) for each in zip(*named, strict=True))
+    return f"({given})", f"({expected})"
 
 
 def _described(value: object) -> str:

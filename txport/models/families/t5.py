@@ -48,8 +48,8 @@ def config(values: Published) -> dict[str, Any]:
     activation, gated = values.word("feed_forward_proj", kinds), values.get("feed_forward_proj").startswith(GATED)
     values.require("is_gated_act", gated)
     if (other := values.get("dense_act_fn")) is not None and ACTIVATIONS.get(other) != activation:
-        said = f"feed_forward_proj {quoted(values.get('feed_forward_proj'))}"
-        raise ConfigError(f"dense_act_fn {quoted(other)} and {said} must mean the same")
+        value = f"feed_forward_proj {quoted(values.get('feed_forward_proj'))}"
+        raise ConfigError(f"dense_act_fn {quoted(other)} and {value} must mean the same")
     pad = values.get("pad_token_id")
     values.require("decoder_start_token_id", pad)
     return {

@@ -116,15 +116,15 @@ def config(options: Published, tensors: dict[str, Tensor]) -> dict[str, Any]:
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         options.require(name, width)
     options.require("decoder_ffn_embed_dim", feed_forward)
-    said = options.all()
-    before = require_alike(said, "encoder_normalize_before", "decoder_normalize_before", default=False)
-    learned = require_alike(said, "encoder_learned_pos", "decoder_learned_pos", default=False)
+    known_options = options.all()
+    before = require_alike(known_options, "encoder_normalize_before", "decoder_normalize_before", default=False)
+    learned = require_alike(known_options, "encoder_learned_pos", "decoder_learned_pos", default=False)
     lengths = [options.get(f"max_{side}_positions", LONGEST) for side in ("source", "target")]
     return {
         "source_vocab_size": rows_and_width(tensors, "encoder.embed_tokens.weight")[0],
         "target_vocab_size": rows_and_width(tensors, "decoder.embed_tokens.weight")[0],
         "d_model": width,
-        "heads": require_alike(said, "encoder_attention_heads", "decoder_attention_heads", default=8),
+        "heads": require_alike(known_options, "encoder_attention_heads", "decoder_attention_heads", default=8),
         "feed_forward": feed_forward,
         "encoder_layers": options.get("encoder_layers", 6),
         "decoder_layers": options.get("decoder_layers", 6),

@@ -155,8 +155,8 @@ def _texts(folder: Path, path: Path, options: Mapping[str, Any], vocabularies: M
 def _width(options: Published, width: int) -> int:
     """D, which each option that names it must say."""
     for name in ("hidden_size", "enc_hid_size", "dec_hid_size", "rnn_size", "enc_rnn_size", "dec_rnn_size"):
-        if (said := options.get(name)) not in (None, -1, width):
-            raise ConfigError(f"{name} {quoted(said)} differs from the width {width} of the embeddings")
+        if (value := options.get(name)) not in (None, -1, width):
+            raise ConfigError(f"{name} {quoted(value)} differs from the width {width} of the embeddings")
     return width
 
 

@@ -76,8 +76,8 @@ def read_values(path: Path) -> Any:
         if found := CODE.search(str(error)):
             held = f"it holds {found[1]}, which may run code; {SAVE}"
         else:  # PyTorch's own advice, to read it with its code, is none to give
-            said = brief(error) if str(error) and "weights_only" not in str(error) else type(error).__name__
-            held = f"it is not a whole file of tensors ({said})"
+            reason = brief(error) if str(error) and "weights_only" not in str(error) else type(error).__name__
+            held = f"it is not a whole file of tensors ({reason})"
         raise CheckpointError(f"{path} is refused: {held}") from error
 
 

@@ -92,15 +92,15 @@ def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
     """The cases that every bundle has to pass: shapes at the edges, padding, real input; and `more` random ones."""
     facts = shortened(bundle.manifest.facts)
     draw, (longest, room) = Draw(facts, np.random.default_rng(seed)), sides(facts)
-    middle, said = max(1, min(longest // 2, 11)), max(1, min(room // 2, 11))
-    ragged, others = _ragged(middle), _ragged(said)
+    middle, target_length = max(1, min(longest // 2, 11)), max(1, min(room // 2, 11))
+    ragged, others = _ragged(middle), _ragged(target_length)
     beyond = (min(longest, 48), min(longest, 37))
     many = tuple(1 + 5 * row % min(longest, 9) for row in range(MANY))
     more_targets = tuple(1 + 5 * row % min(room, 9) for row in range(MANY))
     further = (min(room, 48), min(room, 37))
     spare = 0 if isinstance(facts.reads, Features) else min(3, longest - middle)
     cases = [
-        Case("one row", draw.sources(middle), fitting(room, 1, 1, 1, 1), draw.targets(said)),
+        Case("one row", draw.sources(middle), fitting(room, 1, 1, 1, 1), draw.targets(target_length)),
         Case("length 1", draw.sources(1), fitting(room, 1, 2), draw.targets(1)),
         Case("padded rows", draw.sources(*ragged), fitting(room, 3, 1, 2), draw.targets(*reversed(others))),
         Case("every row padded", draw.sources(*ragged), fitting(room, 2, 1), padding=spare),

@@ -136,7 +136,7 @@ class Exact:
     model: Model
     own: Computation
     rounded: Computation
-    _said: dict[Any, list[Array]] = field(default_factory=dict)
+    _answers: dict[Any, list[Array]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Model, precision: str = "fp32", *, together: bool = False, plain: Collection[str] = ()) -> Exact:
@@ -161,11 +161,11 @@ class Exact:
     def logits(self, sources: Sources, targets: Ids) -> list[Array]:
         """What is right before each token of each target: (T, V) of each, stored in fp32."""
         key = (tuple(map(_key, sources)), tuple(map(tuple, targets)))
-        if key not in self._said:
-            if len(self._said) >= REMEMBERED:
-                del self._said[next(iter(self._said))]
-            self._said[key] = one_pass(self.model, sources, targets)
-        return self._said[key]
+        if key not in self._answers:
+            if len(self._answers) >= REMEMBERED:
+                del self._answers[next(iter(self._answers))]
+            self._answers[key] = one_pass(self.model, sources, targets)
+        return self._answers[key]
 
     def own_logits(self, sources: Sources, targets: Ids, draw: int = 0) -> list[Array]:
         """What PyTorch says in the precision: as it does, or, for other draws, with other last bits."""

@@ -123,11 +123,11 @@ class ForeignRuntime(Generic[T]):
         assert not align, "no contract of these graphs has attention"
         graph = self._later if state.past else self._first
         assert graph is not None
-        said = np.ascontiguousarray(tokens)[:, None]
+        new_ids = np.ascontiguousarray(tokens)[:, None]
         state = replace(
             state,
-            tokens=np.concatenate([state.tokens, said], axis=1),
-            mask=np.concatenate([state.mask, np.ones_like(said)], axis=1),
+            tokens=np.concatenate([state.tokens, new_ids], axis=1),
+            mask=np.concatenate([state.mask, np.ones_like(new_ids)], axis=1),
         )
         fetched = graph.present("row" if state.past else None) if self._manifest.has_past else {}
         found = self._run(graph, self._decoded(graph, state), [LOGITS, *fetched.values()])

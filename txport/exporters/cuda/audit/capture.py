@@ -71,8 +71,8 @@ def _matmul(node: NodeProto, dims: Dims) -> str | None:
         return None
     if min(len(first), len(second)) > MATRIX and _may_be_alike(first[:-MATRIX], second[:-MATRIX]):
         return None
-    said = " by ".join(str(list(each)) for each in (first, second))
-    return f"it broadcasts matrices, {said}, and where they lie is copied from memory of the run"
+    shapes = " by ".join(str(list(each)) for each in (first, second))
+    return f"it broadcasts matrices, {shapes}, and where they lie is copied from memory of the run"
 
 
 def _may_be_alike(one: Sequence[int | str], other: Sequence[int | str]) -> bool:

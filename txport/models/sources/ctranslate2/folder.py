@@ -56,24 +56,24 @@ def read(folder: Path) -> Source:
         if binary.revision not in REVISIONS[binary.specification]:
             told = f"{binary.specification} of revision {binary.revision}"
             raise ConfigError(f"{told} can't be read; convert the model with CTranslate2 3 or later")
-        said = Published(read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}, SPECIAL)
-        said.require("quantization_type", 0)
+        published = Published(read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}, SPECIAL)
+        published.require("quantization_type", 0)
         parts = Parts(binary)
-        known = SPECIFICATIONS[binary.specification](parts, said, folder)
+        known = SPECIFICATIONS[binary.specification](parts, published, folder)
         parts.finish()
         found = architecture.find(known.architecture)
         config = found.config.from_dict(known.values)
     rules = (*LAYERS, *known.rules)
     alike = known.values.get("source_vocab_size") == known.values.get("target_vocab_size")
-    text = partial(texts, folder, said.all(), known.rows, binary.specification, alike=alike)
+    text = partial(texts, folder, published.all(), known.rows, binary.specification, alike=alike)
     weights = partial(opened, binary, known)
     return Source(config=config, rules=rules, weights=weights, place=path, texts=text, generation=known.generation)
 
 
-def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
+def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
     """An encoder and a decoder, of `transformer`, or of `t5` where scores have biases."""
     if is_t5(parts):
-        return t5(parts, said, folder)
+        return t5(parts, published, folder)
     encoder, decoder = parts.stack("encoder"), parts.stack("decoder")
     if parts.has("encoder/embeddings_1/weight"):
         raise ConfigError("'encoder/embeddings_1/weight' can't be expressed: sources have tokens and nothing else")
@@ -87,14 +87,16 @@ def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
     tied = _tied(parts)
     from_zeros = bool(parts.attribute("decoder/start_from_zero_embedding", 0))
     source, target = read_vocabulary(folder, "source"), read_vocabulary(folder, "target")
-    end = token_of(target, said.get("eos_token"), "eos_token")
-    if said.get("add_source_eos", False):
-        require_alike("eos_token in sources and targets", source.get(said.get("eos_token")), end)
+    end = token_of(target, published.get("eos_token"), "eos_token")
+    if published.get("add_source_eos", False):
+        require_alike("eos_token in sources and targets", source.get(published.get("eos_token")), end)
     start = (
-        decoder.vocabulary if from_zeros else token_of(target, said.get("decoder_start_token"), "decoder_start_token")
+        decoder.vocabulary
+        if from_zeros
+        else token_of(target, published.get("decoder_start_token"), "decoder_start_token")
     )
     more = {"decoder": int(from_zeros), "encoder": int(from_zeros and tied == "all")}
-    own_bos = said.get("add_source_bos", False)
+    own_bos = published.get("add_source_bos", False)
     longest = min(encoder.positions, decoder.positions) or UNBOUNDED
     values = {
         "source_vocab_size": encoder.vocabulary + more["encoder"],
@@ -108,7 +110,7 @@ def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
         "max_length": longest,
         "norm": encoder.norm,
         "final_norm": encoder.final_norm,
-        "norm_epsilon": said.get("layer_norm_epsilon", 1e-5),
+        "norm_epsilon": published.get("layer_norm_epsilon", 1e-5),
         "embedding_norm": encoder.embedding_norm,
         "positions": "learned" if encoder.positions else "sinusoidal",
         "sinusoids": "interleaved" if encoder.positions else "fairseq",
@@ -118,11 +120,11 @@ def _seq2seq(parts: Parts, said: Published, folder: Path) -> Known:
         "tied": tied,
         "scale_embedding": encoder.is_scaled,
         "pad_id": end,
-        "bos_id": token_of(source, said.get("bos_token"), "bos_token") if own_bos else start,
+        "bos_id": token_of(source, published.get("bos_token"), "bos_token") if own_bos else start,
         "start_id": start,
         "eos_id": end,
         "add_source_bos": own_bos,
-        "add_source_eos": said.get("add_source_eos", False),
+        "add_source_eos": published.get("add_source_eos", False),
     }
     embeddings = {"encoder": f"encoder/embeddings{'_0' * parts.has('encoder/embeddings_0/weight')}/weight"}
     embeddings["decoder"] = "decoder/embeddings/weight"
@@ -140,10 +142,10 @@ def _tied(parts: Parts) -> str:
     return "all" if parts.are_one(source, target) else "target"
 
 
-def _causal(parts: Parts, said: Published, folder: Path) -> Known:
+def _causal(parts: Parts, published: Published, folder: Path) -> Known:
     """A decoder alone: of `llama` with RMSNorm and rotary positions, of `opt` where it must be, else of `gpt2`."""
     if is_opt(parts):
-        return opt(parts, said, folder)
+        return opt(parts, published, folder)
     stack, rows = parts.stack("decoder"), read_vocabulary(folder, "")
     parts.require("decoder/start_from_zero_embedding", 0)
     for name, wrong in {"norm 'post'": stack.norm != "pre", "no final norm": not stack.final_norm}.items():
@@ -152,7 +154,7 @@ def _causal(parts: Parts, said: Published, folder: Path) -> Known:
     refuse(stack, embedding_norm="a norm of embeddings")
     if parts.has("decoder/projection/bias"):
         raise ConfigError("'decoder/projection/bias' of a decoder alone can't be expressed")
-    end = token_of(rows, said.get("eos_token"), "eos_token")
+    end = token_of(rows, published.get("eos_token"), "eos_token")
     common = {
         "vocab_size": stack.vocabulary,
         "d_model": stack.width,
@@ -164,19 +166,19 @@ def _causal(parts: Parts, said: Published, folder: Path) -> Known:
         "pad_id": end,
     }
     if stack.is_rms:
-        return _llama(parts, said, stack, common | {"eos_ids": (end,), "add_bos": False, "bos_id": end})
+        return _llama(parts, published, stack, common | {"eos_ids": (end,), "add_bos": False, "bos_id": end})
     refuse(stack, is_gated="gated feed-forward", head_norm="norms of heads", is_scaled="scaled embeddings")
     require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
     require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
     longest = min(stack.positions, stack.window or stack.positions)
     if not longest:
         raise ConfigError("a decoder alone with LayerNorm and without a table of positions can't be expressed")
-    own = {"max_length": longest, "norm_epsilon": said.get("layer_norm_epsilon", 1e-5), "eos_id": end}
+    own = {"max_length": longest, "norm_epsilon": published.get("layer_norm_epsilon", 1e-5), "eos_id": end}
     cut = {"decoder/position_encodings/encodings": longest}
     return Known("gpt2", common | own, (stack.vocabulary,) * 2, (ZEROS,), cut=cut)
 
 
-def _llama(parts: Parts, said: Published, stack: Stack, common: dict[str, Any]) -> Known:
+def _llama(parts: Parts, published: Published, stack: Stack, common: dict[str, Any]) -> Known:
     """With rotary positions, and a gated feed-forward."""
     if not stack.is_gated or stack.positions:
         raise ConfigError("RMSNorm without a gated feed-forward, or with a table of positions, can't be expressed")
@@ -193,7 +195,7 @@ def _llama(parts: Parts, said: Published, stack: Stack, common: dict[str, Any]) 
         "key_heads": stack.key_heads,
         "head_size": stack.head_size,
         "max_length": stack.window or LONGEST,
-        "norm_epsilon": said.get("layer_norm_epsilon", 1e-6),
+        "norm_epsilon": published.get("layer_norm_epsilon", 1e-6),
         "attention_bias": parts.in_layers("decoder", "self_attention/linear_0/bias"),
         "output_bias": parts.in_layers("decoder", "self_attention/linear_1/bias"),
         "feed_forward_bias": parts.in_layers("decoder", "ffn/linear_0/bias"),
@@ -211,7 +213,7 @@ def _llama(parts: Parts, said: Published, stack: Stack, common: dict[str, Any]) 
     return Known("llama", common | values, (stack.vocabulary,) * 2, rules)
 
 
-def _encode(parts: Parts, said: Published, folder: Path) -> Known:
+def _encode(parts: Parts, published: Published, folder: Path) -> Known:
     """An encoder alone, of `bert`."""
     stack, rows = parts.stack("encoder"), read_vocabulary(folder, "")
     refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
@@ -226,8 +228,8 @@ def _encode(parts: Parts, said: Published, folder: Path) -> Known:
         raise ConfigError("vectors of tokens of which some are not those of segments can't be expressed")
     has_pooler = parts.has("pooler_dense/weight")
     special = {
-        "cls_id": any_of(rows, "the first token", said.get("bos_token"), "[CLS]", "<s>"),
-        "sep_id": any_of(rows, "the last token", said.get("eos_token"), "[SEP]", "</s>"),
+        "cls_id": any_of(rows, "the first token", published.get("bos_token"), "[CLS]", "<s>"),
+        "sep_id": any_of(rows, "the last token", published.get("eos_token"), "[SEP]", "</s>"),
     }
     pad = next((rows[each] for each in ("[PAD]", "<pad>") if each in rows), special["sep_id"])
     values = {
@@ -238,7 +240,7 @@ def _encode(parts: Parts, said: Published, folder: Path) -> Known:
         "encoder_layers": stack.layers,
         "max_length": stack.positions,
         "segment": has_segments,
-        "norm_epsilon": said.get("layer_norm_epsilon", 1e-5),
+        "norm_epsilon": published.get("layer_norm_epsilon", 1e-5),
         "activation": stack.activation,
         "head": "pooled" if has_pooler else "hidden",
         "pooler": parts.activation("pooler_activation") if has_pooler else "tanh",

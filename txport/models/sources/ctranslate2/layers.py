@@ -81,7 +81,7 @@ class Parts:
             raise ConfigError(f"it must have a matrix {quoted(name)}, got the shape {found}")
         return found
 
-    def said(self, name: str, default: float) -> float:
+    def number(self, name: str, default: float) -> float:
         """A number that is asked for again."""
         return self._attributes.get(name, default)
 
@@ -172,12 +172,12 @@ class Parts:
     def _is_scaled(self, side: str, width: int) -> bool:
         """Whether embeddings are multiplied by the root of their size: a flag, or the factor itself."""
         name, root = f"{side}/scale_embeddings", math.sqrt(width)
-        said = self.attribute(name, self.attribute(f"{side}/embeddings/multiply_by_sqrt_depth", 1))
-        if isinstance(said, int):
-            return bool(said)
-        if said != 1 and not math.isclose(said, root, rel_tol=1e-6):
-            raise ConfigError(f"{name} {said} can't be expressed; it must be 1 or {root}")
-        return said != 1
+        value = self.attribute(name, self.attribute(f"{side}/embeddings/multiply_by_sqrt_depth", 1))
+        if isinstance(value, int):
+            return bool(value)
+        if value != 1 and not math.isclose(value, root, rel_tol=1e-6):
+            raise ConfigError(f"{name} {value} can't be expressed; it must be 1 or {root}")
+        return value != 1
 
     def finish(self) -> None:
         """`ConfigError` unless all attributes that nobody asked for change nothing."""

@@ -22,10 +22,10 @@ RULES: tuple[Rule, ...] = (
 
 def is_opt(parts: Parts) -> bool:
     """Whether there are maps between two widths, or norms behind sublayers."""
-    return parts.has("decoder/project_in/weight") or not parts.said("decoder/pre_norm", 1)
+    return parts.has("decoder/project_in/weight") or not parts.number("decoder/pre_norm", 1)
 
 
-def opt(parts: Parts, said: Published, folder: Path) -> Known:
+def opt(parts: Parts, config: Published, folder: Path) -> Known:
     """The model as `opt`; `ConfigError` for what that does not express."""
     table = parts.shape("decoder/embeddings/weight")
     has_maps = parts.has("decoder/project_in/weight")
@@ -45,7 +45,7 @@ def opt(parts: Parts, said: Published, folder: Path) -> Known:
         "decoder/projection/bias"
     ):
         raise ConfigError("a projection that is not the embedding, or has a bias, can't be that of an OPT")
-    end = token_of(rows, said.get("eos_token"), "eos_token")
+    end = token_of(rows, config.get("eos_token"), "eos_token")
     values = {
         "vocab_size": stack.vocabulary,
         "d_model": width,
@@ -56,7 +56,7 @@ def opt(parts: Parts, said: Published, folder: Path) -> Known:
         "max_length": stack.positions,
         "norm": stack.norm,
         "pad_id": rows.get("<pad>", end),
-        "bos_id": token_of(rows, said.get("bos_token"), "bos_token"),
+        "bos_id": token_of(rows, config.get("bos_token"), "bos_token"),
         "eos_id": end,
     }
     return Known("opt", values, (stack.vocabulary,) * 2, RULES, led={POSITIONS: UNUSED})

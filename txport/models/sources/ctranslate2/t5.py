@@ -27,7 +27,7 @@ def is_t5(parts: Parts) -> bool:
     return any(parts.has(f"{side}/layer_0/{BIAS}") for side in SIDES)
 
 
-def t5(parts: Parts, said: Published, folder: Path) -> Known:
+def t5(parts: Parts, config: Published, folder: Path) -> Known:
     """The model as `t5`; `ConfigError` for what that does not express."""
     encoder, decoder = (parts.stack(side, is_scaled=False) for side in SIDES)
     parts.require("encoder/embeddings_merge", 0)
@@ -42,8 +42,8 @@ def t5(parts: Parts, said: Published, folder: Path) -> Known:
         raise ConfigError(f"sizes of heads {sorted(head_sizes)} and distances {sorted(distances)} must be alike")
     ((buckets, farthest),) = distances
     rows = [read_vocabulary(folder, side) for side in ("source", "target")]
-    end, start = (token_of(rows[1], said.get(name), name) for name in ("eos_token", "decoder_start_token"))
-    require_alike("eos_token in sources and targets", rows[0].get(said.get("eos_token")), end)
+    end, start = (token_of(rows[1], config.get(name), name) for name in ("eos_token", "decoder_start_token"))
+    require_alike("eos_token in sources and targets", rows[0].get(config.get("eos_token")), end)
     values = {
         "vocab_size": encoder.vocabulary,
         "d_model": encoder.width,
@@ -58,7 +58,7 @@ def t5(parts: Parts, said: Published, folder: Path) -> Known:
         "activation": encoder.activation,
         "gated": encoder.is_gated,
         "tied": _is_tied(parts, encoder.width),
-        "norm_epsilon": said.get("layer_norm_epsilon", 1e-6),
+        "norm_epsilon": config.get("layer_norm_epsilon", 1e-6),
         "pad_id": start,
         "eos_id": end,
     }

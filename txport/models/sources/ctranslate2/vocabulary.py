@@ -35,24 +35,24 @@ def _file(folder: Path, side: str) -> Path:
     raise ConfigError(f"there is no {names[-1]}.json beside it")
 
 
-def texts(folder: Path, said: Mapping[str, Any], rows: tuple[int, int], specification: str, *, alike: bool) -> Files:
+def texts(folder: Path, config: Mapping[str, Any], rows: tuple[int, int], specification: str, *, alike: bool) -> Files:
     """The text files of a bundle, of a model that has so many rows for source and target, and a vocabulary for each.
 
     Prompts begin with the start token, what encoders read begins with it and ends with the end token, and sources end
     with that, but for OpenNMT's: CTranslate2 leaves this to its caller unless its config says so.
     """
     names = ("source", "target") if specification == SEQ2SEQ else ("", "")
-    unknown = str(said.get("unk_token"))
+    unknown = str(config.get("unk_token"))
     paths = [_file(folder, name) for name in names]
     lists = [_tokens(path) for path in paths]
     sides = [
         Side(place=path, ids=numbered(tokens), rows=each, size=len(tokens), exact=True, unknown=unknown)
         for path, tokens, each in zip(paths, lists, rows, strict=True)
     ]
-    ids, special = sides[0].ids, [said.get(f"{name}_token") for name in ("bos", "eos")]
+    ids, special = sides[0].ids, [config.get(f"{name}_token") for name in ("bos", "eos")]
     start, end = ((str(each),) if each is not None else () for each in special)
-    adds_start = specification != SEQ2SEQ or said.get("add_source_bos", False)
-    adds_end = specification != CAUSAL and (said.get("add_source_eos", False) or BLANK not in ids)
+    adds_start = specification != SEQ2SEQ or config.get("add_source_bos", False)
+    adds_end = specification != CAUSAL and (config.get("add_source_eos", False) or BLANK not in ids)
     looks_so = tuple(forced_in(ids).values()) if specification == SEQ2SEQ else ()
     return texts_of(
         Words(

@@ -31,7 +31,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def whisper(parts: Parts, said: Published, folder: Path) -> Known:
+def whisper(parts: Parts, config: Published, folder: Path) -> Known:
     """The model as `whisper`; `ConfigError` for what that does not express."""
     convolution = parts.shapes.get("encoder/conv1/weight", ())
     if len(convolution) != 3:
@@ -46,7 +46,7 @@ def whisper(parts: Parts, said: Published, folder: Path) -> Known:
     require_alike("the activation and Whisper's", decoder.activation, "gelu")
     if not parts.are_one("decoder/embeddings/weight", "decoder/projection/weight"):
         raise ConfigError("a projection that is not the embedding can't be expressed in a Whisper")
-    require_alike("layer_norm_epsilon and Whisper's", said.get("layer_norm_epsilon", 1e-5), 1e-5)
+    require_alike("layer_norm_epsilon and Whisper's", config.get("layer_norm_epsilon", 1e-5), 1e-5)
     rows = read_vocabulary(folder, "")
     values = {
         "model_type": "whisper",
@@ -59,13 +59,13 @@ def whisper(parts: Parts, said: Published, folder: Path) -> Known:
         "pad_token_id": token_of(rows, END, "the end token"),
         "eos_token_id": token_of(rows, END, "the end token"),
         Path(PREPROCESSOR).stem: read_config(folder / PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else {},
-        "generation_config": _speech(rows, said, decoder.vocabulary),
+        "generation_config": _speech(rows, config, decoder.vocabulary),
     }
     for side, stack in (("encoder", encoder), ("decoder", decoder)):
         sizes = {"layers": stack.layers, "attention_heads": stack.heads, "ffn_dim": stack.inner}
         values |= {f"{side}_{name}": size for name, size in sizes.items()}
     found = family.find("whisper").read(values, None)
-    return Known("whisper", found, (decoder.vocabulary,) * 2, RULES, generation=partial(_generation, said))
+    return Known("whisper", found, (decoder.vocabulary,) * 2, RULES, generation=partial(_generation, config))
 
 
 def _require_plain(stack: Stack) -> None:
@@ -77,9 +77,9 @@ def _require_plain(stack: Stack) -> None:
         raise ConfigError("norms behind sublayers, no final norm or no table of positions can't be those of a Whisper")
 
 
-def _speech(rows: Mapping[str, int], said: Published, size: int) -> dict[str, Any]:
+def _speech(rows: Mapping[str, int], config: Published, size: int) -> dict[str, Any]:
     """As `generation_config.json` has it."""
-    known = said.get("lang_ids") or rows.values()
+    known = config.get("lang_ids") or rows.values()
     languages = {token: id_ for token, id_ in rows.items() if LANGUAGE.fullmatch(token) and id_ in known}
     tasks = {task: rows[f"<|{task}|>"] for task in TASKS if f"<|{task}|>" in rows}
     return {
@@ -92,7 +92,7 @@ def _speech(rows: Mapping[str, int], said: Published, size: int) -> dict[str, An
     }
 
 
-def _generation(said: Published, facts: Facts) -> Mapping[str, Any]:
+def _generation(config: Published, facts: Facts) -> Mapping[str, Any]:
     """What a search leaves out."""
     names = {"suppress_tokens": "suppress_ids", "begin_suppress_tokens": "suppress_ids_begin"}
-    return search_defaults({name: said.get(theirs) for name, theirs in names.items()}, facts)
+    return search_defaults({name: config.get(theirs) for name, theirs in names.items()}, facts)

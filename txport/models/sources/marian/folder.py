@@ -111,8 +111,8 @@ def config(options: Published, end: int) -> dict[str, Any]:
     norm, final_norm = _norms(options)
     embedding = _steps(options, "transformer-postprocess-emb", "d")
     if embedding not in ("", "n"):
-        said = quoted(options.get("transformer-postprocess-emb"))
-        raise ConfigError(f"transformer-postprocess-emb {said} can't be expressed; it must be 'd' or 'nd'")
+        value = quoted(options.get("transformer-postprocess-emb"))
+        raise ConfigError(f"transformer-postprocess-emb {value} can't be expressed; it must be 'd' or 'nd'")
     source, target = options.get("dim-vocabs")
     tied = _tied(options)
     if tied in ("all", "embeddings") and source != target:
@@ -146,17 +146,17 @@ def _norms(options: Published) -> tuple[str, bool]:
     names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
     steps = tuple(_steps(options, name, default) for name, default in zip(names, ("", "dan", ""), strict=True))
     if steps not in NORMS:
-        said = " and ".join(f"{name} {quoted(options.get(name, ''))}" for name in names)
-        raise ConfigError(f"{said} can't be expressed; there are '', 'dan', '' and 'n', 'da', 'n'")
+        value = " and ".join(f"{name} {quoted(options.get(name, ''))}" for name in names)
+        raise ConfigError(f"{value} can't be expressed; there are '', 'dan', '' and 'n', 'da', 'n'")
     return NORMS[steps[0], steps[1], steps[2]]
 
 
 def _steps(options: Published, name: str, default: str) -> str:
     """What is done in order, a letter each, without the dropout of training."""
-    said = options.get(name, default)
-    if not isinstance(said, str):
-        raise ConfigError(f"{name} must be letters, got {quoted(said)}")
-    return said.replace("d", "")
+    value = options.get(name, default)
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be letters, got {quoted(value)}")
+    return value.replace("d", "")
 
 
 def _tied(options: Published) -> str:

@@ -36,7 +36,7 @@ class GeneratorTruth:
         self._bundle, self._texts, self._exact = bundle, texts, exact
         runtime = TorchRuntime(exact.model)
         self._found = search_together(cases, runtime, checkpoint.facts)
-        self.cases = [replace(case, targets=case.targets or self._said(case)) for case in cases]
+        self.cases = [replace(case, targets=case.targets or self._greedy_targets(case)) for case in cases]
         self.pytorch = self._compare_pytorch(checkpoint)
         self._rules = built_in(bundle.manifest.generation) if bundle.manifest.single else {}
         self._at_once = [case for case in cases if self._has_room(case, checkpoint.facts)]
@@ -55,7 +55,7 @@ class GeneratorTruth:
             "largest_logit": max(largest_of(each) for pair in pairs for each in exact.logits(*pair)),
         }
 
-    def _said(self, case: Case) -> tuple[tuple[int, ...], ...]:
+    def _greedy_targets(self, case: Case) -> tuple[tuple[int, ...], ...]:
         greedy: list[Found] = self._found[case.name].get("greedy", [])
         return tuple(found.tokens for found in greedy)
 

@@ -38,7 +38,7 @@ class CudaState:
         self.on_device: Ints | None = None
         self.rows_side = self.source_side = 0  # which of both slabs holds the caches
         self.is_clean = False  # whether the rows' caches are free of what another batch left
-        self.has_nan = False  # whether a row has said NaN, which would stay in its caches
+        self.has_nan = False  # whether logits of a row were NaN, which would stay in its caches
         self.ahead = Ahead()
 
     def _lie_in(self, workspaces: Workspaces, workspace: Workspace) -> None:

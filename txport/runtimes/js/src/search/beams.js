@@ -176,10 +176,10 @@ export class Beams {
         tokenScores.push(each.logProb);
         rows.push(each.beam);
       }
-      const looked = rows.map((row, step) =>
+      const attention = rows.map((row, step) =>
         this.#attention[step]?.subarray(row * this.places, row * this.places + length),
       );
-      return { tokens, score: each.score, token_scores: tokenScores, ...alignmentOf(looked, this.options.alignment) };
+      return { tokens, score: each.score, token_scores: tokenScores, ...alignmentOf(attention, this.options.alignment) };
     });
   }
 
@@ -188,8 +188,8 @@ export class Beams {
     const finished = this.best(this.#isRunning ? this.#finished.length : 1, 0).map((each) => each.tokens);
     const step = this.#steps.length - 1;
     const alive = this.#isRunning ? this.#steps[step].flatMap((beam, at) => (beam.total > -Infinity ? [at] : [])) : [];
-    const said = [...finished, ...alive.map((at) => this.#path(step, at).map(({ beam }) => beam.token))];
-    const [first = [], ...others] = said;
+    const sequences = [...finished, ...alive.map((at) => this.#path(step, at).map(({ beam }) => beam.token))];
+    const [first = [], ...others] = sequences;
     const end = first.findIndex((token, place) => others.some((tokens) => tokens[place] !== token));
     return end === -1 ? first : first.slice(0, end);
   }

@@ -64,9 +64,9 @@ export class Constraints {
   *#banned(seen, length) {
     const options = this.options;
     yield* options.suppress_tokens;
-    const said = length - 1 - this.prefix.length;
-    if (said === Number(options.forced_bos_token_id !== undefined)) yield* options.begin_suppress_tokens;
-    if (said < options.min_new_tokens) yield* options.ends;
+    const newTokens = length - 1 - this.prefix.length;
+    if (newTokens === Number(options.forced_bos_token_id !== undefined)) yield* options.begin_suppress_tokens;
+    if (newTokens < options.min_new_tokens) yield* options.ends;
     for (const words of options.bad_words_ids) {
       const before = words.length - 1;
       if (before < seen.length + Number(this.isPrompt) && endsWith(seen, words.slice(0, before))) yield words[before];

@@ -60,8 +60,8 @@ export class Rows {
     return this.rows.map(({ tokens, logProbs, attention }) => {
       const sum = logProbs.reduce((one, other) => one + other, 0);
       const score = sum / Math.max(1, logProbs.length - this.prefix) ** this.options.length_penalty;
-      const looked = attention.map((row) => row.subarray(0, length));
-      return { tokens: tokens.slice(1), score, token_scores: logProbs, ...alignmentOf(looked, this.options.alignment) };
+      const weights = attention.map((row) => row.subarray(0, length));
+      return { tokens: tokens.slice(1), score, token_scores: logProbs, ...alignmentOf(weights, this.options.alignment) };
     });
   }
 

@@ -113,18 +113,18 @@ function* byRows(constraints, options, first, prefix, places, length) {
  */
 function* byBeams(constraints, options, first, prefix, places, length) {
   const beams = new Beams(options, constraints.limit, prefix, places);
-  let said = [[first]];
+  let sequences = [[first]];
   let moved = null;
   while (true) {
-    const tokens = said.map((row) => row[row.length - 1]);
+    const tokens = sequences.map((row) => row[row.length - 1]);
     const found = yield { rows: moved, tokens, certain: () => beams.certain() };
-    const rows = said.map((row, at) =>
+    const rows = sequences.map((row, at) =>
       constraints.candidates(rowOf(found.logits, at, tokens.length), row, beams.wanted, true),
     );
     const parents = beams.advance(rows, found.attention);
     if (parents.length === 0) return beams.best(options.nbest, length);
     moved = parents.length === tokens.length && parents.every((parent, at) => parent === at) ? null : parents;
-    said = beams.last.map((token, at) => [...said[parents[at]], token]);
+    sequences = beams.last.map((token, at) => [...sequences[parents[at]], token]);
   }
 }
 
