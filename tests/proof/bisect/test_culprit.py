@@ -362,8 +362,8 @@ FAULTS: dict[str, Fault] = {
         STEP,
         attribute("GroupQueryAttention", 1, softcap=1.0),
         "decoder layer 1, self-attention",
-        "operator",
-        "what it gives is not what PyTorch computes from the same values",
+        "cap",
+        "scores are capped at 1, the model's are not",
     ),
 }
 BOTH = ("norm of", "sum", "embedding", "cross-attention")  # where the placement of norms may matter

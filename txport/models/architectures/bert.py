@@ -271,17 +271,25 @@ def draw(rng: np.random.Generator) -> BertConfig:
     heads = int(rng.choice([1, 2, 4]))
     distinct = int(rng.integers(4))
     buckets = int(rng.choice([0, 4, 8]))
+    if not distinct:
+        values["repeated"] = BertConfig.repeated
+    vocab_size = int(rng.integers(8, 60))
+    d_model = heads * int(rng.choice([8, 16]))
+    feed_forward = int(rng.integers(8, 40))
+    encoder_layers = distinct * int(rng.integers(1, 3)) or int(rng.integers(1, 4))
+    embedding_size = int(rng.choice([0, 8, 12]))
+    farthest = buckets // 2 + int(rng.integers(1, 20))
     return BertConfig(
         **values,
-        vocab_size=int(rng.integers(8, 60)),
-        d_model=heads * int(rng.choice([8, 16])),
+        vocab_size=vocab_size,
+        d_model=d_model,
         heads=heads,
-        feed_forward=int(rng.integers(8, 40)),
-        encoder_layers=distinct * int(rng.integers(1, 3)) or int(rng.integers(1, 4)),
-        embedding_size=int(rng.choice([0, 8, 12])),
+        feed_forward=feed_forward,
+        encoder_layers=encoder_layers,
+        embedding_size=embedding_size,
         distinct_layers=distinct,
         buckets=buckets,
-        farthest=buckets // 2 + int(rng.integers(1, 20)),
+        farthest=farthest if buckets else BertConfig.farthest,
         max_length=int(rng.integers(4, 40)),
         position_offset=int(rng.integers(3)),
         segment=bool(rng.integers(2)),
