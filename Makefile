@@ -19,11 +19,12 @@ run: $(INSTALLED)
 	$(BIN)/txport run g2p-en $(WORDS)
 	$(BIN)/txport verify g2p-en
 
-# The second run holds search and tokenizers against Hugging Face's, in an environment without ONNX Runtime. Bundles are
-# also run by transformers.js and by the package for JavaScript, where there is npm, and by the examples in C and C++.
+# The second run compares search and tokenizers with Hugging Face's, in an environment without ONNX Runtime. Bundles also
+# run in Optimum, in an environment of its own, in transformers.js and the package for JavaScript, where there is npm,
+# and in the examples in C and C++.
 NPM := $(if $(shell command -v npm),$(foreach each,$(JS) $(PACKAGE) examples/node,$(each)/node_modules/.installed),no-npm)
 
-test: $(INSTALLED) $(HF)/.installed $(HEADERS)/.installed $(NPM)
+test: $(INSTALLED) $(HF)/.installed $(PEERS)/.installed $(HEADERS)/.installed $(NPM)
 	$(BIN)/pytest --numprocesses logical --dist worksteal
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(HF)/bin/python -m pytest --numprocesses logical --dist worksteal --confcutdir tests/hugging_face tests/hugging_face
 
@@ -40,7 +41,7 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/txport bench g2p-en
 
-# Against CTranslate2, Optimum and PyTorch, which live in an environment of their own.
+# Beside CTranslate2, Optimum and PyTorch, which live in an environment of their own.
 bench-peers: $(INSTALLED) $(PEERS)/.installed
 	$(BIN)/python -m benchmarks.peers --peers-python $(PEERS)/bin/python
 

@@ -458,7 +458,7 @@ def test_pipelines_of_transformers_js_give_the_same(bundles: dict[str, Path]) ->
 
 def test_graphs_give_what_hugging_face_and_optimum_give(tmp_path: Path) -> None:
     if not PEERS.is_file():
-        pytest.skip("needs Optimum: `make peers` installs it")
+        pytest.skip("needs Optimum: `make test` installs it")
 
     def there(what: str) -> None:
         command = [str(PEERS), "-m", "tests.architectures.in_hugging_face", what, str(tmp_path)]

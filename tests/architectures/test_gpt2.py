@@ -156,9 +156,9 @@ def test_transformers_js_finds_the_same(folder: Path, kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "search"), list(zip(KINDS, ["short", "beams"], strict=True)))
 def test_optimum_finds_the_same_in_a_batch(folder: Path, kind: str, search: str) -> None:
-    """Its environment is that of `make bench-peers`; padding stands behind an end."""
+    """Its environment is that of `make test`; padding stands behind an end."""
     if not PEERS.is_file():
-        pytest.skip("needs Optimum: `make bench-peers` installs it")
+        pytest.skip("needs Optimum: `make test` installs it")
     theirs = {"max_new_tokens": "max_new_tokens", "beams": "num_beams", "nbest": "num_return_sequences"}
     options = {theirs[name]: value for name, value in SEARCHES[search].items()}
     given = json.dumps({"prompts": PROMPTS, "pad": PAD, "options": options})

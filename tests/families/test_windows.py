@@ -39,7 +39,7 @@ def wanted(name: str, bundle: Bundle) -> list[list[int]]:
 
 def test_optimum_finds_the_same_in_a_batch_that_is_padded_at_the_left(name: str, bundle: Bundle) -> None:
     if not PEERS.is_file():
-        pytest.skip("needs Optimum: `make bench-peers` installs it")
+        pytest.skip("needs Optimum: `make test` installs it")
     facts = bundle.manifest.facts
     given = {"prompts": PROMPTS, "pad": facts.writes.pad, "options": {"max_new_tokens": NEW}}
     command = [str(PEERS), str(OPTIMUM), str(bundle.path)]

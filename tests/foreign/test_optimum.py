@@ -1,4 +1,4 @@
-"""What Optimum itself exports says what transformers says; its environment is that of `make bench-peers`.
+"""What Optimum itself exports says what transformers says; its environment is that of `make test`.
 
 `python -m tests.foreign.exported FOLDER` exports all of them; here are one of each kind, which take a minute.
 """
@@ -25,7 +25,7 @@ CASES = [(name, layout) for name in NAMED for layout in layouts(NAMES[name])]
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not PEERS.is_file():
-        pytest.skip("needs Optimum: `make bench-peers` installs it")
+        pytest.skip("needs Optimum: `make test` installs it")
     folder = tmp_path_factory.mktemp("exported")
     command = [str(PEERS), "-m", "tests.foreign.exported", str(folder), *NAMED]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -113,7 +113,7 @@ def texted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
 def optimum_loads(jobs: list[dict[str, Any]]) -> list[Any]:
     """What Optimum's classes give, all in one process of its environment."""
     if not PEERS.is_file():
-        pytest.skip("needs Optimum: `make bench-peers` installs it")
+        pytest.skip("needs Optimum: `make test` installs it")
     command = [str(PEERS), "-m", "tests.loading.optimum_loads"]
     done = subprocess.run(command, cwd=ROOT, input=json.dumps(jobs), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
