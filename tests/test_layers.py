@@ -78,6 +78,14 @@ def test_imports_point_one_way(file: Path) -> None:
     assert list(breaches(file.read_text(encoding="utf-8"), room if room in ROOMS else "product")) == []
 
 
+def test_nothing_imports_an_architecture() -> None:
+    """A new one is one more file: the registry finds it by its name, and only another architecture may build on it."""
+    imports = re.compile(r"^ *(?:from|import) txport\.models\.architectures\b.*", re.MULTILINE)
+    outside = [file for file in files() if file.parent.name != "architectures"]
+    assert {file.name: found for file in outside if (found := imports.findall(file.read_text(encoding="utf-8")))} == {}
+    assert "txport.models import architectures" in (PACKAGE / "models" / "architecture.py").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("room", PROOF)
 def test_a_room_of_proof_is_small_and_imports_one_way(room: str) -> None:
     folder = PACKAGE / "proof" / room
