@@ -41,6 +41,8 @@ def multi_head_attention(
 ) -> Tensor:
     """Queries (B, T, N x H) over keys and values (B, S, N x H) or (B, N, S, H), `lengths` of them real -> as queries.
 
+    Fewer heads of keys and values than N are repeated, each N / G times in a row.
+
     `distances` (T, S) are wanted where positions add to the scores; a trace computes this `bias` of them once.
     """
     if has_torch_function((query,)):
@@ -49,6 +51,7 @@ def multi_head_attention(
         mixed: Tensor = handle_torch_function(multi_head_attention, (query,), *arguments)
         return mixed
     key, value = (x if x.dim() == 4 else part.split(x) for x in (key, value))
+    key, value = (x[:, :: x.shape[1] // part.core.key_heads] for x in (key, value))
     mask = source_mask(lengths, key.shape[2], query.dtype)
     attended: Tensor = part.core(part.split(query), key, value, mask, distances)[0]
     return attended.transpose(1, 2).flatten(2)

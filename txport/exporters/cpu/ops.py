@@ -109,8 +109,17 @@ class FusedOps(Counted):
         return mixed.flatten(0, 1), weights
 
 
+def repeated(x: Tensor, heads: int) -> Tensor:
+    """Heads (B, G, S, H), each as often as query heads read it -> (B, N, S, H)."""
+    groups = heads // x.shape[1]
+    return x if groups == 1 else torch.cat([x[:, :, None]] * groups, 2).flatten(1, 2)
+
+
 class EncoderOps(FusedOps):
-    """All places of sources at once, each of which sees the whole of its source."""
+    """All places of sources at once, each of which sees the whole of its source.
+
+    Norms of heads, rotary positions and repeated heads are plain nodes before MultiHeadAttention.
+    """
 
     def __init__(self, batch: int, length: int, lengths: Tensor) -> None:
         super().__init__(batch, length)
@@ -125,6 +134,11 @@ class EncoderOps(FusedOps):
             self.count(Kind(MULTI_HEAD))
             return multi_head_attention(part, query, key, value, self.lengths, distances).flatten(0, 1)
         heads = part.queries(query, places), part.keys(key, places), part.split(value)
+        if part.core.has_operator and cap_of(part) is None:
+            self.count(Kind(MULTI_HEAD))
+            query = heads[0].transpose(1, 2).flatten(2)
+            key, value = (repeated(each, part.core.heads) for each in heads[1:])
+            return multi_head_attention(part, query, key, value, self.lengths, distances).flatten(0, 1)
         return self.plain(part, *heads, source_mask(self.lengths, self.length, x.dtype), distances)[0]
 
 
