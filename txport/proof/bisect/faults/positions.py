@@ -134,7 +134,7 @@ def _without(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attended]
         yield "nothing is added for distances", given.replace(core=altered(core, **dict.fromkeys(there)))
 
 
-class Looked(nn.Module):
+class ChangedDistances(nn.Module):
     """A part of distances that is asked for others."""
 
     def __init__(self, part: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
@@ -158,8 +158,8 @@ def _of_others(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attende
     for words, change in changes.items():
         for some in ([name] for name in parts) if len(parts) == 1 else (list(parts), *([name] for name in parts)):
             who = "" if len(some) == len(parts) else f" for {some[0].replace('_', ' ')}"
-            looked = {name: Looked(_wide(parts[name]), change) for name in some}
-            yield words + who, given.replace(core=altered(core, **looked))
+            changed = {name: ChangedDistances(_wide(parts[name]), change) for name in some}
+            yield words + who, given.replace(core=altered(core, **changed))
     if core.bias is not None:
         yield from ((words, given.replace(core=altered(core, bias=bias))) for words, bias in _buckets(core.bias))
     vectors = [name for name, part in parts.items() if isinstance(part, RelativeVectors)]
@@ -201,7 +201,7 @@ def _clipped(vectors: dict[str, RelativeVectors]) -> Iterator[tuple[str, dict[st
     farthest = next(iter(vectors.values())).farthest
     for least in range(farthest - 1, -1, -1):
         what = f"distances are clipped at {least}, the model's at {farthest}"
-        yield what, {name: Looked(part, _clip(least)) for name, part in vectors.items()}
+        yield what, {name: ChangedDistances(part, _clip(least)) for name, part in vectors.items()}
 
 
 def _clip(most: int) -> Callable[[Tensor], Tensor]:
