@@ -123,6 +123,14 @@ FAULTS: dict[str, Fault] = {
         ROTARY, "cpu", turned("decoder.0.attention", base=1e5), f"{OWN}, cached keys", "position",
         "keys are turned by angles of the base 100000",
     ),
+    "a base that nobody uses": (
+        ROTARY, "portable", turned("encoder.0.attention", base=23456), IN_ENCODER, "position",
+        "queries and keys are turned by angles of the base 23456, the model's is 1e+04",
+    ),
+    "a base that nobody uses, cached": (
+        ROTARY, "cpu", turned("decoder.0.attention", base=23456), f"{OWN}, cached keys", "position",
+        "keys are turned by angles of the base 23456",
+    ),
     "pairs of neighbours": (
         ROTARY, "portable", turned("encoder.0.attention", "neighbours"), IN_ENCODER, "position",
         "queries and keys are turned in pairs that are interleaved, in place of halves",
