@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from txport.bundles.bundle import Bundle
 from txport.bundles.graphs import read_model
-from txport.bundles.ports import STEP, screens
+from txport.bundles.ports import PROJECT, SEEK, STEP, screens
 from txport.system.cores import cores
 
 PASSES = 10
@@ -25,7 +25,6 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
     import onnx
 
     from txport.exporters.check import nodes
-    from txport.exporters.cpu.top import PROJECT, SEEK
     from txport.runtimes.ort.sessions import may_saturate
 
     graph = read_model(bundle.file(STEP), weights=False).graph

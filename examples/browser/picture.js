@@ -56,10 +56,10 @@ function cell(x, y, size, share) {
 
 /** For those who hear the picture: where each sound attended most. */
 function described(columns, sounds, attention) {
-  const attention = sounds.map(
+  const attended = sounds.map(
     (sound, row) => `${sound} at ${columns[attention[row].indexOf(Math.max(...attention[row]))]}`,
   );
-  return `Each sound attended most to one letter: ${attention.join(", ")}.`;
+  return `Each sound attended most to one letter: ${attended.join(", ")}.`;
 }
 
 function label(text, attributes) {

@@ -143,7 +143,7 @@ def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> No
         ({"attention_cap": -1.0}, "attention_cap must be at least 0"),
         (
             {"rotary_factor": 8.0},
-            "rotary_factor is for rotary_scaling 'dynamic' or 'linear' or 'llama3' or 'longrope' or 'yarn', got 8.0",
+            "rotary_factor is for rotary_scaling 'linear' or 'llama3' or 'longrope' or 'yarn', got 8.0",
         ),
         (
             {"rotary_scaling": "yarn", "rotary_original_length": 9, "rotary_low": 2.0},

@@ -24,7 +24,7 @@ from txport.proof.proven import prove
 from txport.proof.verify.check import verify
 from txport.runtimes.encoding import infer
 from txport.runtimes.ort.cuda import ahead, driver, steps
-from txport.runtimes.ort.cuda.ahead import Ahead, Asked
+from txport.runtimes.ort.cuda.ahead import Ahead, StepOutputs
 from txport.runtimes.ort.cuda.driver import CudaRuntime
 from txport.runtimes.ort.cuda.host import HostDevice
 from txport.runtimes.ort.cuda.state import CudaState
@@ -85,7 +85,7 @@ def test_steps_that_nobody_asked_for_change_nothing(
 
 
 def test_steps_are_queued_as_long_as_they_are_taken() -> None:
-    queue, asked = Ahead(), Asked(1, logits=False, align=False)
+    queue, asked = Ahead(), StepOutputs(1, logits=False, align=False)
     active, best = np.ones(2, np.bool_), np.array([3, 4])
     wanted = []
     for _ in range(6):
@@ -154,7 +154,7 @@ def fail(is_right: Any) -> bool:
 
 
 def test_lengths_that_are_not_told_after_a_capture_are_found(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def queue(self: Any, state: CudaState, asked: Asked, given: Any) -> Any:
+    def queue(self: Any, state: CudaState, asked: StepOutputs, given: Any) -> Any:
         bound = self._bound(state, asked.tokens)
         return self._run_step(state, bound, bound.graph, asked)
 
@@ -168,7 +168,7 @@ def test_a_graph_that_is_taken_for_one_of_another_shape_is_found(faulty: Any, mo
 
 
 def test_steps_ahead_that_are_kept_when_rows_move_are_found(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ahead, "follows", lambda self, given, active: self.best is not None)
+    monkeypatch.setattr(Ahead, "matches_prediction", lambda self, given, active: self.best is not None)
     assert fail(faulty)
 
 

@@ -300,3 +300,18 @@ def test_another_version_or_kind_is_refused(copied: Path) -> None:
     assert "its specification 'Wav2Vec2Spec' can't be expressed; there are TransformerSpec" in check_refused(copied)
     path.write_bytes(b"PK\x03\x04 a pickle of PyTorch")
     assert "model.bin is not a whole model of CTranslate2" in check_refused(copied)
+
+
+def test_numbers_beside_a_scaling_that_does_not_read_them_are_left_out(tmp_path: Path) -> None:
+    """The converter of Phi-3 writes the original length of a model without a scaling too."""
+    folder = Path(shutil.copytree(FOLDER / "llama", tmp_path / "llama"))
+    binary, variables = variables_of(folder / "model.bin")
+    layers = load_checkpoint(str(folder)).config.decoder_layers
+    lengths = {
+        f"decoder/layer_{layer}/self_attention/original_max_position_embeddings": torch.tensor(4096, dtype=torch.int32)
+        for layer in range(layers)
+    }
+    aliases = {alias: root for alias, root in binary.names.items() if alias != root}
+    (folder / "model.bin").write_bytes(written(binary, variables | lengths, aliases))
+    config = load_checkpoint(str(folder)).config
+    assert (config.rotary_scaling, config.rotary_original_length) == ("none", 0)

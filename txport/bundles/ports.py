@@ -160,6 +160,9 @@ def _held(ports: tuple[Port, ...], owner: Owner | None) -> dict[StateTensor, str
     return {each: name for each, name in states.items() if owner in (None, each.owner)}
 
 
+SEEK, PROJECT = "screening", "logits"  # its nodes with branches: the candidates; all logits, if these are too many
+
+
 def screens(facts: Facts, precision: str) -> bool:
     """Whether a step of the cpu target finds the likeliest tokens (k < 0) without computing all logits."""
     is_large = facts.target is not None and facts.target.size >= LARGE_VOCABULARY

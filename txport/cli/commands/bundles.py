@@ -66,8 +66,8 @@ def export(
     """Export CHECKPOINT to a bundle at OUT, and verify it against PyTorch.
 
     The graphs are checked and compared with PyTorch; OUT is only written if they agree. If OUT is a symbolic link, the
-    link is kept and its target replaced. OUT can't be the working folder or a mount point. CHECKPOINT can be a Python
-    file and the name of an adapter in it, model.py:NAME, with --trust-code.
+    link is kept, and OUT is the folder that it leads to. OUT can't be the working folder or a mount point. CHECKPOINT
+    can be a Python file and the name of an adapter in it, model.py:NAME, with --trust-code.
     """
     from txport import api
 

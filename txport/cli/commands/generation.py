@@ -70,7 +70,9 @@ NOT_STREAMED = {
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Batch size, in texts.")
 @click.option("--batch-tokens", type=click.IntRange(1), help="Maximum source tokens per batch, padding included.")
 @click.option(
-    "--continuous", is_flag=True, help="Continuous batching: new texts take the slots of finished ones (cpu bundles)."
+    "--continuous",
+    is_flag=True,
+    help="Continuous batching: new texts take the slots of finished ones (cpu and cuda bundles).",
 )
 @unknown_option
 @click.option(

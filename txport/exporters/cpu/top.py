@@ -12,14 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from txport.bundles.ports import ALIGN, COUNT, IDS, LOG_PROBS, LOGITS, Graph
+from txport.bundles.ports import ALIGN, COUNT, IDS, LOG_PROBS, LOGITS, PROJECT, SEEK, Graph
 from txport.exporters.check import GraphError
 from txport.exporters.cpu.screening import add_candidates, choose, constant
 from txport.exporters.fused.packs import is_linear
 from txport.exporters.trace import value_of
 
 ADDED = (ALIGN, COUNT, LOG_PROBS, IDS)
-SEEK, PROJECT = "screening", "logits"  # nodes with branches: the candidates; all logits, if these are too many
 BEST = (ir.DataType.FLOAT, ir.DataType.INT64)
 
 
@@ -77,8 +76,8 @@ def _shorten(
     tape.op("If", [few], branches, output=logits, name=PROJECT)
 
     chosen = choose(choosing, x, weight, row, token, wanted)
-    best = [ir.Value(type=ir.TensorType(dtype)) for dtype in BEST]
-    otherwise = ir.Graph([], best, nodes=_request(count, logits, best), name="ask")
+    requested = [ir.Value(type=ir.TensorType(dtype)) for dtype in BEST]
+    otherwise = ir.Graph([], requested, nodes=_request(count, logits, requested), name="ask")
     branches = {"then_branch": _branch("choose", choosing, chosen), "else_branch": otherwise}
     tape.op_multi_out("If", [few], branches, outputs=best, name="best")
     return _named("shorten", tape)

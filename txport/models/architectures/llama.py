@@ -37,7 +37,7 @@ Floats = NDArray[np.float64]
 SCALED = ("linear", "llama3", "yarn")  # for which rotary_factor says how far positions are stretched
 WITH_ORIGINAL = ("dynamic", "llama3", "yarn", "longrope")
 READ_BY = {  # fields of rotary_scaling -> the kinds that read them
-    "rotary_factor": ("dynamic", "linear", "llama3", "longrope", "yarn"),
+    "rotary_factor": ("linear", "llama3", "longrope", "yarn"),
     "rotary_original_length": WITH_ORIGINAL,
     "rotary_low": ("llama3",),
     "rotary_high": ("llama3",),

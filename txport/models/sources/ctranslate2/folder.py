@@ -36,6 +36,11 @@ ADD = 1  # how vectors of several features become one
 LONGEST = 4096  # tokens, where rotary positions have no bound
 RESIDUALS = r"(\w+/)?layer_norm_use_residual"  # whether a norm multiplies by 1 + gamma
 SCALINGS = {-1: "none", 0: "linear", 2: "llama3"}
+OF_SCALING = {  # the numbers that each reads; its converters write some beside a scaling that does not
+    "none": (),
+    "linear": ("rotary_factor",),
+    "llama3": ("rotary_factor", "rotary_original_length", "rotary_low", "rotary_high"),
+}
 
 
 def recognises(folder: Path) -> bool:
@@ -191,6 +196,13 @@ def _llama(parts: Parts, published: Published, stack: Stack, common: dict[str, A
     residual = parts.attribute("decoder/layer_norm/layer_norm_use_residual", 0)
     require_alike("layer_norm_use_residual", residual, parts.of_layers("decoder", RESIDUALS, 0))
     parts.of_layers("decoder", "max_position_embeddings", 0)
+    scaled = {
+        "rotary_factor": float(parts.of_layers("decoder", "rotary_scaling_factor", 1.0)),
+        "rotary_original_length": int(parts.of_layers("decoder", "original_max_position_embeddings", 0)),
+        "rotary_low": float(parts.of_layers("decoder", "rotary_low_freq_factor", 1.0)),
+        "rotary_high": float(parts.of_layers("decoder", "rotary_high_freq_factor", 4.0)),
+    }
+    kind = SCALINGS[int(scaling)]
     values = {
         "key_heads": stack.key_heads,
         "head_size": stack.head_size,
@@ -203,11 +215,8 @@ def _llama(parts: Parts, published: Published, stack: Stack, common: dict[str, A
         "scale_embedding": stack.is_scaled,
         "rotary_pairing": "interleaved" if parts.of_layers("decoder", "rotary_interleave", 1) else "halves",
         "rotary_base": parts.of_layers("decoder", "rotary_base", 10000.0),
-        "rotary_scaling": SCALINGS[int(scaling)],
-        "rotary_factor": float(parts.of_layers("decoder", "rotary_scaling_factor", 1.0)),
-        "rotary_original_length": int(parts.of_layers("decoder", "original_max_position_embeddings", 0)),
-        "rotary_low": float(parts.of_layers("decoder", "rotary_low_freq_factor", 1.0)),
-        "rotary_high": float(parts.of_layers("decoder", "rotary_high_freq_factor", 4.0)),
+        "rotary_scaling": kind,
+        **{name: scaled[name] for name in OF_SCALING[kind]},
     }
     rules = (*GATED, Shift(r"norm\.weight$", 1.0)) if residual else GATED
     return Known("llama", common | values, (stack.vocabulary,) * 2, rules)
