@@ -85,7 +85,7 @@ def test_a_process_that_ended_before_it_was_asked_has_said_why(bundle: Bundle) -
     with bench.Worker("runtime nonsense", bench._work, *arguments) as worker:
         worker._process.join()
         with pytest.raises(UnsupportedError, match="runtime nonsense: unknown runtime 'nonsense'"):
-            worker.ask("round")
+            worker.request("round")
 
 
 def test_another_model_is_not_measured_beside_it(bundle: Bundle) -> None:

@@ -55,7 +55,7 @@ def unproven(checkpoint: str | Path, folder: Path, **how: Any) -> Bundle:
 
 def reseal(path: Path) -> Bundle:
     """Mend the hashes in the manifest, so that only the numbers can tell that a file was altered."""
-    mend(path)
+    update_hashes(path)
     return load_bundle(path)
 
 
@@ -65,10 +65,10 @@ def without_metadata(path: Path) -> None:
         model = onnx.load(str(file), load_external_data=False)
         del model.metadata_props[:]
         onnx.save(model, str(file))
-    mend(path)
+    update_hashes(path)
 
 
-def mend(path: Path) -> None:
+def update_hashes(path: Path) -> None:
     """Mend the hashes in the manifest; whether the bundle is sound nobody asks."""
     values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     values["files"] = {

@@ -56,9 +56,9 @@ Item = TypeVar("Item")
 
 
 class Model(Encoder):
-    """A model that is loaded and ready; `load` makes one. What it can do beside `infer` follows from its task.
+    """A loaded model, created by `load`. The available methods depend on its task.
 
-    `defaults` are the options of its searches, of those in `SearchOptions`, or of `embed`, where a call names none.
+    `defaults` are default values of `SearchOptions`, or of `embed`, for calls that do not give them.
     """
 
     def __init__(
@@ -75,9 +75,10 @@ class Model(Encoder):
         self._numbers = numbers_only(runtime)
 
     def between(self, source_language: str | None = None, target_language: str | None = None) -> Model:
-        """The same model for sources and targets of these languages, named as its tokenizer names them (`eng_Latn`).
+        """Return this model with source and target languages set, by the tokenizer's names (`eng_Latn`).
 
-        Without a source's, it is the tokenizer's own. Raises `UnsupportedError` for a model that is told none.
+        Without a source language, the tokenizer's default is used. Raises `UnsupportedError` if the model has no
+        languages.
         """
         pair = self.tokenizer
         if not isinstance(pair, TokenizerPair) or not isinstance(pair.source, LanguageReader):
@@ -91,9 +92,9 @@ class Model(Encoder):
         return model
 
     def reading_chats(self) -> Model:
-        """The same model, which reads a text as what a user says, and a JSON list of messages as a chat.
+        """Return this model in chat mode: each text is a user message, or a JSON list of messages.
 
-        The template of its checkpoint makes a prompt of it. Raises `UnsupportedError` for a model without one.
+        The checkpoint's chat template makes the prompt. Raises `UnsupportedError` for a model without a template.
         """
         if self._chat is None:
             raise UnsupportedError("this model has no chat template; give it prompts as they are")
@@ -102,16 +103,16 @@ class Model(Encoder):
         return model
 
     def writing_special_tokens(self) -> Model:
-        """The same model, whose outputs have special tokens too, as its vocabulary writes them (`</s>`)."""
+        """Return this model with special tokens (`</s>`) included in outputs."""
         model = copy.copy(self)
         model._special = True
         return model
 
     def chat(self, messages: str | Sequence[Mapping[str, Any]], **options: Any) -> Generated:
-        """The model's answer to messages, each with a `role` and a `content`, or to what one user says.
+        """Return the model's answer to a list of messages with `role` and `content`, or to one user message.
 
-        Special tokens are those of the template: what messages say is never read as one. `options` are those of
-        `generate`. Raises `TextError` for messages that the template does not take.
+        Only the template adds special tokens; message content is always plain text. `options` are those of `generate`.
+        Raises `TextError` for messages that the template rejects.
         """
         return self.reading_chats().generate(chat_line(messages), **options)[0]
 
@@ -122,17 +123,17 @@ class Model(Encoder):
         prefix_tokens: int = 0,
         **options: Any,
     ) -> None:
-        """Do now what the first requests would wait for, if they stay within what is said here.
+        """Warm up: allocate memory and capture steps for requests within these limits.
 
-        Batches have up to `batch_size` sources, whose longest has up to `source_tokens` (default: 16), or as many as a
-        range holds; targets begin with up to `prefix_tokens`; `options` are those of the requests. Made-up sources take
-        a few steps, which touches memory and weights. On a GPU, all steps of such requests are captured, so that none
-        is while they are served: for the workers, if there are several; else for this thread, where it loaded the
-        model, or for all other threads. `transcribe` with these options is covered, but not its `fallback`, which is a
-        search with `do_sample`.
+        `batch_size` is the maximum number of sources, `source_tokens` the maximum length of the longest source of a
+        batch (default: 16), or a range; `prefix_tokens` is the maximum length of a prefix, `options` are those of the
+        requests. Random sources are run for a few steps, to load memory pages and weights. On a GPU, all steps are
+        captured, so that none is captured while serving. Captures are per thread: for the workers if there are several,
+        otherwise for this thread if it loaded the model, otherwise for all other threads. `transcribe` with these
+        options is covered, except for its `fallback`, which is a search with `do_sample`.
 
-        Raises `UnsupportedError` for what no request can have, for more steps than can be captured, and where a model
-        that writes long targets is not told `max_new_tokens`.
+        Raises `UnsupportedError` for impossible limits, for more steps than can be captured, and if `max_new_tokens` is
+        missing for a model with long targets.
         """
         batch_size, prefix = sizes(batch_size)[0], whole("prefix_tokens", prefix_tokens, 0)
         if self.facts.ability and (given := [*options, *(["prefix_tokens"] if prefix else [])]):
@@ -142,7 +143,7 @@ class Model(Encoder):
         warm(self.runtime, self.facts, chosen, batch_size, lengths, prefix, self.workers)
 
     def generate(self, texts: str | Iterable[str], **options: Any) -> list[Generated]:
-        """Generate for one text or many; the options are those of `generate_iter`. -> one result a text, in order."""
+        """Generate for one text or many, with the options of `generate_iter`; returns one result per text, in order."""
         return list(self.generate_iter(texts, **options))
 
     def generate_iter(
@@ -158,19 +159,18 @@ class Model(Encoder):
         target_language: str | None = None,
         **options: Any,
     ) -> Iterator[Generated]:
-        """As `generate`, over an iterable of any length, each result as soon as all before it are there.
+        """Like `generate`, for an iterable of any length; yields results in order, as soon as they are available.
 
-        A causal model continues each text; the output is what it adds. `options` are those of `SearchOptions`, which
-        docs/search.md tells; `max_new_tokens` is by default all that the model can take. `prefixes` are what the
-        targets of a seq2seq model begin with, one for all or one a text (a list, or what has an end): tokens as the
-        vocabulary writes them, apart by spaces. A batch has up to `batch_size` texts of similar length, and up to
-        `batch_tokens` source tokens; if it is `continuous`, others take the places of those that are done, which cpu
-        and cuda bundles can. What is not in the vocabulary becomes the tokenizer's unknown token; `unknown="error"`
-        refuses it, which a tokenizer without that token, or of letters, does unless told otherwise ("token"), and
-        "skip" leaves it out: a text of which nothing is left has an empty output and no hypotheses. Languages are those
-        of `between`.
+        For a causal model, the output is the continuation of the text. `options` are those of `SearchOptions`
+        (docs/search.md); `max_new_tokens` is by default as many as the model can take. `prefixes` are the starts of the
+        targets of a seq2seq model, one for all or one per text (finite): vocabulary tokens separated by spaces. A batch
+        has up to `batch_size` texts of similar length, and up to `batch_tokens` source tokens. With `continuous`, new
+        texts take the slots of finished ones (cpu and cuda bundles). `unknown` controls text outside the vocabulary:
+        "token" uses the unknown token, "error" raises, "skip" removes it (a text that becomes empty has an empty output
+        and no hypotheses), "auto" is "token", or "error" for a tokenizer that has no unknown token or is
+        character-level. Languages are those of `between`.
 
-        Raises `TextError` for text that the model can't take, `UnsupportedError` for options that make no sense.
+        Raises `TextError` for text that the model can't take, `UnsupportedError` for invalid options.
         """
         self._require_text()
         if source_language is not None or target_language is not None:
@@ -200,7 +200,7 @@ class Model(Encoder):
         return in_batches(encoded, begin_batch, batch_size, size, self.workers, batch_tokens, continuous)
 
     def transcribe(self, audio: Audio | Iterable[Audio], **options: Any) -> list[Transcript]:
-        """What is said in audio; the options are those of `transcribe_iter`. -> one result a piece, in order."""
+        """Transcribe audio, with the options of `transcribe_iter`; returns one result per input, in order."""
         return list(self.transcribe_iter(audio, **options))
 
     def transcribe_iter(
@@ -214,12 +214,13 @@ class Model(Encoder):
         batch_size: int = WINDOWS,
         **options: Any,
     ) -> Iterator[Transcript]:
-        """Write down what is said in audio: files by path, or samples in -1 to 1 at the model's rate, one or many.
+        """Transcribe audio: files by path, or samples in [-1, 1] at the model's sampling rate, one or many.
 
-        `language` is a code or a name; without one, the checkpoint's own counts, or the model tells what it hears.
-        `task` is "transcribe" or "translate", to English. With `timestamps`, and where audio is longer than the model's
-        window, the model tells when each part begins and ends. With the `fallback`, a window whose text repeats itself
-        or is unlikely is drawn anew. Windows of `batch_size` pieces are searched together, by `SearchOptions`.
+        `language` is a code or a name; by default the checkpoint's language, otherwise it is detected. `task` is
+        "transcribe" or "translate" (to English). With `timestamps`, and for audio longer than the model's window, the
+        model predicts start and end of each segment. `fallback` retries a window with sampling if its text is
+        repetitive or improbable. `batch_size` is the number of inputs that are decoded together; `options` are those of
+        `SearchOptions`.
 
         Raises `AudioError` for audio that can't be read, `UnsupportedError` for options that this model can't take.
         """
@@ -235,9 +236,9 @@ class Model(Encoder):
     def stream(
         self, text: str, *, prefix: str = "", unknown: Unknown = "auto", **options: Any
     ) -> Generator[str, None, None]:
-        """One text, token by token: the output as far as it is certain, each time that it grows, and at last all of it.
+        """Generate for one text, and yield the output each time it grows; the last value is the complete output.
 
-        In beam search that is what all beams begin with. Leaving the loop, or closing the iterator, ends the search.
+        Beam search yields the common prefix of all beams. Closing the iterator ends the search.
         """
         self._require_text()
         require_unknown(unknown)
@@ -260,7 +261,7 @@ class Model(Encoder):
         continuous: bool = False,
         **options: Any,
     ) -> list[list[Found]]:
-        """As `generate`, from token ids to token ids; `options` are those of `SearchOptions`.
+        """Like `generate`, from token ids to token ids; `options` are those of `SearchOptions`.
 
         Raises `TextError` for a source that is empty, too long, or has ids outside the vocabulary.
         """
@@ -291,10 +292,10 @@ class Model(Encoder):
         unknown: Unknown = "auto",
         add_end: bool = True,
     ) -> Iterator[Hypothesis]:
-        """How likely given targets are, one each: tokens as the vocabulary writes them, apart by spaces.
+        """Score given targets, one per text, written as vocabulary tokens separated by spaces.
 
-        With `add_end`, the end token is added to each, unless it continues the prompt of a causal model. Raises
-        `TextError` for what the model can't take or say.
+        `add_end` appends the end token, except for causal models. Raises `TextError` for texts or targets that the
+        model can't process.
         """
         require_length_penalty(length_penalty)
         how = functools.partial(score, length_penalty=length_penalty)
@@ -309,7 +310,7 @@ class Model(Encoder):
         batch_size: int = BATCH_SIZE,
         unknown: Unknown = "auto",
     ) -> Iterator[NDArray[np.float32]]:
-        """What the model says before each token of given targets, as `score` takes them: (T, V) each."""
+        """Return the logits before each token of given targets (see `score`): (T, V) each."""
         return self._each_target(texts, targets, batch_size, unknown, logits)
 
     def _each_target(
@@ -348,13 +349,13 @@ class Model(Encoder):
     def _find(
         self, requests: Sequence[GenerationRequest], options: SearchOptions, slots: int | None
     ) -> list[list[Found]]:
-        """Search one batch, or, with so many slots, one after the other as slots get free."""
+        """Generate for one batch, or with continuous batching if `slots` is given."""
         return self._begin_search(requests, options, slots)()
 
     def _begin_search(
         self, requests: Sequence[GenerationRequest], options: SearchOptions, slots: int | None
     ) -> Callable[[], list[list[Found]]]:
-        """As `_find` in two calls: a batch may be encoded between them."""
+        """Like `_find`, in two calls, so that another batch can be encoded between them."""
         if slots is not None and isinstance(self._numbers, ContinuousRuntime):
             numbers = self._numbers
             return lambda: Scheduler(numbers, requests, self.facts, options, slots).run()
@@ -391,7 +392,7 @@ class Model(Encoder):
         return source
 
     def _with_room(self, source: Source, options: SearchOptions) -> Source:
-        """The same, if it is no prompt that leaves too little room for what is asked."""
+        """Return the source; raise if a prompt leaves too little room for the requested tokens."""
         if self.facts.task == "causal" and len(source):
             require_room(source, self.facts, options)
         return source
@@ -437,19 +438,19 @@ def load(
     user_compute_stream: int | None = None,
     progress: Progress = silent,
 ) -> Model:
-    """Load a bundle: a folder that `export` wrote, or the name of a checkpoint that ships.
+    """Load a bundle: a folder written by `export`, or the name of an included checkpoint.
 
-    It may be a folder of graphs that Optimum or transformers.js's converter exported (docs/foreign-bundles.md), of
-    which `variant` chooses one ("quantized"), by default the plain one.
+    It can also be a folder of graphs exported by Optimum or the converter of transformers.js
+    (docs/foreign-bundles.md); `variant` selects the graphs ("quantized"), by default those without a suffix.
 
-    `threads` work on one operator, by default one for each core; for bulk work, as many `workers` as there
-    are cores, each on a batch of its own with one thread, get more done.
+    `threads` is the number of threads per operator, by default one per core. For bulk work, use one of `workers` per
+    core: each processes its own batch with one thread.
 
-    The provider is the one asked for, or `UnavailableError` says what it lacks; there is no fallback.
-    The `torch` runtime needs the `checkpoint` that the bundle was made from, if it does not ship; behind `trust_code`
-    it may be a file of code and the name of an adapter in it, `model.py:NAME`. The `single` graph of a bundle that has
-    one searches by itself. A cuda bundle does all its work on the `user_compute_stream`, the address of a CUDA stream
-    (`torch.cuda.Stream().cuda_stream`), or else on two of its own, one for encoders.
+    There is no fallback to another provider: `UnavailableError` gives the reason. The `torch` runtime needs the
+    `checkpoint` of the bundle, unless it is included in txport; with `trust_code` it can be a Python file and the name
+    of an adapter, `model.py:NAME`. `single` runs the graph that contains the search. A cuda bundle uses the
+    `user_compute_stream`, the address of a CUDA stream (`torch.cuda.Stream().cuda_stream`), otherwise two streams of
+    its own, one for the encoder.
     """
     runtimes.require_known(runtime, provider)
     workers = whole("workers", workers, 1)

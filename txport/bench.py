@@ -80,12 +80,12 @@ def run(
         for number in range(WARM_UP + protocol.rounds):
             progress(f"round {number + 1} of {WARM_UP + protocol.rounds}")
             for name, worker in workers.items():
-                times = worker.ask("round")
+                times = worker.request("round")
                 if number >= WARM_UP:
                     rounds[name].append(times)
             if reader and size:
-                _reached(reader.ask("round")["speed"], size, {n: each[-1] for n, each in rounds.items() if each})
-        ends = {name: worker.ask("end") for name, worker in workers.items()}
+                _reached(reader.request("round")["speed"], size, {n: each[-1] for n, each in rounds.items() if each})
+        ends = {name: worker.request("end") for name, worker in workers.items()}
     return {
         "machine": machine.describe(),
         "versions": {**runtimes.versions_of(names), "python": platform.python_version()},
@@ -119,7 +119,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def ask(self, what: str) -> dict[str, Any]:
+    def request(self, what: str) -> dict[str, Any]:
         """Send a request and wait for its answer."""
         try:
             with contextlib.suppress(BrokenPipeError):  # it has ended, and may have said why

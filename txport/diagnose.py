@@ -67,7 +67,7 @@ def examine() -> Diagnosis:
 
 
 def _several(wheels: list[str]) -> str:
-    """Wheels of ONNX Runtime that are installed at once: which of their files lie there, and what mends it."""
+    """Wheels of ONNX Runtime that are installed at once: which of their files lie there, and how to fix it."""
     files = overwritten(wheels)
     told = [f"{each.file} is {each.lies}'s" for each in files if each.lies][:SHOWN]
     named = f" ({', '.join(told)})" if told else ""

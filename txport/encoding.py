@@ -52,14 +52,14 @@ class Fill:
     score: float
 
 
-def require_ability(facts: Facts, asked: str) -> None:
+def require_ability(facts: Facts, requested: str) -> None:
     """Raise `UnsupportedError` unless a model can do what a method of that name does."""
     able = facts.ability
-    if able is None and asked in (*get_args(Ability), "infer"):
-        raise UnsupportedError(f"{asked} is for models that only encode; this one generates: use generate or score")
-    if able is not None and asked not in (able, "infer"):
+    if able is None and requested in (*get_args(Ability), "infer"):
+        raise UnsupportedError(f"{requested} is for models that only encode; this one generates: use generate or score")
+    if able is not None and requested not in (able, "infer"):
         gives = ", ".join(each.name for each in facts.outputs)
-        raise UnsupportedError(f"{asked} is not for this model, which only encodes and gives {gives}: use {able}")
+        raise UnsupportedError(f"{requested} is not for this model, which only encodes and gives {gives}: use {able}")
 
 
 class Encoder:
@@ -322,8 +322,8 @@ def scores(logits: NDArray[Any], function: Function) -> NDArray[np.float64]:
         found: NDArray[np.float64] = np.exp(-np.logaddexp(0, -values))  # which no logit overflows
         return found
     powers = np.exp(values - values.max(axis=-1, keepdims=True))
-    shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
-    return shares
+    probabilities: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
+    return probabilities
 
 
 def likeliest(found: NDArray[np.float64], labels: Sequence[str]) -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""What was measured to be the fastest on processors with the instructions of this one: a table, and no guess.
+"""What was measured to be the fastest on processors with the instructions of this one: a table, never an estimate.
 
 A line is one comparison by `python -m benchmarks.peers --only openvino`, with both sides at the best of their settings.
 Where no line fits a processor, nothing is recommended.

@@ -12,8 +12,8 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns for a terminal."""
     lines = [list(headers), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    said = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in lines]
-    return "\n".join(line.rstrip() for line in said)
+    aligned = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in lines]
+    return "\n".join(line.rstrip() for line in aligned)
 
 
 def speed(records: Iterable[Record]) -> str:

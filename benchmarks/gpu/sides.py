@@ -91,8 +91,8 @@ class Sides:
             options["source_tokens"] = min(map(len, sources)), max(map(len, sources))
         search = search_of(line)
         asked = {"engine": engine, "folder": str(folder), "search": asdict(search), "options": options}
-        versions: dict[str, str] = worker.ask("load", **asked, sources=sources, batch=line.batch)["versions"]
-        worker.ask("round")
+        versions: dict[str, str] = worker.request("load", **asked, sources=sources, batch=line.batch)["versions"]
+        worker.request("round")
         return Loaded(versions, time.perf_counter() - started)
 
     def _how(self, name: str, line: Line, bundle: Bundle, worker: Worker) -> tuple[Path, str, dict[str, Any]]:
@@ -108,7 +108,7 @@ class Sides:
         folder = place.work.absolute() / f"ct2-{bundle.path.name}"
         if not folder.exists():
             model = Model(checkpoint=line.checkpoint, precision=line.precision)
-            worker.ask("prepare", engine=CTRANSLATE2, folder=str(folder), model=asdict(model))
+            worker.request("prepare", engine=CTRANSLATE2, folder=str(folder), model=asdict(model))
         how = {"threads": 1, "workers": 1, "batch_size": line.batch, "device": place.device}
         return folder, CTRANSLATE2, how
 
@@ -137,8 +137,8 @@ class Sides:
         seconds: dict[str, list[float]] = {name: [] for name in names}
         for number in range(self.place.rounds):
             for name in names if number % 2 else reversed(names):
-                seconds[name].append(self.worker(name).ask("round")["seconds"])
-        tokens = {name: self.worker(name).ask("tokens")["tokens"] for name in names}
+                seconds[name].append(self.worker(name).request("round")["seconds"])
+        tokens = {name: self.worker(name).request("tokens")["tokens"] for name in names}
         return {
             "seconds": seconds,
             "tokens": tokens,

@@ -67,7 +67,7 @@ class Place:
         if not folder.exists():
             self.progress(f"  prepare {folder.name}")
             with self.start(candidate) as worker:
-                worker.ask("prepare", engine=candidate.engine, folder=str(folder), model=asdict(candidate.model))
+                worker.request("prepare", engine=candidate.engine, folder=str(folder), model=asdict(candidate.model))
         return folder
 
     def located(self, line: Line) -> Line:
@@ -87,7 +87,7 @@ class Place:
 
     def load(self, worker: Worker, candidate: Candidate, task: Task, sources: Sources) -> dict[str, str]:
         """Let a process load a candidate and run it once; -> versions."""
-        answer = worker.ask(
+        answer = worker.request(
             "load",
             engine=candidate.engine,
             folder=str(self.prepare(candidate)),
@@ -97,7 +97,7 @@ class Place:
             batch=task.batch,
             after_first=task.after_first,
         )
-        worker.ask("round")
+        worker.request("round")
         versions: dict[str, str] = answer["versions"]
         return versions
 
@@ -158,7 +158,7 @@ def require_agreement(line: Line, sources: Sources, place: Place) -> int:
     for candidate in (candidates.ours(short, place.cores)[0], candidates.theirs(short, place.cores)[0]):
         with place.start(candidate) as worker:
             place.load(worker, candidate, task, sources[: task.sources])
-            found.append(worker.ask("tokens")["tokens"])
+            found.append(worker.request("tokens")["tokens"])
     if found[0] != found[1]:
         raise WorkerError(f"in fp32, txport found {found[0]} and the peer {found[1]}, expected the same tokens")
     tokens = [token for target in found[0] for token in target]
@@ -187,7 +187,7 @@ def trials(worker: Worker) -> list[float]:
     """Seconds of a few rounds; of fewer where they are long."""
     seconds: list[float] = []
     while len(seconds) < TRIALS and sum(seconds) < BRIEFLY:
-        seconds.append(worker.ask("round")["seconds"])
+        seconds.append(worker.request("round")["seconds"])
     return seconds
 
 
@@ -210,11 +210,11 @@ def compare(ours: Side, theirs: Side, line: Line, sources: Sources, place: Place
     seconds: dict[str, list[float]] = {"txport": [], "peer": []}
     for number in range(place.rounds):
         for name in sorted(workers, reverse=number % 2 == 0):
-            seconds[name].append(workers[name].ask("round")["seconds"])
+            seconds[name].append(workers[name].request("round")["seconds"])
             workers[name].pause()
-    tokens = {name: worker.ask("tokens")["tokens"] for name, worker in workers.items()}
+    tokens = {name: worker.request("tokens")["tokens"] for name, worker in workers.items()}
     require_length(line, tokens)
-    memory = {name: worker.ask("end")["peak_memory"] for name, worker in workers.items()}
+    memory = {name: worker.request("end")["peak_memory"] for name, worker in workers.items()}
     return {
         **figures(line, sources, seconds, memory),
         "log_probs_apart": apart,
@@ -254,7 +254,7 @@ def require_likeness(workers: dict[str, Worker]) -> float | None:
     """
     scores = []
     for worker in workers.values():
-        scores.append(worker.ask("score")["log_probs"])
+        scores.append(worker.request("score")["log_probs"])
         worker.pause()
     if None in scores:
         return None

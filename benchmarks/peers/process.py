@@ -1,4 +1,4 @@
-"""The other end of a worker: start it, ask it, stop it while the other side of a comparison works."""
+"""The other end of a worker: start it, send it requests, stop it while the other side of a comparison works."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class WorkerError(UnavailableError):
-    """An engine that could not do what it was asked."""
+    """An engine that could not do what was requested."""
 
 
 class Worker:
@@ -46,7 +46,7 @@ class Worker:
     ) -> None:
         self.close()
 
-    def ask(self, do: str, **details: Any) -> dict[str, Any]:
+    def request(self, do: str, **details: Any) -> dict[str, Any]:
         """Send a request and wait for its answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -111,7 +111,7 @@ function row(hypothesis, found) {
   return item;
 }
 
-/** Show what one hypothesis looked at. */
+/** Show what one hypothesis attended to. */
 function choose(found, hypothesis) {
   [...at("others").querySelectorAll("button")].forEach((button, place) => {
     button.setAttribute("aria-pressed", String(found.hypotheses[place] === hypothesis));

@@ -54,12 +54,12 @@ function cell(x, y, size, share) {
   return [make("rect", { ...place, class: "room" }), filled];
 }
 
-/** For those who hear the picture: where each sound looked most. */
+/** For those who hear the picture: where each sound attended most. */
 function described(columns, sounds, attention) {
-  const looked = sounds.map(
+  const attention = sounds.map(
     (sound, row) => `${sound} at ${columns[attention[row].indexOf(Math.max(...attention[row]))]}`,
   );
-  return `Each sound looked most at one letter: ${looked.join(", ")}.`;
+  return `Each sound attended most to one letter: ${attention.join(", ")}.`;
 }
 
 function label(text, attributes) {

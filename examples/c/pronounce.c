@@ -36,7 +36,7 @@ static OrtSession *load(OrtEnv *env, const char *folder, const char *file) {
 }
 
 /* What a graph says of itself, such as "2" for `ends`; "" where it says nothing. */
-static char *said(OrtSession *session, const char *key) {
+static char *custom_metadata(OrtSession *session, const char *key) {
   OrtModelMetadata *metadata;
   char *value, name[64];
   snprintf(name, sizeof name, "txport.%s", key);
@@ -114,11 +114,11 @@ static int64_t id_of(int letter) {
 static size_t generate(OrtSession *encoder, OrtSession *decoder, int64_t *source, size_t length,
                        int64_t *target) {
   int64_t mask[MOST_TOKENS], tokens[MOST_TOKENS], ends[MOST_TOKENS];
-  const size_t end_count = numbers(said(decoder, "ends"), ends, 0);
-  size_t count = numbers(said(decoder, "start"), tokens, 0), found = 0;
-  const size_t most = strtoul(said(decoder, "longest"), NULL, 10);
-  const size_t size = strtoul(said(decoder, "vocabulary"), NULL, 10);
-  const char *past = said(decoder, "past"), *present = said(decoder, "present");
+  const size_t end_count = numbers(custom_metadata(decoder, "ends"), ends, 0);
+  size_t count = numbers(custom_metadata(decoder, "start"), tokens, 0), found = 0;
+  const size_t most = strtoul(custom_metadata(decoder, "longest"), NULL, 10);
+  const size_t size = strtoul(custom_metadata(decoder, "vocabulary"), NULL, 10);
+  const char *past = custom_metadata(decoder, "past"), *present = custom_metadata(decoder, "present");
   for (size_t place = 0; place < length; ++place) mask[place] = 1;
 
   const char *read[] = {"input_ids", "attention_mask"}, *made[] = {"last_hidden_state"};
@@ -193,11 +193,11 @@ int main(int argc, char **argv) {
   read_vocabulary(argv[1]);
   for (int word = 2; word < argc; ++word) {
     int64_t source[MOST_TOKENS], target[MOST_TOKENS];
-    size_t length = numbers(said(encoder, "source_before"), source, 0);
+    size_t length = numbers(custom_metadata(encoder, "source_before"), source, 0);
     for (const char *letter = argv[word]; *letter && length < MOST_TOKENS / 2; ++letter)
       source[length++] = id_of(tolower((unsigned char)*letter));
-    length = numbers(said(encoder, "source_after"), source, length);
-    if (length > strtoul(said(encoder, "source_longest"), NULL, 10)) {
+    length = numbers(custom_metadata(encoder, "source_after"), source, length);
+    if (length > strtoul(custom_metadata(encoder, "source_longest"), NULL, 10)) {
       fprintf(stderr, "%s is too long\n", argv[word]);
       return 2;
     }

@@ -27,14 +27,14 @@ struct Graph {
   Graph(Ort::Env& env, const std::string& path) : session(env, path.c_str(), Ort::SessionOptions{}) {}
 
   // What it says of itself, such as "2" for `ends`; "" where it says nothing.
-  std::string said(const std::string& key) {
+  std::string custom_metadata(const std::string& key) {
     const auto value = session.GetModelMetadata().LookupCustomMetadataMapAllocated(("txport." + key).c_str(), allocator);
     return value ? value.get() : "";
   }
 
   // The numbers of a value, apart by spaces.
   Ids numbers(const std::string& key) {
-    std::istringstream text(said(key));
+    std::istringstream text(custom_metadata(key));
     return {std::istream_iterator<int64_t>(text), {}};
   }
 
@@ -66,7 +66,7 @@ Ids generate(Graph& encoder, Graph& decoder, Ids source) {
   const Ids ends = decoder.numbers("ends");
   const auto longest = static_cast<size_t>(decoder.numbers("longest").at(0));
   const auto size = decoder.numbers("vocabulary").at(0);
-  const std::string past = decoder.said("past"), present = decoder.said("present");
+  const std::string past = decoder.custom_metadata("past"), present = decoder.custom_metadata("present");
 
   std::vector<Ort::Value> read;
   read.push_back(tensor(source));

@@ -1,6 +1,7 @@
 """Small models of the Llama family as both sides know them: our config, and the class and config of transformers.
 
-The logits that transformers gives for them lie in `llamas.json`; tests/hugging_face writes it, and holds it to be so.
+The logits that transformers gives for them lie in `llamas.json`, and the tokens that it samples in
+`llamas_samples.json`; tests/hugging_face writes both, and holds them to be so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch import Tensor
 from txport.models.architectures.llama import Llama, LlamaConfig
 
 LOGITS = Path(__file__).with_suffix(".json")
+SAMPLES = Path(__file__).with_name("llamas_samples.json")
+PROMPTS = [[1, 9, 5, 3, 7], [1], [1, 8, 8, 11, 20, 6, 13, 22, 17]]  # of what is sampled
 VOCABULARY, PROMPT, LENGTH = 24, 7, 20
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 24, "heads": 4, "key_heads": 2, "head_size": 16}

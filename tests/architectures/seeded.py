@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from tests.runtimes.driven import ENGINES
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import OFFERED, is_quantised
@@ -58,6 +60,16 @@ def proven(config: Any, folder: Path, target: str, precision: str, seed: int = 0
     checkpoint = saved(config, folder / "model", seed)
     runtime, provider = runtimes.home(target)
     return check(bundle_of(checkpoint, folder / "bundle", target, precision), checkpoint, {runtime: provider})
+
+
+def check_steps(bundle: Bundle, source: Tensor, lengths: Tensor, tokens: Tensor, expected: Tensor) -> None:
+    """The graphs give what an original in float64 says (B, T, V) after each of the target's tokens (B, T) in turn."""
+    assert expected.dtype == torch.float64
+    runtime = runtimes.load(ENGINES[bundle.manifest.target], bundle)
+    state = runtime.start(source.numpy(), lengths.numpy(), max_length=tokens.shape[1])
+    for place in range(tokens.shape[1]):
+        scores, state = runtime.step(tokens[:, place].numpy(), state)
+        np.testing.assert_allclose(scores.values, expected[:, place], rtol=0, atol=1e-5)
 
 
 def is_sound(report: Report) -> bool:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.architectures.seeded import PLANS, bundle_of, drawn, is_sound, proven, saved
+from tests.architectures.seeded import PLANS, bundle_of, check_steps, drawn, is_sound, proven, saved
 from tests.runtimes.driven import ENGINES
 from tests.tiny import edit_graph
 from txport import runtimes
@@ -199,16 +199,12 @@ def test_a_state_dict_of_its_own_modules_loads_and_says_the_same(tied: str, tmp_
 @pytest.mark.parametrize("target", ENGINES)
 @torch.no_grad()
 def test_its_exported_graphs_say_the_same(target: str, tmp_path: Path) -> None:
+    """As the original in float64."""
     model = original(TINY)
-    runtime = runtimes.load(
-        ENGINES[target], bundle_of(loaded(model, TINY, tmp_path / "model"), tmp_path / "bundle", target)
-    )
+    bundle = bundle_of(loaded(model, TINY, tmp_path / "model"), tmp_path / "bundle", target)
     source, lengths, tokens = inputs(TINY)
-    expected = model(source, (torch.arange(12) < lengths[:, None])[:, None, None, :], tokens).numpy()
-    state = runtime.start(source.numpy(), lengths.numpy(), max_length=tokens.shape[1])
-    for place in range(tokens.shape[1]):
-        scores, state = runtime.step(tokens[:, place].numpy(), state)
-        np.testing.assert_allclose(scores.values, expected[:, place], rtol=0, atol=2e-5)
+    mask = (torch.arange(12) < lengths[:, None])[:, None, None, :]
+    check_steps(bundle, source, lengths, tokens, model.double()(source, mask, tokens))
 
 
 def test_what_is_missing_is_named_as_the_model_has_it(tmp_path: Path) -> None:

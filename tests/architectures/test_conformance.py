@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.proof.bisect.anyparts import faulty, times
+from tests.proof.few import draw_few
 from txport import runtimes
 from txport.bundles.bundle import Bundle
 from txport.bundles.manifest import OFFERED, is_quantised
@@ -23,6 +25,9 @@ from txport.models.architecture import Architecture
 from txport.models.audio.facts import Features
 from txport.models.checkpoint import load_checkpoint
 from txport.models.facts import LENGTH, Facts
+from txport.models.parts import FeedForward, GatedFeedForward
+from txport.proof.bisect import culprit
+from txport.proof.bisect.words import describe
 from txport.proof.parity.check import check, exact_of
 from txport.proof.parity.exact import Exact, one_pass
 from txport.proof.proven import prove, write
@@ -37,6 +42,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "architectures"
 PLANS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
 WITH_GOLDENS = {("portable", "fp32"), ("cpu", "int8"), ("cuda", "fp16")}  # and verified by them
 LENGTHS, STEPS = (5, 1, 9, 3), 6
+TOO_LARGE = 1.5  # times what a weight should be: more than the rounding of any precision explains
 # What the root of the mean square of errors may be, over that of the logits: from PyTorch in float64, and from the
 # same bundle with other rows beside.
 CLOSE = {"fp32": 1e-5, "fp16": 1e-2, "bf16": 5e-2, "int8": 0.2, "int4": 0.2}
@@ -214,3 +220,26 @@ def test_rows_that_change_places_take_their_state_along(bundle: Bundle, runtime:
     found, _ = runtime.step(target_ids[chosen, 1], runtime.select(state, chosen))
     expected = step_through(runtime, facts, given, target_ids.tolist())[chosen, 2]
     assert error(found.values, expected) <= APART[bundle.manifest.precision]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=" ".join)
+def test_a_planted_fault_is_found_and_named(
+    preset: str, plan: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight of the last feed-forward of the module that is exported is too large, the checkpoint's is not."""
+    draw_few(monkeypatch)
+    monkeypatch.setattr(culprit, "origin", lambda *_: "")  # exporting again has tests of its own
+    target, precision = plan
+    checkpoint = load_checkpoint(f"preset:{preset}")
+    kinds = (FeedForward, GatedFeedForward)
+    *_, last = (name for name, part in checkpoint.model.named_modules() if isinstance(part, kinds))
+    planted, where = faulty(checkpoint, times(f"{last}.outer.weight", TOO_LARGE)), f"{last}.outer"
+    bundle = write(planted, tmp_path, target=target, precision=precision)
+    name, provider = runtimes.home(target)
+    report = check(bundle, checkpoint, {name: provider})
+    assert not report.passed
+    assert f"{where}.weight" in {each.tensor for each in report.tensors if not each.passed}
+    found = culprit.bisect(bundle, checkpoint)
+    assert found is not None
+    assert (found.where, found.kind) == (describe(checkpoint.model, [where]), "weight"), found.what
+    assert f"{where}.weight" in found.what

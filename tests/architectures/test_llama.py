@@ -1,4 +1,4 @@
-"""The Llama family: every variant exports and is proven on both targets, and its logits are those of transformers."""
+"""The Llama family: every variant exports and is proven on two targets, with logits and samples of transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import onnx
 import pytest
 import torch
 
-from tests.architectures.llamas import CASES, PROMPT, model_of, stored, tokens
+from tests.architectures.llamas import CASES, PROMPT, PROMPTS, SAMPLES, model_of, stored, tokens
+from tests.architectures.sampled import recorded, sampled
 from tests.architectures.seeded import bundle_of
 from tests.runtimes.driven import ENGINES
 from tests.tiny import unproven
@@ -76,14 +77,24 @@ def test_every_variant_is_proven(seed: int, tmp_path: Path) -> None:
     assert report.passed, report.failures()
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
-@pytest.mark.parametrize("name", CASES)
-def test_logits_are_those_of_transformers(name: str, target: str, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "checkpoint", model_of(CASES[name]))
-    bundle = bundle_of(load_checkpoint(str(tmp_path / "checkpoint")), tmp_path / "bundle", target)
-    ids = tokens()
+@pytest.fixture(scope="module", params=[(name, target) for name in CASES for target in ("portable", "cpu")], ids=str)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Bundle]:
+    """Each model whose logits and samples are recorded, in fp32 for each of two targets."""
+    name, target = request.param
+    folder = tmp_path_factory.mktemp("exported")
+    save_checkpoint(folder / "checkpoint", model_of(CASES[name]))
+    return name, bundle_of(load_checkpoint(str(folder / "checkpoint")), folder / "bundle", target)
+
+
+def test_logits_are_those_of_transformers(exported: tuple[str, Bundle]) -> None:
+    (name, bundle), ids = exported, tokens()
     found = logits(runtimes.load("ort", bundle), [ids[:PROMPT]], [ids[PROMPT:]], bundle.manifest.facts)[0]
     np.testing.assert_allclose(found, stored(name), atol=1e-4)
+
+
+def test_samples_are_those_of_transformers(exported: tuple[str, Bundle]) -> None:
+    name, bundle = exported
+    assert sampled(runtimes.load("ort", bundle), PROMPTS, bundle.manifest.facts) == recorded(SAMPLES)[name]
 
 
 def became(bundle: Bundle, role: str) -> Counter[str]:

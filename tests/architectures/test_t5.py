@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.architectures.sampled import recorded, sampled
 from tests.architectures.seeded import PLANS, bundle_of, drawn, is_sound, proven, saved, seeded_model
 from tests.runtimes.driven import ENGINES
 from txport import runtimes
@@ -65,6 +66,7 @@ def test_the_graphs_say_what_transformers_says(variant: str, target: str, tmp_pa
         options = SearchOptions(**OPTIONS, beams=4, nbest=2)
         beams = generate(runtime, SOURCES, checkpoint.facts, options)
         assert [each.tokens for found in beams for each in found] == [cut(row) for row in said["beam"].tolist()]
+    assert sampled(runtime, SOURCES, checkpoint.facts) == recorded(FOLDER / variant / "samples.json")
 
 
 def cut(tokens: list[int], end: int = 1) -> tuple[int, ...]:

@@ -148,14 +148,14 @@ def test_a_target_ends_before_its_end_token() -> None:
 def test_a_worker_keeps_stdout_for_answers(environment: dict[str, str], tmp_path: Path) -> None:
     folder, log = tmp_path / "weights", tmp_path / "log"
     with Worker(Path(sys.executable), environment, log) as worker:
-        assert worker.ask("prepare", engine="fake_engine", folder=str(folder), model={"checkpoint": "x"}) == {}
+        assert worker.request("prepare", engine="fake_engine", folder=str(folder), model={"checkpoint": "x"}) == {}
         options = {"search": {"max_new_tokens": 3}, "options": {"seconds": 0.05}}
         sources = {"sources": [[7, 2], [8, 2], [9, 2]], "batch": 2}
-        answer = worker.ask("load", engine="fake_engine", folder=str(folder), **options, **sources)
+        answer = worker.request("load", engine="fake_engine", folder=str(folder), **options, **sources)
         assert {"python", "numpy"} == set(answer["versions"])
-        assert worker.ask("round")["seconds"] >= 0.1, "two batches"
-        assert worker.ask("tokens")["tokens"] == [[7, 7, 7], [8, 8, 8], [9, 9, 9]]
-        assert worker.ask("end")["peak_memory"] > 1
+        assert worker.request("round")["seconds"] >= 0.1, "two batches"
+        assert worker.request("tokens")["tokens"] == [[7, 7, 7], [8, 8, 8], [9, 9, 9]]
+        assert worker.request("end")["peak_memory"] > 1
     for noise in ("noise from Python", "noise from a library", "more noise"):
         assert noise in log.read_text(encoding="utf-8")
 
@@ -164,11 +164,11 @@ def test_an_engine_s_error_is_one_line_and_the_worker_goes_on(environment: dict[
     folder, model = tmp_path / "weights", {"checkpoint": "x", "precision": "int4"}
     with Worker(Path(sys.executable), environment, tmp_path / "log") as worker:
         with pytest.raises(WorkerError, match="ValueError: int4 did not pass"):
-            worker.ask("prepare", engine="fake_engine", folder=str(folder), model=model)
+            worker.request("prepare", engine="fake_engine", folder=str(folder), model=model)
         assert not folder.exists(), "what was not prepared must not be taken for prepared"
         with pytest.raises(WorkerError, match="no_such_engine"):
-            worker.ask("prepare", engine="no_such_engine", folder=str(folder), model=model)
-        assert worker.ask("end")["peak_memory"] > 1
+            worker.request("prepare", engine="no_such_engine", folder=str(folder), model=model)
+        assert worker.request("end")["peak_memory"] > 1
     assert "Traceback" in (tmp_path / "log").read_text(encoding="utf-8")
 
 
@@ -181,11 +181,11 @@ def test_a_worker_that_dies_is_an_error(environment: dict[str, str], place: Plac
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the state of a process from /proc")
 def test_a_paused_worker_is_held_until_it_is_asked(environment: dict[str, str], tmp_path: Path) -> None:
     with Worker(Path(sys.executable), environment, tmp_path / "log") as worker:
-        worker.ask("end")
+        worker.request("end")
         status = Path(f"/proc/{worker._process.pid}/stat")
         worker.pause()
         assert status.read_text().rpartition(")")[2].split()[0] == "T"
-        assert worker.ask("end")["peak_memory"] > 1
+        assert worker.request("end")["peak_memory"] > 1
         worker.pause()
     assert worker._process.returncode == 0, "a paused process must end too"
 
@@ -249,7 +249,7 @@ def test_sides_that_say_otherwise_are_refused() -> None:
         def __init__(self, *log_probs: float) -> None:
             self.answer = {"log_probs": [list(log_probs)] if log_probs else None}
 
-        def ask(self, do: str) -> dict[str, Any]:
+        def request(self, do: str) -> dict[str, Any]:
             assert do == "score"
             return self.answer
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bundles import drivers
-from tests.tiny import mend, tiny_facts
+from tests.tiny import tiny_facts, update_hashes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.graphs import read_outline
 from txport.bundles.manifest import Manifest
@@ -63,7 +63,7 @@ def edited(path: Path, edit: Edit) -> None:
     model = onnx.load(str(file))
     edit(model)
     onnx.save(model, str(file))
-    mend(path)
+    update_hashes(path)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_the_order_of_ports_is_part_of_the_contract(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("target", CONTRACTS)
-def test_attention_over_the_source_is_marked_not_guessed_from_a_name(target: str) -> None:
+def test_attention_over_the_source_is_marked_not_inferred_from_a_name(target: str) -> None:
     for graph in CONTRACTS[target]["seq2seq"](FACTS, "float32"):
         marked = [port.name for port in graph.outputs if port.is_attention]
         assert graph.attention == (marked[0] if marked else None)

@@ -16,7 +16,7 @@ import pytest
 import txport
 import txport.api
 import txport.release
-from tests.tiny import edit_graph, mend, reseal, tiny_config, tiny_facts, tiny_model
+from tests.tiny import edit_graph, reseal, tiny_config, tiny_facts, tiny_model, update_hashes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.ports import DECODER, ENCODER
 from txport.bundles.reading import least_bytes, read_manifest
@@ -226,7 +226,7 @@ def exchange(path: Path, bundle: Bundle, change: Callable[[bytes], bytes]) -> No
     one, other = (change(file.read_bytes()) for file in files)
     files[0].write_bytes(other)
     files[1].write_bytes(one)
-    mend(path)
+    update_hashes(path)
 
 
 def test_graphs_in_one_anothers_place_are_refused(bundle: Bundle, copied: Path) -> None:

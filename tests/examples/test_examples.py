@@ -66,7 +66,7 @@ def test_the_page_as_a_visitor_uses_it(model: txport.Model, tmp_path: Path) -> N
     assert seen["sounds"] == model.generate("colonel", beams=5)[0].output.split()
     assert seen["best"].startswith("/k")
     assert len(seen["likely"]) == 5
-    assert seen["first"].startswith("Each sound looked most at one letter: K at c, ")
+    assert seen["first"].startswith("Each sound attended most to one letter: K at c, ")
     assert len(seen["chosen"]) == 1
     assert seen["chosen"][0].endswith(seen["likely"][1])
     assert seen["first"] != seen["second"]

@@ -14,6 +14,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 
+from tests.architectures.sampled import Tokens
+from tests.hugging_face.searches import Searched, record
+
 FOLDER = Path(__file__).parents[1] / "architectures" / "t5"
 VARIANTS: dict[str, dict[str, Any]] = {
     "tied-relu": {"feed_forward_proj": "relu", "tie_word_embeddings": True},
@@ -30,6 +33,7 @@ BUCKETS = {"relative_attention_num_buckets": 8, "relative_attention_max_distance
 OWN_SIZES = {"vocab_size": 24, "d_model": 16, "head_size": 8, "feed_forward": 20, "heads": 2}
 OWN_LAYERS = {"encoder_layers": 2, "decoder_layers": 2, "max_length": 40, "buckets": 8, "farthest": 12}
 SOURCES = [[5, 9, 3, 17, 22, 8, 4, 11, 13, 2, 6, 7, 19, 20, 21, 10, 3, 1], [12, 3, 1], [1], [14, 15, 16, 23, 18, 5, 1]]
+SAMPLES = "samples.json"  # beside the weights
 LENGTH, BEAMS, BEST = 30, 4, 2  # of the target; more tokens than there are buckets
 
 
@@ -82,6 +86,11 @@ def said(model: Any) -> dict[str, np.ndarray]:
     return found
 
 
+def samples(model: Any) -> Tokens:
+    """The tokens of every way to sample, of each source by itself."""
+    return Searched(model, pad=0, end=1, start=0).samples(SOURCES)
+
+
 def tensors(model: Any) -> dict[str, torch.Tensor]:
     """The weights as transformers saves them: a tied one once."""
     return {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
@@ -94,6 +103,7 @@ def main() -> None:
         (folder / "config.json").write_text(json.dumps(own_config(variant), indent=2) + "\n", encoding="utf-8")
         save_file(tensors(model), folder / "model.safetensors")
         np.savez_compressed(folder / "expected.npz", **said(model))
+        record(folder / SAMPLES, samples(model))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.architectures.gpt2_weights import (
     END,
@@ -27,9 +27,9 @@ from tests.architectures.gpt2_weights import (
     expected,
     weights,
 )
+from tests.hugging_face.searches import Searched
 
 KINDS = {"tied": True, "untied": False}
-RENAMED = {"beams": "num_beams", "nbest": "num_return_sequences"}
 
 
 def model_of(*, tied: bool) -> Any:
@@ -50,41 +50,11 @@ def logits_of(model: Any) -> list[Any]:
 
 
 def found_by(model: Any, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return {name: [search(model, prompt, dict(how), patch) for prompt in PROMPTS] for name, how in SEARCHES.items()}
-
-
-def search(model: Any, prompt: list[int], how: dict[str, Any], patch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The new tokens of each hypothesis; one prompt at a time, since padding would count as what was said."""
-    seed = how.pop("seed", None)
-    if seed is not None:
-        patch.setattr(torch, "multinomial", drawing(seed, how.get("nbest", 1)))
-        how.setdefault("top_k", 0)
-    named = {RENAMED.get(name, name): value for name, value in how.items()}
-    named.setdefault("max_new_tokens", LONGEST - len(prompt))
-    config = GenerationConfig(**named, pad_token_id=PAD, eos_token_id=END)
-    model.generation_config = GenerationConfig()
-    rows = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)).long(),
-                          generation_config=config).tolist()  # fmt: skip
-    return [cut(row[len(prompt) :]) for row in rows]
-
-
-def cut(tokens: list[int]) -> list[int]:
-    """Without the padding behind an end token."""
-    return tokens[: tokens.index(END) + 1] if END in tokens else tokens
-
-
-def drawing(seed: int, samples: int) -> Any:
-    """`torch.multinomial` by our random numbers: those of the seed and the sample, one a token."""
-    rows = np.array([np.random.default_rng([seed, sample]).random(LONGEST) for sample in range(samples)])
-    numbers = iter(rows.T)
-
-    def multinomial(weights: torch.Tensor, num_samples: int) -> torch.Tensor:
-        assert num_samples == 1
-        reached = weights.double().cumsum(1)
-        goal = torch.from_numpy(next(numbers).copy())[:, None] * reached[:, -1:]
-        return (reached > goal).long().argmax(1, keepdim=True)
-
-    return multinomial
+    searched = Searched(model, pad=PAD, end=END)
+    return {
+        name: [searched.search(prompt, {"max_new_tokens": LONGEST - len(prompt), **how}, patch) for prompt in PROMPTS]
+        for name, how in SEARCHES.items()
+    }
 
 
 def everything(patch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from transformers import T5Config as TheirConfig
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from tests.architectures.sampled import recorded
 from tests.hugging_face import t5
 from txport.models.architectures.t5 import ARCHITECTURE, T5Config, build, hugging_face
 from txport.models.checkpoint import load_checkpoint
@@ -52,6 +53,11 @@ def test_logits_are_theirs_and_as_recorded(variant: str) -> None:
     with np.load(t5.FOLDER / variant / "expected.npz") as recorded:
         for name, expected in said.items():
             np.testing.assert_allclose(recorded[name], expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", t5.VARIANTS)
+def test_samples_are_as_recorded(variant: str) -> None:
+    assert t5.samples(t5.model_of(variant)) == recorded(t5.FOLDER / variant / t5.SAMPLES)
 
 
 @pytest.mark.parametrize(

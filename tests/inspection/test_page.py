@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bundles import drivers
-from tests.tiny import mend, reseal
+from tests.tiny import reseal, update_hashes
 from txport.bundles.bundle import Bundle, load_bundle
 from txport.bundles.declared import read_initializers
 from txport.bundles.graphs import read_outline
@@ -211,7 +211,7 @@ def test_no_file_of_the_bundle_is_replaced(name: str, copied: Path) -> None:
 
 def test_a_damaged_bundle_has_no_page(copied: Path, tmp_path: Path) -> None:
     (copied / "onnx" / "encoder_model.onnx").write_bytes(b"nothing")
-    mend(copied)
+    update_hashes(copied)
     assert isinstance(inspect(copied, "--html", tmp_path / "page.html").exception, BundleError)
     assert not (tmp_path / "page.html").exists()
 

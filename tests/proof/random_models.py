@@ -1,4 +1,4 @@
-"""Random small models, to see that parity raises no false alarm: `python -m tests.proof.random_models --count 300`.
+"""Random small models, to see that parity raises no false alarm: `python -m tests.proof.random_models --count 500`.
 
 Each number stands for one architecture, configuration, kind of weights, target and precision, the same in every run, so
 that a range of them can be done in parts and a failure repeated by itself (`--first 17 --count 1`). Configurations are
@@ -290,7 +290,7 @@ def is_right(report: Report) -> bool:
 
 @click.command(help=__doc__)
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--count", type=click.IntRange(1), default=300, show_default=True)
+@click.option("--count", type=click.IntRange(1), default=500, show_default=True)
 @click.option("--architecture", "only", type=click.Choice(architecture.names()), help="Models of this one alone.")
 @click.option("--step", type=click.IntRange(1), default=1, show_default=True, help="Take every so manieth.")
 @click.option("--target", type=click.Choice(["cuda"]), help="Models of this target alone.")

@@ -86,6 +86,30 @@ def test_bundles_that_are_kept_are_what_export_writes(sound: tuple[Matrix, Path]
         assert bundle.size == cell.bytes
 
 
+@pytest.mark.parametrize("name", ["gpt2-tiny", "bert-tiny"])
+@pytest.mark.usefixtures("few_cases")
+def test_models_that_are_no_encoder_decoders_have_a_matrix_too(name: str, tmp_path: Path) -> None:
+    """A decoder alone and an encoder alone, through the command."""
+    report = tmp_path / "out.json"
+    narrowed = ["--target", "portable", "--target", "cpu", "--precision", "fp32"]
+    engines = ["--runtime", "ort", "--runtime", "reference", "--provider", "cpu"]
+    done = run(f"preset:{name}", *narrowed, *engines, "--report", report)
+    assert (done.exit_code, done.stderr) == (0, "")
+    values = json.loads(report.read_text())
+    assert values["verdict"] == "pass"
+    cells = {(cell["target"], cell["precision"], cell["runtime"], cell["provider"]): cell for cell in values["cells"]}
+    unable = ("cpu", "fp32", "reference", "cpu")
+    proven = [(target, "fp32", "ort", "cpu") for target in ("portable", "cpu")]
+    assert set(cells) == {*proven, ("portable", "fp32", "reference", "cpu"), unable}
+    assert cells[unable]["verdict"] == NOT_AVAILABLE
+    for cell in (cell for engine, cell in cells.items() if engine != unable):
+        assert (cell["verdict"], cell["near_ties"], cell["why"]) == (PASS, 0, "")
+        assert 0 < cell["worst_logit_difference"] < 1e-4
+        assert cell["rows_searched"] > 0
+        assert cell["bytes"] > 0
+    assert "verdict: pass; 4 cells: 3 pass, 0 near-tie, 0 fail, 1 not available" in done.stdout
+
+
 @pytest.fixture
 def one_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter whose portable fp16 bundles have one weight wrong."""

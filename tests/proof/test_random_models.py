@@ -1,4 +1,4 @@
-"""A few of the random models on which parity must not raise an alarm; the command in that file runs 300."""
+"""A few of the random models on which parity must not raise an alarm; the command in that file runs 500."""
 
 from __future__ import annotations
 

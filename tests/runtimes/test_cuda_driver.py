@@ -15,7 +15,7 @@ import torch
 
 from tests.architectures.seeded import bundle_of
 from tests.runtimes.driven import SEARCHES, Driven, found, numbers, seat_mixed, sources_of, tokens
-from tests.tiny import mend
+from tests.tiny import update_hashes
 from txport import runtimes
 from txport.bundles.bundle import load_bundle
 from txport.errors import BundleError, RunError, UnsupportedError
@@ -341,7 +341,7 @@ def test_a_graph_that_can_not_be_cast_is_one_error(toy: Driven, tmp_path: Path) 
     model = onnx.load(str(copied / "onnx/step.onnx"), load_external_data=False)
     model.graph.initializer.add(name="odd", data_type=onnx.TensorProto.FLOAT16, dims=[3], raw_data=b"1")
     onnx.save(model, str(copied / "onnx/step.onnx"))
-    mend(copied)
+    update_hashes(copied)
     with pytest.raises(BundleError, match=r"step\.onnx can't be cast to fp32: .*; export it again"):
         runtimes.load("cuda-stand-in", load_bundle(copied))
 

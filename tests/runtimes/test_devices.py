@@ -220,7 +220,7 @@ def test_a_queue_that_does_not_wait_for_the_other_is_told(device: HostDevice, se
     with pytest.raises(AssertionError, match="queue 0 does not wait"):
         device.clear(source)
     mark = device.mark(ENCODE_QUEUE)
-    device.follow(MAIN, mark)
+    device.wait_event(MAIN, mark)
     device.copy(target, other)
     assert device.fetch(other).arrays()[0].tolist() == [2, 3]
 
@@ -230,11 +230,11 @@ def test_memory_is_encoded_into_again_once_it_was_read(device: HostDevice, sessi
     binding = encoding(session, device, source, target)
     device.upload(np.array([1, 2]), source, ENCODE_QUEUE)
     device.run(binding)
-    device.follow(MAIN, device.mark(ENCODE_QUEUE))
+    device.wait_event(MAIN, device.mark(ENCODE_QUEUE))
     device.copy(target, other)
     with pytest.raises(AssertionError, match="queue 1 does not wait"):
         device.run(binding)
-    device.follow(ENCODE_QUEUE, device.mark(MAIN))
+    device.wait_event(ENCODE_QUEUE, device.mark(MAIN))
     device.run(binding)
 
 
@@ -253,6 +253,6 @@ def test_a_mark_is_of_what_was_queued_by_then(device: HostDevice, session: Any) 
     mark = device.mark(ENCODE_QUEUE)
     device.upload(np.array([1, 2]), source, ENCODE_QUEUE)
     device.run(encoding(session, device, source, target))
-    device.follow(MAIN, mark)
+    device.wait_event(MAIN, mark)
     with pytest.raises(AssertionError, match="queue 0 does not wait"):
         device.fetch(target)

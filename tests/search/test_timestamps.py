@@ -47,8 +47,8 @@ def test_times_stand_in_pairs_and_never_go_back(seed: int, length: int, latest: 
         elif token >= FIRST:
             assert behind >= END  # one behind text ends it: it stands once more, or all is said
     for after in allowed:
-        shares = np.exp(after[np.isfinite(after)].astype(np.float64))
-        likelier = np.exp(after[FIRST:].astype(np.float64)).sum() > shares.max(initial=0.0)
+        probabilities = np.exp(after[np.isfinite(after)].astype(np.float64))
+        likelier = np.exp(after[FIRST:].astype(np.float64)).sum() > probabilities.max(initial=0.0)
         assert not likelier or after.argmax() >= FIRST
 
 

@@ -206,7 +206,7 @@ def test_a_template_takes_bounded_time_and_memory(template: str, monkeypatch: py
 # Lists and tuples that hold one another twice: Python walks through all that they are, without a look at the clock.
 SHARED = """{% set n = namespace(a=[1], b=[1], t=(1,), u=(1,)) %}{% for each in range(22) %}
 {%- set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% set n.t = (n.t, n.t) %}{% set n.u = (n.u, n.u) %}{% endfor %}"""
-WALKS = (
+CONTAINERS = (
     *("n.a == n.b", "1 < 2 < n.a", "n.a in [n.b]", "{n.t: 1}", "{}[n.t]", "{}.get(n.t)", "{}.fromkeys([n.t])"),
     *("[n.t, n.t] | unique | list", "[n.a, n.b] | sort", "[n.a, n.b] | min", "[n.a, n.b] | max"),
     *("[[n.t], [n.u]] | groupby(0)", "{1: n.a, 2: n.b} | dictsort(by='value')", "[n.a] | select('eq', n.b) | list"),
@@ -219,7 +219,7 @@ WALKS = (
 )
 
 
-@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("walk", CONTAINERS)
 def test_what_python_does_at_once_is_bounded(walk: str) -> None:
     with pytest.raises(TextError, match="it makes or reads something of the size"):
         templated(f"{SHARED}{{{{ ({walk}) | string | length }}}}").prompt(messages_of("Hello"))

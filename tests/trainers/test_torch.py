@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tests.architectures.seeded import bundle_of, check_steps
 from tests.trainers.plain import check_logits, check_refused, damage, interleaved
+from txport.models.checkpoint import load_checkpoint
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "post": {},
@@ -98,6 +100,21 @@ def test_what_is_loaded_computes_what_pytorch_does(name: str, final_norm: bool, 
     model = seeded(final_norm=final_norm, **how)
     folder = save(tmp_path / "torch", config_for(how, final_norm=final_norm), model.state_dict())
     check_logits(folder, in_double(model), vocabulary=24)
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_exported_graphs_compute_what_pytorch_does(name: str, target: str, tmp_path: Path) -> None:
+    how = VARIANTS[name]
+    model = seeded(**how)
+    checkpoint = load_checkpoint(str(save(tmp_path / "torch", config_for(how), model.state_dict())))
+    drawn = torch.Generator().manual_seed(4)
+    source, tokens = (torch.randint(3, 24, (3, length), generator=drawn) for length in (7, 20))
+    expected = in_double(model)(source, tokens)
+    assert expected.std() > 0.5  # a model that says nothing would agree with itself
+    bundle = bundle_of(checkpoint, tmp_path / "bundle", target)
+    check_steps(bundle, source, torch.tensor([7] * 3), tokens, expected)
 
 
 def test_names_of_ones_own_take_rules(tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def _names(content: mmap.mmap) -> Iterator[tuple[str, Any]]:
                 domain = content[slice(*fields["domain"])].decode() if "domain" in fields else ""
                 yield inner, (domain, varint(content, *fields["version"])[0] if "version" in fields else 0)
             elif inner == "metadata":
-                said = {name: content[a:b].decode() for name, a, b in known(content, first, last, ENTRY)}
-                yield inner, (said.get("key", ""), said.get("value", ""))
+                key_value = {name: content[a:b].decode() for name, a, b in known(content, first, last, ENTRY)}
+                yield inner, (key_value.get("key", ""), key_value.get("value", ""))
             elif inner == "entry":
                 entry = {name: content[a:b] for name, a, b in known(content, first, last, ENTRY)}
                 if entry.get("key") == b"location":

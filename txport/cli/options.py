@@ -28,7 +28,7 @@ def checkpoint_option(text: str) -> Callable[[F], F]:
 
 def trust_option(command: F) -> F:
     """Whether code of the user's may run; what it prints is no result."""
-    text = "Run the code of a CHECKPOINT that is given as model.py:NAME; docs/adapters.md."
+    text = "Allow running Python code, for a CHECKPOINT given as model.py:NAME (docs/adapters.md)."
     return click.option("--trust-code", is_flag=True, callback=_trust, help=text)(command)
 
 
@@ -40,7 +40,7 @@ def _trust(context: click.Context, _: click.Parameter, is_trusted: bool) -> bool
 
 def threads_option(command: F) -> F:
     """How many threads one operator may use."""
-    text = "Threads of one operator.  [default: all cores]"
+    text = "Number of threads per operator.  [default: all cores]"
     return click.option("--threads", type=click.IntRange(1), callback=fit_threads, help=text)(command)
 
 
@@ -52,13 +52,16 @@ def fit_threads(context: click.Context, option: click.Parameter, count: int | No
 
 def variant_option(command: F) -> F:
     """Which graphs of a folder that others exported."""
-    text = "Of a folder that others exported, which graphs: quantized, fp16, ...  [default: the plain ones]"
+    text = "Variant of the graphs (quantized, fp16, ...) in a folder of other tools.  [default: no suffix]"
     return click.option("--variant", metavar="NAME", help=text)(command)
 
 
 def unknown_option(command: F) -> F:
     """What becomes of that in a text which the vocabulary lacks."""
-    text = "Outside the vocabulary: the unknown token, an error, or nothing; auto: the token, or an error for letters."
+    text = (
+        "Text outside the vocabulary: token: use the unknown token; error: fail; skip: remove it; auto: token, or "
+        "error for character-level tokenizers."
+    )
     return click.option(
         "--unknown", type=click.Choice(["auto", "token", "error", "skip"]), default="auto", show_default=True, help=text
     )(command)

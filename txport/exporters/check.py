@@ -125,9 +125,9 @@ def _metadata(model: ModelProto, role: str, manifest: Manifest) -> Iterator[str]
             yield f"metadata says {found.get(name)!r:.100} for {name}, expected {value!r:.100}"
 
 
-def _paths(model: ModelProto, said: Mapping[str, str]) -> Iterator[str]:
+def _paths(model: ModelProto, metadata: Mapping[str, str]) -> Iterator[str]:
     """Those of the machine; labels, which the metadata holds as they are, may look like paths."""
-    found = [text for text in _strings(model) if ABSOLUTE_PATH.search(text) and text not in said.values()]
+    found = [text for text in _strings(model) if ABSOLUTE_PATH.search(text) and text not in metadata.values()]
     if found:
         yield f"absolute paths, such as {found[0][:120]!r}"
 

@@ -16,16 +16,16 @@ Tensors = Sequence[ir.Value]
 def memory_model(graph: Graph, opset: int) -> ir.Model:
     """The graph that picks rows of tensors, lengthens them, or lets rows of others in, as its role says."""
     inputs, outputs = ([value_of(port) for port in side] for side in (graph.inputs, graph.outputs))
-    moved, (asked,) = inputs[: len(outputs)], [each for each in inputs if each.name in (ROWS, MORE)]
+    moved, (requested,) = inputs[: len(outputs)], [each for each in inputs if each.name in (ROWS, MORE)]
     others = inputs[len(outputs) : 2 * len(outputs)]
     tape = ir.tape.Tape()
     if graph.role in (GROW_ROWS, GROW_SOURCES):
-        _grow(tape, moved, asked, outputs)
+        _grow(tape, moved, requested, outputs)
     elif graph.role in (ADMIT_ROWS, ADMIT_SOURCES):
-        _admit(tape, moved, others, asked, outputs)
+        _admit(tape, moved, others, requested, outputs)
     else:
         for value, picked in zip(moved, outputs, strict=True):
-            tape.op("Gather", [value, asked], {"axis": 0}, output=picked, name=f"select_{value.name}")
+            tape.op("Gather", [value, requested], {"axis": 0}, output=picked, name=f"select_{value.name}")
     initializers = list(_lifted(tape))
     nodes = [node for node in tape.nodes if node.op_type != "Constant"]
     body = ir.Graph(inputs, outputs, nodes=nodes, initializers=initializers, opset_imports={"": opset}, name=graph.role)

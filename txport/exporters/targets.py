@@ -48,10 +48,11 @@ QUANTISE, TOP, CONDITION = "quantise", "choose the best tokens", "make attention
 
 @dataclass
 class Job:
-    """One graph on its way: what it is to be, and what its initializers have become.
+    """State of one graph during export.
 
-    Weights of which the model has no numbers are read by their names. Graphs of one bundle share what is `quantised`,
-    of numbers that are read `unrounded` where the model's own are in 16 bits.
+    `weights` says how each initializer is stored. `read` loads weights by name, of a model on the meta device.
+    `quantised` matrices are shared by the graphs of a bundle; `unrounded` loads weights in full precision if the model
+    is in 16 bits.
     """
 
     model: Model
@@ -74,11 +75,11 @@ Stage = Callable[[ir.Model, Job], int]
 
 @dataclass(frozen=True)
 class Target:
-    """What a bundle is made for.
+    """An export target.
 
-    `modules` are the graphs' modules for each task, whose arguments are the ports that `traced` leaves; `forms` say
-    what functions become; `stages` change a graph after its trace, `last` once the form of each weight is known. The
-    opset is at least the one that it `prefers` for a model, unless another is asked for, and never less than `least`.
+    `modules` are the graph modules by task and role; their arguments are the ports that `traced` returns. `forms` are
+    the ONNX conversions of torch functions. `stages` are passes after the trace, `last` those after the storage form
+    of each weight is chosen. `prefers` gives the default opset for a model, `least` is the minimum opset.
     """
 
     modules: Mapping[Task, Mapping[str, Callable[[Model], nn.Module]]]
@@ -95,7 +96,7 @@ class Target:
         return self.modules[job.manifest.facts.task][job.role](job.model)
 
     def trace(self, job: Job) -> ir.Model:
-        """A graph as it is traced; of one that moves a state, all there is."""
+        """Trace the graph; graphs that move a state are built directly."""
         if not job.ports.has_weights:
             return memory_model(job.ports, job.manifest.opset)
         if isinstance(job.model, Adapted):

@@ -1,7 +1,7 @@
 """One module -> one graph: the module runs once on tensors that write down what is done to them.
 
 `torch.onnx.export` gives the same nodes, but reasons about every symbolic stride on the way: a decoder of six layers
-takes it half a minute, and this a few milliseconds. What has no form in `forms` is refused, not guessed.
+takes it half a minute, and this a few milliseconds. What has no form in `forms` is refused, not inferred.
 """
 
 from __future__ import annotations

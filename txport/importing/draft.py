@@ -166,18 +166,18 @@ def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
     found |= {field: found[first] for field, first in same.items() if first in found}
     known = {**decided(variant), **layers, **found}
     choices = kind.choices()
-    spoken = {
+    from_config = {
         field: value
         for field, value in from_config.items()
         if field not in known and value in choices.get(field, () if isinstance(value, str) else (value,))
     }
-    derived = _derived(draft, sizes, {**known, **spoken})
-    left = dict(asked(variant, {**known, **spoken, **dict.fromkeys(derived)}, sizes.known))
+    derived = _derived(draft, sizes, {**known, **from_config})
+    left = dict(asked(variant, {**known, **from_config, **dict.fromkeys(derived)}, sizes.known))
     for each in dataclasses.fields(kind):
         if each.name in known:
             yield f"{each.name} = {json.dumps(known[each.name])}"
-        elif each.name in spoken:
-            yield f"{each.name} = {json.dumps(spoken[each.name])}  # as the config beside the weights says"
+        elif each.name in from_config:
+            yield f"{each.name} = {json.dumps(from_config[each.name])}  # as the config beside the weights says"
         elif each.name in left:
             yield f"{each.name} = {json.dumps(f'{QUESTION}: {left[each.name]}')}"
 
@@ -219,7 +219,7 @@ def _rules(draft: Draft, sizes: Sizes) -> Iterator[str]:
     lie = {pair.given.name: is_turned for pair, is_turned in turned(draft.match.pairs, sizes)}
     for pair in _ordered(draft.match.pairs):
         for each in _of_pair(pair, lie.get(pair.given.name)):
-            is_asked = isinstance(each, Split) and pair.asks_for_groups
+            is_asked = isinstance(each, Split) and pair.needs_groups
             text = with_groups(written(each), pair.own[0].role.what) if is_asked else written(each)
             yield from rule(text, pair.why)
     yield from _copied(draft)

@@ -28,7 +28,7 @@ class Pair:
     why: str
 
     @property
-    def asks_for_groups(self) -> bool:
+    def needs_groups(self) -> bool:
         """Whether nothing tells how its parts lie: one after the other, or those of each head together."""
         return len(self.own) > 1 and not any(word in self.given.name for word in BLOCKS)
 

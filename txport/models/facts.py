@@ -29,19 +29,23 @@ INPUTS = ("input_ids", "input_features", "attention_mask", "position_ids", "toke
 LENGTH = "length"  # the dim of a tensor that counts tokens
 MOST_STATE = 1 << 14  # tensors
 MOST_NUMBERS = 1 << 31  # of the state, for each token of a row
-MOST_TOKENS = 1 << 10  # that are special in one way
+MOST_TOKENS = 1 << 10  # maximum of special tokens of one kind
 MOST_OUTPUTS = 16
 MOST_LABELS = 1 << 16
-RARE: dict[str, Any] = {"speech": None, "windows": (), "function_to_apply": None}  # facts of few models
+RARE: dict[str, Any] = {
+    "speech": None,
+    "windows": (),
+    "function_to_apply": None,
+}  # omitted from JSON if they have these values
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """A vocabulary, and what the model expects of sequences over it.
+    """A vocabulary and its special tokens.
 
-    `start` is the token that generation starts from, None where a prompt does. `before` and `after` are the special
-    tokens that stood around each sequence in training, as far as no `tokenizer.json` adds them. `mask` stands for a
-    token that the model is to find.
+    `size` is the number of ids, `longest` the maximum length. `start` is the decoder's start token, None for causal
+    models. `before` and `after` are the special tokens around each sequence in training, unless `tokenizer.json` adds
+    them. `mask` is the mask token.
     """
 
     size: int
@@ -59,21 +63,21 @@ class Tokens:
 
     @property
     def special(self) -> tuple[int, ...]:
-        """The tokens that are no text."""
+        """All special tokens."""
         ones = tuple(each for each in (self.pad, self.start, self.mask) if each is not None)
         return tuple(dict.fromkeys((*ones, *self.ends, *self.before, *self.after)))
 
     @property
     def end(self) -> int:
-        """The token that is written where a sequence ends."""
+        """The token that ends a sequence."""
         return self.ends[0]
 
 
 @dataclass(frozen=True)
 class StateTensor:
-    """One tensor that a runtime keeps between steps, of one decoder layer: its dims without the rows'.
+    """One cache tensor of a decoder layer; `dims` exclude the batch dimension.
 
-    `owner` says what it belongs to: each row has its own, or all rows of a source share it.
+    `owner` is "row" for a separate tensor per row, "source" for one shared by all rows of a source.
     """
 
     layer: int
@@ -87,30 +91,30 @@ class StateTensor:
         return self.owner == "row"
 
     def shape(self, rows: int, length: int) -> tuple[int, ...]:
-        """Of so many rows, or sources, with so many tokens each."""
+        """Shape for this many rows (or sources) of `length` tokens."""
         return rows, *(length if isinstance(dim, str) else dim for dim in self.dims)
 
 
 @dataclass(frozen=True)
 class Output:
-    """One output of an encoder-only model: its name, and its dims without the rows'."""
+    """One output of an encoder-only model: its name, and its dims without the batch dimension."""
 
     name: str
     dims: tuple[int | str, ...]
 
     @property
     def is_of_tokens(self) -> bool:
-        """Whether each token has its own, rather than each text."""
+        """True if the output has one value per token, not per text."""
         return self.dims[0] == LENGTH
 
     def shape(self, rows: int, length: int) -> tuple[int, ...]:
-        """Of so many rows of so many tokens."""
+        """Shape for this many rows of `length` tokens."""
         return rows, *(length if isinstance(dim, str) else dim for dim in self.dims)
 
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """The attention over the source that tells what a token was made of: of which decoder layer, and its heads."""
+    """The cross-attention used for alignment: its decoder layer and number of heads."""
 
     layer: int
     heads: int
@@ -118,14 +122,13 @@ class CrossAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is true of a model, whatever its architecture.
+    """Facts about a model, independent of its architecture.
 
-    `width` is the size of a hidden state. `source` is what an encoder reads, `target` what a decoder writes; a causal
-    model has only a target, which its prompts are the beginning of. `has_plain_logits` says that logits are one
-    product with a matrix and nothing else. `speech` says what tokens mean for a model that writes down speech.
-    `windows` are the numbers of last tokens that those layers see which do not see all, each once.
-    `function_to_apply` makes scores of the logits over `labels`: a "softmax" where labels exclude each other, a
-    "sigmoid" of each where they do not or there is one, "none" where the logits are the values that are asked for.
+    `width` is the hidden size. `source` is the encoder's input, `target` the decoder's output; a causal model has only
+    `target`, whose tokens prompts have too. `has_plain_logits`: logits are one matrix product without other operations.
+    `speech` has the special tokens of a speech model. `windows` are the distinct sizes of sliding windows, in tokens.
+    `function_to_apply` converts the logits over `labels` to scores: "softmax" for exclusive labels, "sigmoid" for
+    independent ones or a single one, "none" for regression.
     """
 
     task: Task
@@ -143,31 +146,31 @@ class Facts:
 
     @property
     def reads(self) -> Tokens | Features:
-        """What goes in: the source's tokens or features, or the tokens of prompts."""
+        """Input: tokens or features of the source; for causal models, tokens of the prompt."""
         found = self.target if self.source is None else self.source
         assert found is not None
         return found
 
     @property
     def vocabulary(self) -> Tokens:
-        """The tokens of text that goes in; where no text does, of what comes out."""
+        """Vocabulary of the input text, or of the output if the input is audio."""
         return self.reads if isinstance(self.reads, Tokens) else self.writes
 
     @property
     def masks_source(self) -> bool:
-        """Whether sources differ in length, so that a mask says which of their places are real."""
+        """True if sources have different lengths and need a mask."""
         return isinstance(self.source, Tokens)
 
     @property
     def writes(self) -> Tokens:
-        """What comes out: the target's tokens; of an encoder-only model, the source's."""
+        """Output tokens; for encoder-only models, those of the input."""
         found = self.source if self.target is None else self.target
         assert isinstance(found, Tokens)
         return found
 
     @property
     def ability(self) -> Ability | None:
-        """What an encoder-only model is for; None of one that generates."""
+        """What an encoder-only model does: embed, classify, tag or fill; None for generating models."""
         if self.task != "encode":
             return None
         logits = next((each for each in self.outputs if each.name == LOGITS), None)

@@ -1,6 +1,6 @@
-"""What parts ask of whoever runs them: how tokens lie in memory, what they see, and what is kept of them.
+"""Interface between parts and targets: memory layout, masks and caches.
 
-`PlainOps` is PyTorch, and the portable graphs. Other targets have their own beside their exporters.
+`PlainOps` is the one of PyTorch and of portable graphs. Other targets define theirs beside their exporters.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ State = dict[StateTensor, Tensor]
 
 
 class Ops(Protocol):
-    """One run over some tokens of each row. Activations (..., D) are what `lay_out` makes of ids (B, T), and D."""
+    """One forward pass over T tokens of each row.
+
+    Activations have shape (..., D), where ... is (B, T) or (B x T), as `lay_out` returns them.
+    """
 
     def lay_out(self, x: Tensor) -> Tensor:
-        """Token ids (B, T), or what else each place has (B, T, D), as activations lie: (B, T, ...) or (B x T, ...)."""
+        """Token ids (B, T) or vectors (B, T, D) in the target's layout: (B, T, ...) or (B x T, ...)."""
         ...
 
     def whole(self, x: Tensor) -> Tensor:
@@ -34,22 +37,21 @@ class Ops(Protocol):
         ...
 
     def together(self, x: Tensor, *maps: Linear) -> tuple[Tensor, ...]:
-        """What several linear maps make of the same activations."""
+        """Apply several linear layers to the same activations."""
         ...
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
-        """What an attention of a layer mixes for the activations: (..., D) -> (..., N x H)."""
+        """Attention output before the output projection: (..., D) -> (..., N x H)."""
         ...
 
 
 class PlainOps:
     """Activations (B, T, D), and caches that grow by concatenation.
 
-    `places` (T,) or (B, T) are the positions of the tokens; `mask` (..., T, P + T) is added to the scores of their own
-    attention, `source_mask` (B, 1, 1, S) to those over the source, whose states are `source` (B, S, D); None where all
-    is seen. `state` holds
-    the caches before the run, and after it those that have grown; keys and values of the source are computed as far
-    as they are not cached. `weights` are those of the attention over the source, by layer: (B, N, T, S).
+    `places` (T,) or (B, T) are the positions of the tokens; `mask` (..., T, P + T) is the additive mask of
+    self-attention, `source_mask` (B, 1, 1, S) that of cross-attention; None: no mask. `source` (B, S, D) is the encoder
+    output. `state` holds the caches and is updated by the run; cross-attention keys and values are computed unless they
+    are cached. `weights` are the cross-attention weights by layer: (B, N, T, S).
     """
 
     def __init__(

@@ -26,12 +26,11 @@ CLASSES, FEW = 1024, 8  # of tokens, and how many of the best tokens are found b
 
 
 class Scores(NamedTuple):
-    """What a step says of the next token of each row: full logits, or the k best tokens.
+    """Scores of the next token of each row: full logits, or the k best tokens.
 
     Without `top`: `values` (R, V) are logits and `ids` is None. With it: `values` (R, k) are log-probabilities
-    in falling order, and `ids` (R, k) their tokens; if they were not to be normalised, logits, or what differs from
-    them by one number a row. If it was asked for, `attention` (R, S or more) is how much the step looked at each place
-    of the source; it adds up to 1, and there is none at the padding.
+    in falling order, and `ids` (R, k) their tokens; without `normalise`, logits up to a constant per row.
+    `attention` (R, S or more), if requested, has the cross-attention weights of the step: sum 1, 0 at the padding.
     """
 
     values: Floats
@@ -39,16 +38,16 @@ class Scores(NamedTuple):
     attention: Floats | None = None
 
     def of(self, rows: Ints) -> Scores:
-        """Those of some rows."""
+        """The scores of these rows."""
         ids = None if self.ids is None else self.ids[rows]
         return Scores(self.values[rows], ids, None if self.attention is None else self.attention[rows])
 
 
 class Sizes(NamedTuple):
-    """What batches to come may have: up to so many sources, rows of each, and tokens of a row, its prompt counted.
+    """Limits of future batches: sources, rows per source, and `length`, the tokens of a row with its prompt.
 
-    `source_lengths` are those of the longest sources of batches, `tops` what steps ask for: see `Runtime.step`. So many
-    `batches` are at work at once.
+    `source_lengths` are the lengths of the longest source of a batch, `tops` the values of `top` that steps use (see
+    `Runtime.step`), and `batches` is how many run in parallel.
     """
 
     sources: int
@@ -74,10 +73,10 @@ class Runtime(Protocol):
     def step(
         self, tokens: Ints, state: State, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, State]:
-        """The last token of each row (R,) -> scores of the next one, good until the next step, and the state.
+        """The last token of each row (R,) -> scores of the next one, valid until the next step, and the state.
 
-        Without `normalise`, the `top` best may come with their logits, which may cost far less. With `align`,
-        attention over the source comes too.
+        Without `normalise`, the `top` best tokens may have logits, which can be much faster. With `align`, the
+        cross-attention is returned too.
         """
         ...
 
@@ -88,7 +87,7 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class EncoderRuntime(Protocol):
-    """What runs a model that only encodes."""
+    """Runtime of an encoder-only model."""
 
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """Sources (B, S), right-padded, and their lengths (B,) -> the model's outputs by name."""
@@ -97,9 +96,9 @@ class EncoderRuntime(Protocol):
 
 @runtime_checkable
 class ContinuousRuntime(Runtime, Protocol):
-    """A runtime whose rows may have unequal lengths, so that new sources take the places of those that are done.
+    """A runtime whose rows may have different lengths, so that new sources take the slots of finished ones.
 
-    A negative token says that nobody needs its row any more; it must not go on until `admit` or `select` fills it.
+    A negative token marks an unused row, which must stay unused until `admit` or `select` fills it.
     """
 
     def admit(self, state: State, places: Ints, others: State, chosen: Ints) -> State:

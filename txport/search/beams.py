@@ -70,7 +70,7 @@ class Beams:
         steps, beams, end_tokens = np.zeros((3, count, kept), np.int64)
         self._finished = Finished(scores, steps, beams, end_tokens, log_probs)
         self.last: Ints = np.zeros(count, np.int64)  # the newest token of each running row
-        self.spoken: Ints = np.full((count, self._size), NO_END)  # what each beam of each source added just now
+        self.last_tokens: Ints = np.full((count, self._size), NO_END)  # what each beam of each source added just now
 
     @property
     def wanted(self) -> int:
@@ -135,13 +135,13 @@ class Beams:
         running = {source: row for row, source in enumerate(self._running.tolist())}
         certain = []
         for source, finished in enumerate(self.best_of(self._finished.scores.shape[1])):
-            spoken = [each.tokens for each in finished]
+            generated = [each.tokens for each in finished]
             if source in running:
                 alive = np.flatnonzero(self._sums[running[source]] > -np.inf)
-                spoken += [self._words(source, beam) for beam in alive.tolist()]
+                generated += [self._words(source, beam) for beam in alive.tolist()]
             else:
-                spoken = spoken[:1]
-            certain.append(beginning(min(spoken, default=()), max(spoken, default=())))
+                generated = generated[:1]
+            certain.append(beginning(min(generated, default=()), max(generated, default=())))
         return certain
 
     def _words(self, source: int, beam: int) -> tuple[int, ...]:
@@ -194,8 +194,8 @@ class Beams:
             self._compete(sources, beams, scores, np.full(sums.shape, NO_END), np.zeros(sums.shape), 2)
 
     def _record(self, step: Turn) -> None:
-        self.spoken[:] = NO_END
-        self.spoken[self._running] = np.where(self._sums == -np.inf, NO_END, step.tokens)  # the dead add nothing
+        self.last_tokens[:] = NO_END
+        self.last_tokens[self._running] = np.where(self._sums == -np.inf, NO_END, step.tokens)  # the dead add nothing
         whole = step.map(lambda part: np.zeros((len(self._prefix_lengths), part.shape[1]), part.dtype))
         for kept, part in zip(whole, step, strict=True):
             kept[self._running] = part
@@ -265,10 +265,10 @@ class Beams:
         rows: Ints = np.repeat(beams[..., None], longest, axis=2)
         sources = np.broadcast_to(np.arange(len(steps))[:, None], steps.shape)
         for number in reversed(range(len(self._steps))):
-            step, spoke = self._steps[number], steps >= number
-            ids[:, :, number] = np.where(spoke, step.tokens[sources, beams], finished.ends)
-            log_probs[:, :, number] = np.where(spoke, step.log_probs[sources, beams], finished.log_probs)
-            rows[:, :, number] = beams = np.where(spoke, step.parents[sources, beams], beams)
+            step, is_generated = self._steps[number], steps >= number
+            ids[:, :, number] = np.where(is_generated, step.tokens[sources, beams], finished.ends)
+            log_probs[:, :, number] = np.where(is_generated, step.log_probs[sources, beams], finished.log_probs)
+            rows[:, :, number] = beams = np.where(is_generated, step.parents[sources, beams], beams)
         return ids, log_probs, rows, steps + 1 + (finished.ends != NO_END)
 
 

@@ -51,7 +51,7 @@ class Constraints:
         self._filler = facts.writes.pad
         self._options, self._ends = options, np.asarray(options.ends(facts))
         self._suppressed = np.asarray(options.suppress_tokens, np.int64)
-        self._looks_at_all = _looks_at_all(options)
+        self._needs_all_scores = _needs_all_scores(options)
         self._not_first = np.asarray(options.begin_suppress_tokens, np.int64)
         self._prefixes = _pad(prefixes)  # (B, longest)
         self.prefix_lengths = np.array([len(prefix) for prefix in prefixes], np.int64)
@@ -85,7 +85,7 @@ class Constraints:
             values = (log_probs if log else found.values).copy()
             changed = self._change(values, seen, banned, forced, self._are_given(token_ids.shape[1], sources))
             return _choose(changed, None if log else log_probs, forced, count, found.attention)
-        if self._looks_at_all:
+        if self._needs_all_scores:
             found = yield Step(token_ids[:, -1], None, normalise, aligns)
             assert found is not None
             values, ids = _best_allowed(found.values, banned, count, normalise=normalise)
@@ -171,7 +171,7 @@ class Constraints:
 
 def possible_tops(options: SearchOptions, facts: Facts, count: int | None, longest: int) -> Sequence[int | None]:
     """What `Constraints.best` may ask of steps for `count` tokens; rows have up to `longest`, their prompts counted."""
-    if options.changes_scores or count is None or _looks_at_all(options):
+    if options.changes_scores or count is None or _needs_all_scores(options):
         return [None]
     single = single_tokens(options.bad_words_ids)
     banned = {len(options.suppress_tokens) + len(single)}  # in every step
@@ -186,7 +186,7 @@ def possible_tops(options: SearchOptions, facts: Facts, count: int | None, longe
     return sorted({count + _spare(size) for size in banned})
 
 
-def _looks_at_all(options: SearchOptions) -> bool:
+def _needs_all_scores(options: SearchOptions) -> bool:
     """Whether so many tokens are banned in every step that all scores are looked at, whatever else is banned there."""
     return len(options.suppress_tokens) > SPARE
 

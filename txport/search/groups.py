@@ -49,7 +49,7 @@ class Groups:
             part = slice(start, start + len(group.sources))
             values, tokens = self._penalise(log_probs[part], ids[part], heard[group.sources], group.wanted)
             going.append(start + group.advance(values, tokens, None if attention is None else attention[part]))
-            heard = np.column_stack([heard, np.where(is_forced, NOTHING, group.spoken)])
+            heard = np.column_stack([heard, np.where(is_forced, NOTHING, group.last_tokens)])
             start = part.stop
         return np.concatenate(going)
 

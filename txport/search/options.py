@@ -53,18 +53,19 @@ SWITCHES = ("do_sample", "scores")
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How to search. Names and meanings are Hugging Face's, where they have one; docs/search.md tells them all.
+    """Generation options. Names and meanings are Hugging Face's where they exist; docs/search.md lists them all.
 
-    A hypothesis scores the sum of its tokens' log-probabilities over its length to the power of
-    `length_penalty`, the end token counted. Beam search ends when `beams` x `patience` hypotheses are finished
-    and the best running one can't win any more: as judged by its present length (`early_stopping=False`),
-    by the length that suits it best ("never"), or without asking (True). Without `scores`, greedy search and
-    sampling do not normalise, and scores are NaN. Without `max_new_tokens`, each target may have as many as fit, or
-    `max_length`, its start token and its prefix counted.
+    The score of a hypothesis is sum(log p) / length^`length_penalty`, the end token included. Beam search stops when
+    `beams` x `patience` hypotheses are finished and no running one can win: at its current length
+    (`early_stopping=False`), or at any length ("never"). With True it stops without this check. Without `scores`,
+    greedy search and sampling do not normalise, and scores are NaN. Without `max_new_tokens`, a target has up to
+    `max_length` tokens, its start token and prefix included, or as many as fit.
+
+    Raises `UnsupportedError` for invalid values and combinations.
 
     `logits_processor` maps scores (R, V) and the tokens so far (R, T), the start token or the prompt first, to new
-    scores: log-probabilities in beam search, logits otherwise. Prompts are padded at the left. Several workers call it
-    from several threads.
+    scores (R, V): log-probabilities in beam search, logits otherwise. Prompts are padded on the left. It must be
+    thread-safe if there are several workers.
     """
 
     max_new_tokens: int | None = None

@@ -32,6 +32,7 @@ from txport.models.parts import (
     Residual,
     Rotary,
     SoftCap,
+    UnbiasedNorm,
     unflatten,
 )
 from txport.models.stacks import EncoderDecoder, Side
@@ -181,6 +182,26 @@ def turned(path: str, positions: str = "rotary", base: float = 1e4) -> Plant:
     return lambda model: part(path, rotary=rotary(AnyConfig(positions=positions), base))(model)
 
 
+def unturned(path: str) -> Plant:
+    """No queries and keys are turned: fused operators read the angles alone, whatever class an attention is of."""
+
+    def plant(model: EncoderDecoder) -> None:
+        turn: Any = model.get_submodule(path)
+        turn.cos, turn.sin = torch.ones_like(turn.cos), torch.zeros_like(turn.sin)
+
+    return plant
+
+
+def late(path: str) -> Plant:
+    """Queries and keys are turned by the angles of the position after theirs."""
+
+    def plant(model: EncoderDecoder) -> None:
+        turn: Any = model.get_submodule(path)
+        turn.cos, turn.sin = turn.cos.roll(-1, 0), turn.sin.roll(-1, 0)
+
+    return plant
+
+
 def exchanged(path: str) -> Plant:
     def plant(model: EncoderDecoder) -> None:
         feed_forward: Any = model.get_submodule(path)
@@ -203,6 +224,15 @@ def buckets(path: str, change: Callable[[Tensor], Tensor]) -> Plant:
         bias.bucket = change(bias.bucket)
 
     return plant
+
+
+class Biased(UnbiasedNorm):
+    """As many write it who look up no formula: epsilon is beside the root of the biased variance."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        variance = (centred * centred).sum(-1, keepdim=True) * (1 / self.size)
+        return centred / (variance.sqrt() + self.eps) * self.weight + self.bias
 
 
 class PlainQueries(Attention):

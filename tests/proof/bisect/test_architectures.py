@@ -10,7 +10,7 @@ import pytest
 from txport.bundles.bundle import seal
 from txport.exporters.export import export_graphs
 from txport.models import architecture
-from txport.models.checkpoint import Checkpoint, fill
+from txport.models.checkpoint import Checkpoint, fill, load_checkpoint
 from txport.proof.bisect.culprit import bisect
 
 
@@ -23,3 +23,12 @@ def test_every_part_of_an_architecture_is_covered_and_sound(name: str, target: s
     fill(model, seed)
     checkpoint = Checkpoint(name, model.eval(), "0" * 64)
     assert bisect(seal(tmp_path, export_graphs(checkpoint, tmp_path, target=target)), checkpoint) is None
+
+
+@pytest.mark.usefixtures("few_cases")
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_log_probs_that_follow_from_logits_nobody_asked_for_are_not_accused(precision: str, tmp_path: Path) -> None:
+    """They are computed from rounded logits, for which PyTorch has no value in a run that asks for the best tokens."""
+    checkpoint = load_checkpoint("preset:annotated-tiny")
+    bundle = seal(tmp_path, export_graphs(checkpoint, tmp_path, target="cpu", precision=precision))
+    assert bisect(bundle, checkpoint) is None

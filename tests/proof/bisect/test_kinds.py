@@ -19,6 +19,7 @@ from tests.proof.bisect.anyparts import (
     LONGEST,
     AddedGate,
     Backwards,
+    Biased,
     Clipped,
     Crossed,
     GateAlone,
@@ -35,11 +36,13 @@ from tests.proof.bisect.anyparts import (
     checkpoint_of,
     exchanged,
     faulty,
+    late,
     norm,
     of_class,
     part,
     times,
     turned,
+    unturned,
 )
 from tests.proof.faults import attribute
 from tests.tiny import edit_graph
@@ -48,10 +51,12 @@ from txport.bundles.ports import ENCODER
 from txport.errors import ParityError
 from txport.exporters.export import export_graphs
 from txport.models import architecture
+from txport.models.architectures import additive
 from txport.models.architectures.llama import Llama, LlamaConfig
 from txport.models.checkpoint import Checkpoint
 from txport.models.facts import StateTensor
-from txport.models.parts import FeedForward, SoftCap, Window, bucket_table
+from txport.models.parts import FeedForward, Rotary, SoftCap, Window, bucket_table
+from txport.models.parts.positions import Pairing, speeds
 from txport.proof.bisect import culprit as module
 from txport.proof.bisect import kinds
 from txport.proof.bisect.calls import WATCHED, recording
@@ -117,6 +122,14 @@ FAULTS: dict[str, Fault] = {
     "base, cached": (
         ROTARY, "cpu", turned("decoder.0.attention", base=1e5), f"{OWN}, cached keys", "position",
         "keys are turned by angles of the base 100000",
+    ),
+    "a base that nobody uses": (
+        ROTARY, "portable", turned("encoder.0.attention", base=23456), IN_ENCODER, "position",
+        "queries and keys are turned by angles of the base 23456, the model's is 1e+04",
+    ),
+    "a base that nobody uses, cached": (
+        ROTARY, "cpu", turned("decoder.0.attention", base=23456), f"{OWN}, cached keys", "position",
+        "keys are turned by angles of the base 23456",
     ),
     "pairs of neighbours": (
         ROTARY, "portable", turned("encoder.0.attention", "neighbours"), IN_ENCODER, "position",
@@ -251,7 +264,33 @@ FAULTS: dict[str, Fault] = {
         ROTARY, "portable", part("target_embedding", scale=1.0), "decoder, embedding", "scale",
         "the embedding of a token is scaled by 0.25 of what it should be",
     ),
+    "no rotation, cpu": (
+        ROTARY, "cpu", unturned("decoder.0.attention.rotary"), f"{OWN}, cached keys", "position",
+        "keys are not turned by their positions",
+    ),
+    "a position too far, cpu": (
+        ROTARY, "cpu", late("decoder.0.attention.rotary"), f"{OWN}, cached keys", "position",
+        "keys are turned by positions that are off by +1",
+    ),
+    "a biased deviation": (
+        {"norm": "unbiased"}, "portable", of_class(NORM, Biased), NORM_OF, "norm", "in place of UnbiasedNorm",
+    ),
 }  # fmt: skip
+IN_BOTH = (  # on the other target too
+    "RMSNorm as LayerNorm",
+    "a biased deviation",
+    "base, cached",
+    "pairs of halves, cached",
+    "buckets that look both ways",
+    "no scale",
+    "no cap",
+    "no relative keys",
+    "a gate that is added",
+)
+OTHER = {"portable": "cpu", "cpu": "portable"}
+FAULTS |= {
+    f"{name}, {(other := OTHER[FAULTS[name][1]])}": (FAULTS[name][0], other, *FAULTS[name][2:]) for name in IN_BOTH
+}
 
 
 @pytest.fixture(autouse=True)
@@ -294,6 +333,71 @@ def test_parity_fails_on_a_fault_of_a_part_and_bisect_names_it(fault: str, tmp_p
 def test_no_sound_part_is_accused(config: dict[str, Any], target: str, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(**config)
     assert bisect(made(checkpoint, tmp_path / "out", target), checkpoint) is None
+
+
+def base_of(base: float) -> Plant:
+    return lambda model: turn_otherwise(model, base, "halves")
+
+
+def turn_otherwise(model: Any, base: float, pairing: Pairing) -> None:
+    attention = model.decoder[0].attention
+    own = attention.rotary
+    attention.rotary = Rotary(speeds(base, own.size), len(own.cos), pairing)
+
+
+def later(model: Any) -> None:
+    """Keys alone, by code that only the portable target traces."""
+    of_class("decoder.0.attention", LateKeys)(model)
+
+
+TURNED: dict[str, tuple[Plant, str]] = {
+    "base": (base_of(1e5), "keys are turned by angles of the base 100000, the model's is 1e+04"),
+    "pairing": (
+        lambda model: turn_otherwise(model, 1e4, "interleaved"),
+        "keys are turned in pairs that are interleaved, in place of halves",
+    ),
+    "offset": (later, "keys are turned by positions that are off by +1"),
+}
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("fault", TURNED)
+def test_in_a_decoder_of_grouped_heads_a_wrong_turn_is_named(fault: str, target: str, tmp_path: Path) -> None:
+    """It has a graph for prompts too."""
+    plant, words = TURNED[fault]
+    plant = late("decoder.0.attention.rotary") if (fault, target) == ("offset", "cpu") else plant
+    config = LlamaConfig(
+        vocab_size=20, d_model=64, heads=4, key_heads=2, decoder_layers=2, feed_forward=8, max_length=24
+    )
+    checkpoint = Checkpoint("grouped", seeded_model(Llama, config), "0" * 64)
+    bundle = made(faulty(checkpoint, plant), tmp_path / "out", target)
+    assert not check(bundle, checkpoint, {"ort": "cpu"}).passed
+    culprit = bisect(bundle, checkpoint)
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == (f"{OWN}, cached keys", "position"), culprit.what
+    assert words in culprit.what
+
+
+def seeded_model(build: Callable[[Any], Any], config: Any) -> Any:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = build(config).eval()
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return model
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_a_wrong_weight_of_additive_attention_is_named(target: str, tmp_path: Path) -> None:
+    """In the architecture that has it: over the source."""
+    checkpoint = Checkpoint("additive", seeded_model(additive.build, additive.PRESETS["additive-tiny"]), "0" * 64)
+    score = "decoder.0.cross_attention.core.score"
+    bundle = made(faulty(checkpoint, times(score, 1.5)), tmp_path / "out", target)
+    assert not check(bundle, checkpoint, {"ort": "cpu"}).passed
+    culprit = bisect(bundle, checkpoint)
+    assert culprit is not None
+    assert (culprit.where, culprit.kind) == ("decoder layer 0, cross-attention", "weight"), culprit.what
+    assert f"{score} is 1.5 times the checkpoint's" in culprit.what
 
 
 def window_of(layer: int, size: int | None) -> Plant:

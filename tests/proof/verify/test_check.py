@@ -342,7 +342,7 @@ def test_sources_are_held_against_the_longest_source(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("kind", [("cpu", "int8")], ids=" ".join, indirect=True)
-def test_a_batch_that_differs_is_told_without_a_guess_at_the_reason(kind: Bundle) -> None:
+def test_a_batch_that_differs_is_told_without_a_supposed_reason(kind: Bundle) -> None:
     golden, runtime = load_golden(kind), runtimes.load("ort", kind)
     found = logits(runtime, golden.sources, golden.targets, kind.manifest.facts)
     problem = compare_batches(golden, found, Noisy(runtime, 0.5, 0), kind.manifest)

@@ -13,7 +13,7 @@ import pytest
 from tests.runtimes.nvidia import machines
 from tests.runtimes.nvidia.machines import B200, H100, NEEDS, NO_GPU, P100, T4, Machine, elf, lay, wheel
 from txport.runtimes.ort.nvidia import driver, problems
-from txport.runtimes.ort.nvidia.driver import ask
+from txport.runtimes.ort.nvidia.driver import query_driver
 from txport.runtimes.ort.nvidia.libraries import find
 from txport.runtimes.ort.nvidia.problems import (
     Nvidia,
@@ -39,13 +39,13 @@ def told(machine: Machine, folder: Path, **changes: Any) -> list[str]:
     """The problems on a machine with a wheel."""
     installed = wheel(folder / "site" / "onnxruntime", **changes)
     found = find(installed.needs, folder / "site", machine.open)
-    facts = Nvidia(ask(machine.open), installed, found)
+    facts = Nvidia(query_driver(machine.open), installed, found)
     return [str(problem) for problem in (*problems_of_cuda(facts), *problems_of_cudnn(facts))]
 
 
 def test_a_whole_machine_has_none(tmp_path: Path) -> None:
     assert told(Machine(), tmp_path) == []
-    found = ask(Machine(gpus=(H100, T4)).open)
+    found = query_driver(Machine(gpus=(H100, T4)).open)
     assert (found.version, found.cuda, found.hidden, found.error) == ("580.65.06", (13, 0), (), None)
     assert [device.described for device in found.devices] == [
         "NVIDIA H100 (compute capability 9.0)",
@@ -55,7 +55,7 @@ def test_a_whole_machine_has_none(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_asked_stays_empty(tmp_path: Path) -> None:
-    found = ask(Machine(version=None).open)
+    found = query_driver(Machine(version=None).open)
     assert (found.version, found.devices[0].free) == ("", None)
     assert told(Machine(version=None), tmp_path) == []
 
@@ -68,7 +68,7 @@ def test_a_partition_of_a_gpu_has_no_more_free_than_it_has() -> None:
 
     machine = Machine(gpus=(("NVIDIA H100 MIG 1g.10gb", (9, 0), 10 << 30),))
     opened = machine.open
-    found = ask(lambda name: Whole(machine) if name == driver.MANAGEMENT else opened(name))
+    found = query_driver(lambda name: Whole(machine) if name == driver.MANAGEMENT else opened(name))
     assert found.devices[0].free == 10 << 30
 
 
@@ -245,9 +245,9 @@ def test_all_is_told_at_once_and_the_driver_first(tmp_path: Path) -> None:
 
 def test_what_brings_its_own_cuda_needs_the_driver_alone(tmp_path: Path) -> None:
     bare = Machine(libraries={})
-    found = Nvidia(ask(bare.open), wheel(tmp_path, library=None))
+    found = Nvidia(query_driver(bare.open), wheel(tmp_path, library=None))
     assert problems_of_driver(found) == []
-    assert len(problems_of_driver(Nvidia(ask(Machine(cuda=None).open), None))) == 1
+    assert len(problems_of_driver(Nvidia(query_driver(Machine(cuda=None).open), None))) == 1
 
 
 def test_tensorrt_has_libraries_of_its_own(tmp_path: Path) -> None:
@@ -297,8 +297,9 @@ int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
     return 0;
 }
 """
-ASK = (
-    "from txport.runtimes.ort.nvidia.driver import ask; found = ask(); print(found.version, found.cuda, *found.devices)"
+QUERY = (
+    "from txport.runtimes.ort.nvidia.driver import query_driver; "
+    "found = query_driver(); print(found.version, found.cuda, *found.devices)"
 )
 
 
@@ -309,7 +310,7 @@ def test_a_driver_in_c_is_asked_in_its_own_types(tmp_path: Path) -> None:
         command = ["cc", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", str(tmp_path / name)]
         subprocess.run(command, input=source, text=True, check=True)
     environment = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", QUERY], env=environment, capture_output=True, text=True, check=True)
     device = f"Device(name='Stand-in', capability=(8, 6), memory={24 << 30}, free={20 << 30})"
     assert done.stdout.strip() == f"535.1 (12, 2) {device}"
 
@@ -317,7 +318,7 @@ def test_a_driver_in_c_is_asked_in_its_own_types(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the loader is another one")
 def test_a_file_that_is_no_driver(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_bytes(b"not a library")
-    code = f"{ASK}; print(found.is_there, found.loaded)"
+    code = f"{QUERY}; print(found.is_there, found.loaded)"
     environment = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "False" in done.stdout

@@ -225,12 +225,12 @@ def meaning_of_outputs(manifest: Manifest, ability: Ability) -> str:
     facts = manifest.facts
     pooling, normalize = pooling_of(manifest)
     likeliest = "is at the likeliest label; softmax gives probabilities"
-    chance = "1 / (1 + exp(-logit)) is the probability of the only label"
+    one = "1 / (1 + exp(-logit)) is the probability of the only label"
     return {
         "embed": f"The vector of the text is {'the mean of all rows' if pooling == 'mean' else 'the first row'}"
         f"{', brought to length 1' if normalize else ''}.",
         "classify": CLASSIFIES.get(facts.function_to_apply, f"The largest number {likeliest}."),
-        "tag": f"In the row of each token, {chance if len(facts.labels) == 1 else f'the largest number {likeliest}'}.",
+        "tag": f"In the row of each token, {one if len(facts.labels) == 1 else f'the largest number {likeliest}'}.",
         "fill": f"In the row of each mask (id {facts.vocabulary.mask}), the largest number is at the likeliest token.",
     }[ability]  # fmt: skip
 

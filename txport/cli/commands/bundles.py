@@ -31,8 +31,8 @@ from txport.runtimes import GRAPH_RUNTIMES
 @click.option(
     "--rows",
     type=click.IntRange(1),
-    help="Take the kernels of int8 and int4 cpu bundles that are the fastest for so many rows (batch x beams) in a"
-    " step, though tokens then depend on the batch.  [default: kernels with which they do not]",
+    help="int8 and int4 on cpu: use the fastest kernels for this number of rows (batch x beams) per step. Results may"
+    " then depend on the batch.  [default: batch-independent kernels]",
 )
 @click.option(
     "--auto",
@@ -42,8 +42,8 @@ from txport.runtimes import GRAPH_RUNTIMES
 @click.option(
     "--auto-limit",
     type=click.FloatRange(0, 1),
-    help="Share of the weights that --auto may keep in fp32, of those that the precision quantises; where that is not"
-    f" enough, exit 1.  [default: {AUTO_LIMIT}]",
+    help="Maximum fraction of the quantised weights that --auto may keep in fp32; exit 1 if this is not"
+    f" enough.  [default: {AUTO_LIMIT}]",
 )
 @click.option(
     "--weights",
@@ -63,11 +63,11 @@ from txport.runtimes import GRAPH_RUNTIMES
 def export(
     checkpoint: str, out: Path, target: str, precision: str | None, weights: str, as_json: bool, **options: Any
 ) -> None:
-    """Export CHECKPOINT to a bundle at OUT, and prove it.
+    """Export CHECKPOINT to a bundle at OUT, and verify it against PyTorch.
 
-    The graphs are checked, compared with PyTorch, and appear at OUT only if they agree. A link at OUT stays, and leads
-    to the bundle. The working folder and mount points can't be replaced, so they are refused. CHECKPOINT may be a file
-    of code and the name of an adapter in it, model.py:NAME, with --trust-code.
+    The graphs are checked and compared with PyTorch; OUT is only written if they agree. If OUT is a symbolic link, the
+    link is kept and its target replaced. OUT can't be the working folder or a mount point. CHECKPOINT can be a Python
+    file and the name of an adapter in it, model.py:NAME, with --trust-code.
     """
     from txport import api
 
@@ -110,11 +110,11 @@ def _size(size: float) -> str:
     help="Write an HTML page with drawings of the run, weights, graphs and operators.",
 )
 def inspect(bundle: str, variant: str | None, brief: bool, as_json: bool, html: Path | None) -> None:
-    """Show what BUNDLE is: ports, operators, sizes, and how far it is from PyTorch.
+    """Show a bundle's ports, operators, sizes, and its measured difference from PyTorch.
 
-    Of a cuda bundle it also says, without a GPU, which nodes have kernels there and what lies on the host.
+    For a cuda bundle, it also lists the nodes with CUDA kernels and the data on the host; this needs no GPU.
 
-    The page that --html writes is one file without scripts, which needs nothing else.
+    The page of --html is one file without scripts or external resources.
     """
     from txport.cli import tables
     from txport.locate import find_bundle

@@ -25,9 +25,9 @@ Lines = Iterator[str]
 
 def encoding_options(command: F) -> F:
     """What to make of the outputs of a model that only encodes."""
-    normalize = "Vectors: bring each to length 1." + _otherwise("no")
-    top = "Show so many labels, or tokens for a mask, one a line.  [default of tokens: 5]"
-    pooling = "Vectors: the mean of a text's tokens, that of its first one, or all." + _otherwise("mean")
+    normalize = "Vectors: normalise to L2 norm 1." + _otherwise("no")
+    top = "Number of labels, or of tokens per mask, to print, one per line.  [default of tokens: 5]"
+    pooling = "Vectors: mean of all token vectors, the first token's vector, or all token vectors." + _otherwise("mean")
     for option in (
         click.option("--top", type=click.IntRange(1), help=top),
         click.option("--normalize/--no-normalize", default=None, help=normalize),

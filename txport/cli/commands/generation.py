@@ -105,14 +105,13 @@ def run(
 ) -> None:
     """Run BUNDLE on TEXT, on files, or on the lines of standard input.
 
-    A model that reads audio takes audio files as TEXT, such as talk.wav, and writes down what is said in them.
+    A model that reads audio expects audio files as TEXT, such as talk.wav, and transcribes them.
 
-    A causal model continues each text, and the output is what it adds. A model that only encodes prints labels, tokens
-    for each mask, or vectors, as lists or in an array (--output X.npy). A classifier prints its likeliest label. Where
-    labels do not exclude each other, it prints score and label of each that has 0.5 or more; where there is one label,
-    or logits are values, score and label of each.
-    With --unknown skip, a text that is empty or has no character of the vocabulary gets an empty output;
-    an array can't have one, and is refused.
+    The output of a causal model is the continuation of each text. An encoder-only model prints labels, tokens for each
+    mask, or vectors (as lists, or as an array with --output X.npy). A classifier prints its most probable label; with
+    independent labels, score and label of those with a score of at least 0.5; with a single label or a regression,
+    score and label of each. With --unknown skip, a text without known characters gets an empty output; with
+    --output X.npy this is an error.
     """
     from txport import api
 

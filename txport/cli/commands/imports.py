@@ -53,12 +53,11 @@ def import_(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Show what becomes of each tensor of the checkpoint SOURCE, and write it to OUT as one of ours.
+    """Show how each tensor of SOURCE is mapped, and write SOURCE to OUT as a txport checkpoint.
 
-    SOURCE is a folder that transformers wrote, one of ours, or one of your own with a txport.toml. Everything that is
-    missing, left over or misshapen is shown at once, and is an error (exit 2). OUT gets config.json, model.safetensors
-    and the tokenizers. With --against, exit 1 if the import does not compute what the original does, and OUT is not
-    written.
+    SOURCE is a folder of transformers, a txport checkpoint, or your own folder with a txport.toml. All missing, unused
+    and wrongly shaped tensors are reported together (exit 2). OUT gets config.json, model.safetensors and the
+    tokenizers. With --against, exit 1 without writing OUT if the import and the original differ.
     """
     if architecture is not None and draft_map is None:
         raise UnsupportedError("--architecture is for --draft-map; txport.toml and config.json name their own")

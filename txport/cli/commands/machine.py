@@ -26,7 +26,7 @@ from txport.runtimes import MODULES
 
 @click.command()
 @click.argument("bundle", shell_complete=completion.models)
-@checkpoint_option("What the bundle was made from, if it does not ship.")
+@checkpoint_option("The checkpoint of the bundle, unless it is included in txport.")
 @trust_option
 @variant_option
 @click.option(
@@ -70,7 +70,7 @@ def bench(
 ) -> None:
     """Measure BUNDLE phase by phase, against PyTorch on the same machine.
 
-    Each runtime works in a process of its own and their rounds alternate. The end token is ignored, so
+    Each runtime runs in its own process; rounds alternate between runtimes. The end token is ignored, so
     that every runtime generates the same number of tokens.
     """
     from txport import bench as measure

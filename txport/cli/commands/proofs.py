@@ -22,7 +22,7 @@ MATRIX_NOTE = "  [repeatable; default: all]"
 
 @click.command()
 @click.argument("bundle", shell_complete=completion.models)
-@checkpoint_option("What the bundle was made from, if it does not ship.")
+@checkpoint_option("The checkpoint of the bundle, unless it is included in txport.")
 @trust_option
 @variant_option
 @click.option(
@@ -76,9 +76,9 @@ def parity(
     markdown: Path | None,
     **options: Any,
 ) -> None:
-    """Compare BUNDLE with PyTorch; exit 1 if it does not compute the same.
+    """Compare BUNDLE with PyTorch; exit 1 if they differ.
 
-    docs/parity.md says what is compared, what may differ and why, and how to run it in CI.
+    docs/parity.md describes what is compared, the tolerances, and how to run it in CI.
     """
     from txport import release, runtimes
     from txport.cli import tables
@@ -162,10 +162,10 @@ def _write(result: Any, seconds: float, report: Path | None, junit: Path | None,
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write the matrix as Markdown.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write the matrix as one HTML file.")
 def matrix(checkpoint: str, report: Path | None, markdown: Path | None, html: Path | None, **chosen: Any) -> None:
-    """Export CHECKPOINT in every way, and compare each bundle with PyTorch on every runtime and provider.
+    """Export CHECKPOINT for each target and precision, and compare each bundle on each runtime and provider.
 
-    A cell that is not available says why, and is never a success: exit 1 if a cell fails, 3 if something that was
-    named ran nowhere. On ort and its cpu, where `export` proves, each bundle is compared in any case.
+    Cells that can't run show the reason and do not count as passed: exit 1 if a cell fails, 3 if a requested runtime or
+    provider ran nowhere. Each bundle is always compared on ort with cpu.
     """
     from txport import release
     from txport.cli import tables

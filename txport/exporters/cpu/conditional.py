@@ -13,7 +13,7 @@ from txport.exporters.trace import value_of
 def make_conditional(model: ir.Model, graph: Graph) -> int:
     """Let the input `align` say whether a step gives its attention; -> how many nodes wait for it."""
     place, wanted = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == CROSS_ATTENTION)
-    port, asked = graph.port(CROSS_ATTENTION), value_of(graph.port(ALIGN))
+    port, requested = graph.port(CROSS_ATTENTION), value_of(graph.port(ALIGN))
     own, tape, nothing = exclusive(model.graph, wanted), ir.tape.Tape(), ir.tape.Tape()
     model.graph.outputs[place] = value_of(port)
     model.graph.remove(own)
@@ -24,8 +24,8 @@ def make_conditional(model: ir.Model, graph: Graph) -> int:
         "then_branch": ir.Graph([], [wanted], nodes=own, name="attention"),
         "else_branch": ir.Graph([], [empty], nodes=list(nothing.nodes), name="no_attention"),
     }
-    tape.op("If", [asked], branches, output=model.graph.outputs[place], name="attention")
-    model.graph.inputs.append(asked)
+    tape.op("If", [requested], branches, output=model.graph.outputs[place], name="attention")
+    model.graph.inputs.append(requested)
     model.graph.extend(tape.nodes)
     return len(own)
 

@@ -106,8 +106,8 @@ class Kind(NamedTuple):
     def __str__(self) -> str:
         size, cap = self.local_window_size, self.softcap
         window, bend = f"local_window_size {size}" if size else "", f"softcap {cap:g}" if cap else ""
-        said = [each for each in (window, bend, "do_rotary" if self.do_rotary else "") if each]
-        return " with ".join([self.operator, *([", ".join(said)] if said else [])])
+        settings = [each for each in (window, bend, "do_rotary" if self.do_rotary else "") if each]
+        return " with ".join([self.operator, *([", ".join(settings)] if settings else [])])
 
 
 def kind_of_part(part: Attention) -> Kind:
@@ -119,9 +119,9 @@ def kind_of_part(part: Attention) -> Kind:
 
 def kind_of_node(node: ir.Node) -> Kind:
     """What a node does."""
-    said = node.attributes
-    window, cap = said.get_int("local_window_size", 0), said.get_float("softcap", 0.0)
-    return Kind(node.op_type, max(window, 0), float32(cap), said.get_int("do_rotary", 0) == 1)
+    attributes = node.attributes
+    window, cap = attributes.get_int("local_window_size", 0), attributes.get_float("softcap", 0.0)
+    return Kind(node.op_type, max(window, 0), float32(cap), attributes.get_int("do_rotary", 0) == 1)
 
 
 def written(cache: Tensor, new: Tensor, places: Tensor) -> Tensor:

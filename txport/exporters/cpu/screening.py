@@ -1,4 +1,4 @@
-"""Screening: the likeliest tokens from a shortlist of candidates, and yet those of all logits, up to their rounding.
+"""Screening: the likeliest tokens from a set of candidates, and yet those of all logits, up to their rounding.
 
 A copy of the projection in 8 bits, a quarter of the bytes, gives each logit but for an error that has a bound.
 For a row x of the decoder's output and the weights w of a token, and what 8 bits make of them, x' and w':

@@ -37,7 +37,7 @@ def add_top(model: ir.Model, graph: Graph, *, shorten: bool) -> None:
     model.graph.inputs.append(count)
     model.graph.outputs.extend(outputs)
     if not shorten:
-        model.graph.extend(_ask(count, logits, outputs))
+        model.graph.extend(_request(count, logits, outputs))
         return
     projection, x, weight = _projection(logits)
     model.graph.outputs[place] = value_of(graph.port(LOGITS))
@@ -77,14 +77,14 @@ def _shorten(
     tape.op("If", [few], branches, output=logits, name=PROJECT)
 
     chosen = choose(choosing, x, weight, row, token, wanted)
-    asked = [ir.Value(type=ir.TensorType(dtype)) for dtype in BEST]
-    otherwise = ir.Graph([], asked, nodes=_ask(count, logits, asked), name="ask")
+    best = [ir.Value(type=ir.TensorType(dtype)) for dtype in BEST]
+    otherwise = ir.Graph([], best, nodes=_request(count, logits, best), name="ask")
     branches = {"then_branch": _branch("choose", choosing, chosen), "else_branch": otherwise}
     tape.op_multi_out("If", [few], branches, outputs=best, name="best")
     return _named("shorten", tape)
 
 
-def _ask(count: ir.Value, logits: ir.Value, outputs: Sequence[ir.Value]) -> Sequence[ir.Node]:
+def _request(count: ir.Value, logits: ir.Value, outputs: Sequence[ir.Value]) -> Sequence[ir.Node]:
     """The best of all logits, as log-probabilities or as they are; nothing for 0."""
     tape, best = ir.tape.Tape(), ir.tape.Tape()
     positive = best.op("Greater", [count, constant(best, [0])])

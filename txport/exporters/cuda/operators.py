@@ -113,8 +113,8 @@ class Kind(NamedTuple):
     def __str__(self) -> str:
         cap = f"softcap {self.softcap:g}" if self.softcap else ""
         flags = [name for name in ("is_causal", "attn_mask") if getattr(self, name)]
-        said = [*flags, *([cap] if cap else [])]
-        return " with ".join([self.operator, *([", ".join(said)] if said else [])])
+        settings = [*flags, *([cap] if cap else [])]
+        return " with ".join([self.operator, *([", ".join(settings)] if settings else [])])
 
 
 def kind_of_part(part: Attention, *, causal: bool = False) -> Kind:
@@ -126,9 +126,11 @@ def kind_of_part(part: Attention, *, causal: bool = False) -> Kind:
 
 def kind_of_node(node: ir.Node) -> Kind:
     """What a node does."""
-    said = node.attributes
+    attributes = node.attributes
     masked = len(node.inputs) > 3 and node.inputs[3] is not None
-    return Kind(node.op_type, said.get_int("is_causal", 0) == 1, masked, float32(said.get_float("softcap", 0.0)))
+    return Kind(
+        node.op_type, attributes.get_int("is_causal", 0) == 1, masked, float32(attributes.get_float("softcap", 0.0))
+    )
 
 
 def _attention(

@@ -46,7 +46,7 @@ TYPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SearchInputs:
     """What does not change from step to step, computed around the loop."""
 
     batch: ir.Value  # (1,) B
@@ -80,23 +80,23 @@ class Hypotheses(NamedTuple):
     length: ir.Value  # (1,) how many of them are their tokens
 
 
-def begin(block: Block, asked: Asked, width: ir.Value) -> Found:
+def begin(block: Block, requested: SearchInputs, width: ir.Value) -> Found:
     """The state before the first token, of W rows a source (1,); all of them but the first are none yet."""
     places = block.op("Range", 0, block.op("Squeeze", width), 1)
-    shape = block.op("Concat", asked.batch, asked.beams, axis=0)
+    shape = block.op("Concat", requested.batch, requested.beams, axis=0)
     first = block.op("Where", block.op("Equal", places, 0), double(block, 0.0), double(block, LEAST))
 
     def empty(rows: ir.Value) -> ir.Value:
-        none = block.op("Concat", block.op("Mul", asked.batch, rows), [0], axis=0)
+        none = block.op("Concat", block.op("Mul", requested.batch, rows), [0], axis=0)
         return block.op("ConstantOfShape", none, value=ir.tensor(np.zeros(1, np.int64)))
 
     return Found(
         ids=empty(width),
-        sums=block.op("Expand", first, block.op("Concat", asked.batch, width, axis=0)),
+        sums=block.op("Expand", first, block.op("Concat", requested.batch, width, axis=0)),
         scores=block.op("ConstantOfShape", shape, value=ir.tensor(np.array([LEAST]))),
-        finished=empty(asked.beams),
+        finished=empty(requested.beams),
         lengths=block.op("ConstantOfShape", shape, value=ir.tensor(np.zeros(1, np.int64))),
-        done=block.op("LessOrEqual", asked.limits, 0),
+        done=block.op("LessOrEqual", requested.limits, 0),
     )
 
 
@@ -116,10 +116,10 @@ def of_rows(block: Block, batch: ir.Value, width: ir.Value, values: ir.Value) ->
 class Step:
     """A step of the loop, in its body, with W rows a source."""
 
-    def __init__(self, block: Block, rules: Rules, asked: Asked, number: ir.Value, width: ir.Value) -> None:
-        self._block, self._rules, self._asked = block, rules, asked
+    def __init__(self, block: Block, rules: Rules, requested: SearchInputs, number: ir.Value, width: ir.Value) -> None:
+        self._block, self._rules, self._requested = block, rules, requested
         self._number, self._width = number, width  # (1,) each, steps from 0 on
-        self._starts = block.op("Mul", asked.sources, width)  # the first row of each source: (B, 1)
+        self._starts = block.op("Mul", requested.sources, width)  # the first row of each source: (B, 1)
         self._length = block.op("Add", number, 1)
         self._power = self._power_of(self._length)
         self._none = double(block, LEAST)
@@ -133,7 +133,7 @@ class Step:
         rows, last = self._rows(parents), block.op("Reshape", tokens, [-1, 1])
         running = block.op("Concat", block.op("Gather", found.ids, rows, axis=0), last, axis=1)
         ended = None if best.ended is None else self._ended(found, best, best.ended)
-        full = block.op("Where", block.op("Equal", self._asked.limits, self._length), sums, self._none)
+        full = block.op("Where", block.op("Equal", self._requested.limits, self._length), sums, self._none)
         as_they_are = Hypotheses(block.op("Div", full, self._power), running, self._length)
         before = self._cut_off(found, sums, ended)
         new = [each for each in (ended, before, as_they_are) if each is not None]
@@ -142,42 +142,42 @@ class Step:
 
     def _likeliest(self, found: Found, logits: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The best tokens of each row that may come next: log-probs and ids (R, C)."""
-        block, rules, asked = self._block, self._rules, self._asked
+        block, rules, requested = self._block, self._rules, self._requested
         shift = block.op("ReduceMax", logits, [1], keepdims=1)
         total = block.op("Log", block.op("ReduceSum", block.op("Exp", block.op("Sub", logits, shift)), [1], keepdims=1))
-        places = block.op("Range", 0, block.op("Squeeze", asked.candidates), 1)
+        places = block.op("Range", 0, block.op("Squeeze", requested.candidates), 1)
         is_best = block.op("Equal", places, 0)
         history = None
-        if rules.looks_back:
-            history = History(block, of_rows(block, asked.batch, self._width, asked.front), found.ids)
+        if rules.needs_history:
+            history = History(block, of_rows(block, requested.batch, self._width, requested.front), found.ids)
         if history is None or rules.repetition_penalty == 1:
-            values, ids = block.ops("TopK", self._allow(logits, history), asked.candidates, count=2, axis=1)
+            values, ids = block.ops("TopK", self._allow(logits, history), requested.candidates, count=2, axis=1)
             log_probs = block.op("Sub", block.op("Sub", values, shift), total)
         else:  # greedy search is penalised in logits, and adds up log-probs without penalty; beam search in log-probs
             own = block.op("Sub", block.op("Sub", logits, shift), total)
-            is_greedy = block.op("Equal", asked.beams, 1)
+            is_greedy = block.op("Equal", requested.beams, 1)
             penalised = history.penalise(block.op("Where", is_greedy, logits, own), rules.repetition_penalty)
-            values, ids = block.ops("TopK", self._allow(penalised, history), asked.candidates, count=2, axis=1)
+            values, ids = block.ops("TopK", self._allow(penalised, history), requested.candidates, count=2, axis=1)
             is_chosen = block.op("And", is_best, block.op("Greater", values, LEAST))
             own = block.op("Where", is_chosen, block.op("GatherElements", own, ids, axis=1), LEAST)
             log_probs = block.op("Where", is_greedy, own, values)
         token = self._forced()
         if token is None:
             return log_probs, ids
-        token = of_rows(block, asked.batch, self._width, token)  # -> (R, 1)
+        token = of_rows(block, requested.batch, self._width, token)  # -> (R, 1)
         is_free = block.op("Less", token, 0)
         certain = block.op("Where", is_best, 0.0, LEAST)
         return block.op("Where", is_free, log_probs, certain), block.op("Where", is_free, ids, token)
 
     def _allow(self, scores: ir.Value, history: History | None) -> ir.Value:
         """Scores (R, V) without those of tokens that must not come next."""
-        block, asked, bans = self._block, self._asked, self._asked.bans
-        new_tokens = block.op("Sub", self._number, asked.prefix)
+        block, requested, bans = self._block, self._requested, self._requested.bans
+        new_tokens = block.op("Sub", self._number, requested.prefix)
         banned = [bans["never"]] if "never" in bans else []
         if "first" in bans:
             place: ir.Value | int = 0
             if self._rules.forced_bos_token_id is not None:  # it comes first, unless a prefix does
-                place = block.op("Cast", block.op("Equal", asked.prefix, 0), to=INT64)
+                place = block.op("Cast", block.op("Equal", requested.prefix, 0), to=INT64)
             banned.append(block.op("And", bans["first"], block.op("Equal", new_tokens, place)))
         if "ends" in bans:
             banned.append(block.op("And", bans["ends"], block.op("Less", new_tokens, self._rules.min_new_tokens)))
@@ -187,32 +187,32 @@ class Step:
 
     def _forced(self) -> ir.Value | None:
         """The one token that may come next, or `NOTHING`: (B, 1); None where no token is ever forced."""
-        block, rules, asked = self._block, self._rules, self._asked
+        block, rules, requested = self._block, self._rules, self._requested
         token = None
-        if asked.forced is not None:
-            token = block.op("Gather", asked.forced, block.op("Min", self._number, asked.prefix), axis=1)
+        if requested.forced is not None:
+            token = block.op("Gather", requested.forced, block.op("Min", self._number, requested.prefix), axis=1)
             if rules.forced_bos_token_id is not None:
-                is_first = block.op("Equal", block.op("Add", self._number, asked.prefix), 0)
+                is_first = block.op("Equal", block.op("Add", self._number, requested.prefix), 0)
                 token = block.op("Where", is_first, rules.forced_bos_token_id, token)
         if rules.forced_eos_token_id is None:
             return token
-        is_last = block.op("Equal", self._length, asked.limits)
+        is_last = block.op("Equal", self._length, requested.limits)
         return block.op("Where", is_last, rules.forced_eos_token_id, NOTHING if token is None else token)
 
     def _candidates(self, found: Found, log_probs: ir.Value, ids: ir.Value) -> Candidates:
         """The best of all rows of each source; of equals, the better beam's, then the likelier token."""
-        block, asked = self._block, self._asked
-        shape = block.op("Concat", asked.batch, self._width, asked.candidates, axis=0)
+        block, requested = self._block, self._requested
+        shape = block.op("Concat", requested.batch, self._width, requested.candidates, axis=0)
         added = block.op("Reshape", block.op("Cast", log_probs, to=DOUBLE), shape)
         sums = block.op("Add", block.op("Unsqueeze", found.sums, [2]), added)
-        flat = block.op("Concat", asked.batch, [-1], axis=0)
+        flat = block.op("Concat", requested.batch, [-1], axis=0)
         # of a small vocabulary, the rows of the first step may have fewer candidates than there are beams
-        rest = block.op("Mul", block.op("Sub", asked.beams, self._width), asked.candidates)
+        rest = block.op("Mul", block.op("Sub", requested.beams, self._width), requested.candidates)
         sums, ids = block.op("Reshape", sums, flat), block.op("Reshape", ids, flat)
         sums, ids = block.op("Pad", sums, self._behind(rest), self._none), block.op("Pad", ids, self._behind(rest), 0)
-        sums, order = block.ops("TopK", sums, asked.kept, count=2, axis=1)
+        sums, order = block.ops("TopK", sums, requested.kept, count=2, axis=1)
         tokens = block.op("GatherElements", ids, order, axis=1)
-        parents = block.op("Min", block.op("Div", order, asked.candidates), block.op("Sub", self._width, 1))
+        parents = block.op("Min", block.op("Div", order, requested.candidates), block.op("Sub", self._width, 1))
         ends = self._rules.facts.writes.ends
         if not ends:
             return Candidates(sums, parents, tokens, None)
@@ -226,19 +226,19 @@ class Step:
 
     def _going_on(self, best: Candidates) -> tuple[ir.Value, ir.Value, ir.Value]:
         """The first K candidates that have not ended: sums, parents and tokens (B, K); those that had to are none."""
-        block, asked = self._block, self._asked
+        block, requested = self._block, self._requested
         if best.ended is None:
             return self._first(best.sums), self._first(best.parents), self._first(best.tokens)
-        places = block.op("Range", 0, block.op("Squeeze", asked.kept), 1)
-        ranks = block.op("Add", places, block.op("Mul", block.op("Cast", best.ended, to=INT64), asked.kept))
-        _, order = block.ops("TopK", ranks, asked.beams, count=2, axis=1, largest=0)
+        places = block.op("Range", 0, block.op("Squeeze", requested.kept), 1)
+        ranks = block.op("Add", places, block.op("Mul", block.op("Cast", best.ended, to=INT64), requested.kept))
+        _, order = block.ops("TopK", ranks, requested.beams, count=2, axis=1, largest=0)
         sums, parents, tokens = (block.op("GatherElements", part, order, axis=1) for part in best[:3])
         dead = block.op("GatherElements", best.ended, order, axis=1)
         return block.op("Where", dead, self._none, sums), parents, tokens
 
     def _first(self, values: ir.Value) -> ir.Value:
         """(B, N) -> (B, K)."""
-        return self._block.op("Slice", values, [0], self._asked.beams, [1])
+        return self._block.op("Slice", values, [0], self._requested.beams, [1])
 
     def _rows(self, parents: ir.Value) -> ir.Value:
         """Beams (B, K) -> the rows that they are: (R,)."""
@@ -246,8 +246,8 @@ class Step:
 
     def _power_of(self, length: ir.Value) -> ir.Value:
         """What sums at a length are divided by: its new tokens, at least one, to the power of the penalty."""
-        new = self._block.op("Max", self._block.op("Sub", length, self._asked.prefix), 1)
-        return self._block.op("Pow", self._block.op("Cast", new, to=DOUBLE), self._asked.penalty)
+        new = self._block.op("Max", self._block.op("Sub", length, self._requested.prefix), 1)
+        return self._block.op("Pow", self._block.op("Cast", new, to=DOUBLE), self._requested.penalty)
 
     def _ended(self, found: Found, best: Candidates, ended: ir.Value) -> Hypotheses:
         """Those of the first K candidates that have."""
@@ -279,34 +279,34 @@ class Step:
 
     def _compete(self, found: Found, new: list[Hypotheses]) -> tuple[ir.Value, ir.Value, ir.Value]:
         """The K best finished hypotheses, those of before first among equals: scores, tokens, lengths."""
-        block, asked = self._block, self._asked
+        block, requested = self._block, self._requested
         late = block.op("Concat", *(each.scores for each in new), axis=1)
         late = block.op("Where", found.done, self._none, late)
         joined = block.op("Concat", found.scores, late, axis=1)
-        scores, order = block.ops("TopK", joined, asked.beams, count=2, axis=1)
+        scores, order = block.ops("TopK", joined, requested.beams, count=2, axis=1)
         lengths = [found.lengths, *(block.op("Expand", each.length, block.op("Shape", each.scores)) for each in new)]
-        rows = block.op("Concat", asked.batch, [-1], self._length, axis=0)
+        rows = block.op("Concat", requested.batch, [-1], self._length, axis=0)
         parts = [self._padded(found.finished), *(each.ids for each in new)]
         every = block.op("Concat", *(block.op("Reshape", ids, rows) for ids in parts), axis=1)  # -> (B, all, T + 1)
         flat = block.op("Reshape", every, block.op("Concat", [-1], self._length, axis=0))
         width = block.op("Shape", joined, start=1, end=2)
-        places = block.op("Add", block.op("Mul", asked.sources, width), order)
+        places = block.op("Add", block.op("Mul", requested.sources, width), order)
         finished = block.op("Gather", flat, block.op("Reshape", places, [-1]), axis=0)
         return scores, finished, block.op("GatherElements", block.op("Concat", *lengths, axis=1), order, axis=1)
 
     def _done(self, before: ir.Value, sums: ir.Value, scores: ir.Value) -> ir.Value:
         """The sources that are done: (B, 1); in greedy search, when something has ended."""
-        block, rules, asked = self._block, self._rules, self._asked
+        block, rules, requested = self._block, self._rules, self._requested
         best = block.op("ReduceMax", sums, [1], keepdims=1)
         worst = block.op("ReduceMin", scores, [1], keepdims=1)
         full = block.op("Greater", worst, self._none)
         if rules.early_stopping is not True:
             power = self._power
             if rules.early_stopping == "never":
-                is_patient = block.op("Greater", asked.penalty, double(block, 0.0))
-                power = block.op("Where", is_patient, self._power_of(asked.limits), power)
+                is_patient = block.op("Greater", requested.penalty, double(block, 0.0))
+                power = block.op("Where", is_patient, self._power_of(requested.limits), power)
             wins = block.op("GreaterOrEqual", worst, block.op("Div", best, power))
-            full = block.op("And", full, block.op("Or", wins, block.op("Equal", asked.beams, 1)))
-        for reason in (full, block.op("Equal", best, self._none), block.op("Equal", asked.limits, self._length)):
+            full = block.op("And", full, block.op("Or", wins, block.op("Equal", requested.beams, 1)))
+        for reason in (full, block.op("Equal", best, self._none), block.op("Equal", requested.limits, self._length)):
             before = block.op("Or", before, reason)
         return before

@@ -38,8 +38,8 @@ from txport.exporters.single.beams import (
     INT64,
     NOTHING,
     TYPES,
-    Asked,
     Found,
+    SearchInputs,
     Step,
     begin,
     of_rows,
@@ -87,21 +87,21 @@ class Builder:
         """The model's."""
         return self.manifest.facts
 
-    def asked(
+    def requested(
         self,
         batch: ir.Value,
         prefix: ir.Value,
         limits: ir.Value,
         front: ir.Value,
         forced: ir.Value | None,
-    ) -> Asked:
-        """What is asked of the search; `front` (B, F) are the tokens that stand before the new ones."""
+    ) -> SearchInputs:
+        """The inputs of the search; `front` (B, F) are the tokens that stand before the new ones."""
         block, words = self.block, self.facts.writes
         beams = block.op("Max", self.given[NUM_BEAMS], 1)
         wanted = block.op("Mul", beams, max(2, 1 + len(words.ends)))
         candidates = block.op("Min", wanted, words.size)
         sources = block.op("Range", 0, block.op("Squeeze", batch), 1)
-        return Asked(
+        return SearchInputs(
             batch=batch,
             beams=beams,
             penalty=block.op("Cast", self.given[LENGTH_PENALTY], to=DOUBLE),
@@ -156,14 +156,14 @@ class Builder:
         return found
 
     def search(
-        self, asked: Asked, width: ir.Value, caches: Mapping[str, ir.Value], first: ir.Value, feeds: Feeds
+        self, requested: SearchInputs, width: ir.Value, caches: Mapping[str, ir.Value], first: ir.Value, feeds: Feeds
     ) -> list[ir.Value]:
         """The loop, from W rows a source (1,), their caches by the decoder's inputs, and the first tokens (R, any).
 
         -> the graph's outputs. Steps after the first give the decoder one token of each row.
         """
         block, body = self.block, Block(self.block)
-        state = begin(block, asked, width)
+        state = begin(block, requested, width)
         step = body.op("Reshape", iteration := body.input("search/iteration", ir.DataType.INT64, ()), [1])
         going = body.input("search/going", ir.DataType.BOOL, ())
         pasts = {name: body.input(name, self.dtype) for name in caches}
@@ -174,35 +174,37 @@ class Builder:
         logits, *present = body.inline(self.models[DECODER], DECODER, given, [LOGITS, *self.present("row")])
         scores = body.op("Squeeze", body.op("Slice", logits, [-1], [END], [1]), [1])
         scores = scores if self.dtype == ir.DataType.FLOAT else body.op("Cast", scores, to=FLOAT)
-        after, chosen, spoken = Step(body, self.rules, asked, step, rows).advance(found, scores)
+        after, chosen, generated = Step(body, self.rules, requested, step, rows).advance(found, scores)
         kept = [body.op("Gather", each, chosen, axis=0) for each in present]
         every = body.op("ReduceMin", body.op("Cast", after.done, to=INT32), keepdims=0)
         goes_on = body.op("Equal", every, body.known(0, np.int32))
-        inputs, outputs = [iteration, going, *pasts.values(), token, *found], [goes_on, *kept, spoken, *after]
+        inputs, outputs = [iteration, going, *pasts.values(), token, *found], [goes_on, *kept, generated, *after]
         for value, like in zip(outputs, inputs[1:], strict=True):
             value.type = like.type
         graph = ir.Graph(inputs, outputs, nodes=body.nodes, opset_imports={"": self.manifest.opset}, name="step")
         initial = [*caches.values(), first, *state]
         *_, best, finished, lengths, _ = block.ops(
             "Loop",
-            asked.longest,
+            requested.longest,
             block.known(np.array(True)),
             *initial,
             count=len(initial),
             body=graph,
         )
-        return self._outputs(asked, finished, lengths, best)
+        return self._outputs(requested, finished, lengths, best)
 
-    def _outputs(self, asked: Asked, finished: ir.Value, lengths: ir.Value, scores: ir.Value) -> list[ir.Value]:
+    def _outputs(
+        self, requested: SearchInputs, finished: ir.Value, lengths: ir.Value, scores: ir.Value
+    ) -> list[ir.Value]:
         """Without the prefix, padded after the end, and no longer than the longest."""
         block = self.block
         is_none = block.op("Equal", scores, block.known(-np.inf, np.float64))
-        lengths = block.op("Max", block.op("Sub", lengths, asked.prefix), 0)
+        lengths = block.op("Max", block.op("Sub", lengths, requested.prefix), 0)
         lengths = block.op("Where", is_none, 0, lengths)
         longest = block.op("ReduceMax", lengths, keepdims=0)
-        stop = block.op("Add", asked.prefix, longest)
-        ids = block.op("Slice", finished, asked.prefix, stop, [1])  # -> (R, L)
-        shape = block.op("Concat", asked.batch, asked.beams, block.op("Reshape", longest, [1]), axis=0)
+        stop = block.op("Add", requested.prefix, longest)
+        ids = block.op("Slice", finished, requested.prefix, stop, [1])  # -> (R, L)
+        shape = block.op("Concat", requested.batch, requested.beams, block.op("Reshape", longest, [1]), axis=0)
         ids = block.op("Reshape", ids, shape, allowzero=1)
         is_real = block.op("Less", block.op("Range", 0, longest, 1), block.op("Unsqueeze", lengths, [2]))
         outputs = [
@@ -225,16 +227,16 @@ def seq2seq(build: Builder) -> list[ir.Value]:
     forced = block.op("Concat", prefix, block.op("Expand", NOTHING, column), axis=1)
     assert facts.writes.start is not None
     front = block.op("Expand", block.named("start_token", np.array(facts.writes.start)), column)
-    asked = build.asked(batch, size, block.op("Expand", most, column), front, forced)
+    requested = build.requested(batch, size, block.op("Expand", most, column), front, forced)
     source = encoded(build)
     before = {**source, **build.empty("source", batch)}
     shared = block.inline(build.models[DECODER], DECODER, before, build.present("source"))
     fixed = {**source, **dict(zip(build.present("source"), shared, strict=True))}
-    fixed = {name: build.of_beams(batch, asked.beams, value) for name, value in fixed.items()}
-    rows = block.op("Mul", batch, asked.beams)
-    first = of_rows(block, batch, asked.beams, front)
+    fixed = {name: build.of_beams(batch, requested.beams, value) for name, value in fixed.items()}
+    rows = block.op("Mul", batch, requested.beams)
+    first = of_rows(block, batch, requested.beams, front)
     feeds: Feeds = lambda body, width, token, step: {**fixed, INPUT_IDS: token}  # noqa: E731
-    return build.search(asked, asked.beams, build.empty("row", rows), first, feeds)
+    return build.search(requested, requested.beams, build.empty("row", rows), first, feeds)
 
 
 def encoded(build: Builder) -> dict[str, ir.Value]:
@@ -269,7 +271,7 @@ def causal(build: Builder) -> list[ir.Value]:
     padding = block.op("Sub", width, sizes)  # -> (B, 1)
     is_real = block.op("GreaterOrEqual", block.op("Range", 0, width, 1), padding)
     limits = block.op("Min", build.given[MAX_NEW_TOKENS], block.op("Sub", words.longest, sizes))
-    asked = build.asked(batch, block.known([0]), limits, block.op("Where", is_real, moved, NOTHING), None)
+    requested = build.requested(batch, block.known([0]), limits, block.op("Where", is_real, moved, NOTHING), None)
     one = block.known([1])
 
     def feeds(body: Block, rows: ir.Value, token: ir.Value, step: ir.Value) -> dict[str, ir.Value]:
@@ -285,7 +287,7 @@ def causal(build: Builder) -> list[ir.Value]:
 
     only_last(build.models[DECODER])
     prompts = block.op("Where", is_real, moved, words.pad)
-    return build.search(asked, one, build.empty("row", batch), prompts, feeds)
+    return build.search(requested, one, build.empty("row", batch), prompts, feeds)
 
 
 def only_last(model: ir.Model) -> None:

@@ -51,7 +51,7 @@ class Rules:
         return tuple(sorted({*self.suppress_tokens, *alone}))
 
     @property
-    def looks_back(self) -> bool:
+    def needs_history(self) -> bool:
         """Whether what may come next depends on the tokens so far."""
         has_sequences = any(len(words) > 1 for words in self.bad_words_ids)
         return has_sequences or self.no_repeat_ngram_size > 0 or self.repetition_penalty != 1

@@ -1,6 +1,6 @@
 """Which call of the original computes what a part of the import does: by the tensors of which both are made.
 
-A plan says of which numbers of which tensor of the files each number of the model's is made. So nothing is guessed from
+A plan says of which numbers of which tensor of the files each number of the model's is made. Nothing is inferred from
 names, and where one module of the original does the work of several parts, each gets its share of what that gives.
 """
 

@@ -274,8 +274,8 @@ def benign(free: Run, *, one_side: bool) -> set[Key]:
         if not tap.within(SURELY):
             side, scope = _side(tap, one_side), _scope(tap)
             after = [each for each in agree if each.order > tap.order and _side(each, one_side) == side]
-            mends = any(_scope(each) is not scope or each.key[:2] == tap.key[:2] for each in after)
-            found |= {tap.key} if mends else set()
+            recovers = any(_scope(each) is not scope or each.key[:2] == tap.key[:2] for each in after)
+            found |= {tap.key} if recovers else set()
     return found
 
 

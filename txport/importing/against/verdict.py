@@ -76,7 +76,7 @@ class Agreement:
 class Parting:
     """The first place at which they part: the import's part and the original's modules, the figures, and the cause.
 
-    `left` is how near the import comes when the cause is mended.
+    `left` is how near the import comes when the cause is fixed.
     """
 
     where: str
@@ -97,8 +97,8 @@ class Parting:
         yield "parts at", f"{self.where} ({place}{self.part}{names})"
         how = BEFORE if self.side in (IN, END) else "inputs agree, outputs part"
         yield "figures", f"{how} by {self.error:.3g}, allowed {self.allowed:.2g}"
-        mended = f"; with that changed, the two agree within {self.left:.2g}" if self.left is not None else ""
-        yield "cause", self.what + mended
+        fixed = f"; with that changed, the two agree within {self.left:.2g}" if self.left is not None else ""
+        yield "cause", self.what + fixed
         if self.also:
             more = f"; and {len(self.also) - TOLD} more" if len(self.also) > TOLD else ""
             yield "also", "; ".join(self.also[:TOLD]) + more

@@ -1,6 +1,6 @@
-"""What Transformers are made of, each part written once: in PyTorch it is the reference, and a trace of it is a graph.
+"""Building blocks of Transformers. Each is defined once: PyTorch runs it as the reference, its trace is a graph.
 
-A part neither knows how the tokens of a run lie in memory nor what is cached: that is asked of `Ops` (models/ops.py).
+Memory layout and caches are handled by `Ops` (models/ops.py).
 Letters in shape comments: B batch, T new tokens, S tokens attended to, N heads, G key/value heads, H head size,
 D model size. "..." are the dims of activations: (B, T), or all tokens of a batch in a row.
 """

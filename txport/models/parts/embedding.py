@@ -1,4 +1,4 @@
-"""What goes into the first layer."""
+"""Input embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sublayers with what stands around them."""
+"""Layers: sublayers with norm and residual."""
 
 from __future__ import annotations
 

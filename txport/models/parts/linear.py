@@ -1,4 +1,4 @@
-"""Linear maps that say what they are for, and feed-forward."""
+"""Tagged linear layers, and feed-forward blocks."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ MARK = "\ufdd0"  # no character: none of a text that was made for others to read
 KIND = "type"  # of a part of a message, a word that templates look at
 OWN = "assistant"  # the role of what the model said
 # Filters of ours, with names that no template can write.
-TURNS, TEXTS, WALKED = "turns of a loop", "texts as one", "what is walked"
+TURNS, TEXTS, ITERATED = "turns of a loop", "texts as one", "what is iterated"
 COUNTED, OUTPUT = "what is counted", "what is output"
 # Filters and methods that keep what texts say in order, or cut it at its ends; of others nothing is known.
 KEEPING = {
     *("trim", "strip", "lstrip", "rstrip", "startswith", "endswith", "tojson", "string", "safe"),
     *("length", "count", "first", "last", "list", "default", "d", "int", "items", "keys", "values", "get", "append"),
     *("selectattr", "rejectattr", "select", "reject", "dictsort", "update", "index", "find"),
-    *(TURNS, TEXTS, WALKED, COUNTED, OUTPUT),
+    *(TURNS, TEXTS, ITERATED, COUNTED, OUTPUT),
 }
 WORD = re.compile(r"\w+")  # a name by which templates look up a part of a message
 Message = Mapping[str, Any]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, filters, pass_context, pass_environment
 
-from txport.models.tokenizers.origin import COUNTED, OUTPUT, TEXTS, TURNS, WALKED
+from txport.models.tokenizers.origin import COUNTED, ITERATED, OUTPUT, TEXTS, TURNS
 from txport.models.tokenizers.template_sizes import (
     STEPS,
     extent,
@@ -40,8 +40,8 @@ def _output(context: Any, value: Any) -> str:
 
 
 @pass_context
-def _walked(context: Any, value: Any) -> Any:
-    return context.environment.walked(value)
+def _bounded(context: Any, value: Any) -> Any:
+    return context.environment.bounded(value)
 
 
 @pass_environment
@@ -169,7 +169,7 @@ WATCHING: dict[str, Callable[..., Any]] = {  # what `Bounded` puts into a templa
     COUNTED: _counted,
     OUTPUT: _output,
     TURNS: turns,
-    WALKED: _walked,
+    ITERATED: _bounded,
 }
 TESTS: dict[str, Callable[..., Any]] = {"divisibleby": _is_divisible, "even": _is_even, "odd": _is_odd}
 GLOBALS: dict[str, Callable[..., Any]] = {"raise_exception": _refuse, "strftime_now": _now}

@@ -17,7 +17,7 @@ from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from txport.models.tokenizers.origin import COUNTED, OUTPUT, TEXTS, TURNS, WALKED
+from txport.models.tokenizers.origin import COUNTED, ITERATED, OUTPUT, TEXTS, TURNS
 from txport.models.tokenizers.template_filters import FILTERS, GLOBALS, TESTS, WATCHING
 from txport.models.tokenizers.template_sizes import (
     CHARACTER,
@@ -109,7 +109,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         self.count(bytes_of(value, each))
         return self._entries(value) if _is_iterator(value) else value
 
-    def walked(self, value: Any) -> Any:
+    def bounded(self, value: Any) -> Any:
         """The value, which Python is about to compare, to hash or to write: none of that looks at the clock."""
         value = _listed(value)
         self.require(extent(value))
@@ -136,14 +136,14 @@ class Bounded(ImmutableSandboxedEnvironment):
 
         @wraps(function)
         def bounded(*args: Any, **options: Any) -> Any:
-            value, others = args[first], map(self.walked, args[first + 1 :])
+            value, others = args[first], map(self.bounded, args[first + 1 :])
             if name in TEXTUAL or name in COMPARING:
-                value = self.walked(value)
+                value = self.bounded(value)
             if isinstance(value, str) and (name not in TEXTUAL or name in PIECEMEAL):
                 self.require(CHARACTER * len(value), MOST)
             if isinstance(value, list | tuple | dict):
                 self.count(ENTRY * len(value))
-            named = {key: self.walked(each) for key, each in options.items()}
+            named = {key: self.bounded(each) for key, each in options.items()}
             return self.counted(function(*args[:first], value, *others, **named), CHARACTER)
 
         return bounded
@@ -153,11 +153,11 @@ class Bounded(ImmutableSandboxedEnvironment):
         first = 1 if hasattr(test, "jinja_pass_arg") else 0
 
         @wraps(test)
-        def walking(*args: Any, **options: Any) -> Any:
-            named = {key: self.walked(each) for key, each in options.items()}
-            return test(*args[:first], *map(self.walked, args[first:]), **named)
+        def bounded_test(*args: Any, **options: Any) -> Any:
+            named = {key: self.bounded(each) for key, each in options.items()}
+            return test(*args[:first], *map(self.bounded, args[first:]), **named)
 
-        return walking
+        return bounded_test
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """As jinja2 does, with a look at all that is made where jinja2 asks no environment."""
@@ -175,16 +175,16 @@ class Bounded(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """See `SandboxedEnvironment`."""
-        return super().getitem(obj, self.walked(argument))
+        return super().getitem(obj, self.bounded(argument))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as jinja2 has it
         """See `SandboxedEnvironment`; of what is called, macros alone are templates, which are watched."""
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if not isinstance(__obj, Macro):
-            args = tuple(map(__self.walked, args))
-            kwargs = {key: __self.walked(each) for key, each in kwargs.items()}
+            args = tuple(map(__self.bounded, args))
+            kwargs = {key: __self.bounded(each) for key, each in kwargs.items()}
         if isinstance(owner, list | tuple | Set):
-            __self.walked(owner)
+            __self.bounded(owner)
         if isinstance(owner, str):
             __self.require(size_of_call(owner, name, args))
             __self.require(steps_of_call(owner, name, [*args, *kwargs.values()]), STEPS)
@@ -250,15 +250,15 @@ class _Watched(NodeTransformer):
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802 - as jinja2 has it
         """See `NodeTransformer`."""
         self.generic_visit(node)
-        node.expr = _walked(node.expr)
+        node.expr = _bounded(node.expr)
         for each in node.ops:
-            each.expr = _walked(each.expr)
+            each.expr = _bounded(each.expr)
         return node
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802 - as jinja2 has it
         """See `NodeTransformer`."""
         self.generic_visit(node)
-        node.key = _walked(node.key)
+        node.key = _bounded(node.key)
         return node
 
     def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Node:  # noqa: N802 - as jinja2 has it
@@ -301,9 +301,9 @@ def _under(name: str, node: Any, *values: int) -> nodes.Filter:
     return nodes.Filter(node, name, args, [], None, None, lineno=node.lineno)
 
 
-def _walked(node: nodes.Expr) -> nodes.Expr:
+def _bounded(node: nodes.Expr) -> nodes.Expr:
     """The value of a node, looked at before Python walks through it; what the template spells out is small."""
-    return node if isinstance(node, nodes.Const) else _under(WALKED, node)
+    return node if isinstance(node, nodes.Const) else _under(ITERATED, node)
 
 
 def _is_iterator(value: Any) -> bool:

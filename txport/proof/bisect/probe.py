@@ -175,9 +175,24 @@ def observe(probe: Probe, case: str, call: Call, record: Record) -> Observation:
         if expected is not None:
             truths[tap] = expected.reshape(like.shape) if expected.size == like.size else expected
         feed[tap.given] = truths[tap].astype(like.dtype) if expected is not None else like
-    outputs = {**call.inputs, **probe.isolated.run(feed)}
+    outputs = _settled(probe, call, feed, [tap for tap in probe.taps if tap not in truths])
     seen = {tap: outputs[tap.value] for tap in truths}
     return Observation(case, call, record, feed, truths, seen, probe.isolated.run)
+
+
+def _settled(probe: Probe, call: Call, feed: dict[str, Array], unknown: Sequence[Tap]) -> dict[str, Array]:
+    """What the isolated graph gives; where PyTorch has no value, such as logits nobody asked for, its own is read.
+
+    That is what it computes from PyTorch's values, not what it computes as a whole, which has the errors of all of it.
+    """
+    outputs = {**call.inputs, **probe.isolated.run(feed)}
+    for _ in unknown:  # one may follow from another
+        own = {tap.given: outputs[tap.value] for tap in unknown}
+        if all(np.array_equal(feed[name], value, equal_nan=value.dtype.kind == "f") for name, value in own.items()):
+            break
+        feed.update(own)
+        outputs = {**call.inputs, **probe.isolated.run(feed)}
+    return outputs
 
 
 def compare_tap(tap: Tap, observation: Observation, precision: str) -> Comparison:

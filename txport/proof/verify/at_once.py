@@ -23,7 +23,7 @@ SEARCHES = ((1, 1.0), (4, 0.5))  # beams, and the length penalty
 ROUNDING = 1e-5  # of a score
 
 
-def look_at_single(
+def check_single_graph(
     golden: Golden, runtime: Runtime, bundle: Bundle, name: str, provider: str, threads: int | None
 ) -> Check:
     """Greedy and with beams, with prefixes too where targets may have some; by the rules that are built in.

@@ -25,7 +25,7 @@ from txport.models.tokenizers.load import load_tokenizer
 from txport.proof.parity.cases import sides
 from txport.proof.parity.tolerances import coarser
 from txport.proof.verify import encoding
-from txport.proof.verify.at_once import SINGLE, look_at_single
+from txport.proof.verify.at_once import SINGLE, check_single_graph
 from txport.proof.verify.gaps import Check, check_of, differences, gap_of, in_turn, limit_of
 from txport.proof.verify.golden import (
     GREEDY,
@@ -130,7 +130,7 @@ def _checks(bundle: Bundle, name: str, provider: str, threads: int | None) -> It
     if manifest.single and not runtimes.RUNTIMES[name].single:
         yield Check(SINGLE, "not run", f"{name} runs no graph that searches by itself")
     elif manifest.single:
-        yield from in_turn({SINGLE: partial(look_at_single, golden, runtime, bundle, name, provider, threads)})
+        yield from in_turn({SINGLE: partial(check_single_graph, golden, runtime, bundle, name, provider, threads)})
 
 
 def _unlike(manifest: Manifest, runtime: str, provider: str) -> str | None:
@@ -165,17 +165,17 @@ def compare(golden: Golden, runtime: Runtime, manifest: Manifest, unlike: str | 
     found: list[Floats] = []
     sources = golden.given(manifest.facts)
 
-    def look_at_logits() -> Check:
+    def check_logits() -> Check:
         found.extend(logits(runtime, sources, golden.targets, manifest.facts))
         return compare_logits(golden, found, manifest.arithmetic)
 
-    def look_at_batch() -> Check:
+    def check_batch() -> Check:
         return Check(BATCH, "not run", unlike) if unlike else compare_batches(golden, found, runtime, manifest)
 
-    looks: dict[str, Callable[[], Check]] = {LOGITS: look_at_logits}
-    looks |= {name: partial(compare_search, name, golden, runtime, manifest) for name in SEARCHES}
-    looks[BATCH] = look_at_batch
-    yield from in_turn(looks)
+    checks: dict[str, Callable[[], Check]] = {LOGITS: check_logits}
+    checks |= {name: partial(compare_search, name, golden, runtime, manifest) for name in SEARCHES}
+    checks[BATCH] = check_batch
+    yield from in_turn(checks)
 
 
 def compare_logits(golden: Golden, found: Sequence[Floats], precision: str) -> Check:

@@ -126,14 +126,14 @@ def compare(
     """What a runtime gives for the golden sources, against PyTorch's; and, unless `unlike`, for each alone."""
     found: list[Outputs] = []
 
-    def look_at_outputs() -> Check:
+    def check_outputs() -> Check:
         found.extend(infer(runtime, golden.sources, manifest.facts))
         return compare_outputs(golden, found, manifest)
 
-    def look_at_batch() -> Check:
+    def check_batch() -> Check:
         return Check(BATCH, "not run", unlike) if unlike else compare_batches(golden, found, runtime, manifest)
 
-    yield from in_turn({OUTPUTS: look_at_outputs, BATCH: look_at_batch})
+    yield from in_turn({OUTPUTS: check_outputs, BATCH: check_batch})
 
 
 def compare_outputs(golden: EncoderGolden, found: Sequence[Outputs], manifest: Manifest) -> Check:

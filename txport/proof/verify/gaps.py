@@ -34,11 +34,11 @@ def check_of(name: str, problems: list[str], seen: str) -> Check:
     return Check(name, "fail" if problems else "pass", "; ".join(problems) or seen)
 
 
-def in_turn(looks: Mapping[str, Callable[[], Check]]) -> Iterator[Check]:
+def in_turn(checks: Mapping[str, Callable[[], Check]]) -> Iterator[Check]:
     """One check after the other, up to one that does not run."""
-    for name, look in looks.items():
+    for name, check in checks.items():
         try:
-            yield look()
+            yield check()
         except Exception as error:  # each runtime has errors of its own
             if is_out_of_memory(error):
                 raise

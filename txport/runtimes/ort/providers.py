@@ -16,13 +16,13 @@ import numpy as np
 from txport.errors import UnavailableError, UnsupportedError
 from txport.runtimes import PROVIDERS
 from txport.runtimes.ort.nvidia import rtx
-from txport.runtimes.ort.nvidia.driver import Device, ask
+from txport.runtimes.ort.nvidia.driver import Device, query_driver
 from txport.runtimes.ort.nvidia.failures import explain
 from txport.runtimes.ort.nvidia.options import CUDA, NVIDIA, RTX, TENSORRT, cuda_options
 from txport.runtimes.ort.nvidia.problems import (
     EXTRA,
+    find_tensorrt,
     look,
-    look_for_tensorrt,
     problems_of_cuda,
     problems_of_cudnn,
     problems_of_driver,
@@ -104,7 +104,7 @@ def _nvidia(name: str) -> str | None:
         return _first(problems_of_driver(facts)) or rtx.missing()
     if reason := _first(problems_of_cuda(facts)):
         return reason
-    if name == TENSORRT and (reason := _first(problems_of_tensorrt(look_for_tensorrt(facts)))):
+    if name == TENSORRT and (reason := _first(problems_of_tensorrt(find_tensorrt(facts)))):
         return reason
     if name not in ort.get_available_providers():
         return _not_built(name)
@@ -136,7 +136,7 @@ def _load(file: str) -> str | None:
 
 def first_device() -> Device | None:
     """The GPU that the providers run on, as it is now; None where there is none."""
-    return next(iter(ask().devices), None)
+    return next(iter(query_driver().devices), None)
 
 
 def builder(provider: str) -> str:
@@ -145,7 +145,7 @@ def builder(provider: str) -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{ort.__version__}-{importlib.metadata.version(rtx.INSTALL)}"
     if provider == TENSORRT:
-        facts = look_for_tensorrt(look(folder=Path(ort.__file__).parent))
+        facts = find_tensorrt(look(folder=Path(ort.__file__).parent))
         return "-".join([ort.__version__, *(each.version for each in facts.tensorrt if each.version)])
     return str(ort.__version__)
 

@@ -62,7 +62,7 @@ def texts(folder: Path, config: Mapping[str, Any], rows: tuple[int, int], specif
             before=start if adds_start else (),
             after=end if adds_end else (),
             special=tuple(each for each in (*SPECIAL, *start, *end) if each in ids),
-            guessed=looks_so if all(token in sides[1].ids for token in looks_so) else (),
+            likely_languages=looks_so if all(token in sides[1].ids for token in looks_so) else (),
             alike=alike,
             has_classes=True,
         )

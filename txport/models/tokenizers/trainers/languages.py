@@ -23,14 +23,14 @@ def languages_of(words: Words, pieces: Collection[str] | None) -> Languages | No
 
     Sources begin with the token of theirs, if the trainer puts one there; what else stands around them stays. Without
     English, a source is in the first language that there is. `pieces` are the tokens that are cut from texts, None
-    where nothing says which: of these, no token is guessed to be one of a language.
+    where nothing says which: of these, no token is inferred to be one of a language.
     """
     told = {match[1]: match[0] for token in words.source.ids if (match := TOLD.fullmatch(token))}
     told = {name: token for name, token in told.items() if token not in (pieces or ())}
     if told and not words.languages:
         return Languages(tokens=told, before=words.before, after=words.after, target="source")
-    guessed = [] if pieces is None else [token for token in words.guessed if token not in pieces]
-    if not (found := words.languages or forced_in(guessed)):
+    likely = [] if pieces is None else [token for token in words.likely_languages if token not in pieces]
+    if not (found := words.languages or forced_in(likely)):
         return None
     source = next((name for name in ENGLISH if name in found), next(iter(found)))
     return Languages(tokens=found, before=(*words.before, None), after=words.after, source=source)

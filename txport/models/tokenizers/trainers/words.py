@@ -44,9 +44,9 @@ class Words:
     """Both vocabularies of a checkpoint. `before` and `after` are the tokens around a source.
 
     `languages` are the names and tokens of those that the trainer puts before sources and targets. Where the checkpoint
-    doesn't say whether it did, `guessed` are tokens that look so. `special` ones are no text. `alike` says whether the
-    model has as many ids for sources as for targets, `has_classes` that files of transformers' may lie in the folder
-    too.
+    doesn't say whether it did, `likely_languages` are tokens that look so. `special` ones are
+    no text. `alike` says whether the model has as many ids for sources as for targets, `has_classes` that files of
+    transformers' may lie in the folder too.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class Words:
     after: tuple[str, ...] = ()
     special: tuple[str, ...] = ()
     languages: Mapping[str, str] = field(default_factory=dict)
-    guessed: tuple[str, ...] = ()
+    likely_languages: tuple[str, ...] = ()
     alike: bool = True
     has_classes: bool = False
 

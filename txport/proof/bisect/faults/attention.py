@@ -205,7 +205,8 @@ def interleaved(heads: Tensor) -> Tensor:
 def replaced(array: Tensor, old: Tensor, new: Tensor) -> Tensor | None:
     """Heads (B, G, S, H) with others in the places of the tokens `old` (B, G, T, H); None where one is not there.
 
-    The array may have been rounded to fp32.
+    The array may have been rounded to fp32. Of tokens that are alike, such as padding, each has a place of its own; the
+    last places are theirs, since what came before may be alike too.
     """
     if array.dim() != 4 or old.shape[:2] != array.shape[:2] or old.shape[3] != array.shape[3]:
         return None
@@ -213,9 +214,14 @@ def replaced(array: Tensor, old: Tensor, new: Tensor) -> Tensor | None:
     same = exact.all(-1).all(1)  # (B, T, S)
     if not same.any(-1).all():
         return None
+    alike = (old[:, :, :, None] == old[:, :, None]).all(-1).all(1)  # (B, T, T)
+    after = alike.triu(1).sum(-1)  # later tokens that are the same
+    left = same.int().flip(-1).cumsum(-1).flip(-1) - same.int()  # later places that would do
+    own = same & (left == after[:, :, None])
+    own = torch.where(own.any(-1, keepdim=True), own, same)
     found = array.clone()
     rows = torch.arange(len(array))[:, None]
-    found[rows, :, same.int().argmax(-1)] = new.to(array.dtype).transpose(1, 2)
+    found[rows, :, own.int().argmax(-1)] = new.to(array.dtype).transpose(1, 2)
     return found
 
 

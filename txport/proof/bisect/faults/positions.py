@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from txport.models.parts import Attention, DotProduct, RelativeBias, RelativeVectors, Rotary, bucket_table
 from txport.proof.bisect.calls import PartCall, altered
 from txport.proof.bisect.faults.attention import Attended, attend, attended, read_by, replaced
+from txport.proof.bisect.faults.common import fitted
 from txport.proof.bisect.faults.evidence import Cause, Evidence
 
 Array = NDArray[Any]
@@ -21,6 +22,7 @@ Turn = Callable[[Tensor, Tensor], Tensor]
 
 SHIFTS = (1, -1, 2, -2)
 BASES = (1e2, 1e3, 1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7)  # of published models, and what lies between them
+BETWEEN = (10.0, 1e9)  # where another is looked for
 WHO = {(True, True): "queries and keys", (True, False): "queries", (False, True): "keys"}
 
 
@@ -39,22 +41,46 @@ def turns(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
     yield from _of_other_bases(rotary)
 
 
+def fitted_turn(key: PartCall, evidence: Evidence, run: Callable[[Turn], Array]) -> Iterator[tuple[str, Turn]]:
+    """Angles of the base that fits best, where it is none of those that are tried; `run` tells what a turn gives."""
+    rotary, places = key.part, key.arguments[1]
+    assert isinstance(rotary, Rotary)
+    own = _base_of(rotary)
+    if own is None or places is None:
+        return
+    longest = int(places.max()) + 1  # a table of all positions is too large to be made for each try
+    best = fitted(evidence, lambda base: run(_of_base(rotary, base, longest)), *BETWEEN)
+    yield f"turned by angles of the base {best:.6g}, the model's is {own:.4g}", _of_base(rotary, best, longest)
+
+
 def _moved(rotary: Rotary, shift: int) -> Turn:
     return lambda x, places: rotary(x, (places + shift) % len(rotary.cos))
 
 
 def _of_other_bases(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
     """Angles whose speeds fall faster, or less fast, from pair to pair."""
+    own = _base_of(rotary)
+    for base in BASES if own is not None else ():
+        if not math.isclose(base, own or 0.0, rel_tol=1e-3):
+            yield (
+                f"turned by angles of the base {base:g}, the model's is {own:.4g}",
+                _of_base(rotary, base, len(rotary.cos)),
+            )
+
+
+def _base_of(rotary: Rotary) -> float | None:
+    """Of which the slowest angle is; None for too few positions or pairs to tell."""
     longest, half = rotary.cos.shape
     if longest < 2 or half < 2:
-        return
+        return None
     slowest = math.atan2(float(rotary.sin[1, -1]), float(rotary.cos[1, -1]))
-    own = slowest ** (-half / (half - 1)) if slowest > 0 else 0.0
-    for base in BASES:
-        if not math.isclose(base, own, rel_tol=1e-3):
-            speeds = base ** (-np.arange(half) / half)
-            found = Rotary(speeds, longest, rotary.pairing, rotary.scale).to(rotary.cos.dtype)
-            yield f"turned by angles of the base {base:g}, the model's is {own:.4g}", found
+    return float(slowest ** (-half / (half - 1))) if slowest > 0 else 0.0
+
+
+def _of_base(rotary: Rotary, base: float, longest: int) -> Rotary:
+    half = rotary.cos.shape[1]
+    speeds = base ** (-np.arange(half) / half)
+    return Rotary(speeds, longest, rotary.pairing, rotary.scale).to(rotary.cos.dtype)
 
 
 def other_turn(evidence: Evidence) -> Cause | None:
@@ -65,14 +91,19 @@ def other_turn(evidence: Evidence) -> Cause | None:
     if found is None:
         return None
     rotary, (query, key) = found
+
+    def run(turn: Turn, of_queries: bool = True, of_keys: bool = True) -> Array:
+        keys = replaced(given.key, key.result, _again(key, turn)) if of_keys else None
+        queries = _again(query, turn) if of_queries else given.query
+        return attend(given.replace(query=queries, key=given.key if keys is None else keys))
+
     for words, turn in turns(rotary):
-        queries, keys = _again(query, turn), replaced(given.key, key.result, _again(key, turn))
-        for (of_queries, of_keys), who in WHO.items():
-            changed = given.replace(
-                query=queries if of_queries else given.query, key=keys if of_keys and keys is not None else given.key
-            )
-            if evidence.explains(attend(changed)):
+        for of, who in WHO.items():
+            if evidence.explains(run(turn, *of)):
                 return Cause("position", f"{who} are {words}")
+    for words, turn in fitted_turn(key, evidence, run):
+        if evidence.explains(run(turn)):
+            return Cause("position", f"queries and keys are {words}")
     return None
 
 
@@ -86,6 +117,14 @@ def other_cached_turn(evidence: Evidence) -> Cause | None:
         for words, turn in turns(found[0]):
             hypothesis = replaced(expected, key.result, _again(key, turn))
             if hypothesis is not None and evidence.explains(hypothesis.numpy()):
+                return Cause("position", f"keys are {words}")
+
+        def run(turn: Turn, key: PartCall = key) -> Array:
+            hypothesis = replaced(expected, key.result, _again(key, turn))
+            return (expected if hypothesis is None else hypothesis).numpy()
+
+        for words, turn in fitted_turn(key, evidence, run):
+            if evidence.explains(run(turn)):
                 return Cause("position", f"keys are {words}")
     return None
 
@@ -134,7 +173,7 @@ def _without(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attended]
         yield "nothing is added for distances", given.replace(core=altered(core, **dict.fromkeys(there)))
 
 
-class Looked(nn.Module):
+class ChangedDistances(nn.Module):
     """A part of distances that is asked for others."""
 
     def __init__(self, part: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
@@ -158,8 +197,8 @@ def _of_others(core: DotProduct, given: Attended) -> Iterator[tuple[str, Attende
     for words, change in changes.items():
         for some in ([name] for name in parts) if len(parts) == 1 else (list(parts), *([name] for name in parts)):
             who = "" if len(some) == len(parts) else f" for {some[0].replace('_', ' ')}"
-            looked = {name: Looked(_wide(parts[name]), change) for name in some}
-            yield words + who, given.replace(core=altered(core, **looked))
+            changed = {name: ChangedDistances(_wide(parts[name]), change) for name in some}
+            yield words + who, given.replace(core=altered(core, **changed))
     if core.bias is not None:
         yield from ((words, given.replace(core=altered(core, bias=bias))) for words, bias in _buckets(core.bias))
     vectors = [name for name, part in parts.items() if isinstance(part, RelativeVectors)]
@@ -201,7 +240,7 @@ def _clipped(vectors: dict[str, RelativeVectors]) -> Iterator[tuple[str, dict[st
     farthest = next(iter(vectors.values())).farthest
     for least in range(farthest - 1, -1, -1):
         what = f"distances are clipped at {least}, the model's at {farthest}"
-        yield what, {name: Looked(part, _clip(least)) for name, part in vectors.items()}
+        yield what, {name: ChangedDistances(part, _clip(least)) for name, part in vectors.items()}
 
 
 def _clip(most: int) -> Callable[[Tensor], Tensor]:

@@ -56,7 +56,7 @@ export interface SearchOptions {
   forced_bos_token_id?: number;
   forced_eos_token_id?: number;
   eos_token_id?: number | number[];
-  /** What each token looked at in the source: how much at each place, or where most. */
+  /** What each token attended to in the source: how much at each place, or where most. */
   alignment?: "soft" | "hard";
 }
 

@@ -18,7 +18,7 @@ from txport.runtimes.ort.cuda.device import Fetched
 MOST = 8  # steps
 
 
-class Asked(NamedTuple):
+class StepOutputs(NamedTuple):
     """What is read of a step: how many of the best tokens, whether all logits, whether attention."""
 
     tokens: int
@@ -35,35 +35,35 @@ class Ahead:
     def __init__(self) -> None:
         self.best: Ints | None = None  # of the last step that was taken, by slot: what the next one went on from
         self._pending: deque[Fetched] = deque()
-        self._asked: Asked | None = None
+        self._requested: StepOutputs | None = None
         self._streak = 1
 
     def __len__(self) -> int:
         return len(self._pending)
 
     def wanted(self, top: int) -> int:
-        """How many steps there should be; of several best tokens that are asked for, another may be taken."""
+        """How many steps there should be; of several best tokens that are requested, another may be taken."""
         return min(1 << (self._streak - 1), MOST) if self._streak > (top > 1) else 0
 
-    def follows(self, tokens: Ints, active: NDArray[np.bool_]) -> bool:
+    def matches_prediction(self, tokens: Ints, active: NDArray[np.bool_]) -> bool:
         """Whether the active slots go on from their best tokens."""
         return self.best is not None and np.array_equal(tokens[active], self.best[active])
 
-    def take(self, tokens: Ints, active: NDArray[np.bool_], asked: Asked) -> Fetched | None:
+    def take(self, tokens: Ints, active: NDArray[np.bool_], requested: StepOutputs) -> Fetched | None:
         """The step that goes on from these tokens, if it is under way; else there is none under way any more."""
-        follows = self.follows(tokens, active)
+        matches = self.matches_prediction(tokens, active)
         if self.best is not None:
-            self._streak = min(self._streak + 1, MOST) if follows else 0
-        if self._pending and follows and asked == self._asked:
+            self._streak = min(self._streak + 1, MOST) if matches else 0
+        if self._pending and matches and requested == self._requested:
             return self._pending.popleft()
         if self._pending:
             self.drop()
         return None
 
-    def add(self, fetched: Fetched, asked: Asked) -> None:
+    def add(self, fetched: Fetched, requested: StepOutputs) -> None:
         """One more is under way."""
         self._pending.append(fetched)
-        self._asked = asked
+        self._requested = requested
 
     def drop(self) -> None:
         """Nothing that is under way will be taken, and the device's tokens are others than those that were."""

@@ -119,7 +119,7 @@ class Device(Protocol):
         """All that is in a queue by now."""
         ...
 
-    def follow(self, queue: int, mark: Any) -> None:
+    def wait_event(self, queue: int, mark: Any) -> None:
         """What comes into a queue from now on happens behind all that is marked."""
         ...
 

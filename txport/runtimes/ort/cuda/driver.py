@@ -72,7 +72,7 @@ class CudaRuntime:
 
     def _encode(self, state: CudaState, name: str, given: Inputs) -> None:
         if state.workspace.used is not None:
-            self.device.follow(ENCODE_QUEUE, state.workspace.used)
+            self.device.wait_event(ENCODE_QUEUE, state.workspace.used)
         tensor = state.workspace.tensor("given", given.shape, given.dtype.name)
         self.device.upload(given, tensor, ENCODE_QUEUE)
         lengths = self._tell_source_lengths(state, ENCODE_QUEUE)
@@ -84,7 +84,7 @@ class CudaRuntime:
     def _join(self, state: CudaState) -> None:
         """What comes now reads the sources."""
         if state.encoded is not None:
-            self.device.follow(MAIN, state.encoded)
+            self.device.wait_event(MAIN, state.encoded)
             state.encoded = None
 
     def _settle(self, state: CudaState) -> None:

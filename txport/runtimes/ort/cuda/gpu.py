@@ -188,8 +188,8 @@ class CudaDevice:
         with LOCK:
             return Mark(self, self._record(queue))
 
-    def follow(self, queue: int, mark: Mark) -> None:
-        """See `Device.follow`."""
+    def wait_event(self, queue: int, mark: Mark) -> None:
+        """See `Device.wait_event`."""
         with LOCK:
             self._cudart.cudaStreamWaitEvent(self._stream(queue), mark.event, 0)
 

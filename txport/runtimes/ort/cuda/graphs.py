@@ -55,7 +55,7 @@ class Graphs:
         read = {name: tensor for name, tensor in given.items() if name not in host}
         binding = bind(device, role, self.sessions[role], read, made, host)
         device.run(binding)
-        device.follow(MAIN, device.mark(binding.queue))
+        device.wait_event(MAIN, device.mark(binding.queue))
         return dict(zip(made, device.fetch(*made.values()).arrays(), strict=True))
 
 

@@ -110,8 +110,8 @@ class HostDevice:
         with self._lock:
             return [*self._behind[queue]]
 
-    def follow(self, queue: int, mark: Clock) -> None:
-        """See `Device.follow`."""
+    def wait_event(self, queue: int, mark: Clock) -> None:
+        """See `Device.wait_event`."""
         with self._lock:
             self._behind[queue] = list(map(max, self._behind[queue], mark))
 
@@ -200,7 +200,7 @@ class HostDevice:
         """
         with self._lock:
             for queue in QUEUES:
-                self.follow(queue, mark)
+                self.wait_event(queue, mark)
             while self._done < count:
                 self._done += 1
                 try:

@@ -1,4 +1,4 @@
-"""Steps of a batch: bound once, captured, queued before they are asked for, and read.
+"""Steps of a batch: bound once, captured, queued before they are requested, and read.
 
 Letters: B sources, K rows of each, R = B x K, V tokens of the vocabulary.
 """
@@ -25,7 +25,7 @@ from txport.bundles.ports import (
 )
 from txport.models.facts import Facts
 from txport.runtimes.base import Ints, Scores
-from txport.runtimes.ort.cuda.ahead import Asked
+from txport.runtimes.ort.cuda.ahead import StepOutputs
 from txport.runtimes.ort.cuda.caches import Caches
 from txport.runtimes.ort.cuda.device import CAPTURE_RUNS, EAGER, Binding, Device, Fetched, Tensor, bind
 from txport.runtimes.ort.cuda.graphs import Graphs
@@ -43,8 +43,8 @@ class Steps:
         self._session, self._graph = graphs.sessions[STEP], graphs.described[STEP]
 
     def counts(self, tops: Iterable[int | None]) -> list[int]:
-        """The numbers of best tokens that steps are captured for, where these are asked for."""
-        return sorted({self._asked(top, align=False).tokens for top in tops}, reverse=True)
+        """The numbers of best tokens that steps are captured for, where these are requested."""
+        return sorted({self._requested(top, align=False).tokens for top in tops}, reverse=True)
 
     def capture(self, state: CudaState, count: int) -> None:
         """Capture the step of a state's shape for so many best tokens, over what its memory happens to hold."""
@@ -57,19 +57,19 @@ class Steps:
     def run(self, state: CudaState, tokens: Ints, active: Bools, top: int | None, align: bool) -> Scores:
         """One step of all slots, of which some are active; then others are under way."""
         top = None if top is None else min(top, self._facts.writes.size)
-        asked = self._asked(top, align)
-        fetched = state.ahead.take(tokens, active, asked)
+        requested = self._requested(top, align)
+        fetched = state.ahead.take(tokens, active, requested)
         if fetched is None:
             self._tell(state, tokens, active)
-            fetched = self._queue(state, asked, tokens)
+            fetched = self._queue(state, requested, tokens)
         state.lengths += active
         if top is not None:
-            self._look_ahead(state, asked, state.ahead.wanted(top))
-        return self._read(fetched, state, asked, top)
+            self._look_ahead(state, requested, state.ahead.wanted(top))
+        return self._read(fetched, state, requested, top)
 
-    def _asked(self, top: int | None, align: bool) -> Asked:
+    def _requested(self, top: int | None, align: bool) -> StepOutputs:
         tokens = min(1 << (top - 1).bit_length(), self._facts.writes.size) if top else 1
-        return Asked(tokens, top is None, align)
+        return StepOutputs(tokens, top is None, align)
 
     def _tell(self, state: CudaState, tokens: Ints, active: Bools) -> None:
         """Upload what the device does not know: tokens that are not the best ones, and lengths that it did not count.
@@ -77,7 +77,7 @@ class Steps:
         A slot that rests counts too, and begins anew before it would leave the caches.
         """
         self._caches.clear_rows(state)
-        if state.ahead.best is None or not state.ahead.follows(tokens, active):
+        if state.ahead.best is None or not state.ahead.matches_prediction(tokens, active):
             self._tell_tokens(state, tokens)
         counted = state.on_device
         if counted is None or (counted[active] != state.lengths[active]).any() or counted.max() >= state.limit:
@@ -91,10 +91,10 @@ class Steps:
         self._device.upload(lengths, self._lengths(state))
         state.on_device = lengths.copy()
 
-    def _queue(self, state: CudaState, asked: Asked, tokens: Ints) -> Fetched:
+    def _queue(self, state: CudaState, requested: StepOutputs, tokens: Ints) -> Fetched:
         """One step from what the device holds: these tokens, and lengths as they are counted."""
         assert state.on_device is not None
-        bound = self._bound(state, asked.tokens)
+        bound = self._bound(state, requested.tokens)
         graph = bound.graph
         if not self._device.is_captured(graph):
             if state.limit - state.on_device.max() >= CAPTURE_RUNS:
@@ -103,36 +103,36 @@ class Steps:
                 self._tell_lengths(state, state.on_device)
             else:
                 graph = EAGER
-        return self._run_step(state, bound, graph, asked)
+        return self._run_step(state, bound, graph, requested)
 
-    def _look_ahead(self, state: CudaState, asked: Asked, count: int) -> None:
+    def _look_ahead(self, state: CudaState, requested: StepOutputs, count: int) -> None:
         """Queue steps until so many are under way, as far as there is room, each from the last one's best tokens."""
-        bound = self._bound(state, asked.tokens)
+        bound = self._bound(state, requested.tokens)
         if not self._device.is_captured(bound.graph):
             return
         assert state.on_device is not None
         while len(state.ahead) < count and state.on_device.max() < state.limit:
-            state.ahead.add(self._run_step(state, bound, bound.graph, asked), asked)
+            state.ahead.add(self._run_step(state, bound, bound.graph, requested), requested)
 
-    def _run_step(self, state: CudaState, bound: Bound, graph: int, asked: Asked) -> Fetched:
+    def _run_step(self, state: CudaState, bound: Bound, graph: int, requested: StepOutputs) -> Fetched:
         assert state.on_device is not None
         self._device.run(bound.binding, graph)
         state.on_device += 1
         outputs = bound.binding.outputs
-        more = [outputs[LOGITS]] if asked.logits else []
-        if asked.align:
+        more = [outputs[LOGITS]] if requested.logits else []
+        if requested.align:
             more.append(outputs[CROSS_ATTENTION])
         return self._device.fetch(_both(outputs), *more)
 
-    def _read(self, fetched: Fetched, state: CudaState, asked: Asked, top: int | None) -> Scores:
+    def _read(self, fetched: Fetched, state: CudaState, requested: StepOutputs, top: int | None) -> Scores:
         """What a step says of all slots."""
         both, *more = fetched.arrays()
-        size = 8 * state.size * asked.tokens
-        shape = (state.size, asked.tokens)
+        size = 8 * state.size * requested.tokens
+        shape = (state.size, requested.tokens)
         ids, values = both[:size].view(np.int64).reshape(shape), both[size:].view(np.float32).reshape(shape)
         state.ahead.best = ids[:, 0]
         state.has_nan |= bool(np.isnan(values[:, 0]).any())
-        attention = more.pop() if asked.align else None
+        attention = more.pop() if requested.align else None
         return Scores(more[0], None, attention) if top is None else Scores(values[:, :top], ids[:, :top], attention)
 
     def _bound(self, state: CudaState, count: int) -> Bound:

@@ -76,7 +76,7 @@ def load(name: str) -> Any:
     return ctypes.CDLL(name, winmode=0) if sys.platform == "win32" else ctypes.CDLL(name)
 
 
-def ask(open_library: Opener = load) -> Driver:
+def query_driver(open_library: Opener = load) -> Driver:
     """Start CUDA and ask; what can't be asked stays empty."""
     visible = os.environ.get(VISIBLE)
     try:

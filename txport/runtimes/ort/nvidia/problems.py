@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txport.runtimes.ort.nvidia.driver import LIBRARY, VISIBLE, Device, Driver, Opener, ask, load
+from txport.runtimes.ort.nvidia.driver import LIBRARY, VISIBLE, Device, Driver, Opener, load, query_driver
 from txport.runtimes.ort.nvidia.libraries import OF_TENSORRT, Library, find, split
 from txport.runtimes.ort.nvidia.wheel import (
     CUDA,
@@ -77,14 +77,14 @@ def look(open_library: Opener = load, folder: Path | None = None) -> Nvidia:
     """Ask the driver, read the wheel in `folder`, or that is installed, and look for the libraries that it needs."""
     folder = folder or folder_of_package()
     wheel = read_wheel(folder) if folder else None
-    driver = ask(open_library)
+    driver = query_driver(open_library)
     if wheel is None or wheel.library is None:
         return Nvidia(driver, wheel)
     libraries = find(wheel.needs, wheel.folder.parent, open_library)
     return Nvidia(driver, wheel, libraries)
 
 
-def look_for_tensorrt(facts: Nvidia, open_library: Opener = load) -> Nvidia:
+def find_tensorrt(facts: Nvidia, open_library: Opener = load) -> Nvidia:
     """The same, with the libraries that the wheel's TensorRT provider needs beyond those of CUDA."""
     if facts.wheel is None:
         return facts

@@ -1,4 +1,4 @@
-/** What tokens looked at in the source. */
+/** What tokens attended to in the source. */
 
 /**
  * The attention of each token (T, S) as it was asked for: all of it, or where it is largest.
