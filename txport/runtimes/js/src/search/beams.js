@@ -179,7 +179,12 @@ export class Beams {
       const attention = rows.map((row, step) =>
         this.#attention[step]?.subarray(row * this.places, row * this.places + length),
       );
-      return { tokens, score: each.score, token_scores: tokenScores, ...alignmentOf(attention, this.options.alignment) };
+      return {
+        tokens,
+        score: each.score,
+        token_scores: tokenScores,
+        ...alignmentOf(attention, this.options.alignment),
+      };
     });
   }
 

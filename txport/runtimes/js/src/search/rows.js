@@ -61,7 +61,12 @@ export class Rows {
       const sum = logProbs.reduce((one, other) => one + other, 0);
       const score = sum / Math.max(1, logProbs.length - this.prefix) ** this.options.length_penalty;
       const weights = attention.map((row) => row.subarray(0, length));
-      return { tokens: tokens.slice(1), score, token_scores: logProbs, ...alignmentOf(weights, this.options.alignment) };
+      return {
+        tokens: tokens.slice(1),
+        score,
+        token_scores: logProbs,
+        ...alignmentOf(weights, this.options.alignment),
+      };
     });
   }
 
