@@ -105,7 +105,7 @@ def test_a_line_that_is_cut_off_leaves_no_process_behind(tmp_path: Path) -> None
         worker = sides.worker("txport")
         budget = Budget(1.0)
         line, bundle = replace(LINE, peers=MappingProxyType({})), SimpleNamespace(path=tmp_path)
-        worker.ask = lambda *_, **__: time.sleep(30)  # type: ignore[assignment,method-assign]
+        worker.request = lambda *_, **__: time.sleep(30)  # type: ignore[assignment,method-assign]
         assert budget.run("line", "line", 0.1, lambda: sides.compare(line, bundle, [[5]])) is None  # type: ignore[arg-type]
         assert budget.left_out == ["line, cut off after 1 s"]
         assert worker._process.poll() is not None
