@@ -39,16 +39,19 @@ NOT_STREAMED = {
 }
 
 
-@click.command()
-@click.argument("bundle", shell_complete=completion.models)
-@click.argument("text", nargs=-1)
-@click.option(
+runtime_option = click.option(
     "--runtime",
     type=click.Choice(list(MODULES)),
     default="ort",
     show_default=True,
     help="Runtime that executes the bundle.",
 )
+
+
+@click.command()
+@click.argument("bundle", shell_complete=completion.models)
+@click.argument("text", nargs=-1)
+@runtime_option
 @provider_option
 @threads_option
 @click.option(
@@ -256,13 +259,7 @@ def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
     multiple=True,
     help="Read lines of TEXT, a tab and TARGET from a file.  [repeatable]",
 )
-@click.option(
-    "--runtime",
-    type=click.Choice(list(MODULES)),
-    default="ort",
-    show_default=True,
-    help="Runtime that executes the bundle.",
-)
+@runtime_option
 @provider_option
 @threads_option
 @checkpoint_option("For --runtime torch: the checkpoint, if it does not ship.")

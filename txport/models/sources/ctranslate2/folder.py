@@ -95,11 +95,9 @@ def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
     end = token_of(target, published.get("eos_token"), "eos_token")
     if published.get("add_source_eos", False):
         require_alike("eos_token in sources and targets", source.get(published.get("eos_token")), end)
-    start = (
-        decoder.vocabulary
-        if from_zeros
-        else token_of(target, published.get("decoder_start_token"), "decoder_start_token")
-    )
+    start = decoder.vocabulary
+    if not from_zeros:
+        start = token_of(target, published.get("decoder_start_token"), "decoder_start_token")
     more = {"decoder": int(from_zeros), "encoder": int(from_zeros and tied == "all")}
     own_bos = published.get("add_source_bos", False)
     longest = min(encoder.positions, decoder.positions) or UNBOUNDED
