@@ -7,6 +7,7 @@ row, K beams, F finished hypotheses that are kept, A places of the source that c
 from __future__ import annotations
 
 from collections.abc import Callable, Sized
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,7 +187,7 @@ class Beams:
 
     def _cut_off(self, sums: Doubles) -> None:
         """Where no token may follow and nothing has ended, the hypotheses of the step before stand as they are."""
-        stuck = (self._sums == -np.inf).all(axis=1) & (self._finished.scores[self._running, 0] == -np.inf)
+        stuck = (self._sums[:, 0] == -np.inf) & (self._finished.scores[self._running, 0] == -np.inf)
         if stuck.any():
             sources, sums = self._running[stuck], sums[stuck]
             beams, length = np.broadcast_to(np.arange(sums.shape[1]), sums.shape), len(self._steps) - 1
@@ -196,6 +197,9 @@ class Beams:
     def _record(self, step: Turn) -> None:
         self.last_tokens[:] = NO_END
         self.last_tokens[self._running] = np.where(self._sums == -np.inf, NO_END, step.tokens)  # the dead add nothing
+        if len(self._running) == len(self._prefix_lengths):
+            self._steps.append(step)
+            return
         whole = step.map(lambda part: np.zeros((len(self._prefix_lengths), part.shape[1]), part.dtype))
         for kept, part in zip(whole, step, strict=True):
             kept[self._running] = part
@@ -233,7 +237,7 @@ class Beams:
 
     def _are_done(self) -> Bools:
         """Of the running sources: (S,). Where the targets are as long as may be, all compete as they are."""
-        options, best, length = self._options, self._sums.max(axis=1), len(self._steps)
+        options, best, length = self._options, self._sums[:, 0], len(self._steps)
         done: Bools = best == -np.inf
         full_length = self._limits[self._running] == length
         if full_length.any():
@@ -294,7 +298,7 @@ def settle(parents: Ints) -> Ints:
     So only the rows of parents who die are written anew.
     """
     at, size = np.arange(len(parents))[:, None], parents.shape[1]
-    stays = ~(np.tri(size, k=-1, dtype=np.bool_) & (parents[:, :, None] == parents[:, None, :])).any(axis=2)
+    stays = ~(_earlier(size) & (parents[:, :, None] == parents[:, None, :])).any(axis=2)
     if stays.all():
         return parents
     taken = np.zeros(parents.shape, np.bool_)
@@ -302,3 +306,9 @@ def settle(parents: Ints) -> Ints:
     vacant = np.argsort(taken, axis=1, kind="stable")  # the free ones first
     turn = (~stays).cumsum(axis=1) - 1
     return np.where(stays, parents, vacant[at, turn])
+
+
+@cache
+def _earlier(size: int) -> Bools:
+    """Whether place j lies before place i: (K, K)."""
+    return np.tri(size, k=-1, dtype=np.bool_)

@@ -77,7 +77,8 @@ class Constraints:
         """
         normalise, aligns = log or self._options.scores, self._options.aligns
         seen = self._seen(token_ids, sources)
-        banned, forced = self._banned(seen, token_ids.shape[1], sources), self.forced(token_ids.shape[1], sources)
+        banned = self._banned(seen, token_ids.shape[1], sources)
+        forced = self._forced(token_ids.shape[1], sources)
         if self._options.changes_scores or count is None:
             found = yield Step(token_ids[:, -1], None, True, aligns)
             assert found is not None
@@ -99,9 +100,12 @@ class Constraints:
         return self._with_forced(values, ids, forced, found.attention)
 
     @staticmethod
-    def _with_forced(values: Floats, ids: Ints, forced: Ints, attention: Floats | None) -> Candidates:
-        if (rows := np.flatnonzero(forced != NOTHING)).size:
-            values[rows], values[rows, 0], ids[rows, 0] = -np.inf, 0.0, forced[rows]
+    def _with_forced(values: Floats, ids: Ints, forced: Ints | None, attention: Floats | None) -> Candidates:
+        if forced is not None:
+            rows = np.flatnonzero(forced != NOTHING)
+            values[rows] = -np.inf
+            values[rows, 0] = 0.0
+            ids[rows, 0] = forced[rows]
         return Candidates(values, values, ids, attention)
 
     def _seen(self, token_ids: Ints, sources: Ints) -> Ints:
@@ -114,14 +118,15 @@ class Constraints:
         """The rows whose next token is their prefix's."""
         return np.flatnonzero(self.prefix_lengths[sources] >= length)
 
-    def _change(self, values: Floats, seen: Ints, banned: Ints, forced: Ints, given: Ints) -> Floats:
+    def _change(self, values: Floats, seen: Ints, banned: Ints, forced: Ints | None, given: Ints) -> Floats:
         rows = np.arange(len(values))[:, None]
         if (penalty := self._options.repetition_penalty) != 1:
             ids = np.where(seen == NOTHING, seen[:, -1:], seen)
             old = values[rows, ids]
             values[rows, ids] = np.where(old < 0, old * penalty, old / penalty)
         _forbid(values, banned)
-        if (at := np.flatnonzero(forced != NOTHING)).size:
+        if forced is not None:
+            at = np.flatnonzero(forced != NOTHING)
             values[at] = -np.inf
             values[at, forced[at]] = 0.0
         if self._options.logits_processor is None:
@@ -130,7 +135,9 @@ class Constraints:
         shape, values = values.shape, np.asarray(self._options.logits_processor(values, ids), np.float32)
         if values.shape != shape:
             raise UnsupportedError(f"logits_processor must return scores of shape {shape}, got {values.shape}")
-        values[given], values[given, forced[given]] = -np.inf, 0.0  # it has no say in prefixes
+        if forced is not None:  # it has no say in prefixes
+            values[given] = -np.inf
+            values[given, forced[given]] = 0.0
         return values
 
     def _banned(self, seen: Ints, length: int, sources: Ints) -> Ints:
@@ -156,16 +163,21 @@ class Constraints:
         banned: Ints = np.concatenate([np.empty((rows, 0), np.int64), *parts], axis=1)
         return banned[:, (banned != NOTHING).any(axis=0)]
 
-    def forced(self, length: int, sources: Ints) -> Ints:
-        """The one token that may come after `length` tokens, the start token counted, or `NOTHING`: (R,)."""
-        forced = np.full(len(sources), NOTHING)
-        if length <= self._prefixes.shape[1]:
-            forced = self._prefixes[sources, length - 1]
-        if length == 1 and self._options.forced_bos_token_id is not None:
-            forced = np.where(forced == NOTHING, self._options.forced_bos_token_id, forced)
-        if self._options.forced_eos_token_id is not None:
-            is_last = length == self.limits[sources]
-            forced = np.where(is_last, self._options.forced_eos_token_id, forced)
+    def _forced(self, length: int, sources: Ints) -> Ints | None:
+        """The one token that may come after `length` tokens, the start token counted, or `NOTHING`: (R,).
+
+        None where no row can have one, as in most steps.
+        """
+        in_prefixes = length <= self._prefixes.shape[1]
+        first = self._options.forced_bos_token_id if length == 1 else None
+        last = self._options.forced_eos_token_id
+        if not in_prefixes and first is None and last is None:
+            return None
+        forced = self._prefixes[sources, length - 1] if in_prefixes else np.full(len(sources), NOTHING)
+        if first is not None:
+            forced = np.where(forced == NOTHING, first, forced)
+        if last is not None:
+            forced = np.where(length == self.limits[sources], last, forced)
         return forced
 
 
@@ -217,7 +229,7 @@ def _pad(prefixes: Sequence[Sequence[int]], least: int = 0) -> Ints:
 
 
 def _choose(
-    changed: Floats, own: Floats | None, forced: Ints, count: int | None, attention: Floats | None
+    changed: Floats, own: Floats | None, forced: Ints | None, count: int | None, attention: Floats | None
 ) -> Candidates:
     """Of all scores (R, V), changed: the best, or all; they add what they are by themselves, where that is given."""
     if count is None:
@@ -229,7 +241,7 @@ def _choose(
     if own is None:
         return Candidates(changed, changed, ids, attention)
     own = own if count is None else np.take_along_axis(own, ids, axis=1)
-    log_probs = np.where((forced != NOTHING)[:, None], np.float32(0), own)
+    log_probs = own if forced is None else np.where((forced != NOTHING)[:, None], np.float32(0), own)
     return Candidates(changed, np.where(changed == -np.inf, np.float32(-np.inf), log_probs), ids, attention)
 
 
@@ -249,7 +261,10 @@ def _best_allowed(logits: Floats, banned: Ints, count: int, *, normalise: bool) 
 
 def _without(values: Floats, ids: Ints, banned: Ints, count: int) -> tuple[Floats, Ints]:
     """The best candidates (R, C), which come in falling order, that are not banned."""
-    bad, at = (ids[:, :, None] == banned[:, None, :]).any(axis=2), np.arange(len(ids))[:, None]
+    bad = (ids[:, :, None] == banned[:, None, :]).any(axis=2)
+    if not bad.any():
+        return values[:, :count], ids[:, :count]
+    at = np.arange(len(ids))[:, None]
     order = np.argsort(bad, axis=1, kind="stable")[:, :count]
     return np.where(bad[at, order], np.float32(-np.inf), values[at, order]), ids[at, order]
 

@@ -6,6 +6,7 @@ Shape comments: B batch, S source, R rows, T tokens so far, L the longest target
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -189,12 +190,14 @@ def by_rows(
         yield Select(rows.sources)
     uniforms = draw_uniforms(options, len(lengths), rows.longest) if options.do_sample else None
     count = wanted(options, facts)
+    places = int(lengths.max())
     while True:
         found = yield from constraints.best(rows.token_ids, rows.sources, count, log=False)
-        at = np.arange(len(found.ids))
-        place = 0 if uniforms is None else draw(found.values, options, rows.pick(uniforms))
-        tokens = found.ids[at, place]
-        kept = rows.advance(tokens, found.log_probs[at, place], fit(found.attention, int(lengths.max())))
+        at: Any = (slice(None), 0)  # the best of each row
+        if uniforms is not None:
+            at = (np.arange(len(found.ids)), draw(found.values, options, rows.pick(uniforms)))
+        tokens = found.ids[at]
+        kept = rows.advance(tokens, found.log_probs[at], fit(found.attention, places))
         yield Progress(rows.certain)
         if not len(kept):
             return rows.found()
@@ -210,12 +213,13 @@ def by_beams(lengths: Ints, first: Ints, options: SearchOptions, constraints: Co
     if options.beam_groups > 1:
         yield Select(beams.sources)
     token_ids = first[beams.sources][:, None]  # (R, T)
+    places = int(lengths.max())
     while True:
         found = yield from constraints.best(token_ids, beams.sources, count, log=True)
-        rows = beams.advance(found.values, found.ids, fit(found.attention, int(lengths.max())))
+        rows = beams.advance(found.values, found.ids, fit(found.attention, places))
         yield Progress(beams.certain)
         if not len(rows):
             return beams.best()
         if not np.array_equal(rows, np.arange(len(token_ids))):
             yield Select(rows)
-        token_ids = np.column_stack([token_ids[rows], beams.last])
+        token_ids = np.concatenate([token_ids[rows], beams.last[:, None]], axis=1)

@@ -32,7 +32,7 @@ class Numbers:
     def step(self, tokens: Ints, state: State, **how: Any) -> tuple[Scores, State]:
         """See `Runtime.step`; the scores of a row that rests do not count."""
         found, state = self._runtime.step(tokens, state, **how)
-        if np.isnan(found.values[tokens >= 0]).any():
+        if np.isnan(found.values).any() and np.isnan(found.values[tokens >= 0]).any():
             raise RunError(f"the model's scores are NaN; {FIX}")
         return found, state
 

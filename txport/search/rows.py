@@ -74,11 +74,11 @@ class Rows:
             self._attention[self._held, self._length] = attention
         self._length += 1
         self._lengths[self._held[self._running & ~silent]] = self._length
-        ended = silent | (tokens[:, None] == self._ends).any(axis=1) | (self._length >= self._limits[self._held])
+        is_full = self._length >= self._limits[self._held]  # without room for another token
+        ended = silent | (tokens[:, None] == self._ends).any(axis=1) | is_full
         self._running &= ~ended
         kept = np.flatnonzero(self._running)
-        is_full = (self._length >= self._limits[self._held]).any()  # one that has no room for another token
-        if self._waits and not is_full and len(kept) > (1 - WORTH_DROPPING) * len(self._held):
+        if self._waits and not is_full.any() and len(kept) > (1 - WORTH_DROPPING) * len(self._held):
             return np.arange(len(self._held))
         self._held, self._running = self._held[kept], self._running[kept]
         return kept

@@ -208,7 +208,9 @@ class FusedRuntime:
 
     def _step(self, tokens: Ints, state: FusedState, top: int | None, normalise: bool, align: bool) -> Scores:
         """A step of all slots."""
-        if (resting := tokens < 0).any():
+        resting = tokens < 0
+        some_rest = bool(resting.any())
+        if some_rest:
             tokens = np.where(resting, 0, tokens)
             state.lengths[resting] = 0
         length = state.length
@@ -227,7 +229,7 @@ class FusedRuntime:
         rows = np.arange(state.size)
         state.rows.origin[rows, state.lengths] = rows + state.writes
         state.writes += len(state.rows.origin)
-        state.lengths += ~resting
+        state.lengths += ~resting if some_rest else 1
         return found
 
     def select(self, state: FusedState, rows: Ints) -> FusedState:
