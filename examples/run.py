@@ -140,7 +140,9 @@ def main(names: Sequence[str]) -> int:
     if strange := [name for name in names if name not in known]:
         print(f"there is no example {strange[0]!r}; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    bundle, model, wrong = find_bundle("g2p-en").path, txport.load("g2p-en"), 0
+    bundle = find_bundle("g2p-en").path
+    model = txport.load("g2p-en")
+    wrong = 0
     for example in (known[name] for name in names or known):
         if missing := lacks(example):
             print(f"{example.name:16} skipped: this machine has no {' and no '.join(missing)}")

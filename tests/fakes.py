@@ -93,10 +93,12 @@ class SeatedRuntime(TableRuntime):
 
     def admit(self, state: TableState, places: Ints, others: TableState, chosen: Ints) -> TableState:
         assert not any(others.prefixes)
-        sources, prefixes = list(state.sources), list(state.prefixes)
+        sources = list(state.sources)
+        prefixes = list(state.prefixes)
         for place, other in zip(places.tolist(), chosen.tolist(), strict=True):
             rows = slice(place * self._width, (place + 1) * self._width)
-            sources[rows], prefixes[rows] = [others.sources[other]] * self._width, [()] * self._width
+            sources[rows] = [others.sources[other]] * self._width
+            prefixes[rows] = [()] * self._width
         return TableState(tuple(sources), tuple(prefixes), state.max_length)
 
     def reserve(self, state: TableState, rows: int) -> TableState:

@@ -102,7 +102,8 @@ def test_batches_change_nothing(options: dict[str, Any], model: txport.Model) ->
 def test_other_runtimes_find_the_same(runtime: str, model: txport.Model, bundle: Bundle, checkpoint: Path) -> None:
     other = txport.load(bundle.path, runtime=runtime, checkpoint=checkpoint if runtime == "torch" else None)
     for options in ({}, {"beams": 3}):
-        expected, actual = model.generate(SAMPLES, **options), other.generate(SAMPLES, **options)
+        expected = model.generate(SAMPLES, **options)
+        actual = other.generate(SAMPLES, **options)
         assert [each.hypotheses[0].tokens for each in actual] == [each.hypotheses[0].tokens for each in expected]
         assert [each.score for each in actual] == pytest.approx([each.score for each in expected], abs=1e-5)
 

@@ -65,7 +65,8 @@ def test_a_target_without_steps_has_no_share(bundle: Bundle) -> None:
 def test_bench_says_what_a_step_reaches(fused: Bundle, source: Path) -> None:
     protocol = bench.Protocol(source=4, tokens=4, rounds=3, threads=1)
     result = bench.run(fused, str(source), ("torch", "ort"), protocol)
-    ours, size = result["runtimes"]["ort"], bandwidth.step_bytes(fused)
+    ours = result["runtimes"]["ort"]
+    size = bandwidth.step_bytes(fused)
     assert "bandwidth reached" not in result["runtimes"]["torch"]
     assert list(ours) == list(result["units"]) == [*bench.UNITS, *bench.BANDWIDTH]
     assert size is not None

@@ -78,7 +78,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def sources(bundle: Bundle, count: int = 31) -> list[list[int]]:
     """Of every length that the model takes, in no order."""
-    rng, longest = np.random.default_rng(5), bundle.manifest.facts.reads.longest
+    rng = np.random.default_rng(5)
+    longest = bundle.manifest.facts.reads.longest
     lengths = rng.permutation(np.arange(count) % longest + 1)
     return [[*rng.integers(4, 13, length - 1).tolist(), 2] for length in lengths]
 
@@ -96,7 +97,8 @@ def found(bundle: Bundle, runtime: GraphRuntime, texts: list[list[int]], **optio
 @pytest.mark.parametrize("bundle", EACH, ids=" ".join, indirect=True)
 @pytest.mark.parametrize("options", SEARCHES[:5], ids=str)  # groups ask of a graph what beams and samples do
 def test_what_is_found_for_a_text_is_the_same_beside_any_others(bundle: Bundle, options: dict[str, Any]) -> None:
-    texts, runtime = sources(bundle), opened(bundle)
+    texts = sources(bundle)
+    runtime = opened(bundle)
     alone = [found(bundle, runtime, [text], **options)[0] for text in texts]
     for others in OTHERS:
         for start in range(0, len(texts), others + 1):
@@ -109,7 +111,8 @@ def test_what_is_found_for_a_text_is_the_same_beside_any_others(bundle: Bundle, 
 @pytest.mark.parametrize("bundle", CONTINUOUS, ids=" ".join, indirect=True)
 @pytest.mark.parametrize("options", [*SEARCHES[2:4], SEARCHES[-1]], ids=str)
 def test_what_is_found_is_the_same_in_continuous_batches(bundle: Bundle, options: dict[str, Any]) -> None:
-    texts, runtime = sources(bundle), opened(bundle)
+    texts = sources(bundle)
+    runtime = opened(bundle)
     assert isinstance(runtime, ContinuousRuntime)
 
     def continuous(texts: list[list[int]], slots: int) -> list[str]:
@@ -127,7 +130,8 @@ def test_what_is_found_is_the_same_in_continuous_batches(bundle: Bundle, options
 @given(options=st.sampled_from(SEARCHES), data=st.data())
 def test_any_texts_in_any_order_change_nothing(bundle: Bundle, options: dict[str, Any], data: st.DataObject) -> None:
     """A text among any others, whose rows leave earlier and later than its own."""
-    texts, runtime = sources(bundle), opened(bundle)
+    texts = sources(bundle)
+    runtime = opened(bundle)
     batch = data.draw(st.lists(st.sampled_from(texts), min_size=2, max_size=9))
     at = data.draw(st.integers(0, len(batch) - 1))
     assert found(bundle, runtime, batch, **options)[at] == found(bundle, runtime, [batch[at]], **options)[0]
@@ -135,9 +139,12 @@ def test_any_texts_in_any_order_change_nothing(bundle: Bundle, options: dict[str
 
 @pytest.mark.parametrize("bundle", CONTINUOUS, ids=" ".join, indirect=True)
 def test_a_text_that_is_streamed_ends_as_it_does_in_a_batch(bundle: Bundle) -> None:
-    texts, runtime, facts = sources(bundle, 6), opened(bundle), bundle.manifest.facts
+    texts = sources(bundle, 6)
+    runtime = opened(bundle)
+    facts = bundle.manifest.facts
     for options in SEARCHES:
-        chosen, together = SearchOptions(**{**LENGTHS, **options}), found(bundle, runtime, texts, **options)
+        chosen = SearchOptions(**{**LENGTHS, **options})
+        together = found(bundle, runtime, texts, **options)
         for text, expected in zip(texts, together, strict=True):
             steps = search(runtime, [text], facts, chosen)
             assert repr(ended(steps)[0]) == expected
@@ -172,7 +179,8 @@ def test_logits_are_the_same_beside_any_others(bundle: Bundle) -> None:
 @pytest.mark.parametrize("precision", QUANTISED)
 def test_matrices_that_stay_in_fp32_depend_on_no_others_either(precision: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(max_length=LONGEST)))
-    checkpoint, out = load_checkpoint(str(tmp_path / "toy")), tmp_path / "out"
+    checkpoint = load_checkpoint(str(tmp_path / "toy"))
+    out = tmp_path / "out"
     out.mkdir()
     names = [name for name, _ in checkpoint.model.named_parameters() if "feed_forward" in name or "query" in name]
     bundle = write(checkpoint, out, target="cpu", precision=precision, keep=names)
@@ -215,7 +223,9 @@ def looked_at(bundle: Bundle) -> Check:
 
 def differing(bundle: Bundle, count: int = 31) -> int:
     """How many texts have other logits before given targets in some batch than alone."""
-    runtime, facts, texts = opened(bundle), bundle.manifest.facts, sources(bundle, count)
+    runtime = opened(bundle)
+    facts = bundle.manifest.facts
+    texts = sources(bundle, count)
     targets = [[4 + len(text) % 8, 7, 9, 5, 2] for text in texts]
     alone = [logits(runtime, [text], [target], facts)[0] for text, target in zip(texts, targets, strict=True)]
     other = set()
@@ -231,7 +241,9 @@ def differing(bundle: Bundle, count: int = 31) -> int:
 @pytest.mark.parametrize("bundle", [each for each in ALL if each[-1] in QUANTISED], ids=" ".join, indirect=True)
 def test_every_matrix_has_a_form_and_no_operator_quantises_all_rows_at_once(bundle: Bundle) -> None:
     manifest = bundle.manifest
-    precision, config, forms = manifest.precision, manifest.config, set(manifest.forms.values())
+    precision = manifest.precision
+    config = manifest.config
+    forms = set(manifest.forms.values())
     blocks = {blocks_of(4, 32), blocks_of(4, 16)}
     assert INVARIANT in forms
     assert forms <= {INVARIANT} | (blocks if precision == "int4" else set())

@@ -40,7 +40,8 @@ def test_runtimes_generate_the_same_tokens_and_work_in_processes_of_their_own(re
 
 
 def test_a_regression_is_told_by_ratio_to_the_first_runtime(result: dict[str, Any]) -> None:
-    busier, slower = copy.deepcopy(result), copy.deepcopy(result)
+    busier = copy.deepcopy(result)
+    slower = copy.deepcopy(result)
     for phases in busier["runtimes"].values():
         phases["encode"]["median"] *= 3
     slower["runtimes"]["ort"]["encode"]["median"] *= 1.5

@@ -268,7 +268,9 @@ def test_score_refuses(call: Cli, place: Place, command: str, message: str) -> N
 
 def test_files_in_and_out_keep_the_order(call: Cli, bundle: Bundle, model: txport.Model, tmp_path: Path) -> None:
     """Batches are made of texts of similar length, from both files; nobody sees it."""
-    one, two, out = tmp_path / "one", tmp_path / "two", tmp_path / "out"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    out = tmp_path / "out"
     one.write_text("\n".join(WORDS))
     two.write_bytes("".join(f"{word}\r\n" for word in reversed(WORDS)).encode())
     options = ("--batch-size", 2, "--json", "--max-new-tokens", 6)
@@ -285,13 +287,12 @@ def test_files_in_and_out_keep_the_order(call: Cli, bundle: Bundle, model: txpor
 def test_other_runtimes_find_the_same(call: Cli, bundle: Bundle, checkpoint: Path, runtime: str) -> None:
     options = ["bad", "chief", "--beams", 2, "--max-new-tokens", 6, "--json", "--threads", 1]
     source = ["--checkpoint", checkpoint] if runtime == "torch" else []
-    done, expected = (
-        call("run", bundle.path, *options, "--runtime", runtime, *source),
-        call("run", bundle.path, *options),
-    )
+    done = call("run", bundle.path, *options, "--runtime", runtime, *source)
+    expected = call("run", bundle.path, *options)
     assert (done.code, done.err) == (0, "")
     for line, other in zip(done.out.splitlines(), expected.out.splitlines(), strict=True):
-        actual, wanted = json.loads(line), json.loads(other)
+        actual = json.loads(line)
+        wanted = json.loads(other)
         assert actual["output"] == wanted["output"]
         assert actual["score"] == pytest.approx(wanted["score"], abs=1e-4)
 
@@ -314,9 +315,11 @@ def proved(bundle: Bundle, checkpoint: Path, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("proved")
     files = {name: folder / f"{name}.out" for name in ("report", "junit", "markdown")}
     written = [each for name, file in files.items() for each in (f"--{name}", file)]
-    runtime, tolerance = ("--runtime", "ort"), ("--atol", 5e-5)
+    runtime = ("--runtime", "ort")
+    tolerance = ("--atol", 5e-5)
     arguments = ("parity", bundle.path, "--checkpoint", checkpoint, *runtime, *tolerance, "--cases", 1, "--seed", 3)
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         cli.main([str(each) for each in (*arguments, *written)])
     return Proved(arguments, out.getvalue(), err.getvalue(), **files)
@@ -386,7 +389,8 @@ def test_parity_writes_what_ci_reads_also_where_a_graph_does_not_run(
 
 
 def test_parity_fails_on_drift_within_tolerance(call: Cli, proved: Proved, tmp_path: Path) -> None:
-    old, junit = tmp_path / "old.json", tmp_path / "out.xml"
+    old = tmp_path / "old.json"
+    junit = tmp_path / "out.xml"
     values = json.loads(proved.report.read_text(encoding="utf-8"))
     values["cases"].append({**values["cases"][-1], "case": "one that is gone"})
     old.write_text(json.dumps(values), encoding="utf-8")
@@ -637,7 +641,8 @@ def test_run_refuses_standard_input(call: Cli, place: Place, stdin: bytes, messa
 def test_lines_before_a_bad_one_are_answered(
     call: Cli, bundle: Bundle, tmp_path: Path, stdin: bytes, message: str
 ) -> None:
-    expected, done = call("run", bundle.path, "bad").out, call("run", bundle.path, stdin=stdin)
+    expected = call("run", bundle.path, "bad").out
+    done = call("run", bundle.path, stdin=stdin)
     assert (done.code, done.out) == (2, expected)
     assert message in done.err
     assert call("run", bundle.path, "--output", tmp_path / "out", stdin=stdin).code == 2
@@ -897,7 +902,8 @@ def test_export_lists_every_tensor_that_does_not_fit_in_one_line(call: Cli, plac
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.safetensors"])
 def test_a_pickle_runs_no_code(call: Cli, place: Place, name: str) -> None:
-    marker, file = place.tmp / "marker", place.checkpoint / name
+    marker = place.tmp / "marker"
+    file = place.checkpoint / name
     (place.checkpoint / "model.safetensors").unlink()
     file.write_bytes(f"cos\nmkdir\n(V{marker}\ntR.".encode())
     subprocess.run([sys.executable, "-m", "pickle", file], check=True, capture_output=True)

@@ -130,7 +130,8 @@ def test_inspect_says_for_how_many_rows_the_kernels_are(exported: Bundle) -> Non
 
 
 def test_every_part_is_fused_and_said_so(exported: Bundle) -> None:
-    layers, passes = exported.manifest.config["decoder_layers"], exported.manifest.passes
+    layers = exported.manifest.config["decoder_layers"]
+    passes = exported.manifest.passes
     counts = operators(exported.file(STEP))
     assert counts["com.microsoft.GroupQueryAttention"] == layers
     assert counts["com.microsoft.MultiHeadAttention"] == layers
@@ -258,7 +259,8 @@ def test_a_row_with_nan_takes_no_tokens_of_others(large: tuple[Checkpoint, Bundl
 @given(data=st.data())
 def test_moved_rows_are_those_chosen_and_equal_places_stay(data: st.DataObject) -> None:
     """Rows that share beginnings, in any order, circles included: what moves is what a plain copy would give."""
-    count, length = data.draw(st.integers(1, 6)), 4
+    count = data.draw(st.integers(1, 6))
+    length = 4
     ids = data.draw(st.lists(st.integers(0, count - 1), min_size=count * length, max_size=count * length))
     origin = np.array(ids).reshape(count, length)
     places = np.broadcast_to(100 * np.arange(length), origin.shape)

@@ -221,7 +221,9 @@ def test_a_cache_that_can_t_be_made_is_one_line(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("out", ["{store}", "{link}"])
 def test_an_export_spares_what_the_checkpoint_is_made_of(checkpoint: Path, tmp_path: Path, out: str) -> None:
     """Its weights may be a link into a folder that looks like a bundle."""
-    store, source, link = tmp_path / "store", tmp_path / "source", tmp_path / "link"
+    store = tmp_path / "store"
+    source = tmp_path / "source"
+    link = tmp_path / "link"
     shutil.copytree(checkpoint, source)
     store.mkdir()
     (store / "txport.json").touch()

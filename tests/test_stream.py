@@ -37,7 +37,8 @@ def test_what_is_certain_grows_and_is_what_comes_out(
 ) -> None:
     early_stopping = options.pop("early_stopping", False)
     options = {**options, **stopping(options.get("beams", 1), early_stopping)}
-    table, chosen = random_table(SIZE, seed, spread=2.0), SearchOptions(**options)
+    table = random_table(SIZE, seed, spread=2.0)
+    chosen = SearchOptions(**options)
     steps = search(TableRuntime(table), sources, facts_of(SIZE), chosen)
     seen: list[list[tuple[int, ...]]] = []
     try:

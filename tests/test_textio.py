@@ -77,7 +77,8 @@ def test_arguments_are_texts_as_they_are(arguments: list[str]) -> None:
 
 
 def test_files_are_read_one_after_the_other(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     one.write_bytes(b"a\r\nb")
     two.write_bytes("é\n".encode())
     texts, total = textio.open_texts([], [two, one, two])
@@ -167,7 +168,8 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, name: str, mess
 
 
 def test_a_named_pipe_is_written_not_replaced(tmp_path: Path) -> None:
-    path, read_back = tmp_path / "pipe", list[str]()
+    path = tmp_path / "pipe"
+    read_back = list[str]()
     os.mkfifo(path)
     reader = threading.Thread(target=lambda: read_back.append(path.read_text()))
     reader.start()

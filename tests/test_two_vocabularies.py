@@ -19,7 +19,8 @@ from txport.models.checkpoint import save_checkpoint
 from txport.models.names import MANIFEST, digest
 from txport.models.tokenizers.spelling import spelling_tokenizer
 
-ARABIC, LATIN = (*SPECIAL, *"ابتثجحخدذر"), (*SPECIAL, *"abcdefghijklmnopqrst")
+ARABIC = (*SPECIAL, *"ابتثجحخدذر")
+LATIN = (*SPECIAL, *"abcdefghijklmnopqrst")
 TEXTS = ["باب", "حبر", "خ", "جذر"]
 SEED = 11  # of a model that says various tokens
 SHORT = 4 + 2  # of the target's tokens, those that a tokenizer knows that is too small

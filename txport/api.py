@@ -71,7 +71,8 @@ class Model(Encoder):
         chat: ChatReader | None = None,
     ) -> None:
         super().__init__(runtime, tokenizer, facts, workers, defaults)
-        self._chat, self._special = chat, False
+        self._chat = chat
+        self._special = False
         self._numbers = numbers_only(runtime)
 
     def between(self, source_language: str | None = None, target_language: str | None = None) -> Model:
@@ -135,7 +136,8 @@ class Model(Encoder):
         Raises `UnsupportedError` for impossible limits, for more steps than can be captured, and if `max_new_tokens` is
         missing for a model with long targets.
         """
-        batch_size, prefix = sizes(batch_size)[0], whole("prefix_tokens", prefix_tokens, 0)
+        batch_size = sizes(batch_size)[0]
+        prefix = whole("prefix_tokens", prefix_tokens, 0)
         if self.facts.ability and (given := [*options, *(["prefix_tokens"] if prefix else [])]):
             raise UnsupportedError(f"{given[0]} is for models that generate; this one only encodes")
         chosen = None if self.facts.ability else self._options(options, [])
@@ -384,7 +386,9 @@ class Model(Encoder):
         if isinstance(self.facts.reads, Features):
             return checked_features(self.facts.reads, tokens)
         what = "a prompt" if self.facts.task == "causal" else "a source"
-        source, longest, size = token_ids(what, tokens), self.facts.reads.longest, self.facts.reads.size
+        source = token_ids(what, tokens)
+        longest = self.facts.reads.longest
+        size = self.facts.reads.size
         if not 1 <= len(source) <= longest:
             raise TextError(f"{what} must have 1 to {longest} tokens, got {len(source)}")
         if not 0 <= min(source) <= max(source) < size:
@@ -409,13 +413,15 @@ class Model(Encoder):
         return Generated(text, best.output, best.score, hypotheses)
 
     def _hypothesis(self, found: Found, source: Sequence[int] = ()) -> Hypothesis:
-        output, tokens = self._text(source, found.tokens), list(found.tokens)
+        output = self._text(source, found.tokens)
+        tokens = list(found.tokens)
         return Hypothesis(output, found.score, tokens, list(found.token_scores), found.alignment)
 
 
 def _defaults_of(bundle: Bundle) -> Mapping[str, Any]:
     """How a bundle says to search, or to pool; `BundleError` where that can't be done."""
-    facts, defaults = bundle.manifest.facts, bundle.manifest.generation
+    facts = bundle.manifest.facts
+    defaults = bundle.manifest.generation
     try:
         require_defaults(defaults, facts)
     except UnsupportedError as error:
@@ -478,7 +484,8 @@ def load(
     else:
         how: dict[str, Any] = {"threads": threads, "workers": workers, "user_compute_stream": user_compute_stream}
         engine = runtimes.load(runtime, bundle, provider=provider, **how)
-    facts, defaults = bundle.manifest.facts, _defaults_of(bundle)
+    facts = bundle.manifest.facts
+    defaults = _defaults_of(bundle)
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     chat = chat_of(bundle.texts, bundle.path, tokenizer) if facts.task == "causal" else None
     return Model(engine, tokenizer, facts, workers, defaults, chat)

@@ -54,7 +54,8 @@ def token_ids(what: str, tokens: Any) -> list[int]:
 
 def checked_features(reads: Features, source: Any) -> NDArray[np.float32]:
     """Features as a model reads them; `AudioError` for an array of another shape, or of no numbers."""
-    array, shape = np.asarray(source), (reads.size, reads.frames)
+    array = np.asarray(source)
+    shape = (reads.size, reads.frames)
     if array.shape != shape or array.dtype.kind != "f":
         raise AudioError(f"features must be floats of shape {shape}, got shape {array.shape} and type {array.dtype}")
     if not np.isfinite(array).all():

@@ -48,7 +48,8 @@ class Reader:
         """`size` in bytes; `threads` read together, by default one for each core that this process may use."""
         count = threads or cores()
         self._parts: list[NDArray[np.uint8]] = np.array_split(np.ones(size, np.uint8), count)
-        self._size, self._together = size, threading.Barrier(count)
+        self._size = size
+        self._together = threading.Barrier(count)
 
     def measure(self) -> float:
         """Bytes per second over a few passes."""

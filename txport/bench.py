@@ -110,7 +110,8 @@ class Worker:
 
     def __init__(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
-        self._name, (self._pipe, theirs) = name, context.Pipe()
+        self._name = name
+        (self._pipe, theirs) = context.Pipe()
         self._process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
         with _deaf():
             self._process.start()
@@ -268,7 +269,8 @@ def regressions(old: dict[str, Any], new: dict[str, Any], allowed: float) -> lis
     lines = []
     for name in list(new["runtimes"])[1:] or list(new["runtimes"]):
         for phase in (phase for phase in PHASES if phase in new["runtimes"][name]):
-            before, after = _cost(old, name, phase), _cost(new, name, phase)
+            before = _cost(old, name, phase)
+            after = _cost(new, name, phase)
             if after > before * (1 + allowed / 100):
                 lines.append(f"{name}: {phase} is {100 * (after / before - 1):.0f} % worse, allowed are {allowed:g} %")
     return lines

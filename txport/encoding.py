@@ -73,7 +73,10 @@ class Encoder:
         workers: int = 1,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        self.runtime, self.tokenizer, self.facts, self.workers = runtime, tokenizer, facts, workers
+        self.runtime = runtime
+        self.tokenizer = tokenizer
+        self.facts = facts
+        self.workers = workers
         self.defaults = dict(defaults or {})
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
@@ -180,7 +183,8 @@ class Encoder:
     ) -> Iterator[list[Label]]:
         """As `classify`, one after the other, over an iterable of any length."""
         require_ability(self.facts, "classify")
-        labels, function = self.facts.labels, _function(self.facts)
+        labels = self.facts.labels
+        function = _function(self.facts)
         count = len(labels) if top is None else whole("top", top, 1)
 
         def finish(_: Sequence[int], outputs: Outputs) -> list[Label]:
@@ -206,7 +210,9 @@ class Encoder:
     ) -> Iterator[list[Tag]]:
         """As `tag`, one after the other, over an iterable of any length."""
         require_ability(self.facts, "tag")
-        special, labels, function = self.facts.vocabulary.special, self.facts.labels, _function(self.facts)
+        special = self.facts.vocabulary.special
+        labels = self.facts.labels
+        function = _function(self.facts)
 
         def finish(ids: Sequence[int], outputs: Outputs) -> list[Tag]:
             found = scores(outputs[LOGITS], function)

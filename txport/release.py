@@ -195,7 +195,8 @@ def parity(
     """
     with needed(EXPORT):
         from txport.proof.parity.check import check
-    seed, cases = whole("seed", seed, 0, MOST_SEED), whole("cases", cases, 0, MOST_CASES)
+    seed = whole("seed", seed, 0, MOST_SEED)
+    cases = whole("cases", cases, 0, MOST_CASES)
     for name, value in {"atol": atol, "rtol": rtol}.items():
         if value is not None:
             number(name, value)
@@ -262,7 +263,8 @@ def matrix(
     """
     with needed(EXPORT):
         from txport.proof.matrix import engines, fill, kinds
-    chosen, tried = kinds(targets, precisions), engines(names, providers)
+    chosen = kinds(targets, precisions)
+    tried = engines(names, providers)
     return fill(load_checkpoint(name, trust_code=trust_code), chosen, tried, progress, keep)
 
 

@@ -37,7 +37,8 @@ def draw_source(facts: Facts, protocol: Protocol) -> Inputs:
     """
     if isinstance(facts.reads, Features):
         return np.stack([drawn_features(facts.reads, number) for number in range(protocol.batch)])
-    special, size = facts.writes.special, facts.reads.size
+    special = facts.writes.special
+    size = facts.reads.size
     allowed = [id_ for id_ in range(size) if id_ not in special] or [min((*facts.writes.ends, 0)[0], size - 1)]
     source: Ints = np.random.default_rng(0).choice(allowed, (protocol.batch, protocol.source)).astype(np.int64)
     before = facts.reads.before[: protocol.source]
@@ -52,9 +53,11 @@ def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol)
 
     Greedy search takes the likeliest token without its log-probability.
     """
-    first, lengths = first_tokens(source, facts), lengths_of(source, facts)
+    first = first_tokens(source, facts)
+    lengths = lengths_of(source, facts)
     longest = protocol.tokens + (protocol.source - 1 if facts.task == "causal" else 0)
-    beams, clock = protocol.beams, [time.perf_counter()]
+    beams = protocol.beams
+    clock = [time.perf_counter()]
     state = runtime.start(source, lengths, max_length=longest)
     if isinstance(runtime, QueuedRuntime):  # which has only begun
         runtime.synchronize()
@@ -73,7 +76,8 @@ def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol)
         assert scores.ids is not None
         tokens = scores.ids[:, 0]
         if beams > 1:
-            state, tokens = runtime.select(state, turned), tokens[turned]
+            state = runtime.select(state, turned)
+            tokens = tokens[turned]
         taken.append(tokens)
     clock.append(time.perf_counter())
     times = times_of(protocol, *np.diff(clock), is_causal=facts.task == "causal")
@@ -86,7 +90,8 @@ def times_of(protocol: Protocol, before: float, first: float, further: float, *,
     if not is_causal:
         every = protocol.batch * protocol.tokens / (before + first + further)
         return {"encode": 1e3 * before, **steps, "tokens": every}
-    prompts, added = protocol.batch * protocol.source, protocol.batch * (protocol.tokens - 1)
+    prompts = protocol.batch * protocol.source
+    added = protocol.batch * (protocol.tokens - 1)
     rates = {"prompt tokens": prompts / (before + first), "new tokens": added / further}
     return {"prefill": 1e3 * before, **steps, **rates}
 
@@ -142,7 +147,8 @@ WORK: dict[Task, Work] = {
 
 def require_protocol(facts: Facts, protocol: Protocol) -> None:
     """Raise `UnsupportedError` for lengths and beams that a model can't take, or has no use for."""
-    longest, usual = facts.writes.longest, Protocol()
+    longest = facts.writes.longest
+    usual = Protocol()
     idle = [name for name in WORK[facts.task].idle if getattr(protocol, name) != getattr(usual, name)]
     if idle:
         raise UnsupportedError(f"{idle[0]} are for models that generate; this one only encodes: leave them out")

@@ -37,7 +37,8 @@ Requests = list[tuple[Floats, list[int]]]  # features (M, F), and what the targe
 # Section 4.5 of the paper: a window is searched again, drawn ever more freely, where its text repeats itself, by how
 # many times it can be compressed, or where its tokens' mean log-probability is too low.
 FALLBACK = (0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures
-MOST_COMPRESSED, LEAST_LIKELY = 2.4, -1.0
+MOST_COMPRESSED = 2.4
+LEAST_LIKELY = -1.0
 WINDOWS = 8  # searched together unless told otherwise
 Find = Callable[[Requests, SearchOptions], list[list[Found]]]
 
@@ -110,7 +111,8 @@ class Told:
         if not isinstance(facts.reads, Features):
             raise UnsupportedError("transcribe is for models that read audio; this one reads text: use generate")
         speech = facts.speech or Speech()
-        self.language, self.task = _language(speech, language), _task(speech, task)
+        self.language = _language(speech, language)
+        self.task = _task(speech, task)
         self.timestamps = _timestamps(speech, switch("timestamps", timestamps))
         self.fallback = switch("fallback", fallback)
 
@@ -152,7 +154,8 @@ class Transcriber:
 
     def _track(self, audio: Audio) -> Track:
         if isinstance(audio, np.ndarray):
-            name, samples = "audio", checked(audio)
+            name = "audio"
+            samples = checked(audio)
         else:
             if not isinstance(audio, str | PathLike):
                 raise AudioError(f"audio must be a path or samples, got {quoted(audio)}")
@@ -170,7 +173,8 @@ class Transcriber:
 
         What the caller leaves out is the checkpoint's, the language and the task each on its own.
         """
-        told, task = self.told.language or self.speech.language, self.told.task or self.speech.task
+        told = self.told.language or self.speech.language
+        task = self.told.task or self.speech.task
         unknown = list(tracks) if self.speech.languages and told is None else []
         for track, code in zip(unknown, self._detect(unknown), strict=True):
             track.language = code
@@ -233,7 +237,8 @@ class Transcriber:
 
     def _write(self, track: Track, tokens: Sequence[int]) -> None:
         """Add the parts of a window to a track, which goes on behind the last of them."""
-        frames, reads = min(track.left, self.reads.frames), self.reads
+        frames = min(track.left, self.reads.frames)
+        reads = self.reads
         text_ids = [token for token in tokens if token not in self.options.ends(self.facts)]
         parts, places = split(text_ids, self.speech.first_timestamp, frames, reads)
         offset = track.seek * reads.hop_length / reads.sampling_rate
@@ -244,7 +249,8 @@ class Transcriber:
 
     def _text(self, tokens: Sequence[int]) -> str:
         """Without what speaks of speech."""
-        first, special = self.speech.first_timestamp, self.speech.special
+        first = self.speech.first_timestamp
+        special = self.speech.special
         return self.tokenizer.decode([id_ for id_ in tokens if id_ not in special and (first is None or id_ < first)])
 
     def _transcript(self, track: Track) -> Transcript:

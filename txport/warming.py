@@ -116,11 +116,13 @@ def _prepare(runtime: Runtime, source: Inputs, facts: Facts, options: SearchOpti
 
 def _search(runtime: Runtime, source: Inputs, facts: Facts, options: SearchOptions) -> None:
     """Start from sources, and step over rows that change their places, whatever the steps say."""
-    count, steps = len(source), min(STEPS, facts.writes.longest)
+    count = len(source)
+    steps = min(STEPS, facts.writes.longest)
     before = source.shape[1] - 1 if facts.task == "causal" else 0
     state = runtime.start(source, lengths_of(source, facts), max_length=before + steps)
     rows = np.repeat(np.arange(count), options.rows)
-    tokens, state = first_tokens(source, facts)[rows], runtime.select(state, rows)
+    tokens = first_tokens(source, facts)[rows]
+    state = runtime.select(state, rows)
     for _ in range(steps):
         _, state = runtime.step(tokens, state, top=wanted(options, facts))
         state = runtime.select(state, np.arange(len(rows))[::-1])

@@ -63,7 +63,10 @@ class Run:
     """Bundles, what is known of each, and the time that is left."""
 
     def __init__(self, place: Place, budget: Budget, lines: Sequence[Line], words: Mapping[str, Any] | None) -> None:
-        self.place, self.budget, self.lines, self.words = place, budget, lines, words
+        self.place = place
+        self.budget = budget
+        self.lines = lines
+        self.words = words
         checkpoints = dict.fromkeys(line.checkpoint for line in lines)
         self.proofs = [(checkpoint, precision) for precision in PRECISIONS for checkpoint in checkpoints]
         self.bundles: dict[str, Bundle | None] = {}  # none where it could not be made: it is tried once
@@ -203,7 +206,9 @@ def dictionary(folder: Path | None, most: int) -> dict[str, Any] | None:
 
 def all_of(run: Run) -> dict[str, Any]:
     """Everything, the most important first: a proof, the lines with requirements, the other proofs and lines."""
-    here, speed, rates = describe(run.place.device), bandwidth(run.place.device), None
+    here = describe(run.place.device)
+    speed = bandwidth(run.place.device)
+    rates = None
     records: dict[str, dict[str, Any]] = {}
     with Sides(run.place) as sides:
         for number, proof in enumerate(run.proofs):

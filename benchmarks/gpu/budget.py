@@ -45,7 +45,8 @@ class Budget:
     def __init__(
         self, seconds: float, progress: Progress = silent, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._clock, self._progress = clock, progress
+        self._clock = clock
+        self._progress = progress
         self._end = clock() + seconds
         self._taken: dict[str, float] = {}  # kind -> seconds of the last one
         self.left_out: list[str] = []

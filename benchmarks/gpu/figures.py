@@ -34,7 +34,8 @@ def weight_bytes(bundle: Bundle) -> int:
 
 def step_bytes(bundle: Bundle, line: Line) -> int:
     """What a step reads and writes in the mean: weights, the keys and values of what it attends to, logits."""
-    facts, port = bundle.manifest.facts, bundle.manifest.graphs[STEP]
+    facts = bundle.manifest.facts
+    port = bundle.manifest.graphs[STEP]
     width = {each.name: bytes_of((int(each.dims[2]),), each.dtype) for each in port.inputs if each.state is not None}
     own = sum(width[name] for name in port.past("row").values())
     shared = sum(width[name] for name in port.past("source").values())
@@ -84,7 +85,8 @@ def _equal(ours: Iterable[Sequence[int]], theirs: Iterable[Sequence[int]]) -> in
 def judge(what: str, wanted: float, found: float | None, *, at_least: bool) -> Record:
     """One requirement."""
     if found is None or not np.isfinite(found):
-        verdict, found = UNMEASURED, None
+        verdict = UNMEASURED
+        found = None
     else:
         verdict = REACHED if (found >= wanted if at_least else found <= wanted) else SHORT
     return {

@@ -23,11 +23,14 @@ RUNS = 4  # of which the first is left out
 
 def profile_step(bundle: Bundle, line: Line, provider: str, folder: Path) -> dict[str, Any]:
     """Nodes by provider and operator of one run of the step graph, which is not captured, and kernels, where told."""
-    name, options = full_name(provider), ort.SessionOptions()
+    name = full_name(provider)
+    options = ort.SessionOptions()
     options.log_severity_level = 4
-    options.enable_profiling, options.profile_file_prefix = True, str(folder / f"{bundle.path.name}")
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / f"{bundle.path.name}")
     session = open_session(str(bundle.file(STEP)), options, name, cuda_options() if name == CUDA else {})
-    binding, inputs = session.io_binding(), []
+    binding = session.io_binding()
+    inputs = []
     device = "cpu" if provider == "cpu" else "cuda"
     for port in bundle.manifest.graphs[STEP].inputs:
         dims = {

@@ -47,7 +47,8 @@ def proofs(found: Iterable[Record]) -> str:
     """Parity, placement and what a step launches, by bundle."""
     rows = []
     for each in found:
-        step, parity = each.get("step") or {}, each.get("parity") or {}
+        step = each.get("step") or {}
+        parity = each.get("parity") or {}
         nodes = ", ".join(f"{count} on {name}" for name, count in step.get("nodes", {}).items())
         kernels = step.get("kernels")
         rows.append((each["bundle"], parity.get("verdict", "not measured"), each.get("verify", ""), nodes,

@@ -122,7 +122,8 @@ class Sides:
             raise
 
     def _compare(self, line: Line, bundle: Bundle, sources: Sequence[Sequence[int]]) -> dict[str, Any]:
-        names, loaded = ["txport"], {"txport": self.load("txport", line, bundle, sources)}
+        names = ["txport"]
+        loaded = {"txport": self.load("txport", line, bundle, sources)}
         for peer in line.peers:
             if peer == CT2 and self.place.peers_python is None:
                 self.absent[peer] = "CTranslate2 is not installed; --peers-python names the Python of one that is"

@@ -28,7 +28,8 @@ from txport.models.names import PRESET
 from txport.system import machine
 from txport.system.cores import cores as usable_cores
 
-RESULTS, TABLE = Path("benchmarks/results/peers-cpu.json"), Path("docs/peers.md")
+RESULTS = Path("benchmarks/results/peers-cpu.json")
+TABLE = Path("docs/peers.md")
 QUICK_ROUNDS = 2
 
 

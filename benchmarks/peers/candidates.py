@@ -11,7 +11,9 @@ from benchmarks.peers.engines import Model
 from benchmarks.peers.lines import COMPILED, CT2_FP32, CT2_INT8, EAGER, LLAMA, OPENVINO, OPTIMUM, Line, Task
 
 ENGINES = "benchmarks.peers.engines."
-OURS, FOLDERS, PORTABLE = ENGINES + "txport_cpu", ENGINES + "hf_folder", ENGINES + "txport_portable"
+OURS = ENGINES + "txport_cpu"
+FOLDERS = ENGINES + "hf_folder"
+PORTABLE = ENGINES + "txport_portable"
 OWN = (OURS, PORTABLE)  # these run in txport's own environment
 BULK_BATCHES = (16, 32, 64, 128)
 MANY_ROWS = 32

@@ -51,7 +51,8 @@ class Place:
 
     def folder(self, candidate: Candidate) -> Path:
         """Where a candidate's weights lie: another name for every checkpoint and every version of the converter."""
-        model, engine = candidate.model, candidate.engine.rpartition(".")[2]
+        model = candidate.model
+        engine = candidate.engine.rpartition(".")[2]
         made_by = sorted(PACKAGE.rglob("*.py")) if candidate.engine in candidates.OWN else [PEERS / "requirements.txt"]
         written_by = sorted((PEERS / "engines").glob(f"{engine}*.py"))
         sources = {str(path): sha256(path) for path in [*made_by, *written_by]}
@@ -105,14 +106,16 @@ class Place:
 def run(line: Line, place: Place) -> dict[str, Any]:
     """Measure a line; -> its record: quartiles of both sides and of the ratio, settings, candidates, equal rows."""
     place.progress(line.title)
-    named, line = line, place.located(line)
+    named = line
+    line = place.located(line)
     sources = sources_of(line.task, place.words)
     agreed = require_agreement(line, sources, place) if named.task.converted else None
     sides = {"txport": candidates.ours(line, place.cores), "peer": candidates.theirs(line, place.cores)}
     tried = {name: [try_once(each, line, sources, place) for each in options] for name, options in sides.items()}
     best = {name: options[fastest(tried[name])] for name, options in sides.items()}
     with place.start(best["txport"]) as our_worker, place.start(best["peer"]) as their_worker:
-        our_side, their_side = (our_worker, best["txport"]), (their_worker, best["peer"])
+        our_side = (our_worker, best["txport"])
+        their_side = (their_worker, best["peer"])
         record = compare(our_side, their_side, line, sources, place)
     return {
         **describe(named),

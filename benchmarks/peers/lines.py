@@ -113,7 +113,8 @@ def of_folder(name: str, batch: int, tokens: int = TARGET, after_first: bool = F
 
 def against_openvino(peer: str) -> list[Line]:
     """The cpu target in the precision, or in fp32 where it has it not, and OpenVINO on the portable bundle."""
-    precision, batches = "int8" if peer.endswith("int8") else "fp32", (1, 8, 32)
+    precision = "int8" if peer.endswith("int8") else "fp32"
+    batches = (1, 8, 32)
     return [
         *(line(f"greedy, batch {batch}, {precision}", peer, one_caller(batch), None, precision) for batch in batches),
         line(f"greedy, bulk, {precision}", peer, BULK, None, precision),
@@ -149,7 +150,8 @@ def parts_of_speech(batch: int) -> list[tuple[str, Task, Unit]]:
 CT2_INT8, CT2_FP32 = "CTranslate2 int8", "CTranslate2 fp32"
 OPTIMUM, EAGER, COMPILED = "Optimum", "PyTorch eager", "torch.compile"
 OPENVINO = {"OpenVINO fp32": "openvino", "OpenVINO bf16": "openvino-bf16", "OpenVINO int8": "openvino-int8"}
-BULK, WORDS = Task(sources=512), Task(checkpoint=G2P, sources=12_000)
+BULK = Task(sources=512)
+WORDS = Task(checkpoint=G2P, sources=12_000)
 LINES = [
     line("greedy, batch 1, int8", CT2_INT8, one_caller(1), 3.5, "int8"),
     line("greedy, batch 1, int4", CT2_INT8, one_caller(1), 4.5, "int4", "int8"),
@@ -206,7 +208,8 @@ def quick(line: Line) -> Line:
 
 def search_of(task: Task) -> Search:
     """How a task's targets are searched."""
-    longest, facts = task.tokens if task.forced else LONGEST_WORD, facts_of(task)
+    longest = task.tokens if task.forced else LONGEST_WORD
+    facts = facts_of(task)
     room = facts.writes.longest - (task.source if facts.task == "causal" else 0)
     return Search(beams=task.beams, max_new_tokens=min(longest, room), forced=task.forced)
 

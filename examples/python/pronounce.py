@@ -23,7 +23,8 @@ class Pronouncer:
     def __init__(self, folder: Path) -> None:
         manifest = json.loads((folder / "txport.json").read_text(encoding="utf-8"))
         files = {role: str(folder / graph["file"]) for role, graph in manifest["graphs"].items()}
-        self.target, self.state = manifest["facts"]["target"], manifest["facts"]["state"]
+        self.target = manifest["facts"]["target"]
+        self.state = manifest["facts"]["state"]
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.encoder, self.decoder = (ort.InferenceSession(files[role]) for role in ("encoder", "decoder"))
         self.outputs = [port.name for port in self.decoder.get_outputs()]
@@ -34,7 +35,8 @@ class Pronouncer:
         mask = np.ones_like(ids)
         (hidden,) = self.encoder.run(["last_hidden_state"], {"input_ids": ids, "attention_mask": mask})
         held = {"encoder_hidden_states": hidden, "encoder_attention_mask": mask}
-        caches, found = self.empty_caches(), [self.target["start"]]
+        caches = self.empty_caches()
+        found = [self.target["start"]]
         while len(found) <= self.target["longest"]:
             given = {"input_ids": np.array([found[-1:]]), **held, **caches}
             results = dict(zip(self.outputs, self.decoder.run(self.outputs, given), strict=True))

@@ -62,7 +62,8 @@ def edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
     """Levenshtein's distance: insertions, deletions and substitutions, one each."""
     row = list(range(len(second) + 1))
     for i, a in enumerate(first, 1):
-        above, row[0] = row[0], i
+        above = row[0]
+        row[0] = i
         for j, b in enumerate(second, 1):
             above, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above + (a != b))
     return row[-1]

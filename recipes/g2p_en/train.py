@@ -149,13 +149,15 @@ class Training:
         self.average.load_state_dict(state["average"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
-        self.epoch, self.seconds = state["epoch"], state["seconds"]
+        self.epoch = state["epoch"]
+        self.seconds = state["seconds"]
 
     def run_epoch(self, pairs: list[Pair]) -> float:
         """Train on every pair once; -> mean loss in nats a token."""
         torch.manual_seed(self.args.seed + self.epoch)
         plan = batches(pairs, self.args.batch_tokens, random.Random(self.args.seed + self.epoch))
-        total, started = 0.0, time.monotonic()
+        total = 0.0
+        started = time.monotonic()
         self.worker.load_state_dict(self.master.state_dict())
         for number, batch in enumerate(plan):
             done = (self.epoch + number / len(plan)) / self.args.epochs
@@ -182,7 +184,8 @@ class Training:
         averages: list[Tensor] = list(self.average.parameters())
         for master, worker in zip(masters, workers, strict=True):
             assert worker.grad is not None
-            master.grad, worker.grad = worker.grad.float(), None
+            master.grad = worker.grad.float()
+            worker.grad = None
         nn.utils.clip_grad_norm_(masters, 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
@@ -239,7 +242,8 @@ def main(arguments: list[str] | None = None) -> None:
     dictionary = g2p.read_dictionary(args.dictionary)
     words = random.Random(args.seed).sample(sorted(dictionary), args.development_words)
     train, development = g2p.split_off(dictionary, words)
-    training, pairs = Training(model_config(args), args), encode_pairs(train)
+    training = Training(model_config(args), args)
+    pairs = encode_pairs(train)
     saved = args.out / "training.pt"
     if saved.exists():
         training.restore(torch.load(saved, weights_only=True))

@@ -73,7 +73,8 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, SIZE), nn.Embedding(LONGEST, SIZE)
+        self.words = nn.Embedding(WORDS, SIZE)
+        self.places = nn.Embedding(LONGEST, SIZE)
         layer = nn.TransformerEncoderLayer(SIZE, HEADS, 24, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(SIZE, 3)
@@ -108,7 +109,8 @@ class Tutorial(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, SIZE), nn.Embedding(LONGEST, SIZE)
+        self.words = nn.Embedding(WORDS, SIZE)
+        self.places = nn.Embedding(LONGEST, SIZE)
         self.transformer = nn.Transformer(SIZE, HEADS, 1, 1, 24, batch_first=True)
         self.out = nn.Linear(SIZE, WORDS)
 
@@ -146,7 +148,8 @@ class Tagger(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.mix = nn.Embedding(WORDS, SIZE), nn.Linear(SIZE, SIZE)
+        self.words = nn.Embedding(WORDS, SIZE)
+        self.mix = nn.Linear(SIZE, SIZE)
 
 
 def encoder_of(encode: Any) -> adapters.Adapter:

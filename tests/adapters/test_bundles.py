@@ -54,7 +54,8 @@ def invoke(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[i
 
 def by_torch(checkpoint: Checkpoint, source: list[int], count: int) -> list[int]:
     """Greedy search in float64, all computed anew each time."""
-    model, found = copy.deepcopy(checkpoint.model).double(), list[int]()
+    model = copy.deepcopy(checkpoint.model).double()
+    found = list[int]()
     for _ in range(count):
         if model.facts.task == "causal":
             ids = torch.tensor([source + found])
@@ -103,7 +104,8 @@ def test_models_that_generate_find_what_pytorch_does(
 def test_a_model_that_encodes_gives_labels_in_fp16(classifier: Bundle) -> None:
     assert classifier.manifest.parity["verdict"] == "pass"
     assert verify(classifier.path).passed
-    model, module = txport.load(classifier.path), modules.load_classifier().eval()
+    model = txport.load(classifier.path)
+    module = modules.load_classifier().eval()
     for source in SOURCES:
         ids = np.array([source])
         found = model.runtime.infer(ids, np.array([len(source)]))["logits"]  # type: ignore[attr-defined]
@@ -233,7 +235,8 @@ def test_an_if_on_an_empty_cache_is_found_and_told_as_what_it_is(tmp_path: Path)
     """It is right in PyTorch, and a trace takes one of its ways for good."""
 
     def step(model: Any, inputs: Any) -> Any:
-        past, x = inputs.past[0][0], model.words(inputs.ids)
+        past = inputs.past[0][0]
+        x = model.words(inputs.ids)
         if past.shape[2] > 0:
             x = x * torch.ones(past.shape[2]).sum().clamp(max=1.0)  # 1, but 0 of nothing at all
         keys = torch.cat([past, x[:, None]], 2)
@@ -277,7 +280,8 @@ def test_a_kernel_that_knows_only_fp32_is_proven_against_fp32_and_reads_text(tmp
     (tmp_path / "text" / "tokenizer.json").write_text(spelling_tokenizer(VOCABULARY), encoding="utf-8")
     tokens = adapters.Tokens(size=modules.WORDS, longest=modules.LONGEST, pad=0, after=(2,))
     adapter = adapters.encoder(tokens=tokens, width=modules.SIZE, encode=encode, folder=tmp_path / "text")
-    module, told = modules.seeded(modules.Tagger), list[str]()
+    module = modules.seeded(modules.Tagger)
+    told = list[str]()
     bundle = txport.export(module, tmp_path / "out", adapter=adapter, progress=told.append)
     assert any("held against PyTorch in fp32" in line and "my_kernel" in line for line in told)
     assert "my_kernel is not implemented for 'Double'" in bundle.manifest.parity["reference"]

@@ -87,7 +87,8 @@ def test_a_mask_that_is_missing_is_found(masked: tuple[Bundle, Checkpoint], tmp_
 
 @given(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40), st.sampled_from([-1e4, -1e9, 1e9, LARGEST]))
 def test_what_is_no_mask_stays_as_it_is(plain: list[float], mask: float) -> None:
-    logits, largest = np.array(plain, np.float32), max(map(abs, plain))
+    logits = np.array(plain, np.float32)
+    largest = max(map(abs, plain))
     assert bound_of(logits) == np.inf
     assert largest_of(logits) == pytest.approx(largest)
     masked = np.append(logits, np.float32(mask))

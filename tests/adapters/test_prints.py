@@ -76,7 +76,8 @@ def test_an_export_prints_its_manifest_alone(exported: tuple[Path, Any]) -> None
 def test_a_run_prints_its_results_alone(workers: int, noisy: Path, exported: tuple[Path, Any]) -> None:
     code = ("--runtime", "torch", "--checkpoint", f"{noisy}:ADAPTER", "--trust-code")
     how = ("--workers", workers, "--batch-size", 1, "--json", *TEXTS)
-    found, plain = invoke("run", exported[0], *code, *how), invoke("run", exported[0], "--json", *TEXTS)
+    found = invoke("run", exported[0], *code, *how)
+    plain = invoke("run", exported[0], "--json", *TEXTS)
     tags = [
         [[tag["label"] for tag in json.loads(line)["tags"]] for line in each.stdout.splitlines()]
         for each in (found, plain)

@@ -27,7 +27,8 @@ from txport.models.adapters.load import adapt
 
 
 def traced(module: nn.Module, adapter: adapters.Adapter, dtype: str = "float32") -> ir.Model:
-    model, facts = adapt(module, adapter).model, adapter.facts
+    model = adapt(module, adapter).model
+    facts = adapter.facts
     graph = next(each for each in CONTRACTS["portable"][facts.task](facts, dtype) if each.has_weights)
     model = model.half() if dtype == "float16" else model
     return trace_program(PORTABLE[facts.task][graph.role](model), graph, 18, facts)

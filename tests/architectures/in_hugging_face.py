@@ -20,7 +20,8 @@ from tests.hugging_face.bert import FAMILIES, draw, our_config, our_weights, out
 def make(folder: Path) -> None:
     ids, mask = draw(1)
     for name in FAMILIES:
-        model, place = seeded(name), folder / name.replace(" ", "-")
+        model = seeded(name)
+        place = folder / name.replace(" ", "-")
         place.mkdir()
         (place / "config.json").write_text(json.dumps(our_config(name)), encoding="utf-8")
         save_file(our_weights(model), place / "model.safetensors")

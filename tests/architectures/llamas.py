@@ -24,7 +24,8 @@ VOCABULARY, PROMPT, LENGTH = 24, 7, 20
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 24, "heads": 4, "key_heads": 2, "head_size": 16}
 SIZES |= {"decoder_layers": 2, "feed_forward": 40, "max_length": 40, "norm_epsilon": 1e-5}
-SHORT, LONG = [1.0 + 0.2 * pair for pair in range(8)], [2.0 + pair for pair in range(8)]
+SHORT = [1.0 + 0.2 * pair for pair in range(8)]
+LONG = [2.0 + pair for pair in range(8)]
 NAMES = {  # ours -> those of transformers
     "target_embedding.tokens": "model.embed_tokens",
     "decoder_norm": "model.norm",
@@ -130,7 +131,8 @@ CASES = {
 
 def weights(case: Case) -> dict[str, Tensor]:
     """Seeded ones under our names, each of which counts."""
-    rng, found = np.random.default_rng(0), {}
+    rng = np.random.default_rng(0)
+    found = {}
     with torch.device("meta"):
         model = Llama(case.config)
     for name, parameter in model.named_parameters():

@@ -12,7 +12,8 @@ import torch
 from optimum.onnxruntime import ORTModelForCausalLM
 
 given = json.load(sys.stdin)
-prompts, pad = given["prompts"], given["pad"]
+prompts = given["prompts"]
+pad = given["pad"]
 size = max(map(len, prompts))
 ids = torch.tensor([[pad] * (size - len(prompt)) + prompt for prompt in prompts])
 mask = torch.tensor([[0] * (size - len(prompt)) + [1] * len(prompt) for prompt in prompts])

@@ -65,8 +65,11 @@ def test_only_the_attention_over_the_source_is_plain(tmp_path: Path) -> None:
 def test_a_source_says_the_same_beside_longer_ones(target: str, tmp_path: Path) -> None:
     runtime = runtimes.load(ENGINES[target], bundle_of(saved(TINY, tmp_path / "model"), tmp_path / "bundle", target))
     rng = np.random.default_rng(0)
-    ids, lengths, tokens = rng.integers(3, 60, (3, 9)), np.array([9, 2, 5]), rng.integers(3, 60, (6, 3))
-    together, batch_logits = runtime.start(ids, lengths, max_length=6), []
+    ids = rng.integers(3, 60, (3, 9))
+    lengths = np.array([9, 2, 5])
+    tokens = rng.integers(3, 60, (6, 3))
+    together = runtime.start(ids, lengths, max_length=6)
+    batch_logits = []
     for each in tokens:
         scores, together = runtime.step(each, together)
         batch_logits.append(scores.values.copy())

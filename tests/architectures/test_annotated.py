@@ -35,7 +35,8 @@ class Norm(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.a_2, self.b_2 = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.a_2 = nn.Parameter(torch.ones(width))
+        self.b_2 = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.a_2 * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + EPS) + self.b_2
@@ -57,7 +58,8 @@ class Heads(nn.Module):
 
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
-        self.heads, self.linears = heads, nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.heads = heads
+        self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
 
     def forward(self, query: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         query, key, value = (
@@ -72,7 +74,8 @@ class Heads(nn.Module):
 class Positionwise(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.w_1, self.w_2 = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.w_1 = nn.Linear(width, inner)
+        self.w_2 = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w_2(self.w_1(x).relu())
@@ -138,7 +141,8 @@ class Generator(nn.Module):
 class Annotated(nn.Module):
     def __init__(self, config: AnnotatedConfig) -> None:
         super().__init__()
-        self.encoder, self.decoder = Stack(config, cross=False), Stack(config, cross=True)
+        self.encoder = Stack(config, cross=False)
+        self.decoder = Stack(config, cross=True)
         for side, size in (("src", config.source_vocab_size), ("tgt", config.target_vocab_size)):
             places = Positions(config.d_model, 100)
             self.add_module(f"{side}_embed", nn.Sequential(Lookup(size, config.d_model), places))

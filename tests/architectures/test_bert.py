@@ -78,7 +78,8 @@ def word_pieces() -> str:
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A portable bundle of each head, with a tokenizer and samples; its checkpoint lies beside it."""
-    folder, found = tmp_path_factory.mktemp("bert"), {}
+    folder = tmp_path_factory.mktemp("bert")
+    found = {}
     for head in HEADS:
         save_checkpoint(folder / head, model_of(tiny(head)), word_pieces())
         samples = "good [MASK] b\nbadly\n" if head == "tokens" else "good\nbadly a\n"
@@ -168,7 +169,8 @@ def test_a_wrong_weight_that_layers_share_is_found(tmp_path: Path) -> None:
         tensor.CopyFrom(onnx.numpy_helper.from_array(values * np.float32(1.1), tensor.name))
 
     save_checkpoint(tmp_path / "checkpoint", model_of(tiny("hidden", **SHARED)))
-    bundle, checkpoint = unproven(tmp_path / "checkpoint", tmp_path / "out"), str(tmp_path / "checkpoint")
+    bundle = unproven(tmp_path / "checkpoint", tmp_path / "out")
+    checkpoint = str(tmp_path / "checkpoint")
     assert bisect(bundle, load_checkpoint(checkpoint)) is None
     damaged = edit_graph(bundle.path, "model", scale)
     assert not txport.api.parity(damaged, checkpoint, {"ort": "cpu"}).passed
@@ -207,7 +209,8 @@ def test_vectors(bundles: dict[str, Path]) -> None:
     model = txport.load(bundles["hidden"])
     each = model.embed(TEXTS, pooling="none")
     assert [len(one) for one in each] == [len(model.encode(text)) for text in TEXTS]
-    mean, first = model.embed(TEXTS), model.embed(TEXTS, pooling="first")
+    mean = model.embed(TEXTS)
+    first = model.embed(TEXTS, pooling="first")
     assert mean.shape == first.shape == (len(TEXTS), 16)
     np.testing.assert_allclose(mean, [one.mean(axis=0) for one in each], atol=1e-6)
     np.testing.assert_array_equal(first, [one[0] for one in each])
@@ -244,7 +247,8 @@ def test_a_discriminator_says_what_was_replaced_and_what_was_not(
     save_checkpoint(tmp_path / "checkpoint", model_of(tiny("replaced", labels=("replaced",))), word_pieces())
     model = txport.load(txport.export(tmp_path / "checkpoint", tmp_path / "bundle").path)
     text = "good badly a b badly good a b"
-    (tags,), logits = model.tag(text), next(model.infer(text))["logits"][1:-1, 0]
+    (tags,) = model.tag(text)
+    logits = next(model.infer(text))["logits"][1:-1, 0]
     assert {each.label for each in tags} == {"original", "replaced"}
     assert [each.label == "replaced" for each in tags] == (logits >= 0).tolist()
     likely = 1 / (1 + np.exp(-np.abs(logits)))  # whichever it is
@@ -473,7 +477,8 @@ def test_graphs_give_what_hugging_face_and_optimum_give(tmp_path: Path) -> None:
     there("load")
     for folder in folders:
         expected, optimum = (np.load(folder / name) for name in ("expected.npz", "optimum.npz"))
-        lengths, ids = expected["mask"].sum(axis=1), expected["ids"]
+        lengths = expected["mask"].sum(axis=1)
+        ids = expected["ids"]
         for target in ("portable", "cpu"):
             model = txport.load(folder / target)
             sources = [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]

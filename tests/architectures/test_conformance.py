@@ -41,7 +41,8 @@ Array = NDArray[Any]
 PAGES = Path(__file__).parents[2] / "docs" / "architectures"
 PLANS = [(target, precision) for target, precisions in OFFERED.items() for precision in precisions]
 WITH_GOLDENS = {("portable", "fp32"), ("cpu", "int8"), ("cuda", "fp16")}  # and verified by them
-LENGTHS, STEPS = (5, 1, 9, 3), 6
+LENGTHS = (5, 1, 9, 3)
+STEPS = 6
 TOO_LARGE = 1.5  # times what a weight should be: more than the rounding of any precision explains
 # What the root of the mean square of errors may be, over that of the logits: from PyTorch in float64, and from the
 # same bundle with other rows beside.
@@ -69,7 +70,8 @@ def preset(request: pytest.FixtureRequest) -> str:
 def bundle(request: pytest.FixtureRequest, preset: str, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """An export that is compared with PyTorch."""
     target, precision = request.param
-    checkpoint, folder = load_checkpoint(f"preset:{preset}"), tmp_path_factory.mktemp("conformance")
+    checkpoint = load_checkpoint(f"preset:{preset}")
+    folder = tmp_path_factory.mktemp("conformance")
     written = write(checkpoint, folder, target=target, precision=precision)
     if request.param in WITH_GOLDENS:
         written, report = prove(written, checkpoint)
@@ -107,7 +109,8 @@ def step_through(runtime: Runtime, facts: Facts, given: Sequence[Source], target
     """The logits before each token of each target, token by token: (R, T, V)."""
     ids, lengths = batch(given, facts)
     tokens = np.column_stack([first_tokens(given, facts), np.array(target_ids)[:, :-1]])
-    state, found = runtime.start(ids, lengths, max_length=STEPS + int(lengths.max())), []
+    state = runtime.start(ids, lengths, max_length=STEPS + int(lengths.max()))
+    found = []
     for each in tokens.T:
         scores, state = runtime.step(np.ascontiguousarray(each), state)
         found.append(scores.values.copy())
@@ -172,7 +175,8 @@ def test_cached_equals_uncached_in_pytorch(preset: str) -> None:
     model = Exact.of(load_checkpoint(f"preset:{preset}").model).model
     if model.facts.task == "encode":
         return
-    given, target_ids = sources(model.facts), targets(model.facts)
+    given = sources(model.facts)
+    target_ids = targets(model.facts)
     cached = step_through(TorchRuntime(model), model.facts, given, target_ids)
     np.testing.assert_allclose(cached, np.stack(one_pass(model, given, target_ids)), rtol=1e-5, atol=1e-6)
 
@@ -182,17 +186,16 @@ def test_cached_equals_uncached(bundle: Bundle, runtime: Runtime) -> None:
     facts = bundle.manifest.facts
     if facts.task == "encode":
         return
-    exact, given, target_ids = (
-        exact_of(bundle, load_checkpoint(bundle.manifest.checkpoint["name"])),
-        sources(facts),
-        targets(facts),
-    )
+    exact = exact_of(bundle, load_checkpoint(bundle.manifest.checkpoint["name"]))
+    given = sources(facts)
+    target_ids = targets(facts)
     cached = step_through(runtime, facts, given, target_ids)
     assert error(cached, np.stack(exact.logits(given, target_ids))) < CLOSE[bundle.manifest.precision]
 
 
 def test_a_row_alone_equals_the_row_in_a_batch(bundle: Bundle, runtime: Runtime) -> None:
-    facts, limit = bundle.manifest.facts, APART[bundle.manifest.precision]
+    facts = bundle.manifest.facts
+    limit = APART[bundle.manifest.precision]
     given = sources(facts)
     if facts.task == "encode":
         for together, source in zip(infer(runtime, facts, given), given, strict=True):
@@ -211,7 +214,8 @@ def test_rows_that_change_places_take_their_state_along(bundle: Bundle, runtime:
     facts = bundle.manifest.facts
     if facts.task == "encode":
         return
-    given, target_ids = sources(facts), np.array(targets(facts))
+    given = sources(facts)
+    target_ids = np.array(targets(facts))
     chosen = np.array([2, 0, 0])
     ids, lengths = batch(given, facts)
     state = runtime.start(ids, lengths, max_length=STEPS + int(lengths.max()))
@@ -233,7 +237,8 @@ def test_a_planted_fault_is_found_and_named(
     checkpoint = load_checkpoint(f"preset:{preset}")
     kinds = (FeedForward, GatedFeedForward)
     *_, last = (name for name, part in checkpoint.model.named_modules() if isinstance(part, kinds))
-    planted, where = faulty(checkpoint, times(f"{last}.outer.weight", TOO_LARGE)), f"{last}.outer"
+    planted = faulty(checkpoint, times(f"{last}.outer.weight", TOO_LARGE))
+    where = f"{last}.outer"
     bundle = write(planted, tmp_path, target=target, precision=precision)
     name, provider = runtimes.home(target)
     report = check(bundle, checkpoint, {name: provider})

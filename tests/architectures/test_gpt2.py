@@ -80,7 +80,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("target", ENGINES)
 def test_logits_are_those_of_transformers(folder: Path, kind: str, target: str) -> None:
     model = txport.load(folder / f"{kind}-{target}", runtime=ENGINES[target])
-    texts, targets = [str(prompt[0]) for prompt in PROMPTS], [" ".join(map(str, prompt[1:])) for prompt in PROMPTS]
+    texts = [str(prompt[0]) for prompt in PROMPTS]
+    targets = [" ".join(map(str, prompt[1:])) for prompt in PROMPTS]
     pairs = [(text, given) for text, given in zip(texts, targets, strict=True) if given]
     found = list(model.logits([text for text, _ in pairs], [given for _, given in pairs]))
     wanted = [each[:-1] for each in expected()[kind]["logits"] if len(each) > 1]
@@ -92,10 +93,8 @@ def test_logits_are_those_of_transformers(folder: Path, kind: str, target: str) 
 @pytest.mark.parametrize("target", ENGINES)
 @pytest.mark.parametrize("search", SEARCHES)
 def test_tokens_are_those_of_transformers(folder: Path, kind: str, target: str, search: str) -> None:
-    model, wanted = (
-        txport.load(folder / f"{kind}-{target}", runtime=ENGINES[target], threads=1),
-        expected()[kind]["tokens"][search],
-    )
+    model = txport.load(folder / f"{kind}-{target}", runtime=ENGINES[target], threads=1)
+    wanted = expected()[kind]["tokens"][search]
     found = model.search(PROMPTS, **SEARCHES[search])
     assert [[list(each.tokens) for each in row] for row in found] == wanted
     if target != "portable":

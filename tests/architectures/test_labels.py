@@ -41,7 +41,8 @@ CASES = {  # problem_type, labels -> what makes scores, and what other programs 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A portable bundle of each case."""
-    folder, found = tmp_path_factory.mktemp("labels"), {}
+    folder = tmp_path_factory.mktemp("labels")
+    found = {}
     for name, (problem, labels, _, _) in CASES.items():
         config = tiny(problem_type=problem, labels=labels)
         found[name] = bundle_of(saved(config, folder / name), folder / f"{name}-out", "portable").path
@@ -60,7 +61,8 @@ LOGITS = arrays.arrays(np.float32, SHAPES, elements=st.floats(-1e4, 1e4, width=3
 
 @given(LOGITS)
 def test_functions_are_what_their_names_say(logits: Any) -> None:
-    shares, each = scores(logits, "softmax"), scores(logits, "sigmoid")
+    shares = scores(logits, "softmax")
+    each = scores(logits, "sigmoid")
     np.testing.assert_allclose(shares.sum(axis=-1), 1)
     assert ((each >= 0) & (each <= 1)).all()
     assert (each[logits >= 0] >= 0.5).all()

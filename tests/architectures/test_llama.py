@@ -87,7 +87,8 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_logits_are_those_of_transformers(exported: tuple[str, Bundle]) -> None:
-    (name, bundle), ids = exported, tokens()
+    name, bundle = exported
+    ids = tokens()
     found = logits(runtimes.load("ort", bundle), [ids[:PROMPT]], [ids[PROMPT:]], bundle.manifest.facts)[0]
     np.testing.assert_allclose(found, stored(name), atol=1e-4)
 
@@ -105,7 +106,8 @@ def became(bundle: Bundle, role: str) -> Counter[str]:
 def test_parts_become_the_fused_operators(head_norm: bool, tmp_path: Path) -> None:
     config = LlamaConfig(**SMALL, key_heads=2, head_size=16, head_norm=head_norm, tied=True)
     bundle = unproven(checkpoint(tmp_path / "checkpoint", config), tmp_path / "bundle", target="cpu")
-    step, prefill = became(bundle, STEP), became(bundle, PREFILL)
+    step = became(bundle, STEP)
+    prefill = became(bundle, PREFILL)
     for counts in (step, prefill):
         assert counts["com.microsoft.GroupQueryAttention"] == config.decoder_layers
         assert not {"MatMul", "Softmax", "Pow", "Sqrt", "Cos", "Sin", "Transpose"} & counts.keys()
@@ -236,7 +238,8 @@ def test_a_window_hides_what_lies_further_back_and_nothing_else(size: int) -> No
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Llama(config).double().eval()
-    ids, padding = torch.arange(3, 14), 4
+    ids = torch.arange(3, 14)
+    padding = 4
     rows = ids.repeat(3, 1)
     rows[1, -size] += 1
     rows[2, -size - 1] += 1
@@ -259,7 +262,8 @@ def test_searches_beyond_a_window_find_what_pytorch_finds(target: str, tmp_path:
     source = checkpoint(tmp_path / "checkpoint", config)
     exact = TorchRuntime(load_checkpoint(str(source)).model.double())
     bundle = bundle_of(load_checkpoint(str(source)), tmp_path / "bundle", target)
-    runtime, facts = runtimes.load(ENGINES[target], bundle), bundle.manifest.facts
+    runtime = runtimes.load(ENGINES[target], bundle)
+    facts = bundle.manifest.facts
     assert facts.windows == (3,)
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, 32, length).tolist() for length in (9, 1, 14, 2, 6)]
@@ -275,7 +279,8 @@ def test_searches_beyond_a_window_find_what_pytorch_finds(target: str, tmp_path:
 
 def test_interleaved_pairs_are_halves_in_another_order() -> None:
     halves, pairs = (LlamaConfig(**SMALL, rotary_pairing=pairing, key_heads=2) for pairing in ("halves", "interleaved"))
-    one, other = Llama(halves).double().eval(), Llama(pairs).double().eval()
+    one = Llama(halves).double().eval()
+    other = Llama(pairs).double().eval()
     weights = dict(one.state_dict())
     size = halves.head_size
     order = np.arange(size).reshape(2, -1).T.ravel()

@@ -42,7 +42,8 @@ def test_the_drawn_variants_are_of_every_kind() -> None:
 def by_the_paper(part: Attention, x: Tensor) -> Tensor:
     """Sums over each pair of tokens, one by one: (T, D) -> (T, N x H), each token seeing those before it."""
     query, key, value = (unit(x).view(len(x), -1, part.head_size) for unit in (part.query, part.key, part.value))
-    keys, values = part.core.relative_keys, part.core.relative_values
+    keys = part.core.relative_keys
+    values = part.core.relative_values
     mixed = torch.zeros_like(query)
     for head in range(query.shape[1]):
         for i in range(len(x)):
@@ -68,7 +69,8 @@ def test_attention_is_the_papers(relative_values: bool) -> None:
 @torch.no_grad()
 def test_positions_follow_from_distances_alone() -> None:
     model = seeded_model(dataclasses.replace(TINY, decoder_layers=1)).double()
-    tokens, part = torch.full((1, 30), 5), model.decoder[0].attention
+    tokens = torch.full((1, 30), 5)
+    part = model.decoder[0].attention
     states = model.target_embedding(tokens, PlainOps(torch.arange(30), torch.zeros(30, 30).double()))
     assert torch.equal(states[0, 0], states[0, 29])  # nothing is added to embeddings
     ops = PlainOps(torch.arange(30), additive(causal_mask(30, 0, states.device), states.dtype))
@@ -82,9 +84,13 @@ def test_caches_are_written_in_place_where_input_and_output_are_one(tmp_path: Pa
     found = operators(bundle.file(STEP))
     assert found["ScatterND"] == 2 * TINY.decoder_layers
     assert found["com.microsoft.MultiHeadAttention"] == TINY.decoder_layers
-    graph, facts = bundle.manifest.graphs[STEP], checkpoint.facts
-    rng, rows, room = np.random.default_rng(0), 3, 12
-    source, lengths = torch.from_numpy(rng.integers(3, 60, (rows, 7))), torch.tensor([7, 3, 5], dtype=torch.int32)
+    graph = bundle.manifest.graphs[STEP]
+    facts = checkpoint.facts
+    rng = np.random.default_rng(0)
+    rows = 3
+    room = 12
+    source = torch.from_numpy(rng.integers(3, 60, (rows, 7)))
+    lengths = torch.tensor([7, 3, 5], dtype=torch.int32)
     past = np.array([4, 0, 11], np.int32)
     with torch.no_grad():
         cross = [each.numpy() for each in CpuEncoder(checkpoint.model)(source, lengths)]

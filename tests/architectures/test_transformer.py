@@ -97,7 +97,9 @@ def test_cached_equals_uncached(name: str) -> None:
     source, tokens = (torch.randint(3, config.target_vocab_size, (3, size), generator=generator) for size in (6, 9))
     lengths = torch.tensor([6, 1, 4])
     expected = model(source, lengths, tokens)
-    memory, state, parts = model.encode(source, lengths), model.empty_state(3), []
+    memory = model.encode(source, lengths)
+    state = model.empty_state(3)
+    parts = []
     for token in tokens.split(1, 1):
         logits, state, _ = model.decode(token, memory, state)
         parts.append(logits)
@@ -143,7 +145,8 @@ def test_the_first_token_s_position_is_the_offset(kind: dict[str, str]) -> None:
 
 def test_embeddings_are_normalised_last() -> None:
     model = tiny_model(tiny_config(embedding_norm=True, positions="learned"))
-    part, ids = model.source_embedding, torch.tensor([[5, 7, 9]])
+    part = model.source_embedding
+    ids = torch.tensor([[5, 7, 9]])
     assert isinstance(part.norm, torch.nn.LayerNorm)
     assert part.positions is not None
     plain = F.embedding(ids, part.tokens.weight) * math.sqrt(16) + part.positions[:3]

@@ -56,7 +56,8 @@ class Clock:
 def test_what_is_begun_is_what_the_time_is_presumed_to_be_enough_for(durations: list[float], seconds: float) -> None:
     clock = Clock()
     budget = Budget(seconds, clock=clock)
-    presumed, names = 10.0, []
+    presumed = 10.0
+    names = []
     for number, duration in enumerate(durations):
         has_time = seconds - clock.now >= presumed
         found = budget.run(str(number), "line", 10.0, clock.work(duration))
@@ -90,7 +91,8 @@ def test_what_outlasts_the_limit_is_cut_off_and_said() -> None:
             with contextlib.suppress(Exception):
                 time.sleep(30)
 
-    budget, started = Budget(0.3), time.monotonic()
+    budget = Budget(0.3)
+    started = time.monotonic()
     assert budget.run("one", "line", 0.1, lambda: 1) == 1
     assert budget.run("two", "proof", 0.1, outlasts) is None
     assert budget.run("three", "export", 0.1, lambda: 3) is None
@@ -104,7 +106,8 @@ def test_a_line_that_is_cut_off_leaves_no_process_behind(tmp_path: Path) -> None
     with Sides(Place(work=tmp_path)) as sides:
         worker = sides.worker("txport")
         budget = Budget(1.0)
-        line, bundle = replace(LINE, peers=MappingProxyType({})), SimpleNamespace(path=tmp_path)
+        line = replace(LINE, peers=MappingProxyType({}))
+        bundle = SimpleNamespace(path=tmp_path)
         worker.request = lambda *_, **__: time.sleep(30)  # type: ignore[assignment,method-assign]
         assert budget.run("line", "line", 0.1, lambda: sides.compare(line, bundle, [[5]])) is None  # type: ignore[arg-type]
         assert budget.left_out == ["line, cut off after 1 s"]
@@ -184,7 +187,8 @@ def test_the_lines_ask_for_what_the_target_promises() -> None:
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_a_step_moves_its_weights_its_caches_and_its_logits(precision: str, tmp_path: Path) -> None:
     bundle = drivers.made("seq2seq", "cuda", precision, tmp_path)
-    facts, size = bundle.manifest.facts, 4 if precision == "fp32" else 2
+    facts = bundle.manifest.facts
+    size = 4 if precision == "fp32" else 2
     line = replace(LINE, precision=precision, batch=1, source=0, tokens=0)
     weights = figures.weight_bytes(bundle)
     assert figures.step_bytes(bundle, line) == weights + 4 * facts.writes.size

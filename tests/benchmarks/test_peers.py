@@ -87,7 +87,8 @@ def test_every_line_has_a_title_of_its_own_and_both_sides_have_candidates() -> N
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.title)
 def test_one_caller_is_never_split_and_bulk_uses_every_core(line: Line) -> None:
     for each in [*candidates.ours(line, 4), *candidates.theirs(line, 4)]:
-        threads, workers = each.options["threads"], each.options.get("workers", 1)
+        threads = each.options["threads"]
+        workers = each.options.get("workers", 1)
         if line.task.batch is None:
             assert (threads, workers) == (1, 4)
         else:
@@ -117,7 +118,8 @@ def test_a_peer_has_the_weights_that_txport_has() -> None:
 
 
 def test_sources_are_seeded_whole_and_end() -> None:
-    facts, sources = facts_of(TINY), sources_of(TINY, None)
+    facts = facts_of(TINY)
+    sources = sources_of(TINY, None)
     assert sources == sources_of(TINY, None)
     assert len({tuple(source) for source in sources}) == TINY.sources
     assert all(len(source) == 32 and source[-1] == facts.writes.end for source in sources)
@@ -146,7 +148,8 @@ def test_a_target_ends_before_its_end_token() -> None:
 
 
 def test_a_worker_keeps_stdout_for_answers(environment: dict[str, str], tmp_path: Path) -> None:
-    folder, log = tmp_path / "weights", tmp_path / "log"
+    folder = tmp_path / "weights"
+    log = tmp_path / "log"
     with Worker(Path(sys.executable), environment, log) as worker:
         assert worker.request("prepare", engine="fake_engine", folder=str(folder), model={"checkpoint": "x"}) == {}
         options = {"search": {"max_new_tokens": 3}, "options": {"seconds": 0.05}}
@@ -161,7 +164,8 @@ def test_a_worker_keeps_stdout_for_answers(environment: dict[str, str], tmp_path
 
 
 def test_an_engine_s_error_is_one_line_and_the_worker_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
-    folder, model = tmp_path / "weights", {"checkpoint": "x", "precision": "int4"}
+    folder = tmp_path / "weights"
+    model = {"checkpoint": "x", "precision": "int4"}
     with Worker(Path(sys.executable), environment, tmp_path / "log") as worker:
         with pytest.raises(WorkerError, match="ValueError: int4 did not pass"):
             worker.request("prepare", engine="fake_engine", folder=str(folder), model=model)
@@ -213,7 +217,8 @@ def test_a_line_is_measured_with_the_fastest_of_each_side(
 def test_weights_are_prepared_once(environment: dict[str, str], place: Place) -> None:
     said: list[str] = []
     place = replace(place, progress=said.append)
-    first, second = place.prepare(fake(environment)), place.prepare(fake(environment))
+    first = place.prepare(fake(environment))
+    second = place.prepare(fake(environment))
     assert first == second
     assert len(said) == 1
     assert place.folder(fake(environment, "fp32")) != first
@@ -226,7 +231,8 @@ def test_a_side_without_a_candidate_that_runs_says_why() -> None:
 
 
 def test_ratios_are_of_rounds_and_memory_is_better_when_smaller() -> None:
-    seconds, memory = {"txport": [1.0, 2.0, 4.0], "peer": [2.0, 6.0, 8.0]}, {"txport": 100.0, "peer": 150.0}
+    seconds = {"txport": [1.0, 2.0, 4.0], "peer": [2.0, 6.0, 8.0]}
+    memory = {"txport": 100.0, "peer": 150.0}
     sources = sources_of(TINY, None)
     speed = duel.figures(LINE, sources, seconds, memory)
     assert speed["ratio"] == {"q1": 2.0, "median": 2.0, "q3": 2.5}
@@ -432,7 +438,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("search", [Search(max_new_tokens=6), Search(max_new_tokens=6, beams=2, forced=False)])
 def test_our_engine_finds_what_a_model_finds(search: Search, prepared: Path) -> None:
     engine = txport_cpu.Engine(prepared, search, {"threads": 1, "workers": 2, "batch_size": 2})
-    sources, least = [[5, 6, 2], [7, 2], [8, 9, 10, 2]], 6 if search.forced else 0
+    sources = [[5, 6, 2], [7, 2], [8, 9, 10, 2]]
+    least = 6 if search.forced else 0
     found = txport.load(prepared, threads=1).search(
         sources, beams=search.beams, max_new_tokens=6, min_new_tokens=least, batch_size=2
     )

@@ -79,7 +79,8 @@ def source_of(bundle: Bundle) -> Any:
 
 def right(bundle: Bundle) -> Any:
     """What txport makes of the same."""
-    model, facts = txport.load(bundle.path), bundle.manifest.facts
+    model = txport.load(bundle.path)
+    facts = bundle.manifest.facts
     if isinstance(facts.source, Features):
         return model.transcribe([audio(facts.source)], language="en")[0].tokens
     if facts.task == "encode":

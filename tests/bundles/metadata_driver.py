@@ -37,7 +37,8 @@ class Graph:
 
     def carried(self, found: dict[str, Any]) -> dict[str, Any]:
         """The state of the next run."""
-        present, past = self.said["present"], self.said["past"]
+        present = self.said["present"]
+        past = self.said["past"]
         return {past + name.removeprefix(present): value for name, value in found.items() if name.startswith(present)}
 
 
@@ -58,7 +59,8 @@ def encode(graph: Graph, ids: list[int]) -> Any:
         "source_lengths": np.array([len(ids)], np.int32),
     }
     found = graph.run(given)
-    ability, how = graph.said["ability"], json.loads(graph.said.get("generation", "{}"))
+    ability = graph.said["ability"]
+    how = json.loads(graph.said.get("generation", "{}"))
     if ability == "embed":
         vectors = found["last_hidden_state"][0].astype(np.float32)
         vector = vectors[0] if how["pooling"] == "first" else vectors.mean(axis=0)
@@ -79,7 +81,8 @@ def encode(graph: Graph, ids: list[int]) -> Any:
 def generate(graphs: dict[str, Graph], source: Any) -> list[int]:
     graph = graphs["step"] if "step" in graphs else graphs["decoder"]
     how = json.loads(graph.said.get("generation", "{}"))
-    start, ends = graph.ids("start"), graph.ids("ends")
+    start = graph.ids("start")
+    ends = graph.ids("ends")
     longest = int(graph.said["longest"])
     room = longest - (len(source) if graph.said["task"] == "causal" else 0)
     room -= len(start) if "sampling_rate" in graph.said else 0
@@ -98,7 +101,8 @@ def generate(graphs: dict[str, Graph], source: Any) -> list[int]:
             }
             found = graph.run(given)
             given |= graph.carried(found)
-            past, scores = length, found["logits"][0, -1]
+            past = length
+            scores = found["logits"][0, -1]
         else:
             for token in tokens:  # prompts too: prefill is no more than speed
                 given |= {"input_ids": np.array([[token]]), "past_lengths": np.array([past], np.int32)}

@@ -20,7 +20,8 @@ RIGHT = {"weights": ["a.weight"], "form": INVARIANT.to_dict(), "scales": "a.scal
 
 
 def tiny_manifest(**changes: Any) -> Manifest:
-    checkpoint, tools = {"name": "toy", "sha256": "0" * 64}, {"txport": "0.1.0"}
+    checkpoint = {"name": "toy", "sha256": "0" * 64}
+    tools = {"txport": "0.1.0"}
     values = {"target": "portable", "precision": "fp32", "opset": 18, "checkpoint": checkpoint, "tools": tools}
     values |= {"architecture": "transformer", "config": tiny_config().to_dict(), "facts": tiny_facts()}
     return Manifest(**{**values, "parity": {"verdict": "pass"}, **changes})

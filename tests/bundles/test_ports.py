@@ -95,7 +95,8 @@ def test_contract(role: str, float_type: str) -> None:
 
 def test_select_takes_the_whole_state_of_the_decoder() -> None:
     graphs = portable("float32")
-    select, state = graphs[SELECT], graphs[DECODER].inputs[1:]
+    select = graphs[SELECT]
+    state = graphs[DECODER].inputs[1:]
     assert select.inputs == (*state, Port("rows", "int64", ("selected_rows",)))
     assert select.outputs == tuple(
         Port(f"selected.{port.name}", port.dtype, ("selected_rows", *port.dims[1:])) for port in state

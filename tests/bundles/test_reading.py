@@ -193,7 +193,8 @@ def test_layers_that_are_alike_are_held_once(tmp_path: Path) -> None:
 
 def test_a_bundle_of_links_is_as_good(fused: Bundle, tmp_path: Path, checkpoint: Path) -> None:
     """As Hugging Face's cache holds it: each file is a link into a store of blobs, named by their hashes."""
-    store, linked = tmp_path / "blobs", tmp_path / "snapshot"
+    store = tmp_path / "blobs"
+    linked = tmp_path / "snapshot"
     store.mkdir()
     for name in [*fused.manifest.files, MANIFEST]:
         blob = store / f"{abs(hash(name)):x}"

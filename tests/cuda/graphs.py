@@ -192,12 +192,16 @@ REPLAYED_WRONGLY = {  # what ONNX Runtime captures all the same, though a replay
 
 def drawn(seed: int) -> ModelProto:
     """A random graph of numbers, of comparisons, and of shapes that are computed with."""
-    choose, draft = random.Random(seed), Draft()
+    choose = random.Random(seed)
+    draft = Draft()
     kind = choose.choice(list(PRECISIONS.values()))
     data = [draft.input(f"x{number}", kind, 2, 2) for number in range(2)]
-    whole, flags = [draft.input("ids", TensorProto.INT64, 2, 2)], [draft.input("flags", TensorProto.BOOL, 2, 2)]
-    dims, big = [draft.input("sizes", TensorProto.INT64, 2)], draft.weight("big", TensorProto.INT64, 101, 2, 2)
-    two, first = draft.numbers("two", 2, 2), draft.numbers("first", 0)
+    whole = [draft.input("ids", TensorProto.INT64, 2, 2)]
+    flags = [draft.input("flags", TensorProto.BOOL, 2, 2)]
+    dims = [draft.input("sizes", TensorProto.INT64, 2)]
+    big = draft.weight("big", TensorProto.INT64, 101, 2, 2)
+    two = draft.numbers("two", 2, 2)
+    first = draft.numbers("first", 0)
     moves: dict[str, Callable[[], object]] = {
         "Add": lambda: data.append(draft.node("Add", [choose.choice(data), choose.choice(data)])),
         "Log": lambda: data.append(draft.node(choose.choice(["Log", "Tanh", "Abs"]), [choose.choice(data)])),

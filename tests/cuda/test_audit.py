@@ -82,7 +82,8 @@ def test_products_that_copy_places_to_the_device_are_refused(fake_cuda: FakeCuda
     batches: list[tuple[int, ...]] = [(), (1,), (3,), (1, 1), (1, 3), (4, 3)]
     left = [(8,), *((*dims, 2, 8) for dims in batches)]
     right = [(8,), *((*dims, 8, 5) for dims in batches)]
-    models, asked = [], []
+    models = []
+    asked = []
     for number, pair in enumerate(product(left, right)):
         draft = graphs.Draft()
         x, y = (draft.input(name, TensorProto.FLOAT16, *dims) for name, dims in zip("xy", pair, strict=True))

@@ -67,7 +67,8 @@ def test_the_provider_takes_every_node(made: Callable[[str, str], Bundle], fake_
         found = audits(bundle)[role]
         assert found.faults == ()
         assert (found.on_host, found.copies) == (0, 0)
-        plain, optimised = next(answers), next(answers)
+        plain = next(answers)
+        optimised = next(answers)
         assert plain["error"] is optimised["error"] is None
         assert plain["nodes"] == {each.name: CUDA for each in found.nodes}
         assert set(optimised["nodes"].values()) == {CUDA}
@@ -151,7 +152,8 @@ def test_the_driver_captures_a_step_and_replays_it(made: Callable[[str, str], Bu
         captures, *again = said["threads"]  # a graph that was captured on one of them is replayed on all others
         assert captures["launches"] > again[0]["launches"] == again[1]["launches"]
         assert captures["replays"] - again[0]["replays"] == 1
-        ahead, main = int(case != "causal"), 0
+        ahead = int(case != "causal")
+        main = 0
         assert said["beside"]["start"][ahead] > 0
         assert said["beside"]["start"][1 - ahead] == said["beside"]["step"][1] == 0
         assert said["beside"]["step"][main] > 0

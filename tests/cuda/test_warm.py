@@ -54,7 +54,8 @@ class Counting(HostDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.captures, self.runs = 0, Counter[str]()
+        self.captures = 0
+        self.runs = Counter[str]()
 
     def run(self, binding: Any, graph: int = EAGER) -> None:
         self.runs[binding.role] += 1
@@ -69,7 +70,8 @@ def made(request: pytest.FixtureRequest, driven: Make) -> Driven:
 
 
 def fresh(made: Driven, workers: int = 1) -> tuple[Model, Counting]:
-    device, facts = Counting(), made.runtime.facts
+    device = Counting()
+    facts = made.runtime.facts
     runtime = CudaRuntime(facts, made.runtime.graphs, device)
     return made._replace(runtime=runtime).model(workers), device
 
@@ -84,7 +86,8 @@ def sources(count: int = 11) -> list[list[int]]:
 def test_nothing_is_captured_after_a_warm_up(made: Driven, options: dict[str, Any]) -> None:
     """In fixed batches and in continuous ones."""
     how = {"max_new_tokens": 40, **options}
-    cold, warm = fresh(made), fresh(made)
+    cold = fresh(made)
+    warm = fresh(made)
     warm[0].warm(BATCH, LONGEST, **how)
     captured = warm[1].captures
     for continuous in (False, True):
@@ -100,7 +103,8 @@ def test_nothing_is_captured_after_a_warm_up(made: Driven, options: dict[str, An
 def test_workers_are_warmed_whatever_their_threads(made: Driven) -> None:
     """Each call begins threads of its own."""
     how = {"batch_size": BATCH, "max_new_tokens": 40, "beams": 2}
-    (model, device), (alone, _) = fresh(made, workers=3), fresh(made)
+    model, device = fresh(made, workers=3)
+    alone, _ = fresh(made)
     expected = alone.search(sources(24), **how)
     model.warm(BATCH, LONGEST, max_new_tokens=40, beams=2)
     captured = device.captures
@@ -224,7 +228,8 @@ def test_sources_stay_where_they_are_where_there_is_no_memory_for_steps(
     seq2seq: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, device = fresh(seq2seq)
-    runtime, expected = model.runtime, fresh(seq2seq)[0].search([[5, 6, 7]], max_new_tokens=1)
+    runtime = model.runtime
+    expected = fresh(seq2seq)[0].search([[5, 6, 7]], max_new_tokens=1)
     assert isinstance(runtime, CudaRuntime)
     state = runtime.start(np.array([[5, 6, 7]]), np.array([3]), max_length=4)
     with monkeypatch.context() as full:

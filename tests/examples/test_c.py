@@ -32,7 +32,8 @@ def test_it_pronounces_words_as_txport_does(language: str, tmp_path: Path, monke
     built = shutil.ignore_patterns("pronounce", "lib*")
     folder = shutil.copytree(ROOT / "examples" / language, tmp_path / language, ignore=built)
     monkeypatch.setattr(examples, "HERE", tmp_path)
-    example, bundle = next(each for each in EXAMPLES if each.name == language), find_bundle("g2p-en").path
+    example = next(each for each in EXAMPLES if each.name == language)
+    bundle = find_bundle("g2p-en").path
     command = [
         "make",
         "-s",

@@ -27,7 +27,8 @@ def test_an_encoder_becomes_an_operator_where_there_is_one(
     part = Attention(WIDTH, core, SIZE, rotary=turned, **{name: RMSNorm(SIZE, 1e-5) for name in norms}).double()
     for name in norms:
         part.get_parameter(f"{name}.weight").uniform_(0.5, 2)
-    x, lengths = torch.randn(2, 5, WIDTH, dtype=torch.float64), torch.tensor([5, 3], dtype=torch.int32)
+    x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    lengths = torch.tensor([5, 3], dtype=torch.int32)
     mask = additive(padding_mask(lengths, 5), x.dtype)[:, None, None, :]
     wanted = part(x, PlainOps(torch.arange(5), mask), 0)
     ops = EncoderOps(2, 5, lengths)

@@ -82,7 +82,8 @@ def manifest_of(model: Model, precision: str = "fp32") -> Manifest:
 
 
 def traced(model: Model, role: str) -> ir.Model:
-    target, job = TARGETS["cuda"], Job(model, manifest_of(model), role)
+    target = TARGETS["cuda"]
+    job = Job(model, manifest_of(model), role)
     found = target.trace(job)
     CLEANING["remove unused nodes"](found, job.ports)
     return found
@@ -118,7 +119,8 @@ def test_what_a_step_reads_again_is_read_before_it_is_written(tiny: Checkpoint, 
     graph = onnx.load(str(tmp_path / "out" / manifest.graphs[STEP].file), load_external_data=False).graph
     readers = {name: [node for node in graph.node if name in node.input] for name in (PAST_LENGTHS, "input_ids")}
     assert [node.output[0] for node in readers[PAST_LENGTHS]] == [PRESENT_LENGTHS]
-    needed, waiting = set[str](), [NEXT_IDS]
+    needed = set[str]()
+    waiting = [NEXT_IDS]
     made = {name: node for node in graph.node for name in node.output}
     while waiting:
         node = made.get(waiting.pop())
@@ -146,7 +148,8 @@ def test_weights_are_cast_once_and_shared_by_all_graphs(tiny: Checkpoint, tmp_pa
 def test_a_step_computes_what_it_computes_taken_apart(tiny: Checkpoint, tmp_path: Path, precision: str) -> None:
     """The sums that norms and gelus took in, against the same sums beside them."""
     manifest = exported(tiny, tmp_path / "out", precision=precision)
-    rng, sizes = np.random.default_rng(0), {"batch_size": 2, "beams": 2, "rows": 4, "capacity": 6}
+    rng = np.random.default_rng(0)
+    sizes = {"batch_size": 2, "beams": 2, "rows": 4, "capacity": 6}
     sizes["encoder_sequence_length"] = 5
     for role in (ENCODER, STEP):
         graph = manifest.graphs[role]
@@ -214,7 +217,8 @@ def test_an_operator_that_lost_what_its_part_does_is_found_without_running_it(
     role: str, operator: str, changes: Any, told: str | None
 ) -> None:
     graph = traced(Llama(CAUSAL).eval(), role)
-    became, kinds = parts_of_trace(graph), kinds_of_trace(graph)
+    became = parts_of_trace(graph)
+    kinds = kinds_of_trace(graph)
     node = next(each for each in graph.graph if each.op_type == operator)  # of the layer with a window
     if changes == "attn_mask":
         node.replace_input_with(3, None)

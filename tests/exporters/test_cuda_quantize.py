@@ -91,7 +91,8 @@ def test_a_lookup_says_what_stands_for_zero(make: Make, tmp_path: Path, precisio
     checkpoint = make(**sizes)  # rows of three blocks
     bundle = exported(checkpoint, tmp_path / "out", precision)
     for role in (ENCODER, STEP):
-        graph, tensors = read_model(bundle.file(role), weights=False).graph, graph_weights(bundle.file(role))
+        graph = read_model(bundle.file(role), weights=False).graph
+        tensors = graph_weights(bundle.file(role))
         lookups = [node for node in graph.node if node.op_type == "GatherBlockQuantized"]
         assert lookups
         for node in lookups:

@@ -208,7 +208,8 @@ def test_every_weight_stands_once(
 
 
 def test_passes_say_how_often_they_fired(large: tuple[Manifest, Bundle], variant: Checkpoint) -> None:
-    counts, bundle = large[0].passes, large[1]
+    counts = large[0].passes
+    bundle = large[1]
     assert counts.keys() == {ENCODER, DECODER}
     for role, fired in counts.items():
         assert list(fired) == list(passes.PORTABLE)
@@ -268,7 +269,8 @@ def test_half_precision(half: tuple[Checkpoint, Bundle]) -> None:
     for role in (ENCODER, DECODER):
         floats = [array for array in graph_weights(bundle.file(role)).values() if array.dtype.kind == "f"]
         assert {array.dtype for array in floats} == {np.dtype(np.float16)}
-    source, lengths = np.array([[5, 6, 7, 2]]), np.array([4])
+    source = np.array([[5, 6, 7, 2]])
+    lengths = np.array([4])
     logits = []
     for runtime in (runtimes.load("ort", bundle), runtimes.load_torch(checkpoint)):
         state = runtime.start(source, lengths, max_length=4)

@@ -58,7 +58,8 @@ def test_squares_are_summed_one_after_the_other_in_float64() -> None:
 @pytest.mark.parametrize("tied", ["none", "target", "all"])
 def test_maps_and_tables_are_known_by_their_modules(tied: str) -> None:
     model = tiny_model(tiny_config(tied=tied))
-    tags, tables = tags_of(model), tables_of(model)
+    tags = tags_of(model)
+    tables = tables_of(model)
     untied = {"source_embedding.tokens.weight", "target_embedding.tokens.weight"}
     expected = {"none": untied, "target": {"source_embedding.tokens.weight", "projection.weight"}}
     assert tables == expected.get(tied, {"projection.weight"})

@@ -33,7 +33,8 @@ class Odd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.norm = nn.Linear(6, 4), nn.LayerNorm(4)
+        self.linear = nn.Linear(6, 4)
+        self.norm = nn.LayerNorm(4)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         rest = x[:, y.shape[1] :]  # (B, S - P, 6), nothing where P = S
@@ -122,7 +123,8 @@ def test_single_places_and_new_dims_are_picked() -> None:
 
     dims = (("batch", 6), (1, "batch", 1, 6), ("batch", 4))
     ports = (Port(name, "float32", each) for name, each in zip("abc", dims, strict=True))
-    x, y = np.random.default_rng(0).standard_normal((2, 3, 6)).astype(np.float32), np.ones((2, 2, 6), np.float32)
+    x = np.random.default_rng(0).standard_normal((2, 3, 6)).astype(np.float32)
+    y = np.ones((2, 2, 6), np.float32)
     found = run(trace(Picking(), graph(*ports), 18), x=x, y=y)
     for wanted, each in zip((x[:, 0], x[None, :, 1, None], x[:, -1, 2:]), found, strict=True):
         np.testing.assert_array_equal(each, wanted)
@@ -135,7 +137,8 @@ def test_an_output_that_is_an_input_or_another_output_has_a_name_of_its_own() ->
             return x, twice, twice
 
     ports = (Port("a", "float32", X.dims), Port("b", "float32", Y.dims), Port("c", "float32", Y.dims))
-    x, y = np.ones((1, 3, 6), np.float32), np.ones((1, 2, 6), np.float32)
+    x = np.ones((1, 3, 6), np.float32)
+    y = np.ones((1, 2, 6), np.float32)
     found = run(trace(Same(), graph(*ports), 18), x=x, y=y)
     for wanted, each in zip((x, 2 * y, 2 * y), found, strict=True):
         np.testing.assert_array_equal(each, wanted)

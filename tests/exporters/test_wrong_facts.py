@@ -82,7 +82,8 @@ def test_an_operator_that_lost_what_its_part_does_is_found_without_running_it(
     graph = next(each for each in CONTRACTS["cpu"]["causal"](model.facts, "float32") if each.role == role)
     target = TARGETS["cpu"]
     traced = trace(target.modules["causal"][role](model), target.traced(graph), 18, target.forms)
-    became, kinds = parts_of_trace(traced), kinds_of_trace(traced)
+    became = parts_of_trace(traced)
+    kinds = kinds_of_trace(traced)
     node = next(each for each in traced.graph if each.op_type == GROUPED)  # of the layer with a window
     for name, value in changes.items():
         node.attributes.pop(name)

@@ -62,8 +62,10 @@ def built(config: Config) -> Model:
 
 
 def read(name: str) -> Folder:
-    source, weights = read_source(FOLDER / name), load_file(FOLDER / name / WEIGHTS)
-    shapes, model = {each: tuple(tensor.shape) for each, tensor in weights.items()}, built(source.config)
+    source = read_source(FOLDER / name)
+    weights = load_file(FOLDER / name / WEIGHTS)
+    shapes = {each: tuple(tensor.shape) for each, tensor in weights.items()}
+    model = built(source.config)
     names: dict[int, set[str]] = {}
     for own, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), set()).add(own)

@@ -102,7 +102,8 @@ def _check_outputs(model: Any, expected: dict[str, Any]) -> None:
 
 
 def _check_logits(bundle: Any, inputs: list[Any], expected: dict[str, Any]) -> None:
-    runtime, facts = runtimes.load("ort", bundle), bundle.manifest.facts
+    runtime = runtimes.load("ort", bundle)
+    facts = bundle.manifest.facts
     ids, lengths = batch(inputs, facts)
     given = np.column_stack([first_tokens(inputs, facts), expected["given"]])
     state = runtime.start(ids, lengths, max_length=given.shape[1] + int(max(lengths)))
@@ -161,7 +162,8 @@ def module_of(kind: str, path: str = "") -> dict[str, Any]:
     return {"idx": 0, "name": "0", "path": path, "type": f"sentence_transformers.models.{kind}"}
 
 
-FIRST, SECOND = module_of("Transformer"), module_of("Pooling", "1_Pooling")
+FIRST = module_of("Transformer")
+SECOND = module_of("Pooling", "1_Pooling")
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def dims_of(value: onnx.ValueInfoProto) -> list[int | str]:
 
 def without(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
     """The same graph that reads zeros of no length in the place of these inputs."""
-    found, graph = copy.deepcopy(model), model.graph
+    found = copy.deepcopy(model)
+    graph = model.graph
     for value in (value for value in graph.input if value.name in set(names)):
         nodes, tensors = zeros_for(value.name, dims_of(value), value.type.tensor_type.elem_type)
         for node in reversed(nodes):
@@ -94,7 +95,8 @@ def later(decoder: onnx.ModelProto) -> onnx.ModelProto:
 
 def merged(decoder: onnx.ModelProto) -> onnx.ModelProto:
     """Both in one `If`; as Optimum's, a later step gives empty caches of the source, and a first one reads none."""
-    names, pasts = [value.name for value in decoder.graph.output], caches(decoder)
+    names = [value.name for value in decoder.graph.output]
+    pasts = caches(decoder)
     branches = {"then_branch": branch(decoder, "later", {}, names), "else_branch": None}
     branches["else_branch"] = branch(decoder, "first", dict.fromkeys(pasts), names)
     found = copy.deepcopy(decoder)
@@ -136,7 +138,8 @@ def unplaced(decoder: onnx.ModelProto) -> onnx.ModelProto:
     """A causal graph without `position_ids`: as old exports, it counts from the length of the caches on."""
     found = copy.deepcopy(decoder)
     key = next(value.name for value in decoder.graph.input if is_past(value.name))
-    zero, one = ints("place.zero", 0), numpy_helper.from_array(np.array(1), "place.one")
+    zero = ints("place.zero", 0)
+    one = numpy_helper.from_array(np.array(1), "place.one")
     nodes = [
         helper.make_node("Shape", [key], ["place.past"], start=2, end=3),
         helper.make_node("Shape", ["input_ids"], ["place.new"], start=1, end=2),
@@ -185,7 +188,9 @@ def typed(model: onnx.ModelProto) -> onnx.ModelProto:
 def asking(decoder: onnx.ModelProto) -> onnx.ModelProto:
     """A causal graph that asks how many logits are wanted, and where the tokens of a step stand."""
     found = copy.deepcopy(decoder)
-    rank, end, axis = ints("keep.rank", 0), ints("keep.end", 1 << 40), ints("keep.axis", 1)
+    rank = ints("keep.rank", 0)
+    end = ints("keep.end", 1 << 40)
+    axis = ints("keep.axis", 1)
     (node,) = (node for node in found.graph.node if "logits" in node.output)
     node.output[list(node.output).index("logits")] = "keep.all"
     found.graph.node.extend(

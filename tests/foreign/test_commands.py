@@ -151,7 +151,8 @@ def test_speech_is_written_down(tmp_path: Path) -> None:
     folder = lay_out(bundle, "apart", tmp_path / "foreign")
     shutil.copyfile(SPEECH / "preprocessor_config.json", folder / "preprocessor_config.json")
     shutil.copyfile(SPEECH / "generation_config.json", folder / "generation_config.json")
-    ours, theirs = txport.load(bundle.path), txport.load(folder)
+    ours = txport.load(bundle.path)
+    theirs = txport.load(folder)
     pieces = [noise("short"), noise("long")]
     for how in ({}, {"language": "de", "timestamps": True}):
         assert theirs.transcribe(pieces, **how) == ours.transcribe(pieces, **how)
@@ -214,7 +215,8 @@ def test_weights_without_names_belong_to_the_node_that_reads_them(portable: Port
     (reader, *_) = (node for graph in (model.graph, *branches) for node in graph.node if tensor.name in node.input)
     for node in (node for graph in (model.graph, *branches) for node in graph.node):
         node.input[:] = ["onnx::MatMul_12_merged_0" if each == tensor.name else each for each in node.input]
-    reader.name, tensor.name = "/stack/layers.7/fc1/MatMul", "onnx::MatMul_12_merged_0"
+    reader.name = "/stack/layers.7/fc1/MatMul"
+    tensor.name = "onnx::MatMul_12_merged_0"
     onnx.save(model, str(folder / "decoder_model_merged.onnx"))
     parts = {part.name: part.bytes for part in parts_of(open_bundle(folder))}
     assert parts["stack.layers.7"] == len(tensor.raw_data)

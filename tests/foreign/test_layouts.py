@@ -32,7 +32,8 @@ def inputs_of(name: str, task: str) -> Any:
 
 def require_same(path: Path, name: str, *, batch_size: int = 32, **how: Any) -> None:
     """Greedy and beam search give transformers' tokens."""
-    model, expected = txport.load(path, threads=1, **how), said(name)
+    model = txport.load(path, threads=1, **how)
+    expected = said(name)
     for kind in ("greedy", "beams"):
         found = model.search(inputs_of(name, model.facts.task), batch_size=batch_size, **SEARCHES[kind])
         ends = model.facts.writes.ends
@@ -59,7 +60,8 @@ def test_a_row_alone_is_a_row_in_a_batch(name: str, layout: str, portable: Porta
 @pytest.mark.parametrize(("name", "layout"), [("marian", "apart"), ("gpt2", "merged")])
 def test_onnx_s_evaluator_says_the_same(name: str, layout: str, portable: Portable, tmp_path: Path) -> None:
     folder = lay_out(portable(name), layout, tmp_path / "foreign")
-    model, expected = txport.load(folder, runtime="reference"), said(name)
+    model = txport.load(folder, runtime="reference")
+    expected = said(name)
     found = model.search(inputs_of(name, model.facts.task)[:2], **SEARCHES["greedy"])
     wanted = [cut(np.squeeze(row), model.facts.writes.ends) for row in expected["greedy"][:2]]
     assert [list(row[0].tokens) for row in found] == wanted
@@ -70,7 +72,8 @@ def test_outputs_are_those_of_transformers(name: str, layout: str, portable: Por
     """Texts of unequal lengths together; a graph without a mask must not see what is padding."""
     folder = lay_out(portable(name), layout, tmp_path / "foreign")
     rewrite(folder / "config.json", mask_token_id=5)  # which a tokenizer would say
-    model, expected = txport.load(folder), said(name)
+    model = txport.load(folder)
+    expected = said(name)
     lengths = np.array([len(text) for text in TEXTS])
     ids = np.array([[*text, *[0] * (lengths.max() - len(text))] for text in TEXTS])
     outputs = model.runtime.infer(ids, lengths)

@@ -97,7 +97,8 @@ def test_every_port_that_differs_is_listed(folder: Path) -> None:
         keep(graph.output, lambda name: name != "present.1.decoder.value")
 
     edit(folder / "decoder_with_past_model.onnx", change)
-    told, file = refused(folder), "decoder_with_past_model.onnx"
+    told = refused(folder)
+    file = "decoder_with_past_model.onnx"
     assert "does not follow a known contract: " in told
     for problem in (
         f"{file}: input input_ids is int64 [batch_size, 128], expected int64 [batch_size, decoder_sequence_length]",

@@ -74,7 +74,8 @@ def attack(scratch: Path, plan: Plan) -> bool:
         sound = make_sound(scratch / "sound")
     names, find = _cases(plan)
     jobs = plan.jobs or len(os.sched_getaffinity(0))
-    begun, outcomes = time.monotonic(), []
+    begun = time.monotonic()
+    outcomes = []
     for outcome in run.run_cases(names, find, sound, scratch, jobs=jobs, limit=plan.limit):
         outcomes.append(outcome)
         if plan.report:

@@ -148,7 +148,8 @@ def _audio(folder: Path) -> None:
     folder.mkdir()
     samples = np.frombuffer(sounds(4_000, "<f4"), np.float32)
     for name in AUDIO:
-        stream, kind = io.BytesIO(), name.rpartition(".")[2]
+        stream = io.BytesIO()
+        kind = name.rpartition(".")[2]
         soundfile.write(stream, samples, RATE, format=kind, subtype="FLOAT" if name == "float.wav" else None)
         (folder / name).write_bytes(stream.getvalue())
 

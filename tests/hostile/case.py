@@ -39,9 +39,14 @@ class Place:
     """Folders of one case: what it reads, what it may write, and what must stay as it is."""
 
     def __init__(self, root: Path, sound: Sound) -> None:
-        self.root, self.sound = root, sound
-        self.inputs, self.out, self.cwd = root / "in", root / "out", root / "cwd"
-        self.home, self.temporary, self.outside = root / "home", root / "tmp", root / "outside"
+        self.root = root
+        self.sound = sound
+        self.inputs = root / "in"
+        self.out = root / "out"
+        self.cwd = root / "cwd"
+        self.home = root / "home"
+        self.temporary = root / "tmp"
+        self.outside = root / "outside"
         for folder in (self.inputs, self.out, self.cwd, self.home, self.temporary, self.outside):
             folder.mkdir(parents=True)
         (self.outside / "precious.bin").write_bytes(b"outside the bundle" * 100)
@@ -99,7 +104,8 @@ def readers(
 
 def provers(bundle: Path | str, place: Place, codes: Iterable[int]) -> list[Command]:
     """The commands that hold a bundle against the checkpoint, which is sound."""
-    out, checkpoint = place.out, place.sound.checkpoint
+    out = place.out
+    checkpoint = place.sound.checkpoint
     files = ("--report", out / "r.json", "--junit", out / "j.xml", "--markdown", out / "m.md")
     parity = ("parity", bundle, "--checkpoint", checkpoint, "--runtime", "ort")
     return [command(*parity, *files, codes=codes), command(*parity, "--bisect", codes=codes)]

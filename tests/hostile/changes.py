@@ -29,7 +29,8 @@ def _choose(document: list[Any], rng: random.Random) -> tuple[Any, Any]:
     holder: Any = document
     key: Any = 0
     while isinstance(inner := holder[key], dict | list) and inner and rng.random() < 0.8:
-        holder, key = inner, rng.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
+        holder = inner
+        key = rng.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
     return holder, key
 
 
@@ -88,7 +89,8 @@ def mutate_bytes(whole: bytes, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 2, 5, 50))):
         if not changed:
             break
-        at, size = rng.randrange(len(changed)), rng.choice((1, 1, 2, 4, 8, 100, 5_000))
+        at = rng.randrange(len(changed))
+        size = rng.choice((1, 1, 2, 4, 8, 100, 5_000))
         match rng.randrange(6):
             case 0:
                 changed[at] ^= 1 << rng.randrange(8)

@@ -67,7 +67,8 @@ def _numbers(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _rewire(model: onnx.ModelProto, rng: random.Random) -> None:
-    node, other = _node(model, rng), _node(model, rng)
+    node = _node(model, rng)
+    other = _node(model, rng)
     if node.input:
         there = [*other.output, *other.input, _weight(model, rng).name, "", "nowhere"]
         node.input[rng.randrange(len(node.input))] = rng.choice(there)

@@ -58,9 +58,11 @@ def show(outcomes: Sequence[Outcome], seed: int, seconds: float, most: int | Non
         parts[outcome.name.partition("/")[0]].append(outcome)
     for kind, those in sorted(parts.items()):
         sums = (len(those), sum(each.commands for each in those), sum(bool(each.breaches) for each in those))
-        peak, spent = max(each.peak for each in those) / 1e6, sum(each.seconds for each in those)
+        peak = max(each.peak for each in those) / 1e6
+        spent = sum(each.seconds for each in those)
         click.echo("{:<28}{:>8}{:>10}{:>8}{:>8.0f}{:>9.0f}".format(kind, *sums, peak, spent))
-    total, commands = len(outcomes), sum(each.commands for each in outcomes)
+    total = len(outcomes)
+    commands = sum(each.commands for each in outcomes)
     click.echo(f"{total} cases, {commands} commands in {seconds:.0f} s, {len(failed)} cases failed")
     click.echo(", ".join(f"{kind}: {broken[kind]}" for kind in KINDS))
     _list(failed, seed, most)

@@ -77,9 +77,12 @@ class Worker:
     """A child that runs a batch of cases and tells how each ended."""
 
     def __init__(self, names: list[str], find: Find, sound: Sound, scratch: Path, limit: float) -> None:
-        self.left, self.is_done, self._limit = names, False, limit
+        self.left = names
+        self.is_done = False
+        self._limit = limit
         self._alone = len(names) == 1
-        self._current, self._since = "", time.monotonic()
+        self._current = ""
+        self._since = time.monotonic()
         self.pipe, theirs = Pipe(duplex=False)
         self._folder = Path(tempfile.mkdtemp(prefix="w", dir=scratch))
 
@@ -154,7 +157,10 @@ def _work(pipe: Connection, names: Sequence[str], find: Find, sound: Sound, fold
 
 
 def _attempt(case: Case, place: Place, watch: Watch, tell: Callable[[str], None]) -> Outcome:
-    commands, breaches, peak, begun = case.make(place), [], 0, time.perf_counter()
+    commands = case.make(place)
+    breaches = []
+    peak = 0
+    begun = time.perf_counter()
     planted = set(place.out.iterdir())
     for command in commands:
         line = shlex.join(["txport", *command.arguments])
@@ -172,7 +178,8 @@ class Watch:
     """Notes what Python opens to write, moves or removes outside of a place."""
 
     def __init__(self) -> None:
-        self.root, self.seen = "", []
+        self.root = ""
+        self.seen = []
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -187,7 +194,8 @@ class Watch:
     @contextlib.contextmanager
     def over(self, root: Path) -> Iterator[list[str]]:
         """What happens outside of a folder in the block."""
-        self.root, self.seen = str(root), []
+        self.root = str(root)
+        self.seen = []
         try:
             yield self.seen
         finally:

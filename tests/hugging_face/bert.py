@@ -21,7 +21,9 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-VOCABULARY, LONGEST, LABELS = 40, 24, ("no", "perhaps", "yes")
+VOCABULARY = 40
+LONGEST = 24
+LABELS = ("no", "perhaps", "yes")
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,

@@ -98,7 +98,8 @@ def tensors(model: Any) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     for variant in VARIANTS:
-        model, folder = model_of(variant), FOLDER / variant
+        model = model_of(variant)
+        folder = FOLDER / variant
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(own_config(variant), indent=2) + "\n", encoding="utf-8")
         save_file(tensors(model), folder / "model.safetensors")

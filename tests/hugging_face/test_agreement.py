@@ -108,7 +108,8 @@ def test_tokens_and_scores_are_hugging_faces() -> None:
     targets = ties = 0
     for number in range(COMBINATIONS):
         family = list(FAMILIES)[number % len(FAMILIES)]
-        model, drawn = models(family, number % MODELS), draw(rng)
+        model = models(family, number % MODELS)
+        drawn = draw(rng)
         sources = [[*rng.choices(OTHERS, k=rng.randint(0, 6)), EOS] for _ in range(rng.randint(1, 4))]
         found = generate(HuggingFaceRuntime(model), sources, facts_of(), SearchOptions(**drawn))
         expected, scores = theirs(model, sources, drawn)

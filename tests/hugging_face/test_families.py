@@ -360,14 +360,16 @@ def from_sources(model: Any) -> dict[str, Any]:
 
 def from_features(model: Any) -> dict[str, Any]:
     """Of features that look like noise; searched as any model is, without what Whisper does around a search."""
-    rng, config = np.random.default_rng(5), model.config
+    rng = np.random.default_rng(5)
+    config = model.config
     shape = (len(SOURCES), config.num_mel_bins, 2 * config.max_source_positions)
     features = rng.uniform(-1, 1.5, shape).astype(np.float32)
     given = rng.integers(4, VOCABULARY, (len(SOURCES), GIVEN))
     start = torch.full((len(SOURCES), 1), config.decoder_start_token_id)
     decoder = torch.cat([start, torch.from_numpy(given)], 1)
     logits = model(input_features=torch.from_numpy(features), decoder_input_ids=decoder).logits.numpy()
-    model.generation_config.suppress_tokens, model.generation_config.begin_suppress_tokens = [5, 9], [11, 2]
+    model.generation_config.suppress_tokens = [5, 9]
+    model.generation_config.begin_suppress_tokens = [11, 2]
     found = {"features": features, "given": given, "logits": logits, "greedy": [], "beams": [], "scores": []}
     for source in torch.from_numpy(features):
         for name, how in SEARCHES.items():

@@ -66,7 +66,8 @@ def everything(patch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_what_our_graphs_are_held_to_is_what_transformers_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, stored = everything(monkeypatch), expected()
+    found = everything(monkeypatch)
+    stored = expected()
     for kind in KINDS:
         assert found[kind]["tokens"] == stored[kind]["tokens"]
         for one, other in zip(found[kind]["logits"], stored[kind]["logits"], strict=True):

@@ -16,7 +16,8 @@ from txport.models.checkpoint import load_checkpoint
 from txport.models.hugging_face import label_config
 
 WORDS = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"])}
-TEXT, IDS = "a c f", [2, 5, 7, 10, 3]
+TEXT = "a c f"
+IDS = [2, 5, 7, 10, 3]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
 
 

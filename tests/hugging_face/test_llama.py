@@ -62,7 +62,8 @@ def test_stored_samples_are_hugging_faces(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_our_reference_agrees(name: str) -> None:
-    model, ids = model_of(CASES[name]), torch.tensor([tokens()])
+    model = model_of(CASES[name])
+    ids = torch.tensor([tokens()])
     places = torch.arange(ids.shape[1])[None]
     found = model.extend(ids, torch.ones_like(ids).bool(), places, model.empty_state(1)).logits[0, PROMPT - 1 : -1]
     np.testing.assert_allclose(found.numpy(), theirs(CASES[name]), atol=2e-5)

@@ -87,7 +87,8 @@ def test_transformers_reads_our_config_json(variant: str) -> None:
 
 def main() -> None:
     for variant, config in VARIANTS.items():
-        model, folder = model_of(config), FOLDER / variant
+        model = model_of(config)
+        folder = FOLDER / variant
         folder.mkdir(parents=True, exist_ok=True)
         values = {"architecture": "opt", **config.to_dict()}
         (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -55,7 +55,8 @@ def bundled(folder: Path, facts: Facts, **files: str) -> Path:
 
 def words() -> list[str]:
     """Of the dictionary's test split where it is there, else random letters."""
-    rng, folder = random.Random(0), os.environ.get("TXPORT_G2P")
+    rng = random.Random(0)
+    folder = os.environ.get("TXPORT_G2P")
     if folder:
         return rng.sample(sorted(read_dictionary(Path(folder) / "g014b2b.test")), WORDS)
     return ["".join(rng.choices(LETTERS, k=rng.randint(1, 12))) for _ in range(WORDS)]
@@ -75,7 +76,8 @@ def assert_agree(folder: Path, ours: Any, texts: list[str]) -> None:
             expected = ours._tokenizer.encode(text).ids
         assert theirs(text).input_ids == expected, text
         assert theirs(text).keys() == {"input_ids", "attention_mask"}, "a model takes no more"
-    rng, size = random.Random(0), ours.size
+    rng = random.Random(0)
+    size = ours.size
     for _ in range(WORDS):
         ids = [rng.randrange(size) for _ in range(rng.randint(0, 12))]
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids), ids

@@ -25,9 +25,11 @@ from tests.speech.audio import PIECES, RATE, noise
 from txport.search.timestamps import TimestampRules
 
 FOLDER = Path(__file__).parents[1] / "speech" / "whisper"
-EXPECTED, HEARD = FOLDER / "expected.json", FOLDER / "heard.npz"
+EXPECTED = FOLDER / "expected.json"
+HEARD = FOLDER / "heard.npz"
 END, START, FIRST_LANGUAGE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_TIMES = 24, 25, 26, 29, 30, 32, 34
-PLACES, VOCABULARY = 50, 35 + 51
+PLACES = 50
+VOCABULARY = 35 + 51
 CONFIG: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "num_mel_bins": 10,
@@ -150,7 +152,8 @@ def test_what_is_heard_is_what_transformers_hears(key: str) -> None:
 def test_times_are_allowed_where_transformers_allows_them() -> None:
     rng = np.random.default_rng(0)
     for _ in range(500):
-        begin, latest = int(rng.integers(1, 4)), [None, 0, 3, 5][rng.integers(4)]
+        begin = int(rng.integers(1, 4))
+        latest = [None, 0, 3, 5][rng.integers(4)]
         tokens = rng.integers(0, VOCABULARY, (3, begin + int(rng.integers(6))))
         is_time = rng.random(tokens.shape) < 0.5
         is_time[:, :begin] = False

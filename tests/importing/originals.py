@@ -53,7 +53,9 @@ class Fused(nn.Module):
 
     def __init__(self, linear: Callable[[int, int], nn.Module], *, by_head: bool = False) -> None:
         super().__init__()
-        self.qkv, self.o, self.by_head = linear(SIZE, 3 * SIZE), linear(SIZE, SIZE), by_head
+        self.qkv = linear(SIZE, 3 * SIZE)
+        self.o = linear(SIZE, SIZE)
+        self.by_head = by_head
 
     def forward(self, x: Tensor) -> Tensor:
         mixed = self.qkv(x)
@@ -81,8 +83,11 @@ class Whole(nn.Module):
 class Block(nn.Module):
     def __init__(self, attention: nn.Module, linear: Callable[[int, int], nn.Module]) -> None:
         super().__init__()
-        self.ln1, self.attn, self.ln2 = nn.LayerNorm(SIZE), attention, nn.LayerNorm(SIZE)
-        self.up, self.down = linear(SIZE, INNER), linear(INNER, SIZE)
+        self.ln1 = nn.LayerNorm(SIZE)
+        self.attn = attention
+        self.ln2 = nn.LayerNorm(SIZE)
+        self.up = linear(SIZE, INNER)
+        self.down = linear(INNER, SIZE)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln1(x))
@@ -93,9 +98,11 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     def __init__(self, attention: Callable[[Any], nn.Module], linear: Callable[[int, int], nn.Module]) -> None:
         super().__init__()
-        self.tok, self.pos = nn.Embedding(WORDS, SIZE), nn.Embedding(LONGEST, SIZE)
+        self.tok = nn.Embedding(WORDS, SIZE)
+        self.pos = nn.Embedding(LONGEST, SIZE)
         self.blocks = nn.ModuleList(Block(attention(linear), linear) for _ in range(LAYERS))
-        self.ln, self.head = nn.LayerNorm(SIZE), nn.Linear(SIZE, WORDS, bias=False)
+        self.ln = nn.LayerNorm(SIZE)
+        self.head = nn.Linear(SIZE, WORDS, bias=False)
         self.register_buffer("steps", torch.zeros(1))
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -163,8 +170,11 @@ class Divided(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ln1, self.attn, self.ln2 = nn.LayerNorm(SIZE), Separate(nn.Linear), Added(SIZE)
-        self.up, self.down = Activated(SIZE, INNER), nn.Linear(INNER, SIZE)
+        self.ln1 = nn.LayerNorm(SIZE)
+        self.attn = Separate(nn.Linear)
+        self.ln2 = Added(SIZE)
+        self.up = Activated(SIZE, INNER)
+        self.down = nn.Linear(INNER, SIZE)
 
     def forward(self, x: Tensor) -> Tensor:
         mixed = self.attn(self.ln1(x))
@@ -293,7 +303,8 @@ class Rms(nn.Module):
 
     def __init__(self, eps: float) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(0.2 * torch.randn(SIZE)), eps
+        self.weight = nn.Parameter(0.2 * torch.randn(SIZE))
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * (1 + self.weight)
@@ -303,7 +314,8 @@ def turned(x: Tensor, base: float, *, halves: bool) -> Tensor:
     """Heads (B, N, T, H) turned by their places."""
     size = x.shape[-1]
     angles = torch.arange(x.shape[2])[:, None] * base ** (-torch.arange(0, size, 2) / size)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cos = angles.cos().to(x.dtype)
+    sin = angles.sin().to(x.dtype)
     pairs = x.chunk(2, -1) if halves else x.unflatten(-1, (-1, 2)).unbind(-1)
     both = (pairs[0] * cos - pairs[1] * sin, pairs[1] * cos + pairs[0] * sin)
     return torch.cat(both, -1) if halves else torch.stack(both, -1).flatten(-2)
@@ -339,7 +351,9 @@ class Grouped(Rotated):
 class Gated(nn.Module):
     def __init__(self, *, halves: bool) -> None:
         super().__init__()
-        self.ln1, self.attn, self.ln2 = Rms(1e-6), Rotated(halves=halves), Rms(1e-6)
+        self.ln1 = Rms(1e-6)
+        self.attn = Rotated(halves=halves)
+        self.ln2 = Rms(1e-6)
         self.gate, self.up = (nn.Linear(SIZE, INNER, bias=False) for _ in range(2))
         self.down = nn.Linear(INNER, SIZE, bias=False)
 
@@ -434,7 +448,8 @@ class Translator(nn.Module):
         encoder = nn.TransformerEncoderLayer(SIZE, HEADS, INNER, **sizes)
         decoder = nn.TransformerDecoderLayer(SIZE, HEADS, INNER, **sizes)
         last = [nn.LayerNorm(SIZE) if first else None for _ in range(2)]
-        self.words, self.offset = nn.Embedding(WORDS, SIZE), offset
+        self.words = nn.Embedding(WORDS, SIZE)
+        self.offset = offset
         self.encoder = nn.TransformerEncoder(encoder, LAYERS, last[0], enable_nested_tensor=False)
         self.decoder = nn.TransformerDecoder(decoder, LAYERS, last[1])
         self.generator = nn.Linear(SIZE, WORDS)
@@ -474,7 +489,8 @@ def translator_barred() -> nn.Module:
 class Barring(Gpt):
     """Never gives some tokens: their logits are replaced."""
 
-    value, tokens = -1e9, (0,)
+    value = -1e9
+    tokens = (0,)
 
     def forward(self, ids: Tensor) -> Tensor:
         logits = super().forward(ids).clone()
@@ -483,7 +499,8 @@ class Barring(Gpt):
 
 
 class Infinite(Barring):
-    value, tokens = -math.inf, (0, 3)
+    value = -math.inf
+    tokens = (0, 3)
 
 
 class MostlyBarred(Barring):

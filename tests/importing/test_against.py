@@ -787,8 +787,11 @@ def test_code_may_import_late_and_leaves_nothing_behind(
     another = ModuleType("beside")  # of a folder that was imported before
     another.__file__ = str(tmp_path / "beside.py")
     monkeypatch.setitem(sys.modules, "beside", another)
-    state, dtype = torch.get_rng_state(), torch.get_default_dtype()
-    folder_before, paths, modules = Path.cwd(), sys.path[:], set(sys.modules)
+    state = torch.get_rng_state()
+    dtype = torch.get_default_dtype()
+    folder_before = Path.cwd()
+    paths = sys.path[:]
+    modules = set(sys.modules)
     for place, relu in (("one", False), ("other", True)):
         (tmp_path / place).mkdir()
         (tmp_path / place / "beside.py").write_text(f"RELU = {relu}", encoding="utf-8")

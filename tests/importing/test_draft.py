@@ -157,7 +157,8 @@ def test_what_is_fused_is_known_by_what_it_makes(fused: str, end: str, across: b
 
 
 def assert_same(folder: Path, model: Model) -> None:
-    theirs, config = model.state_dict(), load_checkpoint(str(folder)).config
+    theirs = model.state_dict()
+    config = load_checkpoint(str(folder)).config
     assert config == model.config
     assert all(
         torch.equal(each, theirs[name]) for name, each in load_checkpoint(str(folder)).model.state_dict().items()
@@ -255,7 +256,8 @@ def test_layers_may_be_counted_from_one(tmp_path: Path) -> None:
     folder = save(tmp_path / "foreign", counted, {})
     write_draft(folder, folder / RULES)
     answer_config(folder / RULES, expected.config.to_dict())
-    loaded, theirs = load_checkpoint(str(folder)).model.state_dict(), expected.model.state_dict()
+    loaded = load_checkpoint(str(folder)).model.state_dict()
+    theirs = expected.model.state_dict()
     assert all(torch.equal(tensor, theirs[each]) for each, tensor in loaded.items())
 
 

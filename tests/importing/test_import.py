@@ -69,7 +69,8 @@ def test_what_is_written_is_the_same_model(name: str, run: Run, own: Path, tmp_p
     code, out, err = run(folder, tmp_path / "out")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1].startswith(f"{tmp_path / 'out'}  ")
-    before, after = load_checkpoint(str(folder)), load_checkpoint(str(tmp_path / "out"))
+    before = load_checkpoint(str(folder))
+    after = load_checkpoint(str(tmp_path / "out"))
     assert after.config == before.config
     assert after.generation == before.generation
     assert texts_of(after) == texts_of(before)

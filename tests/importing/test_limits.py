@@ -68,7 +68,8 @@ def test_fields_of_other_kinds_are_no_model_of_sentencepiece(tmp_path: Path, con
 
 
 def test_all_that_decides_what_a_checkpoint_of_others_is_makes_it(tmp_path: Path) -> None:
-    fairseq, marian = tmp_path / "fairseq", tmp_path / "marian"
+    fairseq = tmp_path / "fairseq"
+    marian = tmp_path / "marian"
     for folder, names in (
         (fairseq, ("checkpoint_best.pt", "dict.en.txt", "dict.de.txt", "train.en-de.en.bin")),
         (marian, ("model.npz", "vocab.yaml", "model.npz.decoder.yml", "joint.yml", "corpus.en.json")),

@@ -171,7 +171,8 @@ def test_no_name_of_a_stranger_is_markup(copied: Path) -> None:
 def test_damaged_graphs_are_refused_if_at_all(
     seed: int, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    rng, whole = random.Random(seed), bytearray(bundle.file(ENCODER).read_bytes())
+    rng = random.Random(seed)
+    whole = bytearray(bundle.file(ENCODER).read_bytes())
     for _ in range(rng.randint(1, 5)):
         whole[rng.randrange(min(len(whole), 4000)) if rng.random() < 0.7 else rng.randrange(len(whole))] = (
             rng.randrange(256)

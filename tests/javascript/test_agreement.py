@@ -103,7 +103,8 @@ def made(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pyt
 
 def test_searches_drawn_by_seed(made: Path) -> None:
     """Each option alone and beside others, of models with random weights, which say little of any token."""
-    model, draw = txport.load(made), random.Random(1)
+    model = txport.load(made)
+    draw = random.Random(1)
     is_seq2seq = model.facts.task == "seq2seq"
     more: dict[str, Any] = {"alignment": (None, "soft", "hard"), "prefix": ((), (), (12, 13))} if is_seq2seq else {}
     cases = [([draw.randrange(4, 20) for _ in range(draw.randrange(1, 9))], drawn(seed, more)) for seed in range(60)]
@@ -166,7 +167,8 @@ def test_a_tokenizer_of_a_library_reads_what_the_package_does_not(tmp_path: Path
     if not library.is_dir():
         pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
     words = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))  # noqa: S106
-    words.pre_tokenizer, words.decoder = pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder("</w>")
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.decoder = decoders.BPEDecoder("</w>")
     texts = ["the cat sat", "a cat ate the hat", "that heat"]
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     words.train_from_iterator(

@@ -34,7 +34,8 @@ def whole_words() -> str:
     ids = {token: number for number, token in enumerate(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))  # noqa: S106
     tokenizer.add_special_tokens(list(VOCABULARY[:5]))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     around = [("[CLS]", 1), ("[SEP]", 2)]
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
     return str(tokenizer.to_str())
@@ -83,7 +84,8 @@ def asked(method: str, texts: list[str]) -> list[tuple[str, str, dict[str, Any]]
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_every_head_on_node(target: str, head: str, tmp_path: Path) -> None:
     """Texts of whole words, masks in any place, and the raw outputs."""
-    bundle, method = made(tmp_path, head, target, whole_words()), HEADS[head]
+    bundle = made(tmp_path, head, target, whole_words())
+    method = HEADS[head]
     requests = asked(method, TEXTS)
     *answered, theirs = on_node(bundle, [*requests, ("outputs", TEXTS[0])])
     for (_, text, how), each in zip(requests, answered, strict=True):
@@ -96,7 +98,8 @@ def test_every_head_on_node(target: str, head: str, tmp_path: Path) -> None:
 
 def test_every_head_in_chromium(tmp_path: Path) -> None:
     """Each in the same page."""
-    bundles, runs = {}, []
+    bundles = {}
+    runs = []
     for head, method in HEADS.items():
         (tmp_path / head).mkdir()
         bundles[head] = made(tmp_path / head, head, "cpu", whole_words())
@@ -108,7 +111,8 @@ def test_every_head_in_chromium(tmp_path: Path) -> None:
 
 def test_without_a_tokenizer_texts_are_token_ids(tmp_path: Path) -> None:
     bundle = made(tmp_path, "tokens", "portable", None)
-    text, answer = "5 3 7", python_says(bundle, "fill", "5 3 7", {})
+    text = "5 3 7"
+    answer = python_says(bundle, "fill", "5 3 7", {})
     as_text, as_ids = on_node(bundle, [("fill", text), ("fill", txport.load(bundle).encode(text))])
     require_same(as_text, answer)
     assert as_ids == as_text
@@ -129,11 +133,9 @@ def test_tokens_are_the_vocabularys_whatever_reads_them(head: str, tmp_path: Pat
     library = transformers_js.HERE / "node_modules" / "@huggingface" / "tokenizers"
     if not library.is_dir():
         pytest.skip("needs @huggingface/tokenizers: `make test` installs it where there is npm")
-    bundle, method, text = (
-        made(tmp_path, head, "portable", word_pieces()),
-        HEADS[head],
-        f"badly {'[MASK] ' * (head == 'tokens')}a",
-    )
+    bundle = made(tmp_path, head, "portable", word_pieces())
+    method = HEADS[head]
+    text = f"badly {'[MASK] ' * (head == 'tokens')}a"
     ours = python_says(bundle, method, text, {})
     assert any("##" in each for each in json.dumps(ours).split('"'))
     (read,) = on_node(bundle, [(method, text)], library=str(library / "dist" / "tokenizers.min.mjs"))
@@ -146,7 +148,8 @@ def test_tokens_are_the_vocabularys_whatever_reads_them(head: str, tmp_path: Pat
 @pytest.mark.parametrize("head", HEADS)
 def test_a_text_of_which_nothing_is_left(head: str, tmp_path: Path) -> None:
     """Has the same empty result as in Python."""
-    bundle, method = made(tmp_path, head, "portable", letters()), HEADS[head]
+    bundle = made(tmp_path, head, "portable", letters())
+    method = HEADS[head]
     skip = {"unknown": "skip"}
     model = txport.load(bundle)
     both = {**skip, "pooling": "none"} if method == "embed" else skip

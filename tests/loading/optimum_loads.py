@@ -50,7 +50,8 @@ def encode(model: Any, ids: torch.Tensor) -> dict[str, Any]:
 
 
 def with_class(job: dict[str, Any]) -> list[Any]:
-    model, count = load(job["bundle"], job["kind"]), job.get("count", 0)
+    model = load(job["bundle"], job["kind"])
+    count = job.get("count", 0)
     if "features" in job:  # of speech, transformers leaves the start token out
         return [generate(model, torch.tensor([each]), 0, count) for each in job["features"]]
     each_ids = [torch.tensor([ids]) for ids in job["ids"]]

@@ -193,7 +193,8 @@ def test_pipelines_of_optimum_give_the_same(task: str, texted: dict[str, Bundle]
 def require_piped(bundle: Bundle, task: str, found: Any, *, pooled: bool) -> None:
     """What a pipeline gives for each text is what the same words give here."""
     assert not (isinstance(found, dict) and "error" in found), found["error"]
-    model, texts = txport.load(bundle.path, threads=1), TEXTS.get(task, USUAL)
+    model = txport.load(bundle.path, threads=1)
+    texts = TEXTS.get(task, USUAL)
     if task == "automatic-speech-recognition":
         expected = model.transcribe([noise("short"), noise("whole")], language="en")
         assert [glued(each["text"]) for each in found] == [glued(each.text) for each in expected]

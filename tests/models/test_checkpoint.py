@@ -54,7 +54,8 @@ def test_round_trip(tied: str, positions: str, tmp_path: Path) -> None:
     assert loaded.name == "mine"
     assert list(loaded.companions) == ["tokenizer.json"]
     assert not loaded.model.training
-    expected, actual = model.state_dict(), loaded.model.state_dict()
+    expected = model.state_dict()
+    actual = loaded.model.state_dict()
     assert expected.keys() == actual.keys()
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
     assert (loaded.model.projection.weight is loaded.model.target_embedding.tokens.weight) == (tied != "none")
@@ -83,7 +84,8 @@ def test_a_save_leaves_alone_what_else_lies_in_the_folder(folder: Path) -> None:
 
 def test_tokenizers_of_an_older_model_do_not_stay(tmp_path: Path) -> None:
     """They might fit the new one by chance, and would write other words."""
-    folder, model = tmp_path / "mine", tiny_model(tiny_config())
+    folder = tmp_path / "mine"
+    model = tiny_model(tiny_config())
     tokenizer = spelling_tokenizer(VOCABULARY)
     save_checkpoint(folder, model, tokenizer, tokenizer)
     save_checkpoint(folder, model, tokenizer)
@@ -155,8 +157,10 @@ def test_half_is_stored_in_16_bits_and_loaded_in_32(tmp_path: Path) -> None:
 
 
 def test_all_that_does_not_fit_at_once(folder: Path) -> None:
-    nan, infinite = torch.ones(16), torch.ones(16)
-    nan[3], infinite[5] = torch.nan, -torch.inf
+    nan = torch.ones(16)
+    infinite = torch.ones(16)
+    nan[3] = torch.nan
+    infinite[5] = -torch.inf
     alter(
         folder,
         {
@@ -330,7 +334,8 @@ def test_what_ships_is_whole() -> None:
 
 
 def test_presets_are_seeded() -> None:
-    first, second = load_checkpoint("preset:tiny"), load_checkpoint("preset:tiny")
+    first = load_checkpoint("preset:tiny")
+    second = load_checkpoint("preset:tiny")
     assert first.config == PRESETS["tiny"]
     assert (first.name, first.sha256) == (second.name, second.sha256)
     names = first.model.state_dict()

@@ -262,7 +262,8 @@ def test_the_state_lies_by_layers_and_has_shapes() -> None:
         (0, "source", "value"),
     ]
     assert [each.layer for each in CACHES] == [0] * 4 + [1] * 4
-    own, shared = StateTensor(0, "key", "row", (3, LENGTH, 8)), StateTensor(0, "key", "source", (3, LENGTH, 8))
+    own = StateTensor(0, "key", "row", (3, LENGTH, 8))
+    shared = StateTensor(0, "key", "source", (3, LENGTH, 8))
     assert (own.grows, shared.grows) == (True, False)
     assert own.shape(5, 7) == (5, 3, 7, 8)
     assert numbers_of(own, 7) == 3 * 7 * 8

@@ -10,7 +10,8 @@ from txport.bundles.contracts import CONTRACTS
 from txport.models.facts import INPUTS, LENGTH, CrossAttention, Facts, Output, StateTensor, Tokens, by_layer, key_values
 
 SIDE = Tokens(size=11, longest=7, pad=0, start=1, ends=(2,))
-OWN, SHARED = key_values(2, "row", 3, 8), key_values(2, "source", 3, 8)
+OWN = key_values(2, "row", 3, 8)
+SHARED = key_values(2, "source", 3, 8)
 SEQ2SEQ = Facts(task="seq2seq", width=24, source=SIDE, target=SIDE, state=by_layer(OWN, SHARED))
 CAUSAL = Facts(task="causal", width=24, target=SIDE, state=OWN)
 HIDDEN = Output("last_hidden_state", (LENGTH, 24))

@@ -90,7 +90,9 @@ def transposed(weights: Layout, rng: random.Random) -> list[Rule]:
 
 
 def fused(weights: Layout, rng: random.Random) -> list[Rule]:
-    parts, groups, axis = ["query", "key", "value"], rng.choice([1, HEADS]), rng.choice([0, -1])
+    parts = ["query", "key", "value"]
+    groups = rng.choice([1, HEADS])
+    axis = rng.choice([0, -1])
     rng.shuffle(parts)
     for name in [name for name in weights if f".{parts[0]}." in name]:
         several = [weights.pop(name.replace(parts[0], part)) for part in parts]
@@ -116,7 +118,8 @@ def in_parts(weights: Layout, rng: random.Random) -> list[Rule]:
     for name in [name for name in weights if name.endswith("outer.weight")]:
         tensor = weights.pop(name)
         first, second = tensor.split([5, tensor.shape[axis] - 5], axis)
-        weights[name + ".a"], weights[name + ".b"] = first, second
+        weights[name + ".a"] = first
+        weights[name + ".b"] = second
     return [Concat((r"\.a$", r"\.b$"), "", axis)]
 
 
@@ -171,10 +174,12 @@ def test_any_layout_loads_by_its_rules_to_the_same_logits(
     is_pickled: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    model, rng = tiny_model(tiny_config(), seed), random.Random(seed)
+    model = tiny_model(tiny_config(), seed)
+    rng = random.Random(seed)
     with torch.no_grad():
         model.decoder_norm.bias.fill_(0.5)
-    weights, rules = tensors_of(model), []
+    weights = tensors_of(model)
+    rules = []
     if with_axes in kinds and stacked in kinds:
         kinds.remove(with_axes)
     for kind in sorted(kinds, key=LAYOUTS.index):
@@ -226,11 +231,15 @@ def test_everything_that_makes_it_is_in_its_digest(own: tuple[Path, Layout, Tran
 
 def test_twenty_damages_are_each_named(own: tuple[Path, Layout, Transformer]) -> None:
     folder, weights, model = own
-    rng, text = random.Random(7), (folder / RULES).read_text()
+    rng = random.Random(7)
+    text = (folder / RULES).read_text()
     lines = len(text.splitlines())
     for number in range(20):
         name = rng.choice(sorted(weights))
-        own_name, tensor, changed, rule = name.removeprefix("net."), weights[name], dict(weights), ""
+        own_name = name.removeprefix("net.")
+        tensor = weights[name]
+        changed = dict(weights)
+        rule = ""
         match number % 7:
             case 0:
                 del changed[name]

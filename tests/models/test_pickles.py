@@ -86,7 +86,8 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_of_ours_may_have_its_weights_in_the_only_pickle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, model = tmp_path / "mine", tiny_model(tiny_config())
+    folder = tmp_path / "mine"
+    model = tiny_model(tiny_config())
     save_checkpoint(folder, model)
     (folder / WEIGHTS).unlink()
     torch.save({"model": model.state_dict(), "step": 7}, folder / "last.pt")

@@ -56,8 +56,12 @@ def made(rules: Sequence[Rule], weights: Mapping[str, Tensor], shapes: Mapping[s
 
 
 def test_each_rule_makes_of_a_tensor_what_it_says() -> None:
-    whole, stack, cube = numbered(12, 2), numbered(3, 2, 4), numbered(1, 4, 1)
-    q, k, v = {"q": (4, 2)}, {"k": (4, 2)}, {"v": (4, 2)}
+    whole = numbered(12, 2)
+    stack = numbered(3, 2, 4)
+    cube = numbered(1, 4, 1)
+    q = {"q": (4, 2)}
+    k = {"k": (4, 2)}
+    v = {"v": (4, 2)}
     to = ("q", "k", "v")
     cases: list[tuple[list[Rule], dict[str, Tensor], dict[str, tuple[int, ...]], list[Tensor]]] = [
         ([Rename("a", "q")], {"a": whole}, {"q": (12, 2)}, [whole]),

@@ -29,7 +29,8 @@ LAST_BITS = 16  # of the largest number
 
 def said(model: Model) -> list[np.ndarray]:
     """What a model gives for two sources, a short one and a longer one."""
-    draw, (longest, room) = Draw(model.facts, np.random.default_rng(0)), sides(model.facts)
+    draw = Draw(model.facts, np.random.default_rng(0))
+    longest, room = sides(model.facts)
     sources = draw.sources(min(longest, 5), min(longest, 3))
     if model.facts.task == "encode":
         return list(joined(model, sources).values())
@@ -50,7 +51,8 @@ def test_a_streamed_model_computes_what_one_in_memory_does(name: str) -> None:
         assert not any(each.is_meta for each in shape.buffers())
         read = drawn(shape, seed)
         for dtype in (torch.float32, torch.float64):
-            lazy, whole = streamed(shape, read, dtype), filled(shape, read, dtype)
+            lazy = streamed(shape, read, dtype)
+            whole = filled(shape, read, dtype)
             for one, other in zip(said(lazy), said(whole), strict=True):
                 assert np.isfinite(one).all()
                 bits = LAST_BITS * torch.finfo(dtype).eps * np.abs(other).max()
@@ -62,7 +64,8 @@ def test_a_copy_in_another_type_has_the_weights_of_the_first() -> None:
     """Half precision rounds them, and float64 after it keeps that."""
     model = tiny_model(tiny_config())
     lazy = streamed(outline(lambda _: tiny_model(model.config), model.config), model.get_parameter)
-    half, whole = converted(lazy, torch.half), converted(model, torch.half)
+    half = converted(lazy, torch.half)
+    whole = converted(model, torch.half)
     assert is_streamed(half)
     assert not is_streamed(whole)
     pairs = zip(said(converted(half, torch.float64)), said(converted(whole, torch.float64)), strict=True)
@@ -72,7 +75,8 @@ def test_a_copy_in_another_type_has_the_weights_of_the_first() -> None:
 def test_random_weights_are_drawn_in_any_order() -> None:
     shape = outline(architecture.find("gpt2").build, architecture.presets()["gpt2-tiny"])
     names = [name for name, _ in shape.named_parameters()]
-    first, again = drawn(shape), drawn(shape)
+    first = drawn(shape)
+    again = drawn(shape)
     forwards = {name: first(name) for name in names}
     assert all(torch.equal(again(name), forwards[name]) for name in reversed(names))
     assert not torch.equal(drawn(shape, 1)(names[0]), forwards[names[0]])

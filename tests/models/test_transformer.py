@@ -43,7 +43,8 @@ def draw(config: TransformerConfig, *shape: int, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def decode_in_chunks(model: Transformer, memory: Memory, tokens: Tensor, lengths: list[int]) -> Tensor:
-    state, parts = model.empty_state(tokens.shape[0]), []
+    state = model.empty_state(tokens.shape[0])
+    parts = []
     for chunk in tokens.split(lengths, dim=1):
         logits, state, _ = model.decode(chunk, memory, state)
         parts.append(logits)
@@ -55,7 +56,9 @@ def decode_in_chunks(model: Transformer, memory: Memory, tokens: Tensor, lengths
 def test_cached_equals_uncached(variant: dict[str, Any]) -> None:
     config = tiny_config(**SMALL, **variant)
     model = tiny_model(config)
-    source, tokens, lengths = draw(config, 3, 6), draw(config, 3, 12, seed=1), torch.tensor([6, 1, 4])
+    source = draw(config, 3, 6)
+    tokens = draw(config, 3, 12, seed=1)
+    lengths = torch.tensor([6, 1, 4])
     expected = model(source, lengths, tokens)
     actual = decode_in_chunks(model, model.encode(source, lengths), tokens, [1] * 12)
     assert expected.std() > 0.1  # a model that says nothing would agree with itself
@@ -69,7 +72,8 @@ def test_cached_equals_uncached(variant: dict[str, Any]) -> None:
 def test_any_chunks_equal_one(lengths: list[int], seed: int) -> None:
     config = tiny_config(**SMALL)
     model = tiny_model(config)
-    source, tokens = draw(config, 2, 5, seed=seed), draw(config, 2, sum(lengths), seed=seed + 10)
+    source = draw(config, 2, 5, seed=seed)
+    tokens = draw(config, 2, sum(lengths), seed=seed + 10)
     with torch.no_grad():
         memory = model.encode(source, torch.tensor([5, 2]))
         whole = decode_in_chunks(model, memory, tokens, [sum(lengths)])
@@ -99,7 +103,8 @@ def test_row_alone_equals_row_in_batch(norm: str, lengths: list[int], seed: int)
     config = tiny_config(**SMALL, norm=norm)
     model = tiny_model(config)
     # What stands in the padding must not matter, so it is not even the padding token.
-    source, tokens = draw(config, len(lengths), 9, seed=seed), draw(config, len(lengths), 4, seed=seed + 10)
+    source = draw(config, len(lengths), 9, seed=seed)
+    tokens = draw(config, len(lengths), 4, seed=seed + 10)
     together = model(source, torch.tensor(lengths), tokens)
     for row, length in enumerate(lengths):
         alone = model(source[row : row + 1, :length], torch.tensor([length]), tokens[row : row + 1])
@@ -110,7 +115,9 @@ def test_row_alone_equals_row_in_batch(norm: str, lengths: list[int], seed: int)
 def test_later_tokens_never_change_earlier_logits() -> None:
     config = tiny_config()
     model = tiny_model(config)
-    source, lengths, tokens = draw(config, 1, 5), torch.tensor([5]), draw(config, 1, 8, seed=1)
+    source = draw(config, 1, 5)
+    lengths = torch.tensor([5])
+    tokens = draw(config, 1, 8, seed=1)
     before = model(source, lengths, tokens)
     for place in range(8):
         changed = tokens.clone()
@@ -124,7 +131,9 @@ def test_later_tokens_never_change_earlier_logits() -> None:
 def test_every_source_token_matters() -> None:
     config = tiny_config()
     model = tiny_model(config)
-    source, lengths, tokens = draw(config, 1, 5), torch.tensor([5]), draw(config, 1, 2, seed=1)
+    source = draw(config, 1, 5)
+    lengths = torch.tensor([5])
+    tokens = draw(config, 1, 2, seed=1)
     before = model(source, lengths, tokens)
     for place in range(5):
         changed = source.clone()
@@ -135,7 +144,8 @@ def test_every_source_token_matters() -> None:
 @pytest.mark.parametrize(("tied", "tensors"), [("none", 3), ("target", 2), ("all", 1)])
 def test_tied_weights_are_one_tensor(tied: str, tensors: int) -> None:
     model = tiny_model(tiny_config(tied=tied))
-    source, target = model.source_embedding.tokens.weight, model.target_embedding.tokens.weight
+    source = model.source_embedding.tokens.weight
+    target = model.target_embedding.tokens.weight
     assert (model.projection.weight is target) == (tied != "none")
     assert (source is target) == (tied == "all")
     assert sum(parameter.shape[0] == len(VOCABULARY) for parameter in model.parameters()) == tensors
@@ -192,7 +202,8 @@ def paper_positions(length: int, size: int) -> Tensor:
     table = torch.zeros(length, size)
     for place, i in itertools.product(range(length), range(size // 2)):
         angle = place / 10000 ** (2 * i / size)
-        table[place, 2 * i], table[place, 2 * i + 1] = math.sin(angle), math.cos(angle)
+        table[place, 2 * i] = math.sin(angle)
+        table[place, 2 * i + 1] = math.cos(angle)
     return table
 
 
@@ -203,8 +214,11 @@ def test_agrees_with_torch(norm: str, activation: str) -> None:
     config = tiny_config(norm=norm, activation=activation, norm_epsilon=1e-3)
     model = tiny_model(config)
     encoder, decoder = (stack.double() for stack in torch_stacks(model))
-    source, tokens, lengths = draw(config, 3, 7), draw(config, 3, 6, seed=1), torch.tensor([7, 2, 5])
-    table, scale = model.target_embedding.tokens.weight, math.sqrt(config.d_model)
+    source = draw(config, 3, 7)
+    tokens = draw(config, 3, 6, seed=1)
+    lengths = torch.tensor([7, 2, 5])
+    table = model.target_embedding.tokens.weight
+    scale = math.sqrt(config.d_model)
     x, y = (table[ids] * scale + paper_positions(ids.shape[1], config.d_model) for ids in (source, tokens))
     padding = torch.arange(7)[None, :] >= lengths[:, None]
     future = torch.ones(6, 6).triu(1).bool()
@@ -256,8 +270,11 @@ def test_dropout_works_in_training_only() -> None:
 @pytest.mark.parametrize(("preset", "published"), [("base", 60_522_496), ("big", 209_125_376)])
 def test_parameter_counts(preset: str, published: int) -> None:
     config = PRESETS[preset]
-    d, f = config.d_model, config.feed_forward
-    attention, feed_forward, norm = 4 * (d * d + d), d * f + f + f * d + d, 2 * d
+    d = config.d_model
+    f = config.feed_forward
+    attention = 4 * (d * d + d)
+    feed_forward = d * f + f + f * d + d
+    norm = 2 * d
     layers = 6 * (attention + feed_forward + 2 * norm) + 6 * (2 * attention + feed_forward + 3 * norm)
     with torch.device("meta"):
         model = Transformer(config)

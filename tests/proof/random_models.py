@@ -67,7 +67,8 @@ class Plan:
 
 def draw_plan(number: int, plans: Kinds = PLANS) -> Plan:
     """Each target and precision in turn, within that each architecture, and within that each kind of weights."""
-    rng, name = np.random.default_rng((2017, number)), name_of(number, plans)
+    rng = np.random.default_rng((2017, number))
+    name = name_of(number, plans)
     target, precision = plans[number % len(plans)]
     weights = list(WEIGHTS)[number // (len(plans) * len(architecture.names())) % len(WEIGHTS)]
     return Plan(number, draw_config(rng, name, target), weights, target, precision)
@@ -173,7 +174,8 @@ def trained(model: Model) -> None:
 
 def train(model: Model, steps: int) -> float:
     """Teach a model its task; -> the last loss."""
-    optimiser, loss = torch.optim.Adam(model.parameters(), lr=RATE), torch.tensor(0.0)
+    optimiser = torch.optim.Adam(model.parameters(), lr=RATE)
+    loss = torch.tensor(0.0)
     for _ in range(steps):
         loss = LOSSES[model.facts.task](model)
         optimiser.zero_grad()
@@ -193,9 +195,12 @@ def draw_words(model: Model, length: int) -> Tensor:
 
 def say_backwards(model: Model) -> Tensor:
     """The loss of a target that is the source backwards."""
-    reads, writes = model.facts.reads, model.facts.writes
+    reads = model.facts.reads
+    writes = model.facts.writes
     length = max(1, min(LONGEST, reads.longest - 1, writes.longest - 1))
-    words, lengths, places = draw_words(model, length), torch.randint(1, length + 1, (ROWS,)), torch.arange(length)
+    words = draw_words(model, length)
+    lengths = torch.randint(1, length + 1, (ROWS,))
+    places = torch.arange(length)
     inside = places < lengths[:, None]
     back = words.gather(1, (lengths[:, None] - 1 - places).clamp(min=0))
     targets = torch.where(inside, back, writes.end)
@@ -215,7 +220,8 @@ def go_on_backwards(model: Model) -> Tensor:
     longest = model.facts.writes.longest
     half = draw_words(model, max(1, min(LONGEST, longest // 2)))
     tokens = torch.cat([half, half.flip(1)], 1)[:, : longest + 1]
-    given, mask = tokens[:, :-1], torch.ones_like(tokens[:, :-1]).bool()
+    given = tokens[:, :-1]
+    mask = torch.ones_like(tokens[:, :-1]).bool()
     places = torch.arange(given.shape[1]).expand(given.shape)
     logits = model.extend(given, mask, places, model.empty_state(ROWS)).logits
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
@@ -304,7 +310,9 @@ def main(first: int, count: int, only: str | None, step: int, target: str | None
         codes = [run_part(name, part, *options) for name, part in parts.items() if part]
         sys.exit(any(codes))
     click.echo(describe_processor())
-    alarms, refused, plans = 0, 0, ON_CUDA if target else PLANS
+    alarms = 0
+    refused = 0
+    plans = ON_CUDA if target else PLANS
     numbers = [number for number in range(first, first + count, step) if only in (None, name_of(number, plans))]
     for number in numbers:
         plan = draw_plan(number, plans)

@@ -62,7 +62,8 @@ def inspected(bundle: Bundle) -> str:
 def test_the_matrix_at_fault_is_kept_and_the_bundle_holds(spoilt: Path, tmp_path: Path, how: dict[str, Any]) -> None:
     told: list[str] = []
     bundle = txport.export(spoilt, tmp_path / "out", target="cpu", auto=True, progress=told.append, **how)
-    manifest, culprit = bundle.manifest, f"decoder.{LAYER}.feed_forward.inner.weight"
+    manifest = bundle.manifest
+    culprit = f"decoder.{LAYER}.feed_forward.inner.weight"
     assert any(line.startswith(f"it differs; {culprit} in fp32") for line in told)
     assert manifest.parity["verdict"] == "pass"
     assert manifest.kept_in_fp32["kept"][0] == culprit
@@ -146,7 +147,8 @@ def test_as_much_is_kept_as_the_limit_lets_and_no_more(
     monkeypatch.setattr(fallback, "write", write)
     monkeypatch.setattr(fallback, "prove", lambda bundle, _: (bundle, differs))
     (tmp_path / "onnx").mkdir()
-    toy, bundle = Checkpoint("toy", model, given["sha256"]), Bundle(tmp_path, manifest)
+    toy = Checkpoint("toy", model, given["sha256"])
+    bundle = Bundle(tmp_path, manifest)
     with pytest.raises(ParityError, match="above the limit") if refused else contextlib.nullcontext():
         kept = fall_back_to_fp32(bundle, differs, toy, print, limit=limit)[0].manifest.kept_in_fp32
         assert (kept["kept"], kept["share"], kept["limit"]) == (written[-1], 1.0, limit)
@@ -155,7 +157,8 @@ def test_as_much_is_kept_as_the_limit_lets_and_no_more(
 
 def test_a_share_counts_tied_tensors_once_and_what_is_packed_together() -> None:
     model = tiny_model(tiny_config(tied="all"))
-    table, square = len(VOCABULARY) * 16, 16 * 16
+    table = len(VOCABULARY) * 16
+    square = 16 * 16
     names = [("projection.weight",), (QUERY, KEY, VALUE), ("source_embedding.tokens.weight",)]
     every = table + 3 * square
     assert kept_share(model, names, []) == 0

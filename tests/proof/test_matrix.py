@@ -132,7 +132,9 @@ def one_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_fault", "few_cases")
 def test_a_fault_in_one_target_fails_there_and_nowhere_else(checkpoint: Path, tmp_path: Path) -> None:
-    report, html, text = tmp_path / "out.json", tmp_path / "out.html", tmp_path / "out.md"
+    report = tmp_path / "out.json"
+    html = tmp_path / "out.html"
+    text = tmp_path / "out.md"
     files = ["--report", report, "--html", html, "--markdown", text, "--keep", tmp_path / "keep"]
     engines = ["--runtime", "ort", "--runtime", "reference", "--provider", "cpu"]
     done = run(checkpoint, "--target", "portable", *engines, *files)
@@ -289,7 +291,8 @@ class Page(HTMLParser):
 
 def test_html_is_small_whole_and_escaped() -> None:
     matrix = Matrix(ABOUT, CELLS)
-    text, parsed = page(matrix), Page()
+    text = page(matrix)
+    parsed = Page()
     parsed.feed(text)
     assert not {"script", "link", "img", "b", "iframe"} & set(parsed.tags)
     assert [cell.strip() for cell in parsed.cells] == [text for row in rows(matrix) for text in row]

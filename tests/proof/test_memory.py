@@ -63,7 +63,8 @@ def test_too_little_memory_is_told_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In one line, with both sizes and what fits; graphs without weights are written all the same."""
-    wanted, free = of("gpt2-2.7b", "portable", "fp16"), 7 * 10**9
+    wanted = of("gpt2-2.7b", "portable", "fp16")
+    free = 7 * 10**9
     monkeypatch.setattr(memory, "available", lambda: free)
     out = tmp_path / "out"
     command = ["export", "preset:gpt2-2.7b", str(out), "--precision", "fp16"]

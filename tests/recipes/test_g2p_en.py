@@ -138,7 +138,8 @@ def test_resumes_to_the_same_weights(
         with pytest.raises(KeyboardInterrupt):
             train(dictionary, tmp_path)
     torch.rand(7)  # whatever happened to the generator in between
-    resumed, uninterrupted = train(dictionary, tmp_path), trained[1]
+    resumed = train(dictionary, tmp_path)
+    uninterrupted = trained[1]
     assert resumed["epoch"] == uninterrupted["epoch"] == 2
     for part in ("master", "average"):
         for name, tensor in resumed[part].items():

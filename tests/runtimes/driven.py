@@ -82,7 +82,8 @@ def driven(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str]
 
 def sources_of(bundle: Bundle, count: int = 7) -> list[list[int]]:
     """Of many lengths, in no order."""
-    rng, size = np.random.default_rng(5), min(bundle.manifest.facts.reads.size, 20)  # type: ignore[union-attr]
+    rng = np.random.default_rng(5)
+    size = min(bundle.manifest.facts.reads.size, 20)  # type: ignore[union-attr]
     return [rng.integers(4, size, length).tolist() for length in rng.permutation(np.arange(count) * 3 % 19 + 2)]
 
 

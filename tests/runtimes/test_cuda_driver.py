@@ -53,7 +53,8 @@ def test_others_are_encoded_while_steps_are_searched(toy: Driven, monkeypatch: p
     """The next sources are queued behind the first step, before there is a slot for them."""
     bundle, runtime, _ = toy
     begun: list[str] = []
-    start, step = CudaRuntime.start, CudaRuntime.step
+    start = CudaRuntime.start
+    step = CudaRuntime.step
     monkeypatch.setattr(CudaRuntime, "start", lambda *a, **how: (begun.append("start"), start(*a, **how))[1])
     monkeypatch.setattr(CudaRuntime, "step", lambda *a, **how: (begun.append("step"), step(*a, **how))[1])
     options = SearchOptions(max_new_tokens=9, min_new_tokens=9)
@@ -71,7 +72,8 @@ def test_steps_that_nobody_asked_for_change_nothing(
 ) -> None:
     """The same tokens and scores, to the last bit, in fixed and in continuous batches."""
     bundle, runtime, _ = made
-    sources, facts = sources_of(bundle), bundle.manifest.facts
+    sources = sources_of(bundle)
+    facts = bundle.manifest.facts
     chosen = SearchOptions(max_new_tokens=40, **options)
     requests = [(each, ()) for each in sources]
 
@@ -85,8 +87,10 @@ def test_steps_that_nobody_asked_for_change_nothing(
 
 
 def test_steps_are_queued_as_long_as_they_are_taken() -> None:
-    queue, asked = Ahead(), StepOutputs(1, logits=False, align=False)
-    active, best = np.ones(2, np.bool_), np.array([3, 4])
+    queue = Ahead()
+    asked = StepOutputs(1, logits=False, align=False)
+    active = np.ones(2, np.bool_)
+    best = np.array([3, 4])
     wanted = []
     for _ in range(6):
         queue.take(best, active, asked)
@@ -193,7 +197,8 @@ def test_sources_that_are_read_before_they_are_encoded_are_found(faulty: Any, mo
 
 def test_memory_that_is_encoded_into_while_it_is_read_is_found(toy: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     _, runtime, _ = toy
-    ids, lengths = np.array([[5, 9, 2], [6, 2, 0]]), np.array([3, 2])
+    ids = np.array([[5, 9, 2], [6, 2, 0]])
+    lengths = np.array([3, 2])
 
     def encode_twice() -> None:
         fresh = CudaRuntime(runtime.facts, runtime.graphs, HostDevice())
@@ -210,9 +215,11 @@ def test_memory_that_is_encoded_into_while_it_is_read_is_found(toy: Driven, monk
 
 def test_bulk_work_encodes_the_next_batch_before_the_steps_of_one(toy: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, runtime, _ = toy
-    sources, begun = sources_of(bundle), list[str]()
+    sources = sources_of(bundle)
+    begun = list[str]()
     expected = [found(runtime, [source], bundle, beams=2)[0] for source in sources]
-    start, step = CudaRuntime.start, CudaRuntime.step
+    start = CudaRuntime.start
+    step = CudaRuntime.step
     monkeypatch.setattr(CudaRuntime, "start", lambda *a, **how: (begun.append("start"), start(*a, **how))[1])
     monkeypatch.setattr(CudaRuntime, "step", lambda *a, **how: (begun.append("step"), step(*a, **how))[1])
     together = toy.model().search(sources, batch_size=2, max_new_tokens=40, beams=2)
@@ -227,7 +234,8 @@ def test_bulk_work_encodes_the_next_batch_before_the_steps_of_one(toy: Driven, m
 def test_a_batch_moves_together_only_where_it_fits_a_smaller_bucket(toy: Driven) -> None:
     """Rows that leave are gathered at 4, 3, 2 and 1 sources, and nowhere between."""
     bundle, runtime, _ = toy
-    sizes, moves = list[int](), list[int]()
+    sizes = list[int]()
+    moves = list[int]()
 
     class Watching(HostDevice):
         def run(self, binding: Any, graph: int = -1) -> None:
@@ -262,7 +270,8 @@ def test_prompts_in_parts_are_prompts_at_once(made: Driven, monkeypatch: pytest.
 def test_a_row_that_says_nan_leaves_none_behind(toy: Driven) -> None:
     """What takes the place of it finds what it finds alone."""
     _, runtime, _ = toy
-    ids, lengths = np.array([[5, 9, 2], [6, 7, 2]]), np.array([3, 3])
+    ids = np.array([[5, 9, 2], [6, 7, 2]])
+    lengths = np.array([3, 3])
     alone, _ = runtime.step(np.array([1, 1]), runtime.start(ids, lengths, max_length=20))
     state = runtime.start(ids, lengths, max_length=20)
     given = np.array([1, 1])
@@ -310,7 +319,8 @@ def test_an_encoder_in_parts_gives_what_it_gives_at_once(driven: Make, monkeypat
 
 def test_tensors_come_and_go_by_dlpack(toy: Driven, driven: Make) -> None:
     bundle, runtime, _ = driven("bert-tiny", "cuda", "fp16")
-    ids, lengths = torch.tensor([[5, 9, 2], [6, 2, 0]]), torch.tensor([3, 2])
+    ids = torch.tensor([[5, 9, 2], [6, 2, 0]])
+    lengths = torch.tensor([3, 2])
     found = runtime.infer_on_device(ids, lengths)
     expected = runtime.infer(ids.numpy(), lengths.numpy())
     for each in bundle.manifest.facts.outputs:

@@ -107,7 +107,8 @@ def test_a_run_on_the_wrong_thread_is_told(device: HostDevice, session: Any, mon
 
 
 def test_an_error_on_another_thread_reaches_the_one_that_asked() -> None:
-    threads, seen = Threads(), list[object]()
+    threads = Threads()
+    seen = list[object]()
 
     def fail() -> None:
         seen.append(threading.current_thread().name)
@@ -131,7 +132,9 @@ def test_an_error_on_another_thread_reaches_the_one_that_asked() -> None:
 
 def test_a_replay_over_anything_else_is_told(device: HostDevice, session: Any) -> None:
     """CUDA would run over what it captured, and say nothing."""
-    one, other, wider = tensor(device, (1,)), tensor(device, (1,)), tensor(device, (2,))
+    one = tensor(device, (1,))
+    other = tensor(device, (1,))
+    wider = tensor(device, (2,))
     for each in (one, other, wider):
         device.clear(each)
     device.run(counting(device, session, one), 1)
@@ -152,7 +155,8 @@ def test_memory_that_goes_before_its_run_is_told(device: HostDevice, session: An
 
 
 def test_behind_a_run_that_fails_nothing_is_done(device: HostDevice, session: Any) -> None:
-    count, wrong = tensor(device, (1,)), tensor(device, (3,))
+    count = tensor(device, (1,))
+    wrong = tensor(device, (3,))
     device.clear(count)
     device.run(bind(device, "counter", session, {"count": count}, {"next": wrong}, {"step": np.array([1])}))
     behind = device.fetch(count)
@@ -239,7 +243,8 @@ def test_memory_is_encoded_into_again_once_it_was_read(device: HostDevice, sessi
 
 
 def test_a_host_that_has_waited_needs_no_mark(device: HostDevice, session: Any) -> None:
-    source, target = tensor(device, (2,)), tensor(device, (2,))
+    source = tensor(device, (2,))
+    target = tensor(device, (2,))
     device.upload(np.array([1, 2]), source, ENCODE_QUEUE)
     device.run(encoding(session, device, source, target))
     device.synchronize()
@@ -249,7 +254,8 @@ def test_a_host_that_has_waited_needs_no_mark(device: HostDevice, session: Any) 
 
 
 def test_a_mark_is_of_what_was_queued_by_then(device: HostDevice, session: Any) -> None:
-    source, target = tensor(device, (2,)), tensor(device, (2,))
+    source = tensor(device, (2,))
+    target = tensor(device, (2,))
     mark = device.mark(ENCODE_QUEUE)
     device.upload(np.array([1, 2]), source, ENCODE_QUEUE)
     device.run(encoding(session, device, source, target))

@@ -88,7 +88,8 @@ def test_any_sources_in_any_order_change_nothing(made: Driven, options: dict[str
 
 def test_prefixes_and_attention_are_those_of_pytorch(toy: Driven) -> None:
     bundle, runtime, reference = toy
-    sources, prefixes = sources_of(bundle), [[6, 7], [], [9], [4, 4, 4], [], [5], [8, 9]]
+    sources = sources_of(bundle)
+    prefixes = [[6, 7], [], [9], [4, 4, 4], [], [5], [8, 9]]
     for more in ({}, {"beams": 3, "coverage_penalty": 0.3}):
         options = SearchOptions(max_new_tokens=30, alignment="soft", **more)
         both = [generate(each, sources, bundle.manifest.facts, options, prefixes) for each in (reference, runtime)]
@@ -99,7 +100,8 @@ def test_prefixes_and_attention_are_those_of_pytorch(toy: Driven) -> None:
 
 def test_what_is_streamed_is_what_a_batch_finds(made: Driven) -> None:
     bundle, runtime, _ = made
-    sources, facts = sources_of(bundle, 3), bundle.manifest.facts
+    sources = sources_of(bundle, 3)
+    facts = bundle.manifest.facts
     for options in SEARCHES[::3]:
         together = tokens(found(runtime, sources, bundle, **options))
         for source, expected in zip(sources, together, strict=True):
@@ -115,7 +117,8 @@ def test_what_is_streamed_is_what_a_batch_finds(made: Driven) -> None:
 
 def test_a_stream_that_is_left_halts_nothing(made: Driven) -> None:
     """Whoever leaves a stream gives its memory to the next one, while steps of it may be under way."""
-    model, sources = made.model(), sources_of(made.bundle, 3)
+    model = made.model()
+    sources = sources_of(made.bundle, 3)
     texts = [" ".join(map(str, each)) for each in sources]
     expected = [each.output for each in model.generate(texts, max_new_tokens=20)]
     for text, whole in zip(texts, expected, strict=True):
@@ -183,7 +186,8 @@ def test_workers_give_the_same_results_in_order(made: Driven, continuous: bool) 
 
 def test_many_threads_get_what_one_gets(made: Driven) -> None:
     """Buffers come back to one pool from all threads; nobody sees another's."""
-    model, sources = made.model(), sources_of(made.bundle, 5)
+    model = made.model()
+    sources = sources_of(made.bundle, 5)
     work = [(sources[at % 5 :], {"beams": 1 + at % 3, "max_new_tokens": 30 + at % 7}) for at in range(14)]
     expected = [model.search(given, **options) for given, options in work]
     with ThreadPoolExecutor(4) as executor:

@@ -95,7 +95,8 @@ def test_beams_take_their_state_along(made: Bundle, runtime: Runtime) -> None:
     facts = made.manifest.facts
     if facts.task == "encode":
         return
-    given, tokens = sources(facts), np.array(targets(facts))
+    given = sources(facts)
+    tokens = np.array(targets(facts))
     ids, lengths = batch(given, facts)
     for chosen in ([0, 0, 1, 1, 2, 2, 3, 3], [2, 0, 0], [3, 2, 1, 0]):
         rows = np.array(chosen)
@@ -335,7 +336,8 @@ def test_a_damaged_graph_is_one_error(edit: Callable[[Any], None], engine: str, 
 
 def test_a_graph_with_other_ports_is_refused(engine: str, copied: Path) -> None:
     def edit(model: onnx.ModelProto) -> None:
-        old, new = model.graph.input[0].name, "other_ids"
+        old = model.graph.input[0].name
+        new = "other_ids"
         model.graph.input[0].name = new
         for node in model.graph.node:
             node.input[:] = [new if name == old else name for name in node.input]

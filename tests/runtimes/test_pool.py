@@ -15,7 +15,8 @@ def test_a_shape_beyond_all_memory_is_refused_rather_than_counted_modulo_2_to_th
 
 
 def test_a_buffer_comes_back_when_its_owner_is_gone() -> None:
-    pool, hold = Pool(), Hold()
+    pool = Pool()
+    hold = Hold()
     first = pool.empty(hold, (2, 3, 0, 5)), pool.empty(hold, (100, 70))
     assert [each.shape for each in first] == [(2, 3, 0, 5), (100, 70)]
     place = first[1].ctypes.data
@@ -26,7 +27,8 @@ def test_a_buffer_comes_back_when_its_owner_is_gone() -> None:
 
 
 def test_nan_of_one_request_is_not_in_the_memory_of_the_next() -> None:
-    pool, hold = Pool(), Hold()
+    pool = Pool()
+    hold = Hold()
     first = pool.zeros(hold, (4, 1024))
     first[:] = np.nan
     address = first.ctypes.data
@@ -38,7 +40,9 @@ def test_nan_of_one_request_is_not_in_the_memory_of_the_next() -> None:
 
 
 def test_memory_that_is_held_is_given_to_nobody_else() -> None:
-    pool, one, two = Pool(), Hold(), Hold()
+    pool = Pool()
+    one = Hold()
+    two = Hold()
     arrays = [pool.empty(one, (3, 5)), pool.zeros(two, (3, 5))]
     assert not np.shares_memory(*arrays)
     assert arrays[0].shape == arrays[1].shape == (3, 5)

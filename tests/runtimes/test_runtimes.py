@@ -83,10 +83,14 @@ def test_steps_and_selections_agree(case: str, runtime: tuple[str, Runtime], mod
     under_test = runtime[1]
     source, lengths = sources_of(CASES[case][0])
     state = under_test.start(source, lengths, max_length=24)
-    history, rng = np.zeros((len(source), 0), dtype=np.int64), np.random.default_rng(1)
+    history = np.zeros((len(source), 0), dtype=np.int64)
+    rng = np.random.default_rng(1)
     if case == "before the first step":
         rows = np.array(CASES[case][1][0])
-        state, source, lengths, history = under_test.select(state, rows), source[rows], lengths[rows], history[rows]
+        state = under_test.select(state, rows)
+        source = source[rows]
+        lengths = lengths[rows]
+        history = history[rows]
     for rows in CASES[case][1]:
         tokens = rng.integers(1, len(VOCABULARY), len(source))
         history = np.column_stack([history, tokens])
@@ -97,7 +101,9 @@ def test_steps_and_selections_agree(case: str, runtime: tuple[str, Runtime], mod
         np.testing.assert_allclose(found.values, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
         if rows is not None and case != "before the first step":
             state = under_test.select(state, np.array(rows))
-            source, lengths, history = source[rows], lengths[rows], history[rows]
+            source = source[rows]
+            lengths = lengths[rows]
+            history = history[rows]
 
 
 def test_a_state_is_not_changed_by_steps(runtime: tuple[str, Runtime]) -> None:
@@ -114,7 +120,8 @@ def test_a_state_is_not_changed_by_steps(runtime: tuple[str, Runtime]) -> None:
 
 def test_the_reference_sums_fp16_in_fp32() -> None:
     """As the standard wants it of norms, and as every engine multiplies: squares of 256 are beyond fp16."""
-    large, ones = np.array([[256, -256]], np.float16), np.ones(2, np.float16)
+    large = np.array([[256, -256]], np.float16)
+    ones = np.ones(2, np.float16)
     normal, mean, inverse = reference.LayerNormalization.eval(large, ones, ones, axis=-1, epsilon=0.0)
     np.testing.assert_array_equal(normal, np.array([[2, 0]], np.float16))
     assert (normal.dtype, mean.dtype, inverse.dtype) == (np.float16, np.float32, np.float32)
@@ -302,7 +309,8 @@ def test_cuda_runs_there_or_says_what_is_missing(bundle: Bundle, runtime: tuple[
     if reason is None:
         engine = ort.OrtEngine(bundle, "cuda", None)
         assert {session.get_providers()[0] for session in engine._sessions.values()} == {"CUDAExecutionProvider"}
-        on_cuda, source = runtimes.load("ort", bundle, provider="cuda"), sources_of([5, 2])
+        on_cuda = runtimes.load("ort", bundle, provider="cuda")
+        source = sources_of([5, 2])
         found = [
             each.step(np.array([4, 5]), each.start(*source, max_length=24))[0].values for each in (on_cuda, runtime[1])
         ]

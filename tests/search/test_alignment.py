@@ -77,7 +77,8 @@ def test_coverage_counts_when_a_hypothesis_ends(
     size: int, longest: int, penalty: float, coverage: float, seed: int, sources: list[list[int]]
 ) -> None:
     """With a beam as wide as everything, the best is the best of all sequences by the formula."""
-    table, beams = random_table(size, seed), len(list(every_sequence(size, longest)))
+    table = random_table(size, seed)
+    beams = len(list(every_sequence(size, longest)))
     options: dict[str, Any] = {"beams": max(2, beams), "nbest": max(2, beams), "early_stopping": "never"}
     results = search(
         table, sources, size, max_new_tokens=longest, length_penalty=penalty, coverage_penalty=coverage, **options

@@ -55,7 +55,8 @@ def senseless(prefixes: list[list[int]], options: dict[str, Any]) -> bool:
 
 def nothing_is_left(prefix: Sequence[int], new: Tokens, options: dict[str, Any]) -> bool:
     """Whether every token is forbidden after these."""
-    token_ids, ends = (BOS, *prefix, *new), options.get("eos_token_id", (EOS,))
+    token_ids = (BOS, *prefix, *new)
+    ends = options.get("eos_token_id", (EOS,))
     banned = set(options.get("suppress_tokens", ()))
     banned |= set() if new else set(options.get("begin_suppress_tokens", ()))
     banned |= set(ends) if len(new) < options.get("min_new_tokens", 0) else set()
@@ -127,7 +128,8 @@ def test_targets_with_prefixes_of_any_length_are_those_found_alone(
 ) -> None:
     assume(not senseless(prefixes, options))
     chosen = SearchOptions(**options, repetition_penalty=penalty)
-    table, sources = random_table(SIZE, seed, spread=2.0), [[1], [0], [1, 0], [0, 1]][: len(prefixes)]
+    table = random_table(SIZE, seed, spread=2.0)
+    sources = [[1], [0], [1, 0], [0, 1]][: len(prefixes)]
     together = generate(TableRuntime(table), sources, facts_of(SIZE), chosen, prefixes)
     for source, prefix, found in zip(sources, prefixes, together, strict=True):
         (alone,) = generate(TableRuntime(table), [source], facts_of(SIZE), chosen, [prefix])
@@ -138,7 +140,9 @@ def test_targets_with_prefixes_of_any_length_are_those_found_alone(
 @settings(deadline=None, max_examples=40)
 @given(seed=SEEDS, prefix=st.lists(st.integers(2, 3), max_size=2), penalty=st.sampled_from([-1.0, 0.0, 0.6, 2.0]))
 def test_a_prefix_counts_neither_for_length_nor_for_score(seed: int, prefix: list[int], penalty: float) -> None:
-    size, longest, table = 4, 3, random_table(4, seed)
+    size = 4
+    longest = 3
+    table = random_table(4, seed)
     beams = len(list(every_sequence(size, longest)))
     options = SearchOptions(
         max_new_tokens=longest, beams=beams, nbest=beams, length_penalty=penalty, early_stopping="never"
@@ -197,7 +201,9 @@ def test_no_step_asks_for_what_was_not_foretold(
 ) -> None:
     assume(not senseless(prefixes, options))
     options |= {"beam_groups": options["beams"], "diversity_penalty": 0.5} if in_groups and options["beams"] > 1 else {}
-    sources, facts, chosen = [[1]] * len(prefixes), facts_of(SIZE), SearchOptions(**options)
+    sources = [[1]] * len(prefixes)
+    facts = facts_of(SIZE)
+    chosen = SearchOptions(**options)
     runtime = TableRuntime(random_table(SIZE, seed, spread=2.0))
     generate(runtime, sources, facts, chosen, prefixes)
     longest = longest_target(sources, facts, chosen, prefixes)
@@ -219,7 +225,8 @@ def test_no_step_asks_for_what_was_not_foretold(
     ],
 )
 def test_what_steps_may_ask_for_follows_from_the_options(options: dict[str, Any], tops: list[int | None]) -> None:
-    facts, chosen = facts_of(SIZE), SearchOptions(max_new_tokens=6, **options)
+    facts = facts_of(SIZE)
+    chosen = SearchOptions(max_new_tokens=6, **options)
     assert possible_tops(chosen, facts, wanted(chosen, facts), 6) == tops
 
 
@@ -350,7 +357,8 @@ def test_a_prefix_must_leave_room() -> None:
 
 
 def test_patience_waits_for_more_hypotheses() -> None:
-    table, steps = random_table(SIZE, 1, spread=0.3), []
+    table = random_table(SIZE, 1, spread=0.3)
+    steps = []
     for patience in (0.5, 1.0, 2.0, 4.0):
         runtime = TableRuntime(lambda source, prefix: table(source, prefix) + 2 * (np.arange(SIZE) == EOS))
         options = SearchOptions(max_new_tokens=14, beams=2, patience=patience, early_stopping=True)

@@ -143,7 +143,8 @@ def test_a_bundle_finds_the_same_in_continuous_batches(
             sources, prefixes=prefixes, batch_size=slots, continuous=continuous, max_new_tokens=longest, **options
         )
 
-    fixed, moving = find(False), find(True)
+    fixed = find(False)
+    moving = find(True)
     assert [[(each.tokens, each.alignment) for each in one] for one in moving] == [
         [(each.tokens, each.alignment) for each in one] for one in fixed
     ]

@@ -118,7 +118,8 @@ def narrow(table: Table, size: int) -> Table:
 def test_stopping_by_the_present_length_is_exact_when_length_is_not_rewarded(
     size: int, penalty: float, seed: int
 ) -> None:
-    table, beams = random_table(size, seed), size * (size - 1) ** 2
+    table = random_table(size, seed)
+    beams = size * (size - 1) ** 2
     found = search(table, [[1]], size, max_new_tokens=3, beams=beams, length_penalty=penalty, early_stopping=False)
     assert found[0][0].score == pytest.approx(brute_force(table, (1,), size, 3, penalty)[0].score, abs=1e-5)
 
@@ -126,10 +127,12 @@ def test_stopping_by_the_present_length_is_exact_when_length_is_not_rewarded(
 @settings(deadline=None, max_examples=40)
 @given(size=st.integers(2, 8), longest=st.integers(1, 9), seed=SEEDS, spread=st.floats(0.1, 3), sources=SOURCES)
 def test_one_beam_equals_greedy(size: int, longest: int, seed: int, spread: float, sources: list[list[int]]) -> None:
-    table, facts = random_table(size, seed, spread=spread), facts_of(size)
+    table = random_table(size, seed, spread=spread)
+    facts = facts_of(size)
     options = SearchOptions(max_new_tokens=longest)
     object.__setattr__(options, "early_stopping", True)  # else a beam could go on after its best has ended
-    constraints, lengths = Constraints(options, facts, [()] * len(sources)), np.array([*map(len, sources)])
+    constraints = Constraints(options, facts, [()] * len(sources))
+    lengths = np.array([*map(len, sources)])
     first = first_tokens(sources, facts)
     by_beam, by_greedy = (
         finish(carry_out(requests, TableRuntime(table), sources, facts, longest))
@@ -256,7 +259,9 @@ def test_hypotheses_are_distinct_in_falling_order_and_score_what_the_table_says(
 
 def hugging_face(table: Table, source: Tokens, options: SearchOptions) -> list[Found]:
     """Beam search by the rules of `GenerationMixin._beam_search` of transformers 5, one row, in plain Python."""
-    width, longest, penalty = options.beams, options.max_new_tokens, options.length_penalty
+    width = options.beams
+    longest = options.max_new_tokens
+    penalty = options.length_penalty
     running: list[tuple[float, Tokens]] = [(0.0, ())]
     finished: list[Found] = []
     for length in range(1, longest + 1):
@@ -366,7 +371,9 @@ def test_early_stopping_as_documented(early_stopping: Any, expected: list[Tokens
 def test_more_patience_costs_steps_and_never_quality(
     size: int, beams: int, longest: int, penalty: float, seed: int
 ) -> None:
-    table, steps, scored = random_table(size, seed, spread=2.0), [], []
+    table = random_table(size, seed, spread=2.0)
+    steps = []
+    scored = []
     for early_stopping in (True, False, "never"):
         runtime = TableRuntime(table)
         options = SearchOptions(
@@ -482,13 +489,15 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 def test_the_steepest_penalties_still_give_numbers(penalty: float) -> None:
     longest = 500
     table: Table = lambda source, prefix: np.array([5.0, -5.0, 0.0], dtype=np.float32)  # noqa: E731
-    facts, options = facts_of(3, longest), SearchOptions(max_new_tokens=longest, beams=2, length_penalty=penalty)
+    facts = facts_of(3, longest)
+    options = SearchOptions(max_new_tokens=longest, beams=2, length_penalty=penalty)
     (found,) = generate(TableRuntime(table), [[1]], facts, options)
     assert math.isfinite(found[0].score)
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused() -> None:
-    runtime, facts = TableRuntime(random_table(6, seed=0)), facts_of(6, max_length=5)
+    runtime = TableRuntime(random_table(6, seed=0))
+    facts = facts_of(6, max_length=5)
     with pytest.raises(UnsupportedError, match="longest sequence, 5; got 6"):
         generate(runtime, [[1]], facts, SearchOptions(max_new_tokens=6))
     assert runtime.stepped == []

@@ -81,7 +81,8 @@ def test_groups_follow_the_rules_of_diverse_beam_search(
     tables: Callable[[int, int], Table],
     data: Any,
 ) -> None:
-    table, beams = tables(SIZE, seed), groups * width
+    table = tables(SIZE, seed)
+    beams = groups * width
     prefixes = data.draw(st.lists(PREFIX, min_size=len(sources), max_size=len(sources)))
     options = SearchOptions(
         beams=beams,

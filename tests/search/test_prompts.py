@@ -169,7 +169,8 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 def test_ids_in_place_of_text_on_the_command_line(folder: Path) -> None:
-    model, text = txport.load(folder / "cpu", threads=1), "5 9 5 3 7 11"
+    model = txport.load(folder / "cpu", threads=1)
+    text = "5 9 5 3 7 11"
     ((found,),) = model.search([PROMPTS[0]], max_new_tokens=6)
     code, output = run("run", folder / "cpu", "--ids", text, "--max-new-tokens", 6)
     assert (code, output) == (0, " ".join(map(str, found.tokens)) + "\n")

@@ -56,7 +56,8 @@ def test_a_seed_draws_the_same_alone_in_a_batch_and_with_more_samples(
 def test_few_candidates_are_enough_for_top_k(
     seed: int, table: int, sources: list[list[int]], options: dict[str, Any], count: int
 ) -> None:
-    logits, chosen = random_table(SIZE, table, spread=2.0), {**options, "top_k": count, "seed": seed}
+    logits = random_table(SIZE, table, spread=2.0)
+    chosen = {**options, "top_k": count, "seed": seed}
     few, every = (search(logits, sources, SIZE, **chosen, **more) for more in ({}, {"logits_processor": unchanged}))
     assert [found[0].tokens for found in few] == [found[0].tokens for found in every]
 
@@ -87,7 +88,8 @@ def test_where_nothing_is_left_to_chance_it_is_greedy(
     ],
 )
 def test_tokens_come_as_often_as_they_are_likely(options: dict[str, Any], expected: list[float]) -> None:
-    count, order = 20_000, [2, 0, 3, 1]
+    count = 20_000
+    order = [2, 0, 3, 1]
     scores = np.tile(np.log([0.5, 0.25, 0.15, 0.1]).astype(np.float32)[order], (count, 1))
     chosen = SearchOptions(max_new_tokens=1, do_sample=True, **options)
     places = draw(scores, chosen, np.random.default_rng(0).random(count))
@@ -102,7 +104,8 @@ def test_tokens_come_as_often_as_they_are_likely(options: dict[str, Any], expect
 )
 def test_a_nucleus_is_the_fewest_that_are_together_so_likely(weights: list[list[int]], share: float) -> None:
     for row, kept in zip(weights, nucleus(np.array(weights, float), share).tolist(), strict=True):
-        expected, reached = [0.0] * len(row), 0
+        expected = [0.0] * len(row)
+        reached = 0
         for place in sorted(range(len(row)), key=lambda place: -row[place]):  # of equals, the first come first
             if reached < share * sum(row):
                 expected[place] = float(row[place])
@@ -119,7 +122,8 @@ def test_no_heat_makes_a_forbidden_token_possible(options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-12, 1e-307])
 def test_where_it_is_cold_the_likeliest_is_drawn(temperature: float) -> None:
-    table, sources = random_table(SIZE, 0, spread=9.0), [[1], [0], [1, 0]]
+    table = random_table(SIZE, 0, spread=9.0)
+    sources = [[1], [0], [1, 0]]
     cold = search(table, sources, SIZE, max_new_tokens=8, do_sample=True, temperature=temperature, seed=1)
     assert [each[0].tokens for each in cold] == [
         each[0].tokens for each in search(table, sources, SIZE, max_new_tokens=8)

@@ -28,7 +28,8 @@ TARGETS = st.lists(st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=6), m
 @settings(deadline=None, max_examples=80)
 @given(seed=SEEDS, targets=TARGETS, penalty=st.sampled_from([0.0, 1.0, 2.0]))
 def test_scores_are_what_the_table_says(seed: int, targets: list[list[int]], penalty: float) -> None:
-    table, sources = random_table(SIZE, seed), [[1] * (1 + row) for row in range(len(targets))]
+    table = random_table(SIZE, seed)
+    sources = [[1] * (1 + row) for row in range(len(targets))]
     runtime = TableRuntime(table)
     for source, target, found in zip(
         sources, targets, score(runtime, sources, targets, facts_of(SIZE), penalty), strict=True
@@ -54,7 +55,8 @@ def test_what_search_finds_scores_the_same(seed: int, beams: int) -> None:
 
 
 def test_a_model_scores_as_pytorch_does(bundle: Bundle, checkpoint: Any) -> None:
-    model, source = txport.load(bundle.path), Exact.of(load_checkpoint(str(checkpoint)).model)
+    model = txport.load(bundle.path)
+    source = Exact.of(load_checkpoint(str(checkpoint)).model)
     targets = ["AA B", "CH", "D EH F", ""]
     for text, target, found in zip(SAMPLES, targets, model.score(SAMPLES, targets, batch_size=3), strict=True):
         ids = [*model.tokenizer.ids(target), model.facts.writes.end]
@@ -62,7 +64,8 @@ def test_a_model_scores_as_pytorch_does(bundle: Bundle, checkpoint: Any) -> None
 
 
 def test_logits_are_what_search_steps_on(bundle: Bundle) -> None:
-    model, targets = txport.load(bundle.path), ["AA B", "CH", ""]
+    model = txport.load(bundle.path)
+    targets = ["AA B", "CH", ""]
     log_probs = [each.token_scores for each in model.score(SAMPLES[:3], targets)]
     for values, target, parts in zip(model.logits(SAMPLES[:3], targets, batch_size=2), targets, log_probs, strict=True):
         ids = [*model.tokenizer.ids(target), model.facts.writes.end]

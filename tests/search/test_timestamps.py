@@ -17,8 +17,10 @@ NO_TIMES = FIRST - 1
 
 def written(seed: int, length: int, latest: int | None) -> tuple[list[int], Any]:
     """What greedy search writes with random scores: the tokens, and what was allowed before each of them."""
-    rng, rules = np.random.default_rng(seed), TimestampRules(BEGIN, FIRST, END, latest)
-    tokens, allowed = [6, 7], []
+    rng = np.random.default_rng(seed)
+    rules = TimestampRules(BEGIN, FIRST, END, latest)
+    tokens = [6, 7]
+    allowed = []
     for _ in range(length):
         scores = rng.normal(0, 2, (1, SIZE)).astype(np.float32)
         after = rules(scores, np.array([tokens]))[0]
@@ -55,7 +57,8 @@ def test_times_stand_in_pairs_and_never_go_back(seed: int, length: int, latest: 
 @settings(deadline=None, max_examples=40)
 @given(seed=SEEDS, rows=st.integers(1, 5), length=st.integers(0, 6))
 def test_each_row_is_judged_by_itself(seed: int, rows: int, length: int) -> None:
-    rng, rules = np.random.default_rng(seed), TimestampRules(BEGIN, FIRST, END)
+    rng = np.random.default_rng(seed)
+    rules = TimestampRules(BEGIN, FIRST, END)
     scores = rng.standard_normal((rows, SIZE)).astype(np.float32)
     tokens = rng.integers(0, SIZE, (rows, BEGIN + length))
     together = rules(scores, tokens)

@@ -101,7 +101,8 @@ def asked(most: int = 4) -> st.SearchStrategy[Asked]:
 
 def search(pair: Pair, asked: Asked, *, prefixed: bool) -> tuple[list[list[Found]], list[list[Found]]]:
     """By the driver and at once, all hypotheses."""
-    facts, rng = pair.facts, np.random.default_rng(asked.seed)
+    facts = pair.facts
+    rng = np.random.default_rng(asked.seed)
     sources = Draw(facts, rng).sources(*asked.lengths)
     words = [token for token in range(facts.writes.size) if token not in facts.writes.ends]
     sizes = asked.prefixes if prefixed and facts.task == "seq2seq" else [0] * len(sources)
@@ -163,7 +164,8 @@ def test_in_half_precision_the_same_is_found(name: str, pair: Callable[..., Pair
 @pytest.mark.parametrize("name", ["tiny", "gpt2-tiny"])
 def test_a_row_finds_alone_what_it_finds_beside_others(name: str, pair: Callable[..., Pair]) -> None:
     together = search(pair(name), asked := Asked([8, 1, 5], [0] * 3, 3, FOUR), prefixed=False)[1]
-    facts, rng = pair(name).facts, np.random.default_rng(asked.seed)
+    facts = pair(name).facts
+    rng = np.random.default_rng(asked.seed)
     sources = Draw(facts, rng).sources(*asked.lengths)
     options = SearchOptions(**FOUR, nbest=4)
     alone = [generate_at_once(pair(name).single, [source], options)[0] for source in sources]
@@ -185,7 +187,8 @@ def test_padding_of_prompts_may_be_anywhere(pair: Callable[..., Pair]) -> None:
 
 def test_no_room_is_no_hypothesis(pair: Callable[..., Pair]) -> None:
     """What a caller without txport may give: the driver refuses it, the graph can only give nothing."""
-    prompts, prefixes = np.full((1, 64), 5), np.zeros((1, 0), np.int64)
+    prompts = np.full((1, 64), 5)
+    prefixes = np.zeros((1, 0), np.int64)
     found = pair("gpt2-tiny").single.search(prompts, np.array([64]), prefixes, max_new_tokens=5)
     assert found.ids.shape == (1, 1, 0)
     assert found.lengths.tolist() == [[0]]

@@ -85,7 +85,8 @@ def test_parity_fails_on_frames_that_are_moved(
 ) -> None:
     copy = Path(shutil.copytree(sounds["cpu"].path, tmp_path / "bundle"))
     bundle = edit_graph(copy, "encoder", FAULTS["padding"][0])
-    reference, case = Reference(exact_of(bundle, checkpoint), bundle.manifest), draw_cases(bundle, 0)[0]
+    reference = Reference(exact_of(bundle, checkpoint), bundle.manifest)
+    case = draw_cases(bundle, 0)[0]
     runtime = runtimes.load("ort", bundle)
     found = compare_graphs(case, "ort", runtime, reference, tolerance_of("fp32"), 0)
     assert {each.tensor for each in found if not each.passed} >= {"cross.0.key", "cross.0.value"}

@@ -120,7 +120,8 @@ def _ignore(folder: Path) -> None:
     """Where there was nothing, a reader may find nothing."""
 
 
-OLD_MODEL, NEW_MODEL = tiny_model(tiny_config(norm="pre")), tiny_model(tiny_config(norm="post"))
+OLD_MODEL = tiny_model(tiny_config(norm="pre"))
+NEW_MODEL = tiny_model(tiny_config(norm="post"))
 
 
 def _save_old(folder: Path) -> None:
@@ -187,7 +188,8 @@ class Trial:
             self.before = tree(world / "place")
             ended = in_child(world, writer.write)
             assert ended.code == 0, ended.error
-            self.after, self.calls = tree(world / "place"), ended.calls
+            self.after = tree(world / "place")
+            self.calls = ended.calls
         assert self.before != self.after
         self.allowed = [self.before, self.after]
         if writer.spare:
@@ -246,7 +248,8 @@ class Trial:
 def trials(bundle: Path | None = None) -> Iterator[list[Trial]]:
     """A trial for each writer; they copy `bundle`, else one that is exported for them."""
     with tempfile.TemporaryDirectory() as name:
-        old, new = Path(name, "old"), Path(name, "new")
+        old = Path(name, "old")
+        new = Path(name, "new")
         shutil.copytree(bundle or txport.export("preset:tiny", Path(name, "whole")).path, new)
         shutil.copytree(new, old)
         manifest = load_bundle(old).manifest

@@ -42,7 +42,9 @@ class Meter:
     """Counts calls that change the disk, and sends a signal to this process at the chosen one."""
 
     def __init__(self, at: int | None, number: int) -> None:
-        self.at, self.number, self.calls = at, number, 0
+        self.at = at
+        self.number = number
+        self.calls = 0
 
     def tick(self, half: Callable[[], object] = lambda: None) -> None:
         """Count one call; `half` does half of it first, if it is the chosen one."""
@@ -76,7 +78,8 @@ class Meter:
 
     def opener(self) -> Callable[..., Any]:
         """`open`, with files that count what is written to them."""
-        meter, real = self, builtins.open
+        meter = self
+        real = builtins.open
 
         class Counted(io.FileIO):
             def write(self, data: Any, /) -> int:
@@ -110,7 +113,9 @@ def in_child(world: Path, step: Step, at: int | None = None, number: int = signa
 
 
 def _run_child(world: Path, step: Step, meter: Meter, writing: int) -> None:
-    write, code, error = os.write, 1, ""
+    write = os.write
+    code = 1
+    error = ""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.default_int_handler)

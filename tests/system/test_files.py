@@ -104,7 +104,8 @@ def test_a_folder_that_is_replaced_is_always_there_whole(
     old: Path, monkeypatch: pytest.MonkeyPatch, call: int, before: bool, error: BaseException
 ) -> None:
     """Where no exchange is: the old one is moved aside, then the new one in; both moves may fail or be interrupted."""
-    rename, calls = Path.rename, [0]
+    rename = Path.rename
+    calls = [0]
 
     def failing(source: Path, target: Path) -> Path:
         calls[0] += 1
@@ -134,7 +135,8 @@ def test_there_is_no_moment_without_a_folder_that_is_replaced(old: Path, monkeyp
 
 
 def can_exchange(folder: Path) -> bool:
-    one, other = folder / "one", folder / "other"
+    one = folder / "one"
+    other = folder / "other"
     one.mkdir()
     other.mkdir()
     can = places.exchange(one, other)
@@ -311,6 +313,7 @@ def test_hashes(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"x" * 300_000)
     assert sha256(file) == hashlib.sha256(b"x" * 300_000).hexdigest()
-    one, other = {"a": "1", "b": "2"}, {"b": "2", "a": "1"}
+    one = {"a": "1", "b": "2"}
+    other = {"b": "2", "a": "1"}
     assert hash_of(one) == hash_of(other)
     assert len({hash_of(one), hash_of({"a": "2", "b": "1"}), hash_of({"a": "1"}), hash_of({})}) == 4

@@ -71,7 +71,8 @@ def test_without_locks_a_folder_is_written_all_the_same(old: Path, monkeypatch: 
 
 def test_a_stage_that_was_taken_for_left_over_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its making and its lock, another process may remove it."""
-    flock, removed = fcntl.flock, list[Path]()
+    flock = fcntl.flock
+    removed = list[Path]()
 
     def slow(descriptor: int, operation: int) -> None:
         if not removed:

@@ -61,13 +61,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def tied(options: dict[str, Any]) -> tuple[bool, bool]:
     """Whether both embeddings are one matrix, and whether the projection is the target's."""
-    src, whole = options["tied-embeddings-src"], options["tied-embeddings-all"]
+    src = options["tied-embeddings-src"]
+    whole = options["tied-embeddings-all"]
     return src or whole, options["tied-embeddings"] or whole
 
 
 def weights_of(options: dict[str, Any], seed: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
-    width, inner = options["dim-emb"], options["transformer-dim-ffn"]
+    width = options["dim-emb"]
+    inner = options["transformer-dim-ffn"]
     pre = "_pre" if "n" in options["transformer-preprocess"] else ""
     found: dict[str, Any] = {}
 
@@ -117,7 +119,8 @@ class Marian:
     def __init__(self, options: dict[str, Any], weights: dict[str, Any]) -> None:
         self.options = options
         self.weights = {name: torch.from_numpy(each).double() for name, each in weights.items()}
-        self.pre, self.post = options["transformer-preprocess"], options["transformer-postprocess"]
+        self.pre = options["transformer-preprocess"]
+        self.post = options["transformer-postprocess"]
 
     def affine(self, x: Tensor, scope: str, end: str) -> Tensor:
         return x @ self.weights[f"{scope}_W{end}"] + self.weights[f"{scope}_b{end}"]

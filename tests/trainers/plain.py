@@ -67,7 +67,8 @@ def check_logits(
     assert start is not None
     target[:, 0] = start
     whole = torch.tensor([source.shape[1]] * 3)
-    found, wanted = model(source, whole, target), expected(source, target)
+    found = model(source, whole, target)
+    wanted = expected(source, target)
     torch.testing.assert_close(found[..., : found.shape[-1] - cut], wanted, rtol=0, atol=1e-5)
     ours = _greedy(lambda tokens: model(source, whole, tokens), target[:, :1])
     theirs = _greedy(lambda tokens: expected(source, tokens), target[:, :1])
@@ -85,7 +86,8 @@ DAMAGES = ("missing", "extra", "cut", "empty", "nan", "integers")
 
 def damage(weights: Mapping[str, Any], rng: np.random.Generator, kind: str | None = None) -> tuple[str, dict[str, Any]]:
     """NumPy arrays or tensors with one of them damaged, in a way that is drawn or given, and what was done."""
-    found, kind = dict(weights), kind or str(rng.choice(DAMAGES))
+    found = dict(weights)
+    kind = kind or str(rng.choice(DAMAGES))
     name = str(rng.choice(sorted(name for name, each in found.items() if each.ndim)))
     whole = found[name]
     if kind == "missing":
@@ -125,7 +127,9 @@ class Named:
 
     def __init__(self, weights: Mapping[str, Tensor], heads: int, epsilon: float, *, first: bool) -> None:
         self.weights = {name: each.double() for name, each in weights.items()}
-        self.heads, self.epsilon, self.first = heads, epsilon, first
+        self.heads = heads
+        self.epsilon = epsilon
+        self.first = first
 
     def linear(self, name: str) -> Linear:
         return lambda x: F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))

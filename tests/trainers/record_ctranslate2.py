@@ -197,9 +197,11 @@ def relu_variant() -> Any:
             at.bias = weights(outputs)
 
     def norm(at: Any) -> None:
-        at.gamma, at.beta = 1 + weights(16), weights(16)
+        at.gamma = 1 + weights(16)
+        at.beta = weights(16)
 
-    spec.encoder.embeddings[0].weight, spec.decoder.embeddings.weight = weights(SIZE, 16), weights(SIZE - 2, 16)
+    spec.encoder.embeddings[0].weight = weights(SIZE, 16)
+    spec.decoder.embeddings.weight = weights(SIZE - 2, 16)
     linear(spec.decoder.projection, SIZE - 2, 16, True)
     for layer in (*spec.encoder.layer, *spec.decoder.layer):
         for attention in (layer.self_attention, getattr(layer, "attention", None)):

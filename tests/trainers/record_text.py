@@ -50,13 +50,16 @@ def model(sizes: list[int]) -> Any:
         return (rng.integers(-64, 65, shape) / 24).astype(np.float32)
 
     def linear(at: Any, outputs: int, inputs: int) -> None:
-        at.weight, at.bias = weights(outputs, inputs), weights(outputs)
+        at.weight = weights(outputs, inputs)
+        at.bias = weights(outputs)
 
     def norm(at: Any) -> None:
-        at.gamma, at.beta = 1 + weights(WIDTH), 0.1 * weights(WIDTH)
+        at.gamma = 1 + weights(WIDTH)
+        at.beta = 0.1 * weights(WIDTH)
 
     spec.encoder.embeddings[0].weight, spec.decoder.embeddings.weight = (weights(size, WIDTH) for size in sizes)
-    spec.decoder.projection.weight, spec.decoder.projection.bias = weights(sizes[1], WIDTH), 0.5 * weights(sizes[1])
+    spec.decoder.projection.weight = weights(sizes[1], WIDTH)
+    spec.decoder.projection.bias = 0.5 * weights(sizes[1])
     for side in (spec.encoder, spec.decoder):
         norm(side.layer_norm)
         for layer in side.layer:
@@ -80,7 +83,8 @@ def translated(folder: Path) -> None:
     spec = model([*map(len, tokens)])
     spec.register_source_vocabulary(tokens[0])
     spec.register_target_vocabulary(tokens[1])
-    spec.config.add_source_eos, spec.config.decoder_start_token = True, "</s>"
+    spec.config.add_source_eos = True
+    spec.config.decoder_start_token = "</s>"  # noqa: S105
     spec.validate()
     spec.optimize()
     folder.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,8 @@ def said(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_what_is_loaded_computes_what_ctranslate2_does(name: str) -> None:
-    model, expected = load_checkpoint(str(FOLDER / name)).model, said(name)
+    model = load_checkpoint(str(FOLDER / name)).model
+    expected = said(name)
     if name == "whisper":
         check_whisper(model, expected)
         return
@@ -45,7 +46,8 @@ def check_seq2seq(model: Model, expected: dict[str, Any]) -> None:
         is_t5 = type(model.config).__name__ == "T5Config"  # whose end token CTranslate2 was not given
         ids = torch.tensor([source if is_t5 else model.facts.reads.with_special(source)])
         start = model.facts.writes.start
-        tokens, wanted = expected[f"tokens.{number}"], expected[f"logits.{number}"]
+        tokens = expected[f"tokens.{number}"]
+        wanted = expected[f"logits.{number}"]
         given = torch.tensor([[start, *tokens[: len(wanted) - 1]]])
         logits = model(ids, torch.tensor([ids.shape[1]]), given)[0].numpy()
         vocabulary = wanted.shape[1]
@@ -57,7 +59,8 @@ def check_seq2seq(model: Model, expected: dict[str, Any]) -> None:
 def check_whisper(model: Model, expected: dict[str, Any]) -> None:
     for number, prompt in enumerate(HEARD):
         given = torch.from_numpy(features(number))
-        tokens, wanted = expected[f"tokens.{number}"].tolist(), expected[f"logits.{number}"]
+        tokens = expected[f"tokens.{number}"].tolist()
+        wanted = expected[f"logits.{number}"]
         places = torch.tensor([given.shape[2] // 2])
         logits = model(given, places, torch.tensor([[*prompt, *tokens]]))[0].numpy()[len(prompt) - 1 :]
         allowed = wanted > -1e30  # CTranslate2 leaves out what its rules of times forbid
@@ -92,7 +95,8 @@ def check_encoder(model: Model, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["bart", "marian", "own", "llama"])
 def test_a_bundle_finds_what_ctranslate2_finds(name: str, tmp_path: Path) -> None:
     bundle = bundle_of(load_checkpoint(str(FOLDER / name)), tmp_path / "bundle", "portable")
-    model, expected = txport.load(bundle.path), said(name)
+    model = txport.load(bundle.path)
+    expected = said(name)
     inputs = PROMPTS if name == "llama" else [bundle.manifest.facts.reads.with_special(each) for each in SOURCES]
     for kind, beams in {"tokens": 1, "beams": 3}.items():
         if f"{kind}.0" in expected:
@@ -171,7 +175,8 @@ def test_a_truncated_file_is_refused(share: float, copied: Path) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_any_bytes_are_refused_or_read(seed: int, copied: Path) -> None:
     """A byte of a weight may be any; one that says what follows may not."""
-    path, rng = copied / "model.bin", np.random.default_rng(seed)
+    path = copied / "model.bin"
+    rng = np.random.default_rng(seed)
     data = bytearray(path.read_bytes())
     for place in rng.integers(0, 2000 if seed % 2 else len(data), 5):
         data[place] ^= int(rng.integers(1, 256))

@@ -140,7 +140,8 @@ class Fairseq(Named):
         self.options = options
 
     def stack(self, ids: Tensor, side: str, over: Tensor | None) -> Tensor:
-        options, function = self.options, FUNCTIONS[self.options["activation_fn"]]
+        options = self.options
+        function = FUNCTIONS[self.options["activation_fn"]]
         x = self.weights[f"{side}.embed_tokens.weight"][ids] * (1.0 if options["no_scale_embedding"] else 4.0)
         table = self.weights.get(f"{side}.embed_positions.weight", tensor2tensor(40, 16))
         x = x + table[2 : 2 + ids.shape[1]]
@@ -245,7 +246,8 @@ WRONG: list[Any] = [None, True, -1, 0, 3, 1.5, 10**13, "", "x", [], {}, Namespac
 
 
 def test_a_wrong_value_of_any_option_is_refused_or_read(tmp_path: Path) -> None:
-    weights, refused = {name: each for name, each in weights_of(PLAIN).items() if "embed_tokens" in name}, []
+    weights = {name: each for name, each in weights_of(PLAIN).items() if "embed_tokens" in name}
+    refused = []
     for name, wrong in itertools.product(PLAIN, WRONG):
         folder = save(tmp_path / "fairseq", PLAIN | {name: wrong}, weights)
         try:
@@ -287,7 +289,8 @@ def test_options_of_omegaconf_are_refused_with_the_way_out(tmp_path: Path, monke
 
 
 def test_values_that_are_no_models_are_refused(tmp_path: Path) -> None:
-    folder, weights = tmp_path / "fairseq", weights_of(PLAIN)
+    folder = tmp_path / "fairseq"
+    weights = weights_of(PLAIN)
     for values, message in (
         ({"args": None}, "it has neither args nor cfg"),
         ({"args": {"task": torch.zeros(3)}}, "the option 'task' is a tensor, expected a plain value"),

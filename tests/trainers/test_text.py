@@ -206,7 +206,8 @@ def test_fairseq_has_the_ids_of_its_dictionaries(in_cfg: bool, tmp_path: Path) -
 
 @pytest.mark.parametrize(("style", "names"), [("__{}__", ["de", "en"]), ("[{}]", ["de_DE", "en_XX"])])
 def test_a_multilingual_fairseq_adds_tokens_of_languages(style: str, names: list[str], tmp_path: Path) -> None:
-    own, tongues = shuffled(xlm_roberta()[4:]), [style.format(name) for name in names]
+    own = shuffled(xlm_roberta()[4:])
+    tongues = [style.format(name) for name in names]
     options = {name: each for name, each in test_fairseq.PLAIN.items() if not name.endswith("_lang")}
     options |= {"task": test_fairseq.MULTI, "langs": names, "encoder_langtok": "src", "decoder_langtok": True}
     options["lang_tok_style"] = "multilingual" if style == "__{}__" else "mbart"
@@ -231,7 +232,8 @@ def test_fairseq_has_the_numbers_of_gpt2_for_tokens(tmp_path: Path) -> None:
     tokenizer = tokenizer_for(
         load_checkpoint(str(laid(folder, encoder__json="gpt2/vocab.json", vocab__bpe="gpt2/merges.txt")))
     )
-    ids, recorded = numbered([*SPECIAL, *numbers]), said("gpt2")
+    ids = numbered([*SPECIAL, *numbers])
+    recorded = said("gpt2")
     expected = [[*(ids.get(str(each), 3) for each in row), 2] for row in recorded["ids"]]
     check_lines(tokenizer, expected, lines(150, 2), 3)
     check_written(tokenizer, expected, recorded["texts"], 3)
@@ -290,7 +292,8 @@ def test_files_that_the_converter_copied_are_those_of_transformers(name: str, tm
     folder = Path(shutil.copytree(TOKENIZERS / name, tmp_path / "m", ignore=shutil.ignore_patterns("config.json")))
     path = folder / "vocabulary.json"
     path.write_text(json.dumps(tokens), encoding="utf-8")
-    values, rows = {"unk_token": "<unk>", "eos_token": "</s>"}, (len(tokens), len(tokens))
+    values = {"unk_token": "<unk>", "eos_token": "</s>"}
+    rows = (len(tokens), len(tokens))
     assert ctranslate2_texts(folder, values, rows, "TransformerDecoderSpec", alike=True) == expected
     path.write_text(json.dumps([*tokens[:10], *tokens[11:], tokens[10]]), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json gives .* the id \d+, .*vocabulary\.json \d+"):
@@ -388,9 +391,12 @@ def codes_folder(folder: Path) -> tuple[Path, list[str], list[list[str]]]:
 
 def test_codes_cut_words_as_subword_nmt_does(tmp_path: Path) -> None:
     folder, tokens, cut = codes_folder(tmp_path / "m")
-    tokenizer, ids, seen = tokenizer_for(load_checkpoint(str(folder))), numbered(tokens), 0
+    tokenizer = tokenizer_for(load_checkpoint(str(folder)))
+    ids = numbered(tokens)
+    seen = 0
     for line, written in zip(lines(len(cut), 2), cut, strict=True):
-        text, known = words_of(line), [ids[each] for each in written if each in ids]
+        text = words_of(line)
+        known = [ids[each] for each in written if each in ids]
         assert tokenizer.encode(text) == [*(ids.get(each, 3) for each in written), 2]
         if len(known) == len(written):
             assert tokenizer.decode([*known, 2]) == text
@@ -455,7 +461,8 @@ NONE = [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"a: &b [*b]", b'{"a": 1}', b"\
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_is_one_line_or_makes_no_difference(name: str, folders: Path, tmp_path: Path) -> None:
     rng = random.Random(name)
-    folder, files = Path(shutil.copytree(folders / name, tmp_path / name)), FILES[name]
+    folder = Path(shutil.copytree(folders / name, tmp_path / name))
+    files = FILES[name]
     refused = 0
     for number in range(20):
         path = folder / files[number % len(files)]

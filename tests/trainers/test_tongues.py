@@ -35,7 +35,8 @@ OWN = xlm_roberta()[4:]
 
 
 def test_a_target_begins_with_the_id_that_its_own_vocabulary_has(tmp_path: Path) -> None:
-    names, tongues = ["de", "en"], ["__de__", "__en__"]
+    names = ["de", "en"]
+    tongues = ["__de__", "__en__"]
     options = {name: each for name, each in test_fairseq.PLAIN.items() if not name.endswith("_lang")}
     options |= {"task": test_fairseq.MULTI, "langs": names, "encoder_langtok": "src", "decoder_langtok": True}
     options |= {"source_lang": "de", "target_lang": "en"}
@@ -99,7 +100,8 @@ def test_what_tells_the_language_of_a_target_is_one_token(kind: str, tmp_path: P
         rows = [*OWN, ">>fra<<"]
         folder = laid(fairseq_folder(tmp_path / "m", (rows, rows)), **CUT)
     pair: Any = tokenizer_for(load_checkpoint(str(folder)))
-    plain, own = pair.source.encode("The weather"), len(SPECIAL) + len(rows) - 1
+    plain = pair.source.encode("The weather")
+    own = len(SPECIAL) + len(rows) - 1
     assert own not in plain
     assert pair.source.encode(">>fra<< The weather") == pair.source.between(None, "fra").encode("The weather")
     assert pair.source.encode(">>fra<< The weather") == [own, *plain]

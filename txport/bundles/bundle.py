@@ -122,7 +122,8 @@ def damage(bundle: Bundle) -> list[str]:
 
 
 def _problem(bundle: Bundle, name: str) -> str | None:
-    path, entry = bundle.path / name, bundle.manifest.files[name]
+    path = bundle.path / name
+    entry = bundle.manifest.files[name]
     try:
         if not path.is_file():
             return f"{name} is {'not a file' if path.exists() else 'missing'}"
@@ -140,7 +141,8 @@ def _strange(bundle: Bundle, role: str) -> list[str]:
         outline = read_outline(bundle.path / file)
     except BundleError as error:
         return [str(error)]
-    folder, files = PurePosixPath(file).parent, bundle.manifest.files
+    folder = PurePosixPath(file).parent
+    files = bundle.manifest.files
     places = {name: (folder / name).as_posix() for name in outline.files}
     if bundle.manifest.weightless:  # nothing reads what is not there
         places = {name: place for name, place in places.items() if place in files or not is_beside(name)}

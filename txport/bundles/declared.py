@@ -38,16 +38,21 @@ NODE = {1: "input", 3: "name", 5: "attribute"}
 BRANCHES = {6: "graph", 11: "graph"}  # of an attribute
 PORTS = {5: "initializer", 11: "input", 12: "output"}
 VALUE = {1: "name", 2: "type"}
-TYPE, DENSE, SHAPE = {1: "tensor"}, {1: "kind", 2: "shape"}, {1: "dim"}
+TYPE = {1: "tensor"}
+DENSE = {1: "kind", 2: "shape"}
+SHAPE = {1: "dim"}
 DIM = {1: "size", 2: "symbol"}
-TENSOR, DIMS = {2: "type", 8: "name", 13: "entry"}, 1
+TENSOR = {2: "type", 8: "name", 13: "entry"}
+DIMS = 1
 UNNAMED = "?"  # a dynamic dim without a name
 # What exporters call a weight whose name they lost: onnx::MatMul_1234, val_12, _v_2041. A name matches in one way at
 # most, so that a stranger's takes time by its length alone.
 MADE_UP = re.compile(
     r"onnx::\w+|(_?[a-z]{1,3}_\d+|\d+)(_(quantized|scales?|zero_point|Q4|bits|DQ|merged_\d+))*", re.ASCII
 )
-MOST_PORTS, MOST_DIMS, MOST_BYTES = 1 << 14, 64, 1 << 62
+MOST_PORTS = 1 << 14
+MOST_DIMS = 64
+MOST_BYTES = 1 << 62
 MOST_PORT_DIMS = 16
 Ports = tuple[Port, ...]
 Place = tuple[int, int]
@@ -74,7 +79,9 @@ def read_signature(path: Path) -> tuple[Ports, Ports]:
 
 
 def _port(content: mmap.mmap, start: int, end: int) -> Port:
-    name, kind, dims = "", "", tuple[Dim, ...]()
+    name = ""
+    kind = ""
+    dims = tuple[Dim, ...]()
     for field, first, last in known(content, start, end, VALUE):
         if field == "name":
             name = content[first:last].decode()
@@ -117,7 +124,8 @@ class Initializer:
 def read_initializers(path: Path) -> list[Initializer]:
     """The initializers of a graph and of its branches; `BundleError` for what is no ONNX file."""
     with opened(path) as content:
-        found, readers = list[Initializer](), dict[str, str]()
+        found = list[Initializer]()
+        readers = dict[str, str]()
         pending = [(list(graph_fields(content, INSIDE)), 0)]
         for inside, depth in pending:  # which grows meanwhile
             if depth > DEEPEST:
@@ -139,7 +147,9 @@ def _is_made_up(name: str) -> bool:
 
 def _node(content: mmap.mmap, start: int, end: int) -> tuple[list[str], str, list[Place]]:
     """What a node reads, its name, and where its branches lie."""
-    reads, name, branches = list[str](), "", list[Place]()
+    reads = list[str]()
+    name = ""
+    branches = list[Place]()
     for kind, first, last in known(content, start, end, NODE):
         if kind == "attribute":
             branches += [(low, high) for _, low, high in known(content, first, last, BRANCHES)]
@@ -151,7 +161,9 @@ def _node(content: mmap.mmap, start: int, end: int) -> tuple[list[str], str, lis
 
 
 def _initializer(content: mmap.mmap, start: int, end: int) -> Initializer:
-    kind, name, entries = 0, "", {}
+    kind = 0
+    name = ""
+    entries = {}
     for inner, first, last in known(content, start, end, TENSOR, {2: VARINT}):
         if inner == "type":
             kind = varint(content, first, last)[0]

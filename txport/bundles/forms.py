@@ -49,7 +49,9 @@ class Form:
     def from_dict(cls, values: Any) -> Form:
         """Of JSON values; `TypeError` or `ValueError` for what is no form."""
         _check_keys("a form", values, {"kind", "bits", "block"}, {"kind", "bits"})
-        kind, bits, block = values["kind"], values["bits"], values.get("block")
+        kind = values["kind"]
+        bits = values["bits"]
+        block = values.get("block")
         if not isinstance(kind, str) or type(bits) is not int or type(block) not in (int, type(None)):
             raise TypeError(f"a form must be a kind, its bits and its block, got {quoted(values)}")
         return cls(kind, bits, block)
@@ -102,7 +104,8 @@ class Stored:
     def from_dict(cls, values: Any) -> Stored:
         """Of JSON values; `TypeError` or `ValueError` for what no initializer can be."""
         _check_keys("a stored weight", values, {each.name for each in dataclasses.fields(cls)}, {"weights"})
-        weights, form = values["weights"], values.get("form")
+        weights = values["weights"]
+        form = values.get("form")
         scales, lookup, sizes = (values.get(name) for name in ("scales", "lookup_scales", "sizes"))
         if not isinstance(weights, list) or not weights or not all(isinstance(each, str) for each in weights):
             raise TypeError(f"weights of an initializer must be a list of names, got {quoted(weights)}")

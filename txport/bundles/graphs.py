@@ -32,7 +32,8 @@ MESSAGES: dict[str, dict[int, str]] = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "entry"},
 }
-OPSET, ENTRY = {1: "domain", 2: "version"}, {1: "key", 2: "value"}
+OPSET = {1: "domain", 2: "version"}
+ENTRY = {1: "key", 2: "value"}
 OPERATOR, INPUT, DOMAIN = "operator", "input", "domain"
 STANDARD = ("", "ai.onnx")  # names of the standard's domain
 KINDS = ("location", OPERATOR, "opset", "gap", "metadata")  # of what is named
@@ -238,7 +239,8 @@ def _place(tensor: Any, path: Path) -> tuple[Path, int, int]:
     """The file in which a tensor lies, from where on, and how many bytes it has."""
     entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     file = path.parent / contained(entries["location"])
-    offset, size = int(entries.get("offset", 0)), file.stat().st_size
+    offset = int(entries.get("offset", 0))
+    size = file.stat().st_size
     length = int(entries.get("length", size - offset))
     if not 0 <= offset <= offset + length <= size:
         raise ValueError(f"{tensor.name} lies beyond the end of {file.name}")

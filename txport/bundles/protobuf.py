@@ -32,7 +32,8 @@ def fields(content: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int,
     """The number and the wire type of each field in a message, and where its value lies."""
     while start < end:
         tag, start = varint(content, start, end)
-        kind, size = tag & 7, {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
+        kind = tag & 7
+        size = {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
         if not 0 < tag >> 3 <= LARGEST_FIELD:  # readers do not agree on what it is
             raise ValueError(f"there is no field {tag >> 3}")
         if kind == VARINT:

@@ -107,7 +107,9 @@ def _check_types(values: Any, types: Mapping[str, type | UnionType]) -> None:
 def _check_shared(name: str, entry: Any, files: Mapping[str, Any]) -> None:
     """A weight of several graphs must lie whole in a file that is listed, where its type can start."""
     _check_types(entry, SHARED_VALUES)
-    dims, dtype, offset = entry["dims"], entry["dtype"], entry["offset"]
+    dims = entry["dims"]
+    dtype = entry["dtype"]
+    offset = entry["offset"]
     if dtype not in BYTES or len(dims) > MOST_DIMS or not all(type(dim) is int and 0 <= dim < 1 << 62 for dim in dims):
         raise ValueError(f"{quoted(name)} can't be of type {quoted(dtype)} with dims {quoted(dims)}")
     if offset % BYTES[dtype] or offset + math.prod(dims) * BYTES[dtype] > files[entry["file"]]["bytes"]:
@@ -133,7 +135,8 @@ def _check_graphs(manifest: Manifest, graphs: Any) -> None:
         raise ValueError(f"its graphs or ports are not those that target {manifest.target!r} has for these facts")
     if missing := [graph.file for graph in manifest.graphs.values() if graph.file not in manifest.files]:
         raise ValueError(f"it lists no hash for {', '.join(missing)}")
-    least, size = least_bytes(manifest), sum(entry["bytes"] for entry in manifest.files.values())
+    least = least_bytes(manifest)
+    size = sum(entry["bytes"] for entry in manifest.files.values())
     if size < least and not manifest.weightless:
         raise ValueError(f"its files have {size} bytes, and a model of its facts at least {least}")
 
@@ -143,6 +146,7 @@ def least_bytes(manifest: Manifest) -> int:
 
     Layers may be equal, and are then held once.
     """
-    facts, width = manifest.facts, BYTES[manifest.dtype]
+    facts = manifest.facts
+    width = BYTES[manifest.dtype]
     bits = FEWEST_BITS if is_quantised(manifest.target, manifest.precision) else 8 * width
     return facts.width * facts.writes.size * bits // 8

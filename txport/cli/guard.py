@@ -88,11 +88,13 @@ def _run(command: click.Command, arguments: list[str], interrupt: Interrupt) -> 
         interrupt.is_over = True
     except KeyboardInterrupt:
         interrupt.is_over = True
-        code, text = 130, INTERRUPTED
+        code = 130
+        text = INTERRUPTED
     except Exception as error:  # not even memory to tell of: Python may lose an error between two functions
         if not is_out_of_memory(error):
             raise
-        code, text = UnavailableError.exit_code, NO_MEMORY
+        code = UnavailableError.exit_code
+        text = NO_MEMORY
     # Here the error is gone, and with it the memory that its frames held.
     try:
         if code == 130:

@@ -128,7 +128,8 @@ def _bench_row(result: dict[str, Any], phase: str, names: list[str]) -> tuple[li
 
     figures = [result["runtimes"][name].get(phase) for name in names]
     cells = [_figure(each) if each else "" for each in figures]
-    base, compared = figures[0], phase not in BANDWIDTH
+    base = figures[0]
+    compared = phase not in BANDWIDTH
     ratios = [
         f"{_gain(phase, base['median'], each['median']):.2f} x" if base and each and compared else ""
         for each in figures[1:]
@@ -175,7 +176,8 @@ def show_bundle(bundle: Bundle, brief: bool) -> None:
         echo(f"precision: {manifest.precision}, opset: {manifest.opset}; no parity was recorded")
         echo(f"folder: {bundle.path.resolve()}  ({megabytes(bundle.size)})")
         return
-    name, digest = manifest.checkpoint["name"], manifest.checkpoint["sha256"]
+    name = manifest.checkpoint["name"]
+    digest = manifest.checkpoint["sha256"]
     parity = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in manifest.parity.items())
     echo()
     echo(f"checkpoint: {name} (SHA-256 {digest[:16]}...)")
@@ -250,7 +252,8 @@ def show_gpu(found: Nvidia) -> None:
     """The driver, the GPUs, and the libraries that the CUDA provider needs; then what keeps it from running."""
     from txport.runtimes.ort.nvidia.problems import problems_of_cuda, problems_of_cudnn
 
-    driver, wheel = found.driver, found.wheel
+    driver = found.driver
+    wheel = found.wheel
     newest = f", runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda else ""
     rows = [("driver", f"{driver.version or 'of no known version'}{newest}" if driver.is_there else "none")]
     for number, device in enumerate(driver.devices):

@@ -36,7 +36,8 @@ def told(model: Any, options: dict[str, Any]) -> Any:
     """The model that reads lines as options say, which are taken away; `UnsupportedError` where it can't."""
     given = [flag for name, flag in (FLAGS | SPECIAL).items() if is_given(name)]
     languages = {name: options.pop(name) for name in ("source_language", "target_language")}
-    as_chat, special = options.pop("as_chat"), options.pop("special_tokens")
+    as_chat = options.pop("as_chat")
+    special = options.pop("special_tokens")
     if given and is_given("as_ids"):
         raise UnsupportedError(f"--ids gives all tokens as numbers; it does not go with {', '.join(given)}")
     if any(each is not None for each in languages.values()):
@@ -49,7 +50,8 @@ class Counted:
     """A reader that counts the unknown tokens that it gives."""
 
     def __init__(self, reader: Reader) -> None:
-        self.reader, self.count = reader, 0
+        self.reader = reader
+        self.count = 0
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
         """See `Tokenizer.encode`."""

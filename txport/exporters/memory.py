@@ -16,7 +16,8 @@ Tensors = Sequence[ir.Value]
 def memory_model(graph: Graph, opset: int) -> ir.Model:
     """The graph that picks rows of tensors, lengthens them, or lets rows of others in, as its role says."""
     inputs, outputs = ([value_of(port) for port in side] for side in (graph.inputs, graph.outputs))
-    moved, (requested,) = inputs[: len(outputs)], [each for each in inputs if each.name in (ROWS, MORE)]
+    moved = inputs[: len(outputs)]
+    (requested,) = [each for each in inputs if each.name in (ROWS, MORE)]
     others = inputs[len(outputs) : 2 * len(outputs)]
     tape = ir.tape.Tape()
     if graph.role in (GROW_ROWS, GROW_SOURCES):

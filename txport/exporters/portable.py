@@ -80,7 +80,8 @@ def _published(checkpoint: Checkpoint) -> dict[str, Any]:
 def _build(checkpoint: Checkpoint, manifest: Manifest) -> tuple[dict[str, ir.Model], Counts]:
     dtype = getattr(torch, manifest.dtype)
     module = checkpoint.outline if dtype == torch.float32 else copied(checkpoint.outline, dtype)
-    models, counts = {}, {}
+    models = {}
+    counts = {}
     target = TARGETS[manifest.target]
     for role in manifest.driven:
         job = Job(module, manifest, role, read=checkpoint.reader)

@@ -232,7 +232,8 @@ def _name(model: ir.Model, graph: Graph) -> None:
         value.name = name
         body.initializers[name] = value
     for value, port in zip(body.inputs, graph.inputs, strict=True):
-        value.name, value.shape = port.name, ir.Shape(port.dims)
+        value.name = port.name
+        value.shape = ir.Shape(port.dims)
     known = set(map(id, body.inputs))
     for at, port in enumerate(graph.outputs):
         value = body.outputs[at]
@@ -244,14 +245,16 @@ def _name(model: ir.Model, graph: Graph) -> None:
             value = body.outputs[at] = _reshaped(value, [0] * len(port.dims), f"copy_{at}")
             body.extend(_nodes_of(value))
         known.add(id(value))
-        value.name, value.shape = port.name, ir.Shape(port.dims)
+        value.name = port.name
+        value.shape = ir.Shape(port.dims)
 
 
 def _reshaped(value: ir.Value, shape: list[Any], name: str) -> ir.Value:
     """The same tensor by a Reshape, in which 0 stands for a dim as it is, whatever it is."""
     constant = ir.node("Constant", [], attributes={"value": ir.tensor(np.array(shape, np.int64))}, name=f"{name}_shape")
     node = ir.node("Reshape", [value, constant.outputs[0]], name=name)
-    constant.outputs[0].name, node.outputs[0].name = f"/{constant.name}", f"/{name}"
+    constant.outputs[0].name = f"/{constant.name}"
+    node.outputs[0].name = f"/{name}"
     node.outputs[0].type = value.type
     return node.outputs[0]
 

@@ -69,7 +69,9 @@ class Symbol:
     """A tensor that only a run of the graph knows: its value there, and what it looks like for two sets of lengths."""
 
     def __init__(self, tracer: Tracer, value: ir.Value, examples: tuple[Tensor, Tensor]) -> None:
-        self.tracer, self.value, self.examples = tracer, value, examples
+        self.tracer = tracer
+        self.value = value
+        self.examples = examples
 
     @property
     def dtype(self) -> torch.dtype:
@@ -127,9 +129,14 @@ class Tracer(TorchFunctionMode):
         self, forms: Mapping[str, Form], weights: Mapping[int, str], opset: int, read: Read | None = None
     ) -> None:
         super().__init__()
-        self.opset, self.nodes, self.initializers = opset, list[ir.Node](), dict[int, ir.Value]()
-        self._forms, self._weights, self._read = forms, weights, read
-        self._sizes, self._names = dict[Pair, Size](), dict[str, int]()
+        self.opset = opset
+        self.nodes = list[ir.Node]()
+        self.initializers = dict[int, ir.Value]()
+        self._forms = forms
+        self._weights = weights
+        self._read = read
+        self._sizes = dict[Pair, Size]()
+        self._names = dict[str, int]()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         """Functions that make a tensor from lengths alone have no `Symbol` to tell of them."""
@@ -185,7 +192,9 @@ class Tracer(TorchFunctionMode):
         """The length with these two examples; equal lengths are computed once."""
         if pair not in self._sizes:
             size = Size(pair[0])
-            size.tracer, size.pair, size.value = self, pair, make()
+            size.tracer = self
+            size.pair = pair
+            size.value = make()
             self._sizes[pair] = size
         return self._sizes[pair]
 
@@ -216,7 +225,8 @@ class Tracer(TorchFunctionMode):
     def constant(self, array: np.ndarray) -> ir.Value:
         """A number, or several, that never change."""
         value = self.op("constant", "Constant", [], value=ir.Tensor(array))
-        value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
+        value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+        value.shape = ir.Shape(array.shape)
         return value
 
     def tensor(self, tensor: Tensor) -> ir.Value:
@@ -227,13 +237,15 @@ class Tracer(TorchFunctionMode):
             name = self._weights[id(tensor)]
             held = self._later(name, tensor) if tensor.is_meta else ir.Tensor(array_of(tensor))
             value = ir.Value(name=name, const_value=held)
-            value.type, value.shape = ir.TensorType(held.dtype), ir.Shape(tensor.shape)
+            value.type = ir.TensorType(held.dtype)
+            value.shape = ir.Shape(tensor.shape)
             self.initializers[id(tensor)] = value
         return self.initializers[id(tensor)]
 
     def _later(self, name: str, tensor: Tensor) -> ir.LazyTensor:
         """A weight that is read when the graph is written."""
-        read, dtype = self._read, tensor.dtype
+        read = self._read
+        dtype = tensor.dtype
         if read is None:
             raise UnsupportedError(f"{name} has no numbers, and nothing reads them")
         kind = ir.DataType.from_numpy(np.dtype(str(dtype).removeprefix("torch.")))
@@ -271,7 +283,8 @@ def _computed(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Te
     if not any(each.is_meta for each in given):
         found: Tensor = function(*args, **options)
         return found
-    args, options = _nowhere(args), {name: _nowhere(each) for name, each in options.items()}
+    args = _nowhere(args)
+    options = {name: _nowhere(each) for name, each in options.items()}
     found = function(*args, **options)
     return torch.zeros(found.shape, dtype=found.dtype) if found.numel() <= FEW else found
 

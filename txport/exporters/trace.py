@@ -122,6 +122,7 @@ def value_of(port: Port) -> ir.Value:
 
 def sign(model: ir.Model, role: str, manifest: Manifest) -> None:
     """Say in the file what it is and what it was made from."""
-    model.producer_name, model.producer_version = "txport", __version__
+    model.producer_name = "txport"
+    model.producer_version = __version__
     model.graph.name = role
     model.metadata_props.update(metadata(manifest, role))

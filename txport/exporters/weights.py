@@ -48,7 +48,8 @@ class WeightFile:
     """
 
     def __init__(self, file: IO[bytes] | None) -> None:
-        self._file, self._end = file, 0
+        self._file = file
+        self._end = 0
         self._places: dict[tuple[str, str], int] = {}
         self._named: dict[tuple[str, int, str], int] = {}
 
@@ -65,7 +66,8 @@ class WeightFile:
         content = _bytes_of(tensor)
         key = (hashlib.sha256(content).hexdigest(), str(tensor.dtype))
         if key not in self._places:
-            before, self._places[key] = self._end, self._next(tensor.nbytes)
+            before = self._end
+            self._places[key] = self._next(tensor.nbytes)
             self._file.write(bytes(self._places[key] - before))
             self._file.write(content)
         return self._places[key]
@@ -125,7 +127,8 @@ def leave_out(models: Iterable[ir.Model], folder: Path, file: str) -> None:
     places = WeightFile(None)
     for model in models:
         for value in model.graph.initializers.values():
-            tensor, name = value.const_value, str(value.name)
+            tensor = value.const_value
+            name = str(value.name)
             if isinstance(tensor, ir.LazyTensor):
                 value.const_value = outside(tensor, name, folder, file, places.place(name, tensor))
 
@@ -241,7 +244,8 @@ def _unpack(stored: Stored, values: Array) -> Iterator[Held]:
 
 def parts_of(stored: Stored, rows: int) -> Iterator[tuple[str, slice]]:
     """The weights in an initializer of so many rows, and which rows are theirs."""
-    count, start = len(stored.weights), 0
+    count = len(stored.weights)
+    start = 0
     for name, size in zip(stored.weights, stored.sizes or [rows // count] * count, strict=True):
         yield name, slice(start, start + size)
         start += size
@@ -273,7 +277,8 @@ def _rounded(checkpoint: Checkpoint, dtype: torch.dtype) -> Checkpoint:
     """A checkpoint whose numbers are those of a type, still in 32 bits."""
     if dtype == torch.float32:
         return checkpoint
-    outline, read = copied(checkpoint.outline, dtype).float(), checkpoint.read
+    outline = copied(checkpoint.outline, dtype).float()
+    read = checkpoint.read
     narrow = None if read is None else (lambda name: read(name).to(dtype).float())
     return dataclasses.replace(checkpoint, outline=outline, read=narrow)
 
@@ -285,7 +290,8 @@ def _is_large_preset(checkpoint: Checkpoint) -> bool:
 def _held_parts(bundle: Bundle, model: nn.Module, *, plain: bool) -> dict[str, Callable[[], Array]]:
     """What reads each weight, by its first name, that a bundle holds in fewer bits, or, if `plain`, as it is."""
     found: dict[str, Callable[[], Array]] = {}
-    first, shapes = first_names(model), {name: tuple(each.shape) for name, each in model.named_parameters()}
+    first = first_names(model)
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
     for role in bundle.manifest.driven:
         tensors = graph_weights(bundle.file(role))
         for name, values in tensors.items():

@@ -120,7 +120,8 @@ def write_draft(source: Path, file: Path, name: str | None = None, at: str = "")
         lines.insert(lines.index(f'architecture = "{draft.variant.architecture}"') + 1, f"at = {json.dumps(at)}")
     with staged_file(file) as stream:
         stream.write("\n".join(lines) + "\n")
-    rules, questions = lines.count("[[rule]]"), sum(QUESTION in line and not line.startswith("#") for line in lines)
+    rules = lines.count("[[rule]]")
+    questions = sum(QUESTION in line and not line.startswith("#") for line in lines)
     return [
         f"{file}  {draft.variant.architecture}, {rules} rules, {questions} questions",
         f"answer the questions in it, then: txport import {folder}" if questions else f"then: txport import {folder}",
@@ -152,7 +153,8 @@ def _sizes(draft: Draft) -> Sizes:
 def _config(folder: Path, draft: Draft, sizes: Sizes) -> Iterator[str]:
     """The config: what shapes and names tell, what a config beside the weights says, and questions."""
     variant = draft.variant
-    kind, from_config = architecture.find(variant.architecture).config, _from_config(folder)
+    kind = architecture.find(variant.architecture).config
+    from_config = _from_config(folder)
     layers = {
         field: len(next(each.given.numbers for each in draft.match.pairs if each.own[0].name.startswith(f"{side}.")))
         for side, field in layer_fields(variant.architecture).items()
@@ -229,7 +231,8 @@ def _rules(draft: Draft, sizes: Sizes) -> Iterator[str]:
 
 def _ordered(pairs: Sequence[Pair]) -> list[Pair]:
     """Pairs so that no tensor is given a name that a later rule changes again."""
-    left, found = list(pairs), []
+    left = list(pairs)
+    found = []
     while left:
         names = {each.given.name for each in left}
         free = [each for each in left if not {one.name for one in each.own} & (names - {each.given.name})]
@@ -240,7 +243,8 @@ def _ordered(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _of_pair(pair: Pair, is_turned: bool | None) -> Iterator[Rule]:
     """The rules that give a pair's tensors their names."""
-    given, own = pair.given, pair.own
+    given = pair.given
+    own = pair.own
     if given.is_stacked:
         if len(own) > 1:
             fused = f"{own[0].name.partition('{}')[0]}{{}}.fused {given.name}"

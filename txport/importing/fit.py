@@ -173,7 +173,8 @@ def _words(rule: object) -> str:
 
 
 def _wanted(name: str, made: Plan) -> Wanted:
-    pieces, shape = made.made.get(name, ()), made.expected[name]
+    pieces = made.made.get(name, ())
+    shape = made.expected[name]
     of = " = ".join(str(piece.value) for piece in pieces)
     if name in made.misshapen:
         return Wanted(name, shape, "misshapen", of, made.misshapen[name])

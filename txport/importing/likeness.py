@@ -146,7 +146,8 @@ def role_of(name: str, shape: Shape = ()) -> Role:
     numbers = [int(each) for each in re.findall(r"(?<=[a-z_./])\d{1,9}", behind or name)]
     side = next((each for each in ("decoder", "encoder") if each in above), "")
     last = [each for each in ("bias", "weight") if each in _words(re.split(r"[./_]", name)[-1])]
-    kind, number = (last or ["weight"])[0], (numbers or [0])[-1]
+    kind = (last or ["weight"])[0]
+    number = (numbers or [0])[-1]
     if not is_layered:
         part = next((each for each in ("positions", "embedding", "projection") if each in own), "")
         return Role(side, part, "norm" if "norm" in own else "", kind, number)

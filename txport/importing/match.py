@@ -78,7 +78,8 @@ def _ends(state: Match) -> Match:
     """Pair a map of which a name says only that something ends there with the one such map that is left."""
     pairs = []
     for each in state.given:
-        side, kind = each.role.side, each.role.kind
+        side = each.role.side
+        kind = each.role.kind
         alike = [one for one in state.given if _is_end(one.role) and (one.role.side, one.role.kind) == (side, kind)]
         own = [one for one in state.own if one.role.what in LAST and (one.role.side, one.role.kind) == (side, kind)]
         if alike == [each] and len(own) == 1 and _fits(each, own[0]):
@@ -144,7 +145,8 @@ def _sided(given: Sequence[Template], sides: set[str]) -> list[Template]:
 
 def _taken(state: Match, pairs: Iterable[Pair]) -> Match:
     pairs = tuple(pairs)
-    given, own = {id(each.given) for each in pairs}, {id(one) for each in pairs for one in each.own}
+    given = {id(each.given) for each in pairs}
+    own = {id(one) for each in pairs for one in each.own}
     return Match(
         (*state.pairs, *pairs),
         tuple(each for each in state.given if id(each) not in given),

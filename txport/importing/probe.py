@@ -31,7 +31,8 @@ LAYERS, TOKENS = 1, 48  # of the models
 Place = tuple[str, int]  # a tensor and an axis
 Product = tuple[int, tuple[str, ...]]  # a number, and the fields of a config that it is multiplied by
 UNSEEN = ("dropout",)  # of training
-HEADS, SIZE = ("heads", "key_heads"), "head_size"
+HEADS = ("heads", "key_heads")
+SIZE = "head_size"
 USUAL = (32, 64, 128)  # sizes of heads
 
 
@@ -106,7 +107,9 @@ def dims_of(variant: Variant) -> tuple[dict[Place, Product], dict[str, str]]:
     Each size of the config is doubled in turn, and the dims that double are products of it.
     """
     base = {**_base(variant.architecture), **dict(variant.values)}
-    before, made, same = dict(variant.shapes), dict[Place, tuple[str, ...]](), dict[str, str]()
+    before = dict(variant.shapes)
+    made = dict[Place, tuple[str, ...]]()
+    same = dict[str, str]()
     sizes = [
         field for field in base if _is_size(variant.architecture, field) and type(base[field]) is int and base[field]
     ]
@@ -115,7 +118,8 @@ def dims_of(variant: Variant) -> tuple[dict[Place, Product], dict[str, str]]:
     for first, other in itertools.combinations(bound, 2):
         together = _built(variant.architecture, {**base, first: 2 * base[first], other: 2 * base[other]})
         if together is not None and base[first] == base[other]:
-            alone[first], same[other] = together, first
+            alone[first] = together
+            same[other] = first
     for field, model in alone.items():
         for name, shape in before.items() if model is not None else ():
             after = tuple(model.get_parameter(name).shape) if model is not None else shape
@@ -143,7 +147,8 @@ def asked(
     Values that change neither what a model computes nor its facts are not asked for.
     """
     kind = architecture.find(variant.architecture).config
-    base, choices = {**_base(variant.architecture), **dict(variant.values)}, kind.choices()
+    base = {**_base(variant.architecture), **dict(variant.values)}
+    choices = kind.choices()
     others = dict(_choices(variant.architecture))
     for each in dataclasses.fields(kind):
         if each.name in known or each.name in UNSEEN:

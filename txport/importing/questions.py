@@ -95,7 +95,8 @@ def _may_hold(given: Template, parts: Sequence[Template], sizes: Sizes) -> bool:
         return False
     if whole is not None:
         return given.shape in (whole, whole[::-1])
-    least, most = min(given.shape), max(given.shape)
+    least = min(given.shape)
+    most = max(given.shape)
     if len(parts) == len(FUSED["qkv"]):  # of which keys and values may be smaller than queries
         return len(given.shape) == 2 and least < most <= len(parts) * least
     return len(given.shape) == 2 and most == len(parts) * least

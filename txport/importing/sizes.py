@@ -80,7 +80,8 @@ def _size(sizes: Sizes, pair: Pair, axis: int) -> int | None:
 def _learn(sizes: Sizes, pair: Pair, shape: Sequence[int]) -> None:
     """Take the sizes of a tensor of this shape."""
     for axis, size in enumerate(shape):
-        unknown, left = [], size
+        unknown = []
+        left = size
         for own in pair.own if axis == 0 else pair.own[:1]:
             factor, fields = sizes.dims.get((own.names[0], axis), (0, ()))
             if not fields:

@@ -16,7 +16,8 @@ from txport.system.terminal import one_line
 LONGEST = 60  # characters of a name
 WIDTH, BOX, ARROW, EDGE = 440, 220, 34, 12  # of the diagram
 ROOM = 28  # characters that a box has room for; more are set closer
-MIDDLE, REACH = WIDTH // 2, 28
+MIDDLE = WIDTH // 2
+REACH = 28
 TIP = (
     '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     '<path d="M0 0 8 4 0 8z" class="tip"/></marker></defs>'
@@ -60,7 +61,9 @@ def _running(manifest: Manifest) -> set[str]:
 
 
 def _stops(manifest: Manifest) -> Iterator[Stop]:
-    graphs, facts, stepping = manifest.graphs, manifest.facts, STEP in manifest.graphs
+    graphs = manifest.graphs
+    facts = manifest.facts
+    stepping = STEP in manifest.graphs
     each = "once a token" if _has_past(manifest) else "once a token, over all so far"
     if facts.task == "encode":
         yield Stop("ids of a text")
@@ -104,7 +107,8 @@ def _high(stop: Stop) -> int:
 
 def _stop(stop: Stop, top: int) -> Iterator[str]:
     """A box and the arrow that leads to it from above."""
-    left, high = MIDDLE - BOX // 2, _high(stop)
+    left = MIDDLE - BOX // 2
+    high = _high(stop)
     kind, corner = ("graph", 6) if stop.file else ("value", 15)
     if top > EDGE:
         yield f'<path d="M{MIDDLE} {top - ARROW}V{top - 1}" class="arrow" marker-end="url(#tip)"/>'
@@ -119,7 +123,8 @@ def _stop(stop: Stop, top: int) -> Iterator[str]:
 
 def _loops(manifest: Manifest, top: int, chosen: int) -> Iterator[str]:
     """The state from each step to the next at the left, the chosen token at the right."""
-    left, right = MIDDLE - BOX // 2, MIDDLE + BOX // 2
+    left = MIDDLE - BOX // 2
+    right = MIDDLE + BOX // 2
     lines = []
     if _has_past(manifest):
         state = f"M{left} {top + 36}H{left - REACH}V{top + 12}H{left - 1}"
@@ -181,7 +186,8 @@ def _squarified(areas: Sequence[float], x: float, y: float, width: float, tall: 
         count = 1
         while count < len(rest) and _worst(rest[: count + 1], side) <= _worst(rest[:count], side):
             count += 1
-        row, rest = rest[:count], rest[count:]
+        row = rest[:count]
+        rest = rest[count:]
         thick = sum(row) / side if side else 0.0
         along = 0.0
         for area in row:
@@ -190,9 +196,11 @@ def _squarified(areas: Sequence[float], x: float, y: float, width: float, tall: 
             found.append((x, y + along, thick, length) if is_tall else (x + along, y, length, thick))
             along += length
         if width >= tall:
-            x, width = x + thick, width - thick
+            x = x + thick
+            width = width - thick
         else:
-            y, tall = y + thick, tall - thick
+            y = y + thick
+            tall = tall - thick
     return found
 
 
@@ -206,7 +214,8 @@ def _worst(row: Sequence[float], side: float) -> float:
 
 def bar(part: Part, largest: int, kinds: Sequence[str]) -> str:
     """The bytes of a part as a bar, with a colour for each way in which they are held."""
-    shapes, x = [], 0.0
+    shapes = []
+    x = 0.0
     for kind, size in sorted(part.held.items(), key=lambda each: kinds.index(each[0])):
         width = 100 * size / largest if largest else 0.0
         shapes.append(f'<rect x="{x:.2f}" width="{width:.2f}" height="10" class="k{kinds.index(kind) % COLOURS}"/>')

@@ -36,7 +36,8 @@ def kind(manifest: ForeignManifest, role: str) -> str:
 
 def steps(manifest: ForeignManifest) -> list[str]:
     """The loop that a program writes around the graphs, as Markdown."""
-    graphs, facts = manifest.read, manifest.facts
+    graphs = manifest.read
+    facts = manifest.facts
     if facts.task == "encode":
         vocabulary = facts.vocabulary
         ids = f"Make the ids of the text: {around(vocabulary.before, vocabulary.after)}; at most {vocabulary.longest}."
@@ -75,7 +76,8 @@ def _begin(manifest: ForeignManifest, settings: Settings) -> Iterator[str]:
 
 
 def _decode(manifest: ForeignManifest) -> Iterator[str]:
-    decoder, later = manifest.read[DECODER], manifest.read.get(LATER)
+    decoder = manifest.read[DECODER]
+    later = manifest.read.get(LATER)
     first = "the first token" if ENCODER in manifest.read else "the whole prompt"
     if later is not None:
         yield f"{_run(decoder)}, for {first}."

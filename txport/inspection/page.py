@@ -143,7 +143,8 @@ def _weights(bundle: Bundle) -> Iterator[str]:
     parts = parts_of(bundle)
     held = by_kind(parts)
     kinds = [kind for kind, _ in held.most_common()]
-    total, most = held.total(), max((part.bytes for part in parts), default=0)
+    total = held.total()
+    most = max((part.bytes for part in parts), default=0)
     where = "would take" if bundle.manifest.weightless else "take"
     yield (
         f"<p>The weights {where} {readable(total)}. What several graphs read from one file counts once; what each "

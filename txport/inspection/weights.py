@@ -31,7 +31,9 @@ class Part:
 
 def parts_of(bundle: Bundle) -> list[Part]:
     """The parts in the order of the graphs; what several graphs read of one file counts once."""
-    manifest, found, seen = bundle.manifest, dict[str, Part](), set[tuple[str, int]]()
+    manifest = bundle.manifest
+    found = dict[str, Part]()
+    seen = set[tuple[str, int]]()
     kinds, names = _tables(manifest)
     for role in manifest.graphs:
         for each in read_initializers(bundle.file(role)):
@@ -48,7 +50,8 @@ def parts_of(bundle: Bundle) -> list[Part]:
 
 def _tables(manifest: Manifest) -> tuple[dict[str, str], dict[str, str]]:
     """How the weights in an initializer are held, and a weight of the checkpoint that is in it; for scales too."""
-    kinds, names = dict[str, str](), dict[str, str]()
+    kinds = dict[str, str]()
+    names = dict[str, str]()
     for initializer, stored in manifest.weights.items():
         for name in (initializer, stored.scales, stored.lookup_scales, stored.lookup_zeros):
             if name is not None:

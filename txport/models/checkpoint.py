@@ -97,7 +97,8 @@ class Checkpoint:
         """What gives a weight that the outline has no numbers of, by any of its names; None where it has them all."""
         if self.read is None:
             return None
-        first, read = first_names(self.outline), self.read
+        first = first_names(self.outline)
+        read = self.read
         return lambda name: read(first[name])
 
     @property
@@ -179,7 +180,8 @@ def config_of(folder: Path) -> Config:
 def _require_memory(model: Model, path: Path) -> None:
     """Raise `ConfigError` for a model that no machine can hold, `MemoryError` for one that this one can't."""
     sizes_of = [4 * each.numel() for each in (*model.parameters(), *model.buffers())]
-    size, largest = sum(sizes_of), max(sizes_of)
+    size = sum(sizes_of)
+    largest = max(sizes_of)
     if size > MOST_MEMORY:
         sizes = f"{readable(size)} in fp32, the most that is taken is {readable(MOST_MEMORY)}"
         raise ConfigError(f"{path}: a model of these sizes needs {sizes}; check its width and its vocabularies")
@@ -198,7 +200,8 @@ def is_large(model: Model) -> bool:
 
 def random_checkpoint(preset: str) -> Checkpoint:
     """A published size with seeded random weights, for benchmarks and tests; the same on every machine."""
-    config, name = preset_config(preset), PRESET + preset
+    config = preset_config(preset)
+    name = PRESET + preset
     model = outline(architecture.of(config).build, config)
     read = drawn(model)
     if is_large(model):

@@ -18,7 +18,8 @@ from txport.system.documents import DocumentError, read_json
 LARGEST = 1 << 24  # of any size, so that no product of two overflows
 LISTED = 10  # keys in an error
 LARGEST_FILE = 1 << 20  # bytes of a config.json
-MOST_LAYERS, LONGEST = 1 << 10, 1 << 20
+MOST_LAYERS = 1 << 10
+LONGEST = 1 << 20
 TYPES: Callable[[Any], Mapping[str, Any]] = cache(get_type_hints)  # of the fields of a kind of config
 BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "at least": operator.ge,
@@ -114,7 +115,8 @@ def _describe_unknown(key: str, known: Mapping[str, object]) -> str:
 
 def _wrong_types(config: Config) -> Iterator[str]:
     for name, hint in TYPES(type(config)).items():
-        value, optional = getattr(config, name), NoneType in get_args(hint)
+        value = getattr(config, name)
+        optional = NoneType in get_args(hint)
         kind = next((each for each in get_args(hint) if each is not NoneType), hint) if optional else hint
         if str(kind).startswith("tuple"):
             inner = get_args(kind)[0]

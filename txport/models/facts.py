@@ -194,7 +194,8 @@ class Facts:
         """The facts of JSON values; `KeyError`, `TypeError` or `ValueError` for values that can't be facts."""
         values = {**RARE, **values} if isinstance(values, Mapping) else values
         require_keys("facts", values, cls)
-        source, target = values["source"], values["target"]
+        source = values["source"]
+        target = values["target"]
         attention = values["attention"]
         facts = cls(
             task=values["task"],
@@ -276,7 +277,8 @@ def _problems_of_outputs(facts: Facts) -> Iterator[str]:
 
 def _problems_of_labels(facts: Facts) -> Iterator[str]:
     """Labels need a function, which must tell them apart."""
-    function, allowed = facts.function_to_apply, get_args(Function)
+    function = facts.function_to_apply
+    allowed = get_args(Function)
     if function is not None and not facts.labels:
         yield f"function_to_apply is for models with labels, got {quoted(function)}"
     elif facts.labels and function not in allowed:

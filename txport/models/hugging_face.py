@@ -63,7 +63,8 @@ def special_tokens(tokens: Tokens) -> dict[str, int]:
 
 def encoder_tokens(tokens: Tokens) -> dict[str, int]:
     """The special tokens of a model that only encodes, by the names that `AutoTokenizer` has for them."""
-    start, end = next(iter(tokens.before), None), next(iter(tokens.after), None)
+    start = next(iter(tokens.before), None)
+    end = next(iter(tokens.after), None)
     found = {"pad_token": tokens.pad, "cls_token": start, "sep_token": end, "mask_token": tokens.mask}
     return {name: id_ for name, id_ in found.items() if id_ is not None}
 

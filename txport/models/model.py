@@ -46,7 +46,8 @@ class Model(nn.Module):
 
     def __init__(self, config: Config, facts: Facts) -> None:
         super().__init__()
-        self.config, self.facts = config, facts
+        self.config = config
+        self.facts = facts
 
     def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
         """What an encoder makes of sources: (..., D)."""
@@ -110,7 +111,8 @@ class Model(nn.Module):
         `mask` (B, P + T) is True on real tokens. -> logits (B, T, V), or those from token `first` on, and the state of
         P + T. Padding sees itself: of nothing at all, what attention gives would be a matter of rounding.
         """
-        past, length = _past(state), tokens.shape[1]
+        past = _past(state)
+        length = tokens.shape[1]
         hidden = before_mask(length, past, tokens.device) & ~mask[:, None, None, :]  # (B, 1, T, P + T)
         seen = causal_mask(length, past, tokens.device) & ~hidden
         ops = PlainOps(places, additive(seen, next(self.parameters()).dtype), state)

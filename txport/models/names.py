@@ -147,7 +147,8 @@ def _peft(path: Path) -> str:
         values = read_json(path)
     except DocumentError:
         values = {}
-    kind, base = values.get("peft_type"), values.get("base_model_name_or_path")
+    kind = values.get("peft_type")
+    base = values.get("base_model_name_or_path")
     name = "a LoRA" if kind == "LORA" else "an adapter of PEFT"
     of = quoted(base) if isinstance(base, str) and base else "another model"
     return f"{name} of {of}; merge it into that (merge_and_unload), and save the whole model (save_pretrained)"

@@ -62,9 +62,11 @@ class PlainOps:
         source: Tensor | None = None,
         source_mask: Tensor | None = None,
     ) -> None:
-        self.places, self.mask = places, mask
+        self.places = places
+        self.mask = mask
         self.state: State = dict(state or {})
-        self.source, self.source_mask = source, source_mask
+        self.source = source
+        self.source_mask = source_mask
         self.weights: dict[int, Tensor] = {}
         self._masks: dict[Window, Tensor] = {}
         self._caches = {(each.layer, each.owner, each.role): each for each in self.state}
@@ -90,7 +92,8 @@ class PlainOps:
         if part.over == "source":
             mixed = self._over_source(part, x, layer)
         else:
-            query, key = part.queries(part.query(x), self.places), part.keys(part.key(x), self.places)
+            query = part.queries(part.query(x), self.places)
+            key = part.keys(part.key(x), self.places)
             key, value = self._kept(layer, key, part.split(part.value(x)))
             distances = self._distances(key) if part.uses_distances else None
             mixed, _ = part.core(query, key, value, self._mask_of(part, key), distances)
@@ -131,7 +134,8 @@ class PlainOps:
 
     def _distances(self, key: Tensor) -> Tensor:
         """How far each key lies behind each query: (T, S); the queries are the last of them."""
-        size, new = key.shape[2], self.places.shape[-1]
+        size = key.shape[2]
+        new = self.places.shape[-1]
         places = torch.arange(size, device=key.device)
         return places[None, :] - places[size - new :][:, None]
 

@@ -46,7 +46,8 @@ def longest_sentence(folder: Path) -> int | None:
         raise ConfigError(f"{folder / SENTENCES_TOO}: default_prompt_name {quoted(name)} can't be expressed")
     if not (folder / SENTENCES).is_file():
         return None
-    path, values = folder / SENTENCES, read_config(folder / SENTENCES)
+    path = folder / SENTENCES
+    values = read_config(folder / SENTENCES)
     if values.get("do_lower_case"):
         raise ConfigError(f"{path}: do_lower_case can't be expressed; let the tokenizer do it")
     longest = values.get("max_seq_length")

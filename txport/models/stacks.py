@@ -45,7 +45,8 @@ class EncoderDecoder(Model):
         source_embedding: Callable[[], nn.Module] | None = None,
     ) -> None:
         super().__init__(config, facts)
-        self.scale, self.log_probs = scale, log_probs
+        self.scale = scale
+        self.log_probs = log_probs
         self.source_embedding: Any = source_embedding() if source_embedding else embedding(facts.reads.size)
         self.encoder = nn.ModuleList(layer("encoder") for _ in range(layers[0]))
         self.encoder_norm = final_norm()

@@ -50,7 +50,8 @@ def require_sound(checkpoint: Checkpoint) -> None:
 
 
 def _seq2seq(model: Adapted, draw: Draw) -> Iterator[str]:
-    facts, sources = model.facts, draw.sources(*SOURCES)
+    facts = model.facts
+    sources = draw.sources(*SOURCES)
     ids, lengths = map(torch.from_numpy, pad(sources, facts.vocabulary.pad))
     memory = model.encode(ids, lengths)
     _require(model, "encode", "states", memory.states, (*ids.shape, facts.width))
@@ -94,7 +95,8 @@ def _causal(model: Adapted, draw: Draw) -> Iterator[str]:
 
 
 def _encode(model: Adapted, draw: Draw) -> Iterator[str]:
-    facts, sources = model.facts, draw.sources(*SOURCES)
+    facts = model.facts
+    sources = draw.sources(*SOURCES)
     ids, lengths = map(torch.from_numpy, pad(sources, facts.vocabulary.pad))
     mask = torch.arange(ids.shape[1])[None, :] < lengths[:, None]
     found = model.infer(ids, mask)
@@ -135,7 +137,8 @@ def _steps(model: Adapted, tokens: Tensor, run: Run) -> Iterator[str]:
     other[:, -1] = (other[:, -1] + 1) % model.facts.writes.size
     if (off := _off(whole.logits[:, :-1], run(other, model.empty_state(rows)).logits[:, :-1])) is not None:
         yield f"step lets a token see those after it, by {off:.2g}: mask attention with inputs.seen"
-    state, done = model.empty_state(rows), 0
+    state = model.empty_state(rows)
+    done = 0
     for piece in PIECES:
         found = run(tokens[:, done : done + piece], state)
         _require_decoded(model, found, done + piece, tokens[:, done : done + piece])
@@ -146,7 +149,8 @@ def _steps(model: Adapted, tokens: Tensor, run: Run) -> Iterator[str]:
         if (off := _off(whole.logits[:, done : done + piece], found.logits)) is not None:
             what = f"step gives other logits over a cache of {done} tokens than at once, by {off:.2g}"
             yield f"{what}: what it keeps, or the places and the mask that it takes, do not fit"
-        state, done = dict(found.state), done + piece
+        state = dict(found.state)
+        done = done + piece
 
 
 def _require_decoded(model: Adapted, found: Decoded, length: int, tokens: Tensor) -> None:
@@ -215,8 +219,10 @@ def note_on_lengths(bundle: Bundle, checkpoint: Checkpoint) -> str:
 
 def _wrong_where_traced(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[bool]:
     """Each output of each graph over random inputs: whether it differs from PyTorch's."""
-    reference, rng = Reference(exact_of(bundle, checkpoint), bundle.manifest), np.random.default_rng(0)
-    runtime, tolerance = runtimes.load("ort", bundle), tolerance_of(bundle.manifest.precision)
+    reference = Reference(exact_of(bundle, checkpoint), bundle.manifest)
+    rng = np.random.default_rng(0)
+    runtime = runtimes.load("ort", bundle)
+    tolerance = tolerance_of(bundle.manifest.precision)
     for role, graph in bundle.manifest.graphs.items():
         if not graph.has_weights:
             continue
@@ -229,7 +235,8 @@ def _wrong_where_traced(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[bool
 
 def _inputs(graph: Graph, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
     """Something for each input, as long as in the trace; a state of zeros, which is one of tokens too."""
-    lengths, found = lengths_of(graph), {}
+    lengths = lengths_of(graph)
+    found = {}
     size = min(facts.reads.size, facts.writes.size)
     for port in graph.inputs:
         dims = [lengths[dim] if isinstance(dim, str) else dim for dim in port.dims]

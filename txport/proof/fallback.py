@@ -41,7 +41,8 @@ def fall_back_to_fp32(
     or, if not even that helps, one with all in fp32. Raises `ParityError` before more than the share `limit` of the
     weights would stay in fp32.
     """
-    size, kept = bundle.size, list[str]()
+    size = bundle.size
+    kept = list[str]()
     matrices = [stored.weights for stored in bundle.manifest.quantization.values()]
     while not report.passed and (worst := [name for name in worst_matrices(bundle, checkpoint) if name not in kept]):
         wanted = [kept + worst[: count + 1] for count in range(max(1, len(kept)))]
@@ -64,7 +65,8 @@ def kept_share(model: Model, matrices: Iterable[Sequence[str]], kept: Iterable[s
 
     Beside `kept`, that is what is packed with them; a tied tensor counts once.
     """
-    first, parameters = first_names(model), dict(model.named_parameters())
+    first = first_names(model)
+    parameters = dict(model.named_parameters())
     packs = [{first[name] for name in names} for names in matrices]
     names = {first[name] for name in kept}
     every, plain = (
@@ -104,7 +106,9 @@ def worst_matrices(bundle: Bundle, checkpoint: Checkpoint, seed: int = 0) -> lis
 
     The error of the weights, on what PyTorch multiplies with them, and that of the activations, seen in the graph.
     """
-    cases, manifest, checkpoint = draw_cases(bundle, seed), bundle.manifest, checkpoint.in_memory(COPIES)
+    cases = draw_cases(bundle, seed)
+    manifest = bundle.manifest
+    checkpoint = checkpoint.in_memory(COPIES)
     exact = Reference(Exact.of(checkpoint.model), manifest)
     calls = (call for case in cases for call in exact.replay(case, seed))
     errors = {each.name: each.error for each in roundings(bundle, checkpoint.model, linear_inputs(exact.model, calls))}

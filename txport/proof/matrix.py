@@ -169,7 +169,8 @@ def _cells(
 ) -> Iterator[Cell]:
     proven = runtimes.home(kind[0])
     others = [each for each in tried if each not in (proven, USUAL)]
-    blank, begun = Cell(*kind, *proven, FAIL), time.perf_counter()
+    blank = Cell(*kind, *proven, FAIL)
+    begun = time.perf_counter()
     try:
         progress(f"{' '.join(kind)}: exporting")
         bundle = write(checkpoint, path, target=kind[0], precision=kind[1])
@@ -216,7 +217,8 @@ def _why(error: Exception, path: Path) -> str:
 
 
 def _judge(blank: Cell, report: Report, begun: float) -> Cell:
-    summary, ties = report.summary(), report.near_ties
+    summary = report.summary()
+    ties = report.near_ties
     verdict = FAIL if not report.passed else NEAR_TIE if ties else PASS
     return replace(
         blank,

@@ -28,7 +28,8 @@ EXACT, HALF = 8, 2  # bytes of a weight in float64, and in 16 bits
 
 def require_room(checkpoint: Checkpoint, target: str, precision: str) -> None:
     """Raise `UnavailableError` where there is clearly too little memory for a proof, with what would fit."""
-    free, needed = memory.available(), memory_for(checkpoint, target, precision)
+    free = memory.available()
+    needed = memory_for(checkpoint, target, precision)
     if free is None or needed <= free:
         return
     targets = ("portable",) if isinstance(checkpoint.outline, Adapted) else ("portable", "cpu")

@@ -69,7 +69,8 @@ def _add_golden(bundle: Bundle, checkpoint: Checkpoint) -> None:
 
 
 def _record_generation(bundle: Bundle, exact: Exact, tolerance: Tolerance, real: Ids, size: golden.Size) -> None:
-    model, noise_of = exact.model, tolerance.lasting_noise
+    model = exact.model
+    noise_of = tolerance.lasting_noise
     found = golden.record(TorchRuntime(model), model.facts, real, exact.rounding_errors, noise_of, size)
     golden.save_golden(bundle.path / GOLDEN, found)
 

@@ -159,7 +159,9 @@ class running:  # noqa: N801 - a context manager, and no generator: each step ha
     """
 
     def __init__(self, role: str, engine: str, explain: Explain | None = None) -> None:
-        self._role, self._engine, self._explain = role, engine, explain
+        self._role = role
+        self._engine = engine
+        self._explain = explain
 
     def __enter__(self) -> None:
         pass
@@ -208,7 +210,8 @@ def _best_two(logits: Floats) -> Ints:
 
 def _best_few(logits: Floats, top: int) -> Ints:
     """In little more than one pass: they are in those of `CLASSES` classes of tokens whose largest are the largest."""
-    rows, size = np.arange(len(logits))[:, None], logits.shape[1]
+    rows = np.arange(len(logits))[:, None]
+    size = logits.shape[1]
     whole = size - size % CLASSES
     largest = logits[:, :whole].reshape(len(logits), -1, CLASSES).max(axis=1)  # token -> class: id % CLASSES
     classes = np.argpartition(-largest, top - 1, axis=1)[:, :top]

@@ -39,7 +39,8 @@ def outputs_of(facts: Facts, found: Mapping[str, NDArray[Any]], rows: int, lengt
     """
     outputs: Outputs = {}
     for each in facts.outputs:
-        array, wanted = found[each.name], each.shape(rows, padded)
+        array = found[each.name]
+        wanted = each.shape(rows, padded)
         if array.shape != wanted:
             what = f"{each.name} of shape {array.shape}, expected {wanted}"
             raise RunError(f"the graph gives {what}; the bundle is damaged, and `txport verify` says where")

@@ -70,7 +70,9 @@ class PortableRuntime(Generic[T]):
     """`Runtime` and `GraphRuntime` over an engine."""
 
     def __init__(self, engine: Engine[T], manifest: Manifest) -> None:
-        self._engine, self._manifest, self._facts = engine, manifest, manifest.facts
+        self._engine = engine
+        self._manifest = manifest
+        self._facts = manifest.facts
         self._graphs = manifest.graphs
         self._decoder = self._graphs.get(DECODER)
         self._becomes = {} if self._decoder is None else self._decoder.becomes
@@ -149,7 +151,8 @@ class PortableRuntime(Generic[T]):
 
     def select(self, state: PortableState[T], rows: Ints) -> PortableState[T]:
         """See `Runtime.select`; rows are gathered where the tensors live, sources only where rows get others."""
-        inputs, sources = {**state.tensors, ROWS: self._engine.from_numpy(rows)}, state.sources[rows]
+        inputs = {**state.tensors, ROWS: self._engine.from_numpy(rows)}
+        sources = state.sources[rows]
         stays = self._graphs[SELECT].of_source if np.array_equal(sources, state.sources) else ()
         moves = [name for name in state.tensors if name not in stays]
         results = self._engine.run(SELECT, inputs, [f"selected.{name}" for name in moves])

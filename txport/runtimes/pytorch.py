@@ -27,7 +27,8 @@ class TorchRuntime:
     """`Runtime` over the reference model, on one device; a model in float64 gives float64, any other float32."""
 
     def __init__(self, model: Model, device: str = "cpu") -> None:
-        self._model, self._device = model, torch.device(device)
+        self._model = model
+        self._device = torch.device(device)
 
     @torch.inference_mode()
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> TorchState:
@@ -57,13 +58,15 @@ class TorchRuntime:
         self, tokens: Ints, state: TorchState, *, top: int | None = None, normalise: bool = True, align: bool = False
     ) -> tuple[Scores, TorchState]:
         """See `Runtime.step`."""
-        model, new = self._model, self._tensor(tokens)[:, None]
+        model = self._model
+        new = self._tensor(tokens)[:, None]
         if isinstance(state.memory, Tensor):
             mask = torch.cat([state.memory, state.memory.new_ones(len(new), 1)], 1)
             found = model.extend(new, mask, state.memory.sum(1, keepdim=True), state.state)
             memory: Memory | Tensor = mask
         else:
-            found, memory = model.decode(new, state.memory, state.state), state.memory
+            found = model.decode(new, state.memory, state.state)
+            memory = state.memory
         last = found.logits[:, -1].cpu()
         given = scores((last if last.dtype == torch.float64 else last.float()).numpy(), top, normalise)
         if align:
@@ -75,7 +78,8 @@ class TorchRuntime:
     @torch.inference_mode()
     def select(self, state: TorchState, rows: Ints) -> TorchState:
         """See `Runtime.select`."""
-        index, memory = self._tensor(rows), state.memory
+        index = self._tensor(rows)
+        memory = state.memory
         if isinstance(memory, Tensor):
             kept: Memory | Tensor = memory[index]
         else:

@@ -51,7 +51,8 @@ class LayerNormalization(OpRun):
         stash_type: int = 1,
     ) -> tuple[NDArray[Any], ...]:
         assert stash_type == onnx.TensorProto.FLOAT
-        values, axes = x.astype(np.float32), tuple(range(axis % x.ndim, x.ndim))
+        values = x.astype(np.float32)
+        axes = tuple(range(axis % x.ndim, x.ndim))
         mean = values.mean(axes, keepdims=True)
         deviation = values - mean
         inverse = 1 / np.sqrt(np.square(deviation).mean(axes, keepdims=True) + np.float32(epsilon))

@@ -40,7 +40,9 @@ class SingleRuntime(Generic[T]):
     """One run from sources, or prompts, to targets. It is a `Runtime` that refuses to be run step by step."""
 
     def __init__(self, engine: Engine[T], manifest: Manifest) -> None:
-        self._engine, self._manifest, self.facts = engine, manifest, manifest.facts
+        self._engine = engine
+        self._manifest = manifest
+        self.facts = manifest.facts
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -100,7 +100,8 @@ def _one_by_one(
     """The results of each batch; before its work is ended, that on the next one begins, if there is memory for both."""
     following: Callable[[], list[Result]] | None = None
     for at, batch in enumerate(batches):
-        end, following = following or begin(batch), None
+        end = following or begin(batch)
+        following = None
         if at + 1 < len(batches):
             following = _begun(begin, batches[at + 1])
         try:

@@ -57,17 +57,22 @@ class Beams:
     def __init__(
         self, lengths: Ints, prefix_lengths: Ints, limits: Ints, options: SearchOptions, ends: tuple[int, ...]
     ) -> None:
-        self._options, self._ends = options, np.asarray(ends)
-        self._source_lengths, self._prefix_lengths, self._limits = lengths, prefix_lengths, limits
+        self._options = options
+        self._ends = np.asarray(ends)
+        self._source_lengths = lengths
+        self._prefix_lengths = prefix_lengths
+        self._limits = limits
         self._size = options.beams // options.beam_groups
-        count, kept = len(prefix_lengths), options.kept
+        count = len(prefix_lengths)
+        kept = options.kept
         self._running = np.arange(count)
         self._sums: Doubles = np.zeros((count, 1))  # (S, W), the best first
         self._places: Ints = np.zeros((count, 1), np.int64)  # which row of its source each of them is: (S, W)
         self._steps: list[Turn] = []
         self._attention: list[Floats] = []  # the attention of the rows of each step, beam by beam: (B, W, A) each
         self._seen: Doubles = np.zeros((count, 1, 1))  # all attention of each of them: (S, W, A)
-        scores, log_probs = np.full((count, kept), -np.inf), np.zeros((count, kept))
+        scores = np.full((count, kept), -np.inf)
+        log_probs = np.zeros((count, kept))
         steps, beams, end_tokens = np.zeros((3, count, kept), np.int64)
         self._finished = Finished(scores, steps, beams, end_tokens, log_probs)
         self.last: Ints = np.zeros(count, np.int64)  # the newest token of each running row
@@ -85,7 +90,8 @@ class Beams:
 
     def advance(self, log_probs: Floats, ids: Ints, attention: Floats | None = None) -> Ints:
         """Candidates (S x W, C) of every row, its attention (S x W, A) -> which row each that goes on comes from."""
-        size, (sources, width) = self._size, self._sums.shape
+        size = self._size
+        sources, width = self._sums.shape
         at = np.arange(sources)[:, None]
         seen = self._attend(attention)
         values: Doubles = log_probs.reshape(sources, width, -1)[at, self._places].astype(np.float64)  # (S, W, C)
@@ -97,21 +103,29 @@ class Beams:
         ended = (step.tokens[:, :, None] == self._ends).any(axis=2)
         if ended.any() or order.shape[1] < size:
             step, totals = self._part(step, totals, ended, seen)
-        step, sums, self._sums = step.map(lambda part: part[:, :size]), self._sums, totals[:, :size]
+        step = step.map(lambda part: part[:, :size])
+        sums = self._sums
+        self._sums = totals[:, :size]
         self._record(step)
         self._cut_off(sums)
         self._seen = seen[at, step.parents] if seen.size else seen
-        before, tokens = self._places[at, step.parents], step.tokens  # where the row of each parent lies
+        before = self._places[at, step.parents]  # where the row of each parent lies
+        tokens = step.tokens
         starts = width * at
         if (done := self._are_done()).any():
             kept = ~done
-            self._running, self._sums, tokens = self._running[kept], self._sums[kept], tokens[kept]
+            self._running = self._running[kept]
+            self._sums = self._sums[kept]
+            tokens = tokens[kept]
             self._seen = self._seen[kept]
-            before, starts, at = before[kept], starts[kept], at[: np.count_nonzero(kept)]
+            before = before[kept]
+            starts = starts[kept]
+            at = at[: np.count_nonzero(kept)]
         self._places = settle(before)
         rows: Ints = np.empty(before.shape, np.int64)
         last: Ints = np.empty(before.shape, np.int64)
-        rows[at, self._places], last[at, self._places] = before + starts, tokens
+        rows[at, self._places] = before + starts
+        last[at, self._places] = tokens
         self.last = last.ravel()
         return rows.ravel()
 
@@ -125,9 +139,11 @@ class Beams:
         scores = self._finished.scores[:, :nbest]
         found: list[list[Found]] = [[] for _ in scores]
         for source, place in np.argwhere(scores != -np.inf).tolist():
-            at, length = (source, place), int(lengths[source, place])
+            at = (source, place)
+            length = int(lengths[source, place])
             aligned = self._alignment(source, rows[at][:length])
-            tokens, parts = ids[at][:length].tolist(), log_probs[at][:length].tolist()
+            tokens = ids[at][:length].tolist()
+            parts = log_probs[at][:length].tolist()
             found[source].append(Found(tuple(tokens), float(scores[at]), tuple(parts), aligned))
         return found
 
@@ -157,7 +173,8 @@ class Beams:
         """Keep attention (S x W, A); -> all of each beam so far, with that of the token which comes now."""
         if attention is None:
             return self._seen
-        (sources, width), at = self._sums.shape, np.arange(len(self._sums))[:, None]
+        sources, width = self._sums.shape
+        at = np.arange(len(self._sums))[:, None]
         own = attention.reshape(sources, width, -1)[at, self._places]  # (S, W, A)
         self._attention.append(np.zeros((len(self._prefix_lengths), *own.shape[1:]), np.float32))
         self._attention[-1][self._running] = own
@@ -172,7 +189,8 @@ class Beams:
 
     def _part(self, step: Turn, totals: Doubles, ended: Bools, seen: Doubles) -> tuple[Turn, Doubles]:
         """Of candidates, the best first: those that end compete with the finished ones, the others go on."""
-        size, at = self._size, np.arange(len(ended))[:, None]
+        size = self._size
+        at = np.arange(len(ended))[:, None]
         if (there := ended[:, :size].any(axis=1)).any():
             ending = step.map(lambda part: part[there, :size])
             sums = np.where(ended, totals, -np.inf)[there, :size]
@@ -189,8 +207,10 @@ class Beams:
         """Where no token may follow and nothing has ended, the hypotheses of the step before stand as they are."""
         stuck = (self._sums[:, 0] == -np.inf) & (self._finished.scores[self._running, 0] == -np.inf)
         if stuck.any():
-            sources, sums = self._running[stuck], sums[stuck]
-            beams, length = np.broadcast_to(np.arange(sums.shape[1]), sums.shape), len(self._steps) - 1
+            sources = self._running[stuck]
+            sums = sums[stuck]
+            beams = np.broadcast_to(np.arange(sums.shape[1]), sums.shape)
+            length = len(self._steps) - 1
             scores = self._score(sums, sources, length, self._seen[stuck], beams)
             self._compete(sources, beams, scores, np.full(sums.shape, NO_END), np.zeros(sums.shape), 2)
 
@@ -224,7 +244,8 @@ class Beams:
     ) -> None:
         """Hypotheses of some sources, after so many steps back and each from its beam, against their finished ones."""
         steps = np.full(beams.shape, len(self._steps) - back)
-        theirs, at = Finished(scores, steps, beams, ends, log_probs), np.arange(len(sources))[:, None]
+        theirs = Finished(scores, steps, beams, ends, log_probs)
+        at = np.arange(len(sources))[:, None]
         joined = Finished(
             *(np.concatenate([old[sources], new], axis=1) for old, new in zip(self._finished, theirs, strict=True))
         )
@@ -237,11 +258,14 @@ class Beams:
 
     def _are_done(self) -> Bools:
         """Of the running sources: (S,). Where the targets are as long as may be, all compete as they are."""
-        options, best, length = self._options, self._sums[:, 0], len(self._steps)
+        options = self._options
+        best = self._sums[:, 0]
+        length = len(self._steps)
         done: Bools = best == -np.inf
         full_length = self._limits[self._running] == length
         if full_length.any():
-            sources, sums = self._running[full_length], self._sums[full_length]
+            sources = self._running[full_length]
+            sums = self._sums[full_length]
             beams = np.broadcast_to(np.arange(sums.shape[1]), sums.shape)
             scores = self._score(sums, sources, length, self._seen[full_length], beams)
             self._compete(sources, beams, scores, np.full(sums.shape, NO_END), np.zeros(sums.shape))
@@ -262,14 +286,17 @@ class Beams:
 
     def _speak(self, nbest: int) -> tuple[Ints, Doubles, Ints, Ints]:
         """The best finished hypotheses: tokens (B, nbest, T), log-probs, beams they come from, lengths."""
-        finished, longest = self._finished.map(lambda part: part[:, :nbest]), len(self._steps) + 1
-        steps, beams = finished.steps, finished.beams
+        finished = self._finished.map(lambda part: part[:, :nbest])
+        longest = len(self._steps) + 1
+        steps = finished.steps
+        beams = finished.beams
         ids: Ints = np.repeat(finished.ends[..., None], longest, axis=2)
         log_probs: Doubles = np.repeat(finished.log_probs[..., None], longest, axis=2)
         rows: Ints = np.repeat(beams[..., None], longest, axis=2)
         sources = np.broadcast_to(np.arange(len(steps))[:, None], steps.shape)
         for number in reversed(range(len(self._steps))):
-            step, is_generated = self._steps[number], steps >= number
+            step = self._steps[number]
+            is_generated = steps >= number
             ids[:, :, number] = np.where(is_generated, step.tokens[sources, beams], finished.ends)
             log_probs[:, :, number] = np.where(is_generated, step.log_probs[sources, beams], finished.log_probs)
             rows[:, :, number] = beams = np.where(is_generated, step.parents[sources, beams], beams)
@@ -297,7 +324,8 @@ def settle(parents: Ints) -> Ints:
 
     So only the rows of parents who die are written anew.
     """
-    at, size = np.arange(len(parents))[:, None], parents.shape[1]
+    at = np.arange(len(parents))[:, None]
+    size = parents.shape[1]
     stays = ~(_earlier(size) & (parents[:, :, None] == parents[:, None, :])).any(axis=2)
     if stays.all():
         return parents

@@ -49,7 +49,8 @@ class Constraints:
         prompts: Sequence[Sequence[int]] = (),
     ) -> None:
         self._filler = facts.writes.pad
-        self._options, self._ends = options, np.asarray(options.ends(facts))
+        self._options = options
+        self._ends = np.asarray(options.ends(facts))
         self._suppressed = np.asarray(options.suppress_tokens, np.int64)
         self._needs_all_scores = _needs_all_scores(options)
         self._not_first = np.asarray(options.begin_suppress_tokens, np.int64)
@@ -75,7 +76,8 @@ class Constraints:
         `token_ids` (R, T) are the tokens of each row so far, from the start token, `sources` (R,) their sources.
         With `log`, processors see log-probabilities, and what they make of these is what a token adds to a score.
         """
-        normalise, aligns = log or self._options.scores, self._options.aligns
+        normalise = log or self._options.scores
+        aligns = self._options.aligns
         seen = self._seen(token_ids, sources)
         banned = self._banned(seen, token_ids.shape[1], sources)
         forced = self._forced(token_ids.shape[1], sources)
@@ -94,7 +96,8 @@ class Constraints:
         found = yield Step(token_ids[:, -1], count + _spare(banned.shape[1]), normalise, aligns)
         assert found is not None
         assert found.ids is not None
-        values, ids = found.values, found.ids
+        values = found.values
+        ids = found.ids
         if banned.shape[1]:
             values, ids = _without(values, ids, banned, count)
         return self._with_forced(values, ids, forced, found.attention)
@@ -132,7 +135,8 @@ class Constraints:
         if self._options.logits_processor is None:
             return values
         ids = np.where(seen == NOTHING, self._filler, seen)
-        shape, values = values.shape, np.asarray(self._options.logits_processor(values, ids), np.float32)
+        shape = values.shape
+        values = np.asarray(self._options.logits_processor(values, ids), np.float32)
         if values.shape != shape:
             raise UnsupportedError(f"logits_processor must return scores of shape {shape}, got {values.shape}")
         if forced is not None:  # it has no say in prefixes
@@ -145,7 +149,8 @@ class Constraints:
 
         `length` tokens of all that were seen are from the start token, or the last of the prompt, on.
         """
-        rows, options = len(sources), self._options
+        rows = len(sources)
+        options = self._options
         if not self._bans:
             return np.empty((rows, 0), np.int64)
         parts = [np.broadcast_to(self._suppressed, (rows, len(self._suppressed)))] if len(self._suppressed) else []
@@ -237,7 +242,8 @@ def _choose(
     else:
         best = scores(changed, count, normalise=False)
         assert best.ids is not None
-        changed, ids = best.values, best.ids
+        changed = best.values
+        ids = best.ids
     if own is None:
         return Candidates(changed, changed, ids, attention)
     own = own if count is None else np.take_along_axis(own, ids, axis=1)

@@ -39,7 +39,9 @@ class RequestGroup:
     """A search under way: which requests it serves, where its rows lie, and the step that it waits for."""
 
     def __init__(self, numbers: range, search: Search, rows: Ints) -> None:
-        self.numbers, self.search, self.rows = numbers, search, rows
+        self.numbers = numbers
+        self.search = search
+        self.rows = rows
         self.step: Step | None = None
 
 
@@ -54,8 +56,10 @@ class Scheduler:
         options: SearchOptions,
         slots: int,
     ) -> None:
-        self._runtime, self._requests = runtime, requests
-        self._facts, self._options = facts, options
+        self._runtime = runtime
+        self._requests = requests
+        self._facts = facts
+        self._options = options
         sources, prefixes = zip(*requests, strict=True)
         self._longest = longest_target(sources, facts, options, prefixes)
         self._width = options.rows
@@ -130,7 +134,8 @@ class Scheduler:
 
     def _move(self) -> None:
         if not np.array_equal(self._moves, still := np.arange(len(self._moves))):
-            self._state, self._moves = self._runtime.select(self._state, self._moves), still
+            self._state = self._runtime.select(self._state, self._moves)
+            self._moves = still
 
     def _fill(self) -> None:
         """Admit new requests where enough slots are free; once there are none, move together."""
@@ -152,7 +157,8 @@ class Scheduler:
 
     def _shrink(self, taken: NDArray[np.bool_]) -> None:
         """Give up the slots that nobody will take any more."""
-        kept, new = np.flatnonzero(taken), np.cumsum(taken) - 1
+        kept = np.flatnonzero(taken)
+        new = np.cumsum(taken) - 1
         self._state = self._runtime.select(self._state, self._moves[rows_at(kept, self._width)])
         for group in self._groups:
             group.rows = new[group.rows // self._width] * self._width + group.rows % self._width

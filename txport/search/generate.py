@@ -77,7 +77,8 @@ def carry_out(
     requests: Search, runtime: Runtime, sources: Sources, facts: Facts, longest: int, state: State = None
 ) -> Steps:
     """Do what a search asks for, in a state of its own, or in one that was started for it."""
-    state, found = start(runtime, sources, facts, longest) if state is None else state, None
+    state = start(runtime, sources, facts, longest) if state is None else state
+    found = None
     while True:
         try:
             request = requests.send(found)
@@ -135,8 +136,10 @@ def longest_target(sources: Sources, facts: Facts, options: SearchOptions, prefi
 
 def require_room(prompt: Sequence[int], facts: Facts, options: SearchOptions) -> None:
     """Raise `UnsupportedError` for a prompt after which the model has no room for as many tokens as are asked for."""
-    longest, size = facts.writes.longest, len(prompt)
-    left, limit = longest - size, f"the model's longest sequence, {longest}"
+    longest = facts.writes.longest
+    size = len(prompt)
+    left = longest - size
+    limit = f"the model's longest sequence, {longest}"
     if left < 1:
         raise UnsupportedError(f"a prompt of {size} tokens leaves no room for another one in {limit}; shorten it")
     for name in ("max_new_tokens", "min_new_tokens"):
@@ -207,7 +210,8 @@ def by_rows(
 
 def by_beams(lengths: Ints, first: Ints, options: SearchOptions, constraints: Constraints, facts: Facts) -> Search:
     """Keep the K best running hypotheses of each source; enough candidates that ended ones starve nobody."""
-    kind, count = Beams if options.beam_groups == 1 else Groups, wanted(options, facts)
+    kind = Beams if options.beam_groups == 1 else Groups
+    count = wanted(options, facts)
     beams = kind(lengths, constraints.prefix_lengths, constraints.limits, options, options.ends(facts))
     yield Reserve(options.beams)
     if options.beam_groups > 1:

@@ -22,7 +22,8 @@ class Groups:
     def __init__(
         self, lengths: Ints, prefix_lengths: Ints, limits: Ints, options: SearchOptions, ends: tuple[int, ...]
     ) -> None:
-        self._options, self._count = options, len(lengths)
+        self._options = options
+        self._count = len(lengths)
         self._groups = [Beams(lengths, prefix_lengths, limits, options, ends) for _ in range(options.beam_groups)]
         first = 0 if options.forced_bos_token_id is None else 1
         self._forced = np.maximum(prefix_lengths, first)  # how many tokens are given at first: (B,)
@@ -44,7 +45,8 @@ class Groups:
         heard = np.full((self._count, 0), NOTHING)  # (B, H)
         is_forced = self._are_forced()[:, None]  # what all have to say costs nobody anything
         self._length += 1
-        start, going = 0, [np.empty(0, np.int64)]
+        start = 0
+        going = [np.empty(0, np.int64)]
         for group in (group for group in self._groups if len(group.sources)):
             part = slice(start, start + len(group.sources))
             values, tokens = self._penalise(log_probs[part], ids[part], heard[group.sources], group.wanted)
@@ -73,5 +75,6 @@ class Groups:
         """The best candidates after each has lost as much as it was heard: (R, C) with (R, H) -> (R, count)."""
         often = (ids[:, :, None] == heard[:, None, :]).sum(axis=2)
         values = log_probs - np.float32(self._options.diversity_penalty) * often.astype(np.float32)
-        order, at = np.argsort(-values, axis=1, kind="stable")[:, :count], np.arange(len(ids))[:, None]
+        order = np.argsort(-values, axis=1, kind="stable")[:, :count]
+        at = np.arange(len(ids))[:, None]
         return values[at, order], ids[at, order]

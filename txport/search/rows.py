@@ -31,7 +31,8 @@ class Rows:
         at_once: bool = False,
     ) -> None:
         self._waits = not at_once
-        self._options, self._ends = options, np.asarray(ends)
+        self._options = options
+        self._ends = np.asarray(ends)
         self.samples = options.rows
         self._source_lengths = np.repeat(lengths, self.samples)
         self._prefix_lengths = np.repeat(prefix_lengths, self.samples)
@@ -80,7 +81,8 @@ class Rows:
         kept = np.flatnonzero(self._running)
         if self._waits and not is_full.any() and len(kept) > (1 - WORTH_DROPPING) * len(self._held):
             return np.arange(len(self._held))
-        self._held, self._running = self._held[kept], self._running[kept]
+        self._held = self._held[kept]
+        self._running = self._running[kept]
         return kept
 
     def found(self) -> list[list[Found]]:

@@ -53,10 +53,13 @@ def teacher_forced_logits(
         wanted[number, : len(target)] = target
     before = [len(prompt) - 1 for prompt in prompts_of(sources, facts)] or [0]
     state = start(runtime, sources, facts, int((lengths + before).max()))
-    rows, last = np.arange(len(targets)), first_tokens(sources, facts)
+    rows = np.arange(len(targets))
+    last = first_tokens(sources, facts)
     for place in range(int(lengths.max())):
         if place and len(kept := np.flatnonzero(lengths[rows] > place)) < len(rows):
-            state, rows, last = runtime.select(state, kept), rows[kept], last[kept]
+            state = runtime.select(state, kept)
+            rows = rows[kept]
+            last = last[kept]
         scores, state = runtime.step(last, state)
         last = wanted[rows, place]
         yield rows, last, scores.values

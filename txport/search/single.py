@@ -24,7 +24,8 @@ def generate_at_once(
 
     Raises `UnsupportedError` for options that are not those of the graph.
     """
-    facts, prefixes = runtime.facts, [()] * len(sources) if prefixes is None else prefixes
+    facts = runtime.facts
+    prefixes = [()] * len(sources) if prefixes is None else prefixes
     require_built_in(runtime, options, begun=bool(prefixes) and all(map(len, prefixes)))
     require_fit(prefixes, facts, options)
     for prompt in prompts_of(sources, facts):
@@ -65,7 +66,8 @@ def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions, *, beg
     for entry in dataclasses.fields(SearchOptions):
         if entry.name in (*ASKED, *idle):
             continue
-        value, built_in = getattr(options, entry.name), _plain(known.get(entry.name, entry.default))
+        value = getattr(options, entry.name)
+        built_in = _plain(known.get(entry.name, entry.default))
         if _plain(value) != built_in and not (entry.name == "eos_token_id" and value is None):
             what = f"the single graph searches with {entry.name} {quoted(built_in)}, as it was exported"
             raise UnsupportedError(f"{what}, got {quoted(value)}; leave it out, or search without the single graph")
@@ -80,7 +82,8 @@ def _found(targets: Targets, row: int, prefix: Sequence[int], nbest: int) -> lis
     """The hypotheses of one source, their prefix in front."""
     found = []
     for place in range(min(nbest, targets.scores.shape[1])):
-        score, length = float(targets.scores[row, place]), int(targets.lengths[row, place])
+        score = float(targets.scores[row, place])
+        length = int(targets.lengths[row, place])
         if score != -np.inf:
             tokens = targets.ids[row, place, :length].tolist()
             found.append(Found((*prefix, *tokens), score))

@@ -14,7 +14,8 @@ from txport.errors import OutputError
 
 MAX_LINKS = 40  # as in Linux
 DESCRIPTORS = re.compile(r"/proc/(?P<process>\d+)(/task/\d+)?/fd|/dev/fd")
-WORKING_FOLDER, EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
+WORKING_FOLDER = -100  # AT_FDCWD
+EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 
 
 def resolve(path: Path) -> Path:

@@ -45,7 +45,8 @@ def native_stderr_held() -> Iterator[None]:
         yield
         return
     try:
-        kept, (reading, writing) = os.dup(2), os.pipe()
+        kept = os.dup(2)
+        reading, writing = os.pipe()
     except OSError:  # there is no stderr, or no file descriptor left
         yield
         return

@@ -49,7 +49,9 @@ class Engine:
         torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32, as it does for txport
         model = load_checkpoint(options["checkpoint"]).in_memory().model
         self._model = model.to(options["device"], TYPES[options["precision"]]).eval()
-        self._facts, self._search, self._device = model.facts, search, options["device"]
+        self._facts = model.facts
+        self._search = search
+        self._device = options["device"]
         self._compiled: StaticDecoder | None = None
         if options.get("compile"):
             if search.beams > 1:

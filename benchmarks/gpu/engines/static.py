@@ -30,16 +30,21 @@ class StaticOps(PlainOps):
 
     def __init__(self, place: Tensor, own: Caches, cross: Caches, own_mask: Tensor, cross_mask: Tensor | None) -> None:
         super().__init__(place, own_mask)
-        self.place, self.own, self.cross = place, own, cross
-        self.own_mask, self.cross_mask = own_mask, cross_mask
+        self.place = place
+        self.own = own
+        self.cross = cross
+        self.own_mask = own_mask
+        self.cross_mask = cross_mask
 
     def attend(self, part: Attention, x: Tensor, layer: int) -> Tensor:
         """See `Ops`."""
         query = part.split(part.query(x))
         if part.over == "source":
-            (key, value), mask = self.cross[layer], self.cross_mask
+            key, value = self.cross[layer]
+            mask = self.cross_mask
         else:
-            (key, value), mask = self.own[layer], self.own_mask
+            key, value = self.own[layer]
+            mask = self.own_mask
             key.index_copy_(2, self.place, part.split(part.key(x)))
             value.index_copy_(2, self.place, part.split(part.value(x)))
         assert isinstance(part.core, DotProduct)
@@ -53,7 +58,9 @@ class StaticDecoder:
     def __init__(self, model: Model, tokens: int, backend: str) -> None:
         if model.facts.task != "seq2seq" or any(part.uses_distances for part in _attentions(model)):
             raise UnsupportedError("the compiled step is written for seq2seq models with plain attention")
-        self._model, self._tokens, self._backend = model, tokens, backend
+        self._model = model
+        self._tokens = tokens
+        self._backend = backend
         self._known: dict[tuple[int, int], StaticStep] = {}
 
     @torch.inference_mode()
@@ -74,8 +81,10 @@ class StaticStep:
     """One step over fixed memory, and the whole loop."""
 
     def __init__(self, model: Model, memory: Memory, tokens: int, backend: str) -> None:
-        self._model, self._count = model, tokens
-        like, rows = memory.states, len(memory.states)
+        self._model = model
+        self._count = tokens
+        like = memory.states
+        rows = len(memory.states)
         self._own = self._empty(rows, tokens, like)
         self._cross = self._empty(rows, memory.states.shape[1], like)
         self._hidden = torch.zeros(rows, 1, 1, memory.states.shape[1], dtype=like.dtype, device=like.device)

@@ -37,7 +37,8 @@ def prepare(model: Model, folder: Path) -> None:
     with torch.device("meta"):
         facts = architecture.of(config).build(config).facts
     (convert_folder if Path(model.checkpoint).is_dir() else fill)(model, folder)
-    start, begin = facts.writes.start, begins(facts)
+    start = facts.writes.start
+    begin = begins(facts)
     write_json(
         folder / SIZES,
         {
@@ -74,8 +75,11 @@ class Engine:
 
     def __init__(self, folder: Path, search: Search, options: dict[str, Any]) -> None:
         sizes = json.loads((folder / SIZES).read_text(encoding="utf-8"))
-        self._kind, self._begin, self._end = sizes["kind"], sizes["begin"], sizes["end"]
-        device, kind = options.get("device", "cpu"), sizes["compute_type"]
+        self._kind = sizes["kind"]
+        self._begin = sizes["begin"]
+        self._end = sizes["end"]
+        device = options.get("device", "cpu")
+        kind = sizes["compute_type"]
         self._engine = KINDS[self._kind](
             str(folder),
             device=device,

@@ -49,7 +49,8 @@ def name_tokens(spec: Any, model: Model) -> None:
     else:
         spec.register_vocabulary(words[1])
     start = facts.writes.start if facts.writes.start is not None else facts.writes.end
-    spec.config.bos_token, spec.config.eos_token = str(start), str(facts.writes.end)
+    spec.config.bos_token = str(start)
+    spec.config.eos_token = str(facts.writes.end)
     spec.config.unk_token = str(facts.writes.pad)
 
 

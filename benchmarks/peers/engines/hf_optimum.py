@@ -92,7 +92,9 @@ def marian_config(model: Transformer) -> Any:
 @torch.inference_mode()
 def require_same_logits(ours: Transformer, theirs: Any) -> None:
     """Two padded rows, teacher-forced; graphs that compute something else are refused."""
-    config, lengths, size = ours.config, torch.tensor([9, 5]), (2, 9)
+    config = ours.config
+    lengths = torch.tensor([9, 5])
+    size = (2, 9)
     generator = torch.Generator().manual_seed(0)
     source = torch.randint(3, config.source_vocab_size, size, generator=generator)
     target = torch.randint(3, config.target_vocab_size, size, generator=generator)
@@ -121,7 +123,8 @@ class Engine:
         torch.set_num_threads(options["threads"])  # its logits processors are PyTorch's
         self._model = load(folder, session_options=session, use_io_binding=options["io_binding"])
         config = self._model.config
-        self._pad, self._end = config.pad_token_id, config.eos_token_id
+        self._pad = config.pad_token_id
+        self._end = config.eos_token_id
         self._options = GenerationConfig(
             num_beams=search.beams,
             do_sample=False,

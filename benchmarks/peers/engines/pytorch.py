@@ -32,7 +32,8 @@ class Engine:
         model = load_checkpoint(str(folder / "checkpoint")).in_memory().model
         if options["compile"]:
             model.decode = torch.compile(model.decode, dynamic=True)  # type: ignore[method-assign]
-        self._runtime, self._facts = TorchRuntime(model), model.facts
+        self._runtime = TorchRuntime(model)
+        self._facts = model.facts
         length = search.max_new_tokens
         self._options = SearchOptions(
             beams=search.beams, max_new_tokens=length, min_new_tokens=length if search.forced else 0

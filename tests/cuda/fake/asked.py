@@ -60,7 +60,8 @@ def run(
     for value in graph.output:
         bound = made[aliases[value.name]] if value.name in aliases else memory(value, lengths, "cuda")
         binding.bind_ortvalue_output(value.name, bound)
-    found, before = [], counts()
+    found = []
+    before = counts()
     for _ in range(times):
         started.run_with_iobinding(binding)
         now = counts()

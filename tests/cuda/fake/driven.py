@@ -36,7 +36,8 @@ def steps(runtime: Runtime, facts: Any, beams: int) -> list[dict[str, int]]:
     """Of each step with its reordering."""
     source = bench.draw_source(facts, bench.Protocol(batch=2, source=5))
     state = runtime.start(source, lengths_of(source, facts), max_length=STEPS + 5)
-    tokens, found = first_tokens(source, facts), []
+    tokens = first_tokens(source, facts)
+    found = []
     for number in range(STEPS):
         before = counts()
         scores, state = runtime.step(tokens, state, top=1 if beams == 1 else 2 * beams)
@@ -44,7 +45,8 @@ def steps(runtime: Runtime, facts: Any, beams: int) -> list[dict[str, int]]:
         tokens = scores.ids[:, 0]
         if beams > 1:
             rows = np.repeat(np.arange(2), beams) if number == 0 else np.arange(2 * beams)[::-1]
-            state, tokens = runtime.select(state, np.sort(rows)), tokens[np.sort(rows)]
+            state = runtime.select(state, np.sort(rows))
+            tokens = tokens[np.sort(rows)]
         found.append(since(before))
     return found
 
@@ -52,13 +54,15 @@ def steps(runtime: Runtime, facts: Any, beams: int) -> list[dict[str, int]]:
 def launches(runtime: Any) -> list[int]:
     """Of the provider's own kernels, by queue."""
     count = ctypes.CDLL("libcuda.so.1").fake_launches_on
-    count.restype, count.argtypes = ctypes.c_long, [ctypes.c_void_p]
+    count.restype = ctypes.c_long
+    count.argtypes = [ctypes.c_void_p]
     return [count(stream) for stream in runtime.device.streams]
 
 
 def beside(runtime: Any, facts: Any) -> dict[str, list[int]]:
     """How many kernels are launched by a start and by a step, by queue."""
-    source, before = bench.draw_source(facts, bench.Protocol(batch=2, source=5)), launches(runtime)
+    source = bench.draw_source(facts, bench.Protocol(batch=2, source=5))
+    before = launches(runtime)
     state = runtime.start(source, lengths_of(source, facts), max_length=STEPS)
     between = launches(runtime)
     runtime.step(first_tokens(source, facts), state, top=3)  # of a shape that no step before had

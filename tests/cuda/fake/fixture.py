@@ -44,7 +44,8 @@ class FakeCuda:
 
     def ask(self, *requests: dict[str, Any], libraries: Path | None = None, **more: str) -> list[dict[str, Any]]:
         """What the provider says to each request; see `fake.asked`."""
-        asked, said = self.work / "requests.json", self.work / "answers.json"
+        asked = self.work / "requests.json"
+        said = self.work / "answers.json"
         asked.write_text(json.dumps(requests), encoding="utf-8")
         self.python("-m", "tests.cuda.fake.asked", str(asked), str(said), libraries=libraries, **more)
         answers: list[dict[str, Any]] = json.loads(said.read_text(encoding="utf-8"))

@@ -28,7 +28,8 @@ class OnGpu:
     """A tensor of another library on the GPU, as far as DLPack goes: it notes the stream that is to wait for it."""
 
     def __init__(self, array: Any) -> None:
-        self.value, self.asked = onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0), list[int]()
+        self.value = onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
+        self.asked = list[int]()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
@@ -47,7 +48,8 @@ def stream() -> int:
 
 def on_a_stream(folder: str) -> dict[str, Any]:
     """Where the kernels of a search are launched."""
-    own, bundle = stream(), load_bundle(Path(folder))
+    own = stream()
+    bundle = load_bundle(Path(folder))
     runtime: Any = runtimes.load("ort", bundle, provider="cuda", user_compute_stream=own)
     steps(runtime, bundle.manifest.facts, 1)
     count = ctypes.CDLL("libcuda.so.1").fake_streams()
@@ -62,7 +64,8 @@ def by_dlpack(folder: str) -> dict[str, Any]:
     """What an encoder makes of tensors on the GPU, and says of others."""
     bundle = load_bundle(Path(folder))
     runtime: Any = runtimes.load("ort", bundle, provider="cuda")
-    ids, lengths = OnGpu(np.array([[5, 9, 2], [6, 2, 0]])), OnGpu(np.array([3, 2]))
+    ids = OnGpu(np.array([[5, 9, 2], [6, 2, 0]]))
+    lengths = OnGpu(np.array([3, 2]))
     before = counts()
     outputs = runtime.infer_on_device(ids, lengths)
     now = counts()

@@ -28,7 +28,8 @@ def cases() -> Iterator[Case]:
 
 def readers(kind: str, place: Place, codes: tuple[int, ...]) -> list[Command]:
     """The commands that read how texts are used."""
-    bundle, verify = place.inputs / kind, tuple({*codes, FAILED, BAD})
+    bundle = place.inputs / kind
+    verify = tuple({*codes, FAILED, BAD})
     more = ("--chat",) if kind == "chat" else ("--target-language", "fr")
     short = ("--threads", 1, "--max-new-tokens", 3)
     return [

@@ -76,7 +76,8 @@ def _nested(levels: int) -> bytes:
 def _length(number: int) -> bytes:
     parts = b""
     while number > 127:
-        parts, number = parts + bytes([number & 127 | 128]), number >> 7
+        parts = parts + bytes([number & 127 | 128])
+        number = number >> 7
     return parts + bytes([number])
 
 
@@ -103,8 +104,10 @@ def _wrong(bundle: Path, place: Place, *also: int) -> list[Command]:
 def _exchanged(kind: str) -> Callable[[Place], list[Command]]:
     def make(place: Place) -> list[Command]:
         bundle = place.bundle(kind)
-        one, two = bundle / ENCODER[kind], bundle / DECODER[kind]
-        first, second = one.read_bytes(), two.read_bytes()
+        one = bundle / ENCODER[kind]
+        two = bundle / DECODER[kind]
+        first = one.read_bytes()
+        second = two.read_bytes()
         one.write_bytes(second)
         two.write_bytes(first)
         fix_hashes(bundle)

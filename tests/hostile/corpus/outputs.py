@@ -80,7 +80,8 @@ FILES: dict[str, tuple[Plant, str, tuple[int, ...]]] = {
 def _report(plant: Plant, path: str, codes: tuple[int, ...]) -> Callable[[Place], list[Command]]:
     def make(place: Place) -> list[Command]:
         plant(place)
-        bundle, checkpoint = place.sound.bundle("portable"), place.sound.checkpoint
+        bundle = place.sound.bundle("portable")
+        checkpoint = place.sound.checkpoint
         file = path.format(out=place.out, outside=place.outside)
         parity = ("parity", bundle, "--checkpoint", checkpoint, "--runtime", "ort")
         options = ("--report", "--junit", "--markdown")

@@ -149,7 +149,8 @@ def _works(bundle: Path, place: Place) -> list[Command]:
 
 def _right_link(place: Place) -> list[Command]:
     bundle = place.bundle()
-    file, other = bundle / "samples.txt", place.outside / "samples.txt"
+    file = bundle / "samples.txt"
+    other = place.outside / "samples.txt"
     shutil.move(file, other)
     file.symlink_to(other)
     fix_hashes(bundle)

@@ -45,7 +45,8 @@ def cases() -> Iterator[Case]:
 
 def _text(text: bytes, codes: tuple[int, ...]) -> Callable[[Place], list[Command]]:
     def make(place: Place) -> list[Command]:
-        bundle, file = place.sound.bundle("portable"), place.inputs / "texts"
+        bundle = place.sound.bundle("portable")
+        file = place.inputs / "texts"
         file.write_bytes(text)
         run = ("run", bundle, "--threads", 1)
         output = ("--output", place.out / "said.txt")
@@ -98,7 +99,8 @@ PATHS = {
 
 def _path(path: str) -> Callable[[Place], list[Command]]:
     def make(place: Place) -> list[Command]:
-        bundle, checkpoint = place.sound.bundle("portable"), place.sound.checkpoint
+        bundle = place.sound.bundle("portable")
+        checkpoint = place.sound.checkpoint
         quality = ("parity", bundle, "--checkpoint", checkpoint, "--quality", path)
         return [
             command("run", bundle, "--input", path, codes=[BAD]),

@@ -27,7 +27,8 @@ def cases() -> Iterator[Case]:
 
 def commands(place: Place, whole: bytes, codes: tuple[int, ...]) -> list[Command]:
     """A bundle and a checkpoint with this tokenizer."""
-    bundle, checkpoint = place.bundle(), place.checkpoint()
+    bundle = place.bundle()
+    checkpoint = place.checkpoint()
     (bundle / TOKENIZER).write_bytes(whole)
     (checkpoint / TOKENIZER).write_bytes(whole)
     fix_hashes(bundle)
@@ -61,7 +62,8 @@ def _value(change: Callable[[Any], object], codes: tuple[int, ...]) -> Callable[
 
 
 def _second(place: Place) -> list[Command]:
-    bundle, checkpoint = place.bundle(), place.checkpoint()
+    bundle = place.bundle()
+    checkpoint = place.checkpoint()
     (bundle / TARGET_TOKENIZER).write_bytes(b"{}")
     (checkpoint / TARGET_TOKENIZER).write_bytes(b"{}")
     return [
@@ -106,7 +108,8 @@ def _levels(whole: bytes) -> bytes:
     """A normalizer of 1,000 others in one another."""
     values = json.loads(whole)
     values["normalizer"] = "@levels@"
-    begin, end = '{"type": "Sequence", "normalizers": [', "]}"
+    begin = '{"type": "Sequence", "normalizers": ['
+    end = "]}"
     return json.dumps(values).replace('"@levels@"', begin * 1_000 + '{"type": "Lowercase"}' + end * 1_000).encode()
 
 

@@ -59,7 +59,8 @@ def _setting(base: str, file: str, key: str, value: Any, codes: tuple[int, ...])
 def _number(value: int) -> bytes:
     parts = b""
     while value > 127:
-        parts, value = parts + bytes([value & 127 | 128]), value >> 7
+        parts = parts + bytes([value & 127 | 128])
+        value = value >> 7
     return parts + bytes([value])
 
 

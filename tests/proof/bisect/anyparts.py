@@ -169,7 +169,8 @@ def norm(path: str, kind: str) -> Plant:
 
     def plant(model: EncoderDecoder) -> None:
         owner, _, name = path.rpartition(".")
-        old, new = model.get_submodule(path), NORMS[kind](WIDTH, 1e-5)
+        old = model.get_submodule(path)
+        new = NORMS[kind](WIDTH, 1e-5)
         new.weight = old.weight
         if getattr(new, "bias", None) is not None and getattr(old, "bias", None) is not None:
             new.bias = old.bias

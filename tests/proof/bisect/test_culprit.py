@@ -486,7 +486,8 @@ def test_a_quantised_weight_that_is_off_by_few_steps_is_named(
 
 def coarse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter that takes steps for one matrix that are eight times as long as they need be."""
-    store, quantize = rewrite._store, quantizer.quantize
+    store = rewrite._store
+    quantize = quantizer.quantize
 
     def rounded(matrix: Array, form: Form, scales_in: Any) -> quantizer.Quantized:
         scales = 8 * quantize(matrix, form).scales
@@ -696,7 +697,8 @@ def test_the_optimiser_of_the_runtime_is_told_from_the_graph(
     sound: dict[tuple[str, str], Bundle], checkpoints: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logits that are wrong from the extended level on."""
-    start, run = Runner.__init__, Runner.run
+    start = Runner.__init__
+    run = Runner.run
     optimised: set[int] = set()
     wrong = (ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
 

@@ -77,7 +77,9 @@ VECTORS_OF = [f"encoder.0.{CORE}.relative_{each}" for each in ("keys", "values")
 FEED_FORWARD = "decoder layer 0, feed-forward"
 LEARNED = {"positions": "learned"}
 NORM, NORM_OF = "decoder.0.feed_forward_residual.norm", "decoder layer 0, norm of feed-forward"
-ROTARY, BIAS, VECTORS = {"positions": "rotary"}, {"positions": "bias"}, {"positions": "vectors"}
+ROTARY = {"positions": "rotary"}
+BIAS = {"positions": "bias"}
+VECTORS = {"positions": "vectors"}
 FAULTS: dict[str, Fault] = {
     "RMSNorm as LayerNorm": (
         {}, "portable", norm(NORM, "layer without bias"), NORM_OF, "norm", "LayerNorm in place of RMSNorm",
@@ -484,7 +486,8 @@ class Gain(nn.Module):
 
     def __init__(self, feed_forward: FeedForward) -> None:
         super().__init__()
-        self.within, self.weight = feed_forward, nn.Parameter(2 * feed_forward.outer.bias.detach())
+        self.within = feed_forward
+        self.weight = nn.Parameter(2 * feed_forward.outer.bias.detach())
 
     def forward(self, x: Tensor, ops: Any) -> Any:
         return self.within(x, ops) * self.weight

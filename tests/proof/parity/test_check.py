@@ -450,11 +450,13 @@ class Exchanged:
 def test_near_ties_are_told_apart_from_errors(gap: float, tied: bool) -> None:
     """Two tokens that PyTorch scores alike may stand for each other; two that it tells apart may not."""
     model = tiny_model(tiny_config(tied="none"))
-    common, twin = 19, 6  # the first is what this model says most
+    common = 19  # this model's most frequent token
+    twin = 6
     with torch.no_grad():
         model.target_embedding.tokens.weight[twin] = model.target_embedding.tokens.weight[common]
         model.projection.weight[twin] = model.projection.weight[common] * (1 + gap)
-    exact, runtime = Exact.of(model), TorchRuntime(model)
+    exact = Exact.of(model)
+    runtime = TorchRuntime(model)
     case = Case("case", [[7, 8, 9, 2], [10, 2], [4, 4, 2]], ())
     arguments = (search_all(case, runtime, model.facts), exact, tolerance_of("fp32"))
     same = list(compare_search(case, "same", runtime, *arguments))
@@ -475,7 +477,8 @@ def found(tokens: list[int]) -> Found:
 
 def test_a_greedy_tie_is_at_the_first_token_that_differs() -> None:
     """What the whole target is worth does not excuse a token that PyTorch would not have said."""
-    exact, source = Exact.of(tiny_model(tiny_config())), [7, 8, 9, 2]
+    exact = Exact.of(tiny_model(tiny_config()))
+    source = [7, 8, 9, 2]
     said = list(generate(TorchRuntime(exact.model), [source], exact.model.facts, GREEDY)[0][0].tokens)
     other = [*said[:-1], 5 if said[-1] != 5 else 6]
     assert near_tie(exact, source, found(said), found(other), 1, tolerance_of("fp32")) is None
@@ -489,11 +492,13 @@ def test_a_greedy_tie_is_at_the_first_token_that_differs() -> None:
 
 
 def test_the_last_bit_of_a_log_prob_is_a_tie_where_logits_are_nearly_0() -> None:
-    model, source = tiny_model(tiny_config(tied="none")), [7, 8, 9, 2]
+    model = tiny_model(tiny_config(tied="none"))
+    source = [7, 8, 9, 2]
     with torch.no_grad():
         model.projection.weight *= 1e-8
     exact = Exact.of(model)
-    (said, other), beams = ([5, 6, 7], [5, 6, 8]), (1, BEAMS)
+    said, other = ([5, 6, 7], [5, 6, 8])
+    beams = (1, BEAMS)
     margin = abs(float(np.subtract(*(score_of(exact, source, each) for each in (said, other)))[-1]))
     assert margin > 2 * tolerance_of("fp32").noise_of(1e-7, 0.0)
     for width in beams:
@@ -507,14 +512,16 @@ def moving(exact: Exact, source: list[int], targets: list[list[int]], by: float,
 
 
 def test_sources_are_encoded_once_for_searches_that_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, encoded = tiny_model(tiny_config()).eval(), list[int]()
+    model = tiny_model(tiny_config()).eval()
+    encoded = list[int]()
     plain = TorchRuntime.start
 
     def start(self: TorchRuntime, source: Any, lengths: Any, *, max_length: int) -> Any:
         encoded.append(len(source))
         return plain(self, source, lengths, max_length=max_length)
 
-    one, two = [7, 8, 9, 2], [5, 2]
+    one = [7, 8, 9, 2]
+    two = [5, 2]
     searches = [([one, one, two], 1), ([two, one], 3), ([one], 1)]
     wanted = [generate(TorchRuntime(model), sources, model.facts, SearchOptions(beams=beams, max_new_tokens=6))
               for sources, beams in searches]  # fmt: skip
@@ -529,8 +536,10 @@ def test_sources_are_encoded_once_for_searches_that_follow_one_another(monkeypat
 
 def test_a_beam_that_was_dropped_at_a_tie_is_found_by_shaking() -> None:
     """What PyTorch says when its logits move by the noise passes; what it never says does not."""
-    exact, source = Exact.of(tiny_model(tiny_config())), [7, 8, 9, 2]
-    facts, runtime = exact.model.facts, TorchRuntime(exact.model)
+    exact = Exact.of(tiny_model(tiny_config()))
+    source = [7, 8, 9, 2]
+    facts = exact.model.facts
+    runtime = TorchRuntime(exact.model)
     options = SearchOptions(max_new_tokens=24, beams=BEAMS)
     plain = generate(runtime, [source], facts, options)[0][0]
     strict = moving(exact, source, [list(plain.tokens)], 0.5)
@@ -547,7 +556,8 @@ def test_a_beam_that_was_dropped_at_a_tie_is_found_by_shaking() -> None:
 
 
 def test_more_cases_are_drawn_by_seed_and_change_none_of_the_others(bundle: Bundle) -> None:
-    usual, more = draw_cases(bundle, 3), draw_cases(bundle, 3, 12)
+    usual = draw_cases(bundle, 3)
+    more = draw_cases(bundle, 3, 12)
     assert more[: len(usual)] == usual
     assert more[len(usual) : -2] == draw_cases(bundle, 3, 10)[len(usual) :]
     assert more[len(usual) :] != draw_cases(bundle, 4, 12)[len(usual) :]
@@ -633,7 +643,8 @@ def test_cases_fit_every_model(max_length: int, vocabulary: int, tmp_path: Path)
 class Jumbled(TorchRuntime):
     """PyTorch whose logits are a little off everywhere, and those of one place those of other tokens."""
 
-    off, wrong_at = 0.0, -1
+    off = 0.0
+    wrong_at = -1
 
     def step(self, tokens: Ints, state: State, **options: Any) -> tuple[Scores, State]:
         found, after = super().step(tokens, state, **options)
@@ -648,7 +659,8 @@ def test_in_few_bits_whole_targets_count_and_yet_a_wrong_place_shows(
     off: float, wrong_at: int, failing: list[int], bundle: Bundle, loaded: Checkpoint
 ) -> None:
     runtime = Jumbled(loaded.model)
-    runtime.off, runtime.wrong_at = off, wrong_at
+    runtime.off = off
+    runtime.wrong_at = wrong_at
     case = next(case for case in draw_cases(bundle, 0) if case.name == "longest")
     compared = list(compare_forced(case, "ort", runtime, Exact.of(loaded.model), tolerance_of("int8")))
     failed = [each for each in compared if not each.passed]

@@ -21,7 +21,8 @@ from txport.proof.parity.exact import Exact, Rounding, largest_difference
 from txport.search.scoring import logits
 from txport.system.files import sha256
 
-SOURCES, TARGETS = [[4, 5, 6, 7, 2], [8, 2]], [[7, 9, 5, 11, 4, 6], [5, 2]]
+SOURCES = [[4, 5, 6, 7, 2], [8, 2]]
+TARGETS = [[7, 9, 5, 11, 4, 6], [5, 2]]
 KINDS: dict[str, dict[str, str]] = {"portable": {}, "cpu": {"target": "cpu", "precision": "int4"}}
 EXPORT = f"""
 import sys
@@ -41,7 +42,8 @@ def test_a_checkpoint_gives_the_same_bytes_under_every_instruction_set(tmp_path:
         txport.export("preset:tiny", tmp_path / "here" / name, **how)
     command = [sys.executable, "-c", EXPORT, str(tmp_path / "there")]
     subprocess.run(command, env={**os.environ, **SETS["SSE4"]}, check=True, capture_output=True)
-    here, there = hashes(tmp_path / "here"), hashes(tmp_path / "there")
+    here = hashes(tmp_path / "here")
+    there = hashes(tmp_path / "there")
     assert here == there
     assert {"portable/golden.npz", "cpu/golden.npz"} <= here.keys()
 
@@ -60,7 +62,8 @@ def test_float64_is_nearer_to_itself_than_fp32_can_tell() -> None:
 )
 def test_a_precision_is_off_by_about_its_last_bit(precision: str, low: float, high: float) -> None:
     exact = Exact.of(tiny_model(tiny_config()), precision)
-    own, least = exact.own_error(SOURCES, TARGETS), max(exact.rounding_errors(SOURCES, TARGETS))
+    own = exact.own_error(SOURCES, TARGETS)
+    least = max(exact.rounding_errors(SOURCES, TARGETS))
     assert low < least < high
     assert least / 20 < own < least * 64
     assert exact.own_error(SOURCES, TARGETS, draw=1) == exact.own_error(SOURCES, TARGETS, draw=1) != own
@@ -81,7 +84,8 @@ def test_other_draws_round_up_or_down_and_are_right_in_the_mean(value: float, dt
     for draw in range(1, 3):
         with Rounding(draw, kind):
             draws.append((torch.full((4000,), value, dtype=torch.float64) + 0).numpy())
-    found, nearest = np.concatenate(draws), torch.tensor(value, dtype=torch.float64).to(kind).item()
+    found = np.concatenate(draws)
+    nearest = torch.tensor(value, dtype=torch.float64).to(kind).item()
     kinds = {float(each) for each in found if not np.isnan(each)}
     assert np.isnan(value) == np.isnan(found).any()
     if not np.isfinite(value) or nearest == value or not np.isfinite(nearest):

@@ -70,7 +70,8 @@ def test_agreement_on_the_best_tokens() -> None:
 
 @given(st.sampled_from([math.nan, math.inf, -math.inf, 3e38]), st.integers(0, 3))
 def test_what_is_no_number_fails_and_makes_no_warning(value: float, at: int) -> None:
-    expected, actual = np.ones(4, np.float32), np.ones(4, np.float32)
+    expected = np.ones(4, np.float32)
+    actual = np.ones(4, np.float32)
     actual[at] = value
     for rms in (None, 0.15):
         found = measured(expected, actual, rms=rms)
@@ -83,7 +84,8 @@ def test_what_is_copied_hides_no_error_in_what_is_new() -> None:
     expected = np.ones((4, 512), np.float32)
     new = np.zeros(expected.shape, bool)
     new[:, 7] = True
-    wrong, moved = expected.copy(), expected.copy()
+    wrong = expected.copy()
+    moved = expected.copy()
     wrong[:, 7] = -1
     moved[:, 100] = -1
     for actual in (wrong, moved):
@@ -115,7 +117,8 @@ def measured_rms(expected: Array, actual: Array, by_row: bool) -> Comparison:
 
 
 def test_where_the_rms_counts_the_description_says_it() -> None:
-    expected, actual = np.ones(100, np.float32), np.ones(100, np.float32)
+    expected = np.ones(100, np.float32)
+    actual = np.ones(100, np.float32)
     actual[0] = 1.9
     single = compare("case", "ort", 0, "x", expected, actual, math.inf, rms=0.15)
     assert single.passed  # one number may be far off

@@ -57,10 +57,8 @@ def test_a_quantised_bundle_is_held_against_what_users_had(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not against PyTorch with the weights in 4 bits, which would excuse what they cost."""
-    bundle, loaded = (
-        unproven(checkpoint, tmp_path / "out", target="cpu", precision="int4"),
-        load_checkpoint(str(checkpoint)),
-    )
+    bundle = unproven(checkpoint, tmp_path / "out", target="cpu", precision="int4")
+    loaded = load_checkpoint(str(checkpoint))
     asked: list[Any] = []
     monkeypatch.setattr(module, "right_ones", lambda _, runtime, texts: asked.append(runtime) or [True])
     assert check(bundle, loaded, {"ort": "cpu"}, texts={"bad": ["AA"]}).passed

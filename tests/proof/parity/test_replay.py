@@ -18,8 +18,10 @@ def test_what_is_remembered_of_a_step_is_what_is_right(tmp_path: Path) -> None:
     """Only where nothing but the number of tokens differs, and never for what 8 bits make of the same model."""
     checkpoint = load_checkpoint("preset:gpt2-tiny")
     bundle = write(checkpoint, tmp_path, target="cpu", precision="int8")
-    exact, case = exact_of(bundle, checkpoint), Case("", [[5, 6, 7], [8]], (2, 1))
-    kept, fresh = Reference(exact, bundle.manifest, remembers=True), Reference(exact, bundle.manifest)
+    exact = exact_of(bundle, checkpoint)
+    case = Case("", [[5, 6, 7], [8]], (2, 1))
+    kept = Reference(exact, bundle.manifest, remembers=True)
+    fresh = Reference(exact, bundle.manifest)
     runs = []
     exact.model.register_forward_pre_hook(lambda *_: runs.append(1))
     embedding = exact.model.get_submodule("target_embedding")

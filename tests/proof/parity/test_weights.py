@@ -186,7 +186,8 @@ def longer(factor: float) -> Quantize:
         if form.has_row_scales:
             values = np.rint(matrix / scales[:, None]).astype(np.int8)
             return quantizer.Quantized(form, np.ascontiguousarray(values.T if form == DYNAMIC else values), scales)
-        bits, block = form.bits, form.block or 1
+        bits = form.bits
+        block = form.block or 1
         half = 2 ** (bits - 1)
         values = np.clip(np.rint(matrix.reshape(len(matrix), -1, block) / scales[..., None]), -half, half - 1) + half
         return quantizer.Quantized(form, packed(values.astype(np.uint8), bits), scales)
@@ -247,7 +248,8 @@ def test_a_grid_that_is_too_coarse_fails(
 @pytest.mark.parametrize(("bits", "block"), [(8, 128), (8, 16), (4, 32), (4, 16)])
 @pytest.mark.parametrize("scales_in", [np.float16, np.float32])
 def test_a_grid_twice_as_coarse_fails_in_a_large_matrix(bits: int, block: int, scales_in: type) -> None:
-    form, matrix = blocks_of(bits, block), np.random.default_rng(0).standard_t(3, (128, 256)).astype(np.float32)
+    form = blocks_of(bits, block)
+    matrix = np.random.default_rng(0).standard_t(3, (128, 256)).astype(np.float32)
     for quantize, is_right in ((RIGHT, True), (longer(2), False)):
         found = quantize(matrix, form, np.dtype(scales_in))
         assert compare_held("step", Held("weight", quantizer.dequantize(found), found), matrix).passed == is_right

@@ -107,7 +107,8 @@ def test_real_input_and_all_lengths_are_among_the_goldens(bundle: Bundle) -> Non
 
 
 def test_goldens_come_from_pytorch_in_float64_not_from_the_bundle(bundle: Bundle, checkpoint: Path) -> None:
-    golden, exact = load_golden(bundle), Exact.of(load_checkpoint(checkpoint).model)
+    golden = load_golden(bundle)
+    exact = Exact.of(load_checkpoint(checkpoint).model)
     found = logits(TorchRuntime(exact.model), golden.sources, golden.targets, exact.model.facts)
     for stored, values in zip(golden.logits, found, strict=True):
         np.testing.assert_allclose(stored.sums, fold(values), rtol=0, atol=stored.largest * 2.0**-GRID)
@@ -125,7 +126,8 @@ def test_noise_that_is_allowed_is_no_fault_and_twice_as_much_is(
     bundle: Bundle, checkpoint: Path, precision: str
 ) -> None:
     exact = Exact.of(load_checkpoint(checkpoint).model, precision)
-    manifest, tolerance = replace(bundle.manifest, precision=precision), tolerance_of(precision)
+    manifest = replace(bundle.manifest, precision=precision)
+    tolerance = tolerance_of(precision)
     runtime = TorchRuntime(exact.model)
     golden = record(runtime, manifest.facts, [], lambda *pair: [0.0] * len(pair[0]), tolerance.lasting_noise)
     share = min(each.noise / each.largest for each in golden.logits)
@@ -259,7 +261,9 @@ class Forgetful:
     """A runtime that lets rows stay where they are when beams change places."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self.start, self.step, self._runtime = runtime.start, runtime.step, runtime
+        self.start = runtime.start
+        self.step = runtime.step
+        self._runtime = runtime
 
     def select(self, state: State, rows: Ints) -> State:
         grows = len(rows) > len(set(rows.tolist())) and rows.max() < 8
@@ -343,7 +347,8 @@ def test_sources_are_held_against_the_longest_source(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("kind", [("cpu", "int8")], ids=" ".join, indirect=True)
 def test_a_batch_that_differs_is_told_without_a_supposed_reason(kind: Bundle) -> None:
-    golden, runtime = load_golden(kind), runtimes.load("ort", kind)
+    golden = load_golden(kind)
+    runtime = runtimes.load("ort", kind)
     found = logits(runtime, golden.sources, golden.targets, kind.manifest.facts)
     problem = compare_batches(golden, found, Noisy(runtime, 0.5, 0), kind.manifest)
     assert problem.verdict == "fail"

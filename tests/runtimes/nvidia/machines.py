@@ -183,7 +183,8 @@ def elf(needed: list[str], cubins: list[int] = [], ptx: list[int] = []) -> bytes
     dynamic = b"".join(struct.pack("<QQ", 1, start) for start in starts) + struct.pack("<QQ", 0, 0)
     fat = b"".join(fat_binary(kind, arch) for kind, each in ((2, cubins), (1, ptx)) for arch in each)
     parts = [b"", names, dynamic, section_names, fat]
-    offsets, place = [], 64
+    offsets = []
+    place = 64
     for part in parts:
         offsets.append(place)
         place += len(part)

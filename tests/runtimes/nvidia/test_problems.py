@@ -228,7 +228,8 @@ def test_a_library_that_pip_brought_and_that_is_damaged(tmp_path: Path) -> None:
 def test_cudnn_keeps_a_provider_from_starting_only_where_it_is_linked_to_it(tmp_path: Path, is_late: bool) -> None:
     folder = lay(tmp_path / "onnxruntime", library=elf(list(NEEDS[:-1] if is_late else NEEDS), [90]))
     found = look(Machine(libraries=dict.fromkeys(NEEDS[:-1], 0)).open, folder)
-    kept, lacking = problems_of_cuda(found), problems_of_cudnn(found)
+    kept = problems_of_cuda(found)
+    lacking = problems_of_cudnn(found)
     assert (len(kept), len(lacking)) == ((0, 1) if is_late else (1, 0))
     assert found.to_dict()["problems"] == list(map(str, kept + lacking))
     assert len(problems_of_tensorrt(found)) > 1

@@ -76,7 +76,8 @@ def test_a_part_of_the_model_without_a_kernel_for_cuda_is_refused_by_name(fake_c
 
     def quantise(model: onnx.ModelProto) -> None:
         product = next(node for node in model.graph.node if node.op_type == "MatMul")
-        product.name, source = "product", product.input[0]
+        product.name = "product"
+        source = product.input[0]
         parts = ["quantised", "scale", "zero"]
         nodes = [
             onnx.helper.make_node("DynamicQuantizeLinear", [source], parts, name="quantise"),

@@ -184,7 +184,8 @@ def test_tensorrt_keeps_fp32_and_its_engines(
     assert besides["use_tf32"] == "0"
     assert found["trt_fp16_enable"] == found["trt_bf16_enable"] == found["trt_int8_enable"] == "False"
     assert os.environ[fit.TF32] == "0", "TensorRT reads it, and ONNX Runtime has no option for it"
-    engines, timings = Path(found["trt_engine_cache_path"]), Path(found["trt_timing_cache_path"])
+    engines = Path(found["trt_engine_cache_path"])
+    timings = Path(found["trt_timing_cache_path"])
     assert engines.is_dir()
     assert timings.is_dir()
     assert tmp_path in engines.parents
@@ -385,7 +386,9 @@ class Plugin:
     """NVIDIA's package for TensorRT-RTX."""
 
     def __init__(self, devices: int, error: str = "") -> None:
-        self.devices, self.error, self.registered = devices, error, ""
+        self.devices = devices
+        self.error = error
+        self.registered = ""
 
     def get_library_path(self) -> str:
         return "/x/libonnxruntime_providers_nv_tensorrt_rtx.so"

@@ -37,7 +37,9 @@ LOGITS_TO_KEEP = "num_logits_to_keep"  # how many of the last tokens logits are 
 PAST_NAME, PRESENT_NAME = "past_key_values", "present"
 TOKEN_EMBEDDINGS, POOLED, SENTENCE = "token_embeddings", "pooler_output", "sentence_embedding"
 
-INTS, FLOATS, BOOLS = ("int64",), ("float32", "float16"), ("bool",)
+INTS = ("int64",)
+FLOATS = ("float32", "float16")
+BOOLS = ("bool",)
 HIDDEN, HEADS, HEAD, VOCABULARY = "hidden_size", "num_heads", "head_size", "vocabulary_size"
 BINS, FRAMES, LABELS = "mel_bins", "frames", "labels"
 EVERY = f"{PAST} + {TOKENS}"
@@ -117,7 +119,8 @@ PROMPT = (
     _spare(LOGITS_TO_KEEP, INTS),
     _spare(USE_CACHE_BRANCH, BOOLS, "1"),
 )
-PAST_OWN, PRESENT_OWN = _caches(PAST_NAME, "", "row", PAST), _caches(PRESENT_NAME, "", "row", EVERY)
+PAST_OWN = _caches(PAST_NAME, "", "row", PAST)
+PRESENT_OWN = _caches(PRESENT_NAME, "", "row", EVERY)
 NEXT = Wanted(LOGITS, FLOATS, (BATCH, TOKENS, VOCABULARY))
 CAUSAL_WHOLE = Contract(PROMPT, (NEXT,))
 CAUSAL_FIRST = Contract(PROMPT, (NEXT, *PRESENT_OWN))

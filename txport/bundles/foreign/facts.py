@@ -50,8 +50,10 @@ def known_sizes(values: Values) -> dict[str, int]:
 
 def cache_sizes(values: Values) -> tuple[int | None, int | None]:
     """How many heads caches have, and the size of one, as the config says it."""
-    heads, every = values.size(*HEADS), values.size(*ALL_HEADS)
-    own, width = values.size("d_kv", "head_dim"), values.size(*WIDTHS)
+    heads = values.size(*HEADS)
+    every = values.size(*ALL_HEADS)
+    own = values.size("d_kv", "head_dim")
+    width = values.size(*WIDTHS)
     return heads, own or (width // every if width and every else None)
 
 
@@ -95,7 +97,8 @@ def encoder_facts(values: Values, outputs: Sequence[Port], width: int, size: int
 
 
 def _with_logits(values: Values, port: Port, width: int, size: int) -> Facts:
-    source, classes = _text(values, size), values.classes
+    source = _text(values, size)
+    classes = values.classes
     fills = is_of(classes, MASKED)
     if fills:
         if source.mask is None:

@@ -146,7 +146,8 @@ def require_sound(folder: Path, name: str) -> Outline:
 
 def require_inside(folder: Path, file: Path) -> None:
     """Raise `BundleError` for a link that leads out of the folder, but for those of Hugging Face's cache."""
-    whole, real = folder.resolve(), file.resolve()
+    whole = folder.resolve()
+    real = file.resolve()
     cache = whole.parent.parent / BLOBS if whole.parent.name == HUB else whole
     if not (real.is_relative_to(whole) or real.is_relative_to(cache)):
         raise BundleError(f"{file} is a link that leads out of the folder; put the file itself there")

@@ -119,7 +119,8 @@ def _described(values: Values, graphs: Mapping[str, File]) -> tuple[Facts, dict[
 
 
 def _seq2seq(values: Values, graphs: Mapping[str, File]) -> tuple[Facts, dict[str, Graph]]:
-    encoder, decoder = graphs[ENCODER], graphs[DECODER]
+    encoder = graphs[ENCODER]
+    decoder = graphs[DECODER]
     is_heard = INPUT_FEATURES in {port.name for port in encoder.inputs}
     if is_heard != (values.type == "whisper"):
         reads = "features" if is_heard else "tokens"
@@ -162,7 +163,8 @@ def _sizes(values: Values, graphs: Mapping[str, File]) -> dict[str, int]:
     if MODEL not in graphs or facts.is_of(values.classes, facts.MASKED):
         says[LOGITS] = VOCABULARY
     for port in (port for file in graphs.values() for port in file.outputs if port.name in says and port.dims):
-        name, fixed = says[port.name], port.dims[-1]
+        name = says[port.name]
+        fixed = port.dims[-1]
         if isinstance(fixed, int) and (name == HIDDEN or name not in found):  # configs tell others another width
             found[name] = fixed
     needed = [HIDDEN, VOCABULARY]

@@ -39,7 +39,8 @@ def section(manifest: Manifest) -> Iterator[str]:
 
 def _call(manifest: Manifest, file: str) -> str:
     facts = manifest.facts
-    is_heard, is_prompt = isinstance(facts.source, Features), facts.task == "causal"
+    is_heard = isinstance(facts.source, Features)
+    is_prompt = facts.task == "causal"
     what = "features" if is_heard else "prompt" if is_prompt else "source"
     reads = "Log-mel features" if is_heard else f"The ids of a {what}"
     text = (

@@ -34,8 +34,10 @@ from txport.models.facts import Function
 
 def generating(settings: Settings) -> str:
     """The example for a model that generates: functions, without a `main`."""
-    manifest, is_causal = settings.manifest, settings.facts.task == "causal"
-    is_portable, is_half = manifest.target == "portable", manifest.dtype == "float16"
+    manifest = settings.manifest
+    is_causal = settings.facts.task == "causal"
+    is_portable = manifest.target == "portable"
+    is_half = manifest.dtype == "float16"
     parts = [INCLUDES, "\n" + "\n".join([*_constants(settings), *_sessions(manifest)]) + "\n", TENSORS]
     if is_portable:
         parts += [RUN, HALF if is_half else "", FLOATS[manifest.dtype]]
@@ -108,7 +110,8 @@ def _cpu_source(settings: Settings) -> str:
 
 
 def _constants(settings: Settings) -> Iterator[str]:
-    facts, source = settings.facts, settings.facts.source
+    facts = settings.facts
+    source = settings.facts.source
     if settings.start:
         yield from _ids("START", settings.start, "what a target begins with")
     else:
@@ -193,7 +196,8 @@ def _choose(settings: Settings) -> str:
 
 def encoding(manifest: Manifest) -> str:
     """The example for a model that only encodes: functions, without a `main`."""
-    ability, facts = ability_of(manifest), manifest.facts
+    ability = ability_of(manifest)
+    facts = manifest.facts
     is_half = manifest.dtype == "float16"
     output = "last_hidden_state" if ability == "embed" else "logits"
     width = facts.width if ability == "embed" else len(facts.labels) or facts.writes.size
@@ -232,7 +236,8 @@ CLASSIFIES: dict[Function | None, list[str]] = {  # where labels do not exclude 
 
 def _made(manifest: Manifest) -> tuple[str, list[str]]:
     """What a function returns, and its lines behind the run."""
-    ability, (pooling, normalize) = ability_of(manifest), pooling_of(manifest)
+    ability = ability_of(manifest)
+    pooling, normalize = pooling_of(manifest)
     if ability == "embed":
         mean = [
             "auto vector = row(0);",
@@ -247,7 +252,8 @@ def _made(manifest: Manifest) -> tuple[str, list[str]]:
         ]
         pooled = ["auto vector = row(0);"] if pooling == "first" else mean
         return "std::vector<float>", [*pooled, *(unit if normalize else []), "return vector;"]
-    function, is_one = manifest.facts.function_to_apply, len(manifest.facts.labels) == 1
+    function = manifest.facts.function_to_apply
+    is_one = len(manifest.facts.labels) == 1
     if ability == "classify" and function in CLASSIFIES:
         return "std::vector<float>", CLASSIFIES[function]
     if ability == "classify":

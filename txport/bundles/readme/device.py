@@ -17,7 +17,8 @@ HOW = (
 
 def encoded(settings: Settings) -> Iterator[str]:
     """The source, and the steps over it."""
-    graphs, reads = settings.manifest.graphs, settings.facts.reads
+    graphs = settings.manifest.graphs
+    reads = settings.facts.reads
     given = "`input_features`" if settings.reads_features else "`input_ids`"
     lengths = (
         f"`source_lengths` {reads.longest}, the places that it makes"

@@ -146,7 +146,8 @@ export async function generate(prompt, most = MOST) {
 
 def generating(settings: Settings) -> str:
     """The example for a model that generates, an ES module."""
-    is_portable, is_causal = settings.manifest.target == "portable", settings.facts.task == "causal"
+    is_portable = settings.manifest.target == "portable"
+    is_causal = settings.facts.task == "causal"
     if is_portable:
         source = PORTABLE_FEATURES if settings.reads_features else PORTABLE_SOURCE
         body = PORTABLE_CAUSAL + EMPTY + PORTABLE_CAUSAL_LOOP if is_causal else source + EMPTY + PORTABLE_LOOP
@@ -182,7 +183,8 @@ def _chosen(text: str, settings: Settings, is_half: bool) -> str:
 
 
 def _constants(settings: Settings) -> Iterator[str]:
-    facts, source = settings.facts, settings.facts.source
+    facts = settings.facts
+    source = settings.facts.source
     if settings.start:
         yield from _constant("START", settings.start, "what a target begins with")
     else:
@@ -252,7 +254,9 @@ def _choose(settings: Settings) -> str:
 
 def encoding(manifest: Manifest) -> str:
     """The example for a model that only encodes, an ES module."""
-    ability, labels, facts = ability_of(manifest), manifest.facts.labels, manifest.facts
+    ability = ability_of(manifest)
+    labels = manifest.facts.labels
+    facts = manifest.facts
     made = list(_made(manifest))
     is_half = manifest.dtype == "float16"
     output = "last_hidden_state" if ability == "embed" else "logits"
@@ -292,7 +296,8 @@ CLASSIFIES: dict[Function | None, str] = {  # where labels do not exclude each o
 
 def _made(manifest: Manifest) -> Iterator[str]:
     """What becomes of the rows of an output."""
-    ability, (pooling, normalize) = ability_of(manifest), pooling_of(manifest)
+    ability = ability_of(manifest)
+    pooling, normalize = pooling_of(manifest)
     if ability == "embed":
         if pooling == "first":
             yield "const vector = row(0);"

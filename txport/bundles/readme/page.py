@@ -86,7 +86,8 @@ def _graphs(manifest: Manifest) -> Iterator[str]:
 
 def _limits(manifest: Manifest) -> Iterator[str]:
     facts = manifest.facts
-    source, target = facts.source, facts.target
+    source = facts.source
+    target = facts.target
     if source is not None and not isinstance(source, Features):
         special = around(source.before, source.after)
         special = f"; {special}" if source.before or source.after else ""

@@ -152,8 +152,10 @@ ENCODE = {
 
 def generating(settings: Settings) -> str:
     """The example for a model that generates."""
-    manifest, facts = settings.manifest, settings.facts
-    is_portable, is_causal = manifest.target == "portable", facts.task == "causal"
+    manifest = settings.manifest
+    facts = settings.facts
+    is_portable = manifest.target == "portable"
+    is_causal = facts.task == "causal"
     parts = [
         "import numpy as np\nimport onnxruntime\n",
         "\n".join([*_constants(settings), *_sessions(settings)]) + "\n",
@@ -257,10 +259,12 @@ CLASSIFIES: dict[Function | None, str] = {  # where labels do not exclude each o
 
 def encoding(manifest: Manifest) -> str:
     """The example for a model that only encodes."""
-    ability, labels = ability_of(manifest), manifest.facts.labels
+    ability = ability_of(manifest)
+    labels = manifest.facts.labels
     pooling, normalize = pooling_of(manifest)
     pooled = {"first": "vectors[0]", "mean": "vectors.mean(axis=0)"}[pooling]
-    is_one, function = len(labels) == 1, manifest.facts.function_to_apply
+    is_one = len(labels) == 1
+    function = manifest.facts.function_to_apply
     made = {
         "embed": f"vectors = found[0].astype(np.float32)\nvector = {pooled}\n"
         + ("return vector / np.linalg.norm(vector)" if normalize else "return vector"),

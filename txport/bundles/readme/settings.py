@@ -54,7 +54,8 @@ class Settings:
     @property
     def most(self) -> int:
         """How many new tokens a target may have; of a causal model, less where the prompt leaves no room for them."""
-        given, longest = self.manifest.generation, self.facts.writes.longest
+        given = self.manifest.generation
+        longest = self.facts.writes.longest
         if given.get("max_length") is not None:
             longest = min(longest, given["max_length"] - (self.facts.speech is None))
         if self.facts.speech is not None:

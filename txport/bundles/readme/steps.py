@@ -40,7 +40,8 @@ def _read(settings: Settings) -> Iterator[str]:
 
 def notes(manifest: Manifest) -> list[str]:
     """What else a program may do: batches, beams, attention."""
-    facts, portable = manifest.facts, manifest.target == "portable"
+    facts = manifest.facts
+    portable = manifest.target == "portable"
     found = [_batches(manifest)]
     if manifest.target == "cuda":
         found += device.notes(manifest) if facts.task != "encode" else []
@@ -93,7 +94,8 @@ def _features(settings: Settings) -> Iterator[str]:
 
 
 def _portable_seq2seq(settings: Settings) -> Iterator[str]:
-    graphs, features = settings.manifest.graphs, settings.reads_features
+    graphs = settings.manifest.graphs
+    features = settings.reads_features
     mask = "" if features else " and `attention_mask`, a 1 for each,"
     yield (
         f"Run `{graphs['encoder'].file}` once on {'`input_features`' if features else '`input_ids`'}{mask} -> "
@@ -128,7 +130,8 @@ def _portable_causal(settings: Settings) -> Iterator[str]:
 
 
 def _cpu_seq2seq(settings: Settings) -> Iterator[str]:
-    graphs, features = settings.manifest.graphs, settings.reads_features
+    graphs = settings.manifest.graphs
+    features = settings.reads_features
     reads = settings.facts.reads
     lengths = (
         f"`source_lengths` {reads.longest}, the places that it makes" if features else "`source_lengths`, how many"
@@ -212,7 +215,8 @@ CLASSIFIES: dict[Function | None, str] = {  # where labels do not exclude each o
 
 
 def _encoding(manifest: Manifest) -> Iterator[str]:
-    facts, ability = manifest.facts, ability_of(manifest)
+    facts = manifest.facts
+    ability = ability_of(manifest)
     yield _source(facts).replace("of the source", "of the input")
     second = "`attention_mask`, 1 for each" if manifest.target == "portable" else "`source_lengths`, how many there are"
     output = "last_hidden_state" if ability == "embed" else "logits"
@@ -236,7 +240,8 @@ def meaning_of_outputs(manifest: Manifest, ability: Ability) -> str:
 
 
 def _batches(manifest: Manifest) -> str:
-    facts, portable = manifest.facts, manifest.target == "portable"
+    facts = manifest.facts
+    portable = manifest.target == "portable"
     pad = facts.vocabulary.pad
     if isinstance(facts.source, Features):
         return "**Batches**: several sources are rows of `input_features`; all have the same length."

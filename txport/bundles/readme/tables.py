@@ -13,7 +13,8 @@ from txport.models.names import GOLDEN, MANIFEST, SAMPLES, TARGET_TOKENIZER, TEX
 from txport.system.markdown import code, plain
 
 README = "README.md"
-BAR, ESCAPED = re.compile(r"(?<!\\)\|"), r"\\|"
+BAR = re.compile(r"(?<!\\)\|")
+ESCAPED = r"\\|"
 LAYER = re.compile(r"\.(\d+)(?=\.|$)")
 DIMS = {
     names.BATCH: "rows that are run at once",
@@ -187,7 +188,8 @@ def dim_rows(manifest: Manifest) -> list[tuple[str, str]]:
 
 def about(manifest: Manifest) -> str:
     """What the bundle is."""
-    checkpoint, tools = manifest.checkpoint, manifest.tools
+    checkpoint = manifest.checkpoint
+    tools = manifest.tools
     rows = [
         ("task", TASKS[manifest.facts.task]),
         ("architecture", f"{plain(manifest.architecture)}{_sizes(manifest.facts)}"),

@@ -78,7 +78,8 @@ def export(
     if as_json:
         textio.print_json(bundle.manifest.to_dict())
     else:
-        kept, description = bundle.manifest.kept_in_fp32, f"{target} {bundle.manifest.described_precision}"
+        kept = bundle.manifest.kept_in_fp32
+        description = f"{target} {bundle.manifest.described_precision}"
         echo(f"{out}  {description}, {_size(bundle.size)}, {_verdict(bundle)}")
         if kept:
             cost = f"{_size(kept['bytes'] - kept['bytes_before'])}, the limit being {percent(kept['limit'])}"

@@ -81,7 +81,8 @@ def run(
             is_known = len(result) > 0
             for line in lines(text, result, as_json) if is_known or as_json else [""]:
                 textio.print_line(line, stream, flush=total is None)
-            count, unknown = count + 1, unknown + (not is_known)
+            count = count + 1
+            unknown = unknown + (not is_known)
     textio.tell_unknown(unknown, count)
 
 

@@ -233,7 +233,8 @@ def _chosen(options: dict[str, Any], defaults: Mapping[str, Any], as_json: bool)
 
 def _token_ids(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
     """What options name by tokens, as ids; those options are taken away."""
-    first, last = options.pop("forced_bos_token"), options.pop("forced_eos_token")
+    first = options.pop("forced_bos_token")
+    last = options.pop("forced_eos_token")
     ends = options.pop("eos_token")
     named = [("--forced-bos-token", first), ("--forced-eos-token", last), *(("--eos-token", each) for each in ends)]
     for name, token in named:

@@ -13,8 +13,11 @@ from txport.exporters.trace import value_of
 def make_conditional(model: ir.Model, graph: Graph) -> int:
     """Let the input `align` say whether a step gives its attention; -> how many nodes wait for it."""
     place, wanted = next((at, each) for at, each in enumerate(model.graph.outputs) if each.name == CROSS_ATTENTION)
-    port, requested = graph.port(CROSS_ATTENTION), value_of(graph.port(ALIGN))
-    own, tape, nothing = exclusive(model.graph, wanted), ir.tape.Tape(), ir.tape.Tape()
+    port = graph.port(CROSS_ATTENTION)
+    requested = value_of(graph.port(ALIGN))
+    own = exclusive(model.graph, wanted)
+    tape = ir.tape.Tape()
+    nothing = ir.tape.Tape()
     model.graph.outputs[place] = value_of(port)
     model.graph.remove(own)
     wanted.name = f"{CROSS_ATTENTION}.given"

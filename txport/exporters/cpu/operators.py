@@ -104,8 +104,10 @@ class Kind(NamedTuple):
     do_rotary: bool = False
 
     def __str__(self) -> str:
-        size, cap = self.local_window_size, self.softcap
-        window, bend = f"local_window_size {size}" if size else "", f"softcap {cap:g}" if cap else ""
+        size = self.local_window_size
+        cap = self.softcap
+        window = f"local_window_size {size}" if size else ""
+        bend = f"softcap {cap:g}" if cap else ""
         settings = [each for each in (window, bend, "do_rotary" if self.do_rotary else "") if each]
         return " with ".join([self.operator, *([", ".join(settings)] if settings else [])])
 
@@ -120,7 +122,8 @@ def kind_of_part(part: Attention) -> Kind:
 def kind_of_node(node: ir.Node) -> Kind:
     """What a node does."""
     attributes = node.attributes
-    window, cap = attributes.get_int("local_window_size", 0), attributes.get_float("softcap", 0.0)
+    window = attributes.get_int("local_window_size", 0)
+    cap = attributes.get_float("softcap", 0.0)
     return Kind(node.op_type, max(window, 0), float32(cap), attributes.get_int("do_rotary", 0) == 1)
 
 

@@ -65,7 +65,8 @@ class FusedOps(Counted):
 
     def __init__(self, batch: int, length: int) -> None:
         super().__init__()
-        self.batch, self.length = batch, length
+        self.batch = batch
+        self.length = length
 
     def lay_out(self, x: Tensor) -> Tensor:
         """See `Ops`."""
@@ -147,7 +148,9 @@ class PromptOps(FusedOps):
 
     def __init__(self, input_ids: Tensor, last: Tensor, total: Tensor, state: State) -> None:
         super().__init__(input_ids.shape[0], input_ids.shape[1])
-        self.last, self.total, self.state = last, total, state
+        self.last = last
+        self.total = total
+        self.state = state
         self.places = torch.arange(self.length) + (total.long() - self.length)  # (T,), the same in all rows
         self.is_filled = False  # whether all caches are
 
@@ -195,8 +198,11 @@ class StepOps(FusedOps):
         aligned: int | None = None,
     ) -> None:
         super().__init__(input_ids.shape[0], input_ids.shape[1])
-        self.past_lengths, self.capacity, self.state = past_lengths, capacity, state
-        self.source_lengths, self.aligned = source_lengths, aligned
+        self.past_lengths = past_lengths
+        self.capacity = capacity
+        self.state = state
+        self.source_lengths = source_lengths
+        self.aligned = aligned
         self.attention: Tensor | None = None
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
@@ -217,7 +223,8 @@ class StepOps(FusedOps):
             distances = places - self.past_lengths.long()[:, None, None]  # (R, 1, M)
         if part.core.has_operator:
             self.count(kind_of_part(part))
-            new, past = tuple(each[:, None] for each in self.projected(part, x)), self.past_lengths
+            new = tuple(each[:, None] for each in self.projected(part, x))
+            past = self.past_lengths
             mixed, key, value = grouped_query_attention(part, new, key, value, past, past, self.capacity, distances)
             mixed = mixed.flatten(0, 1)
         else:
@@ -236,7 +243,8 @@ class StepOps(FusedOps):
         assert self.source_lengths is not None
         key, value = (self.state[each] for each in self.state if (each.layer, each.owner) == (layer, "source"))
         query = self.whole(part.query(x))  # (B, K, N x H)
-        mask, heads = source_mask(self.source_lengths, key.shape[2], x.dtype), part.queries(query, None)
+        mask = source_mask(self.source_lengths, key.shape[2], x.dtype)
+        heads = part.queries(query, None)
         if is_multi_head(part):
             if layer == self.aligned:
                 _, weights = part.core(heads, key, value, mask)

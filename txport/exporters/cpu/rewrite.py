@@ -18,7 +18,8 @@ def _linear(model: ir.Model, node: ir.Node, stored: Stored, values: ir.Value, ma
     """X @ weight.T + bias in the operator of the form."""
     form = stored.form
     assert form is not None
-    x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    x = node.inputs[0]
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
     if form.kind == "blocks":
         yield in_blocks(model, x, values, stored, matrix, None, None, bias, accuracy_level=4)
         return

@@ -28,7 +28,8 @@ from txport.exporters.fused.rewrite import add_initializer
 
 ROWS_AT_ONCE = 1024
 BLOCK = 64  # in the smallest vocabulary that is worth it, more blocks than tokens can be asked for
-SHARE, MOST = 16, 1 << 16  # beyond one in so many logits, or so many candidates, the whole product is computed
+SHARE = 16  # beyond one in so many logits the whole product is computed
+MOST = 1 << 16  # and beyond so many candidates
 INITIALIZERS = ("screening.weight", "screening.scale", "screening.zeros")
 
 
@@ -50,10 +51,8 @@ def initializers_of(screening: Screening) -> dict[str, NDArray[Any]]:
 
 def shorten(matrix: NDArray[np.float32]) -> Screening:
     """Quantise a projection (V, D); the last block is filled up with its last token."""
-    quantized, longest = (
-        quantize(matrix, ROWS),
-        [0.0, 0.0, 0.0],
-    )  # of the matrix, of what 8 bits make of it, of their difference
+    quantized = quantize(matrix, ROWS)
+    longest = [0.0, 0.0, 0.0]  # of the matrix, of what 8 bits make of it, of their difference
     for start in range(0, len(matrix), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
         coarse = dequantize(Quantized(ROWS, quantized.values[part], quantized.scales[part])).astype(np.float64)
@@ -82,12 +81,14 @@ def add_candidates(
     """
     assert weight.const_value is not None
     matrix = weight.const_value.numpy()
-    screening, op = shorten(matrix), tape.op
+    screening = shorten(matrix)
+    op = tape.op
     values, scales, zeros = (add_initializer(model, *each) for each in initializers_of(screening).items())
 
     ready = tape.op_multi_out("DynamicQuantizeLinear", [x], num_outputs=3)
     lost = op("Sub", [x, op("DequantizeLinear", ready)])
-    last, inner = constant(tape, [1]), constant(tape, [2])
+    last = constant(tape, [1])
+    inner = constant(tape, [2])
     bounds = [
         op("Mul", [op("ReduceL2", [vectors, last]), constant(tape, np.float32(factor))])
         for vectors, factor in ((lost, screening.largest), (x, screening.deviation))
@@ -119,7 +120,8 @@ def choose(
     tape: ir.tape.Tape, x: ir.Value, weight: ir.Value, row: ir.Value, token: ir.Value, wanted: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """The candidates -> logits and tokens (R, n) of the likeliest."""
-    op, last = tape.op, constant(tape, [1])
+    op = tape.op
+    last = constant(tape, [1])
     products = op("Mul", [op("Gather", [x, row]), op("Gather", [weight, token])])
     logits = op("ReduceSum", [products, last], {"keepdims": 0})
     size = op("Squeeze", [op("Shape", [x], {"end": 1})])

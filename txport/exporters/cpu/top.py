@@ -85,9 +85,11 @@ def _shorten(
 
 def _request(count: ir.Value, logits: ir.Value, outputs: Sequence[ir.Value]) -> Sequence[ir.Node]:
     """The best of all logits, as log-probabilities or as they are; nothing for 0."""
-    tape, best = ir.tape.Tape(), ir.tape.Tape()
+    tape = ir.tape.Tape()
+    best = ir.tape.Tape()
     positive = best.op("Greater", [count, constant(best, [0])])
-    normal, plain = ir.tape.Tape(), ir.tape.Tape()
+    normal = ir.tape.Tape()
+    plain = ir.tape.Tape()
     normalised = normal.op("LogSoftmax", [logits], {"axis": -1})
     scores = best.op(
         "If",

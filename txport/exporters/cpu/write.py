@@ -15,7 +15,8 @@ from txport.models.checkpoint import Checkpoint
 
 def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collection[str] = ()) -> Manifest:
     """Write the graphs, checked, and their weights, those in `keep` in fp32; -> the manifest with what was done."""
-    target, source = TARGETS[manifest.target], checkpoint.outline
+    target = TARGETS[manifest.target]
+    source = checkpoint.outline
     target.require(source)
     matrices: Matrices = {}
     jobs = {role: Job(source, manifest, role, read=checkpoint.reader, quantised=matrices) for role in manifest.graphs}
@@ -24,7 +25,8 @@ def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path, keep: Collec
         target.run(models[role], job)
     forms = None
     if manifest.precision != "fp32":
-        tags, tables = tags_of(source), tables_of(source)
+        tags = tags_of(source)
+        tables = tables_of(source)
         forms = choose_forms(models, manifest.precision, manifest.rows, tags=tags, tables=tables, keep=keep)
     for role, job in jobs.items():
         target.finish(models[role], job, forms)

@@ -58,9 +58,12 @@ def _replace(model: ir.Model, node: ir.Node, made: list[ir.Node], outputs: dict[
     for at, new in outputs.items():
         if at < len(node.outputs) and node.outputs[at].name:
             old = node.outputs[at]
-            name, old.name = old.name, f"{old.name}.fused"
+            name = old.name
+            old.name = f"{old.name}.fused"
             old.replace_all_uses_with(new, replace_graph_outputs=True)
-            new.name, new.type, new.shape = name, old.type, old.shape
+            new.name = name
+            new.type = old.type
+            new.shape = old.shape
     model.graph.remove(node, safe=True)
 
 

@@ -43,12 +43,14 @@ def fuse_residuals(model: ir.Model, graph: Graph) -> int:
             continue
         if len(_readers(total, NORMS)) > 1 or total.is_graph_output():
             continue
-        operands, taken = list(added.inputs), [node, added]
+        operands = list(added.inputs)
+        taken = [node, added]
         bias: list[ir.Value | None] = []
         for at in (1, 0):
             inner = _only_reader(operands[at], "Add")
             if inner is not None and _adds_bias(inner):
-                operands[at], bias = inner.inputs[0], [inner.inputs[1]]
+                operands[at] = inner.inputs[0]
+                bias = [inner.inputs[1]]
                 taken.append(inner)
                 break
         first, second = operands
@@ -84,7 +86,8 @@ def _only_reader(value: ir.Value | None, operator: str) -> ir.Node | None:
 
 def _adds_bias(node: ir.Node) -> bool:
     """Whether a sum is that of a product and the product's bias."""
-    product, bias = node.inputs[0], node.inputs[1]
+    product = node.inputs[0]
+    bias = node.inputs[1]
     made = None if product is None else product.producer()
     is_vector = bias is not None and bias.is_initializer() and bias.shape is not None and len(bias.shape) == 1
     return is_vector and made is not None and is_product(made)
@@ -114,7 +117,8 @@ def _take_place(
     model.graph.insert_before(place, fused)
     named = {new: old.name for old, new in outputs.items() if old.is_graph_output()}
     for old, new in outputs.items():
-        new.type, new.shape = old.type, old.shape
+        new.type = old.type
+        new.shape = old.shape
         old.replace_all_uses_with(new, replace_graph_outputs=True)
     model.graph.remove(list(gone), safe=True)
     for new, name in named.items():  # as the ports say

@@ -84,7 +84,8 @@ class DeviceStep(nn.Module):
         -> log-probabilities and tokens (R, k), the best token of each row (B, K), logits (R, V), lengths (R,), the
         caches, and the mean attention of the heads of the alignment layer (R, S).
         """
-        facts, (*caches, count) = self.model.facts, rest
+        facts = self.model.facts
+        (*caches, count) = rest
         source_lengths = caches.pop(0) if facts.task == "seq2seq" else None
         state = dict(zip((*facts.owned("source"), *facts.owned("row")), caches, strict=True))
         aligned = facts.attention.layer if facts.attention else None

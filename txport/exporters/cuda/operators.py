@@ -51,7 +51,8 @@ def attention(
         arguments = (part, query, key, value, lengths, distances, causal, added)
         mixed: Tensor = handle_torch_function(attention, (query,), *arguments)
         return mixed
-    places, size = torch.arange(key.shape[1]), query.shape[1]
+    places = torch.arange(key.shape[1])
+    size = query.shape[1]
     ends = lengths[:, None, None]
     if causal:
         ends = ends - size + 1 + torch.arange(size)[:, None]  # (B, T, 1)

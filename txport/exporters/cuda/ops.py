@@ -81,9 +81,11 @@ class DeviceOps(Counted):
     def projected(self, part: Attention, x: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of tokens at places (B, T), as they meet and as they are kept: (B, T, ...) each."""
         query, key, value = self.together(x, part.query, part.key, part.value)
-        query, key = part.normalised(query, part.query_norm), part.normalised(key, part.key_norm)
+        query = part.normalised(query, part.query_norm)
+        key = part.normalised(key, part.key_norm)
         if part.rotary is not None and places is not None:
-            query, key = rotated(part, query, places), rotated(part, key, places)
+            query = rotated(part, query, places)
+            key = rotated(part, key, places)
             self.became[ROTARY] += 2
         return query, key, value
 
@@ -185,7 +187,8 @@ class StepOps(DeviceOps):
         self.slots = self.lengths - 1  # (R,)
         self.places = self.slots[:, None]  # (R, 1)
         self.rows = row_numbers(input_ids)  # (B, K)
-        self.source_lengths, self.aligned = source_lengths, aligned
+        self.source_lengths = source_lengths
+        self.aligned = aligned
         self.weights: Tensor | None = None
 
     def lay_out(self, x: Tensor) -> Tensor:

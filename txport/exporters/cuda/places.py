@@ -99,7 +99,8 @@ def _mean_of_heads(tracer: Tracer, weights: Symbol) -> Symbol:
     A mean would need cuDNN where sums are to come out alike each time.
     """
     heads = int(weights.examples[0].shape[1])
-    last, share = tracer.constant(np.array(heads - 1)), tracer.constant(np.array(1 / heads, np.float32))
+    last = tracer.constant(np.array(heads - 1))
+    share = tracer.constant(np.array(1 / heads, np.float32))
     sums = _running_sum(tracer, "heads/sums", weights.value, 1)
     total = tracer.op("heads/total", "Gather", [sums, last], axis=1)  # (B, K, S)
     mean = tracer.op("heads/mean", "Mul", [total, share])

@@ -19,7 +19,8 @@ from txport.exporters.fused.packs import MICROSOFT
 from txport.exporters.symbols import Pair, Symbol, Tracer
 
 MATRIX = 2  # dims
-COPY, REST = 0, -1  # of a shape: the length that is there, and what is left over
+COPY = 0  # in a shape: the length that is there
+REST = -1  # in a shape: what is left over
 ONCE = (1, 1)  # the length of a dim that is repeated, in both examples
 
 
@@ -69,14 +70,16 @@ def _once(tracer: Tracer, one: Symbol, many: Symbol, over: list[int], is_left: b
     Either way `one` is multiplied from the left, by its transpose if it is the right side. Dims that only `one` has are
     of one matrix each, and are left out until the end.
     """
-    dims, last = _dims(many), many.dim() - 1
+    dims = _dims(many)
+    last = many.dim() - 1
     inner, own = (last - 1, last) if is_left else (last, last - 1)  # what is summed over, and the other dim
     kept = [at for at in range(last - 1) if at not in over]
     turned = tracer.op("matmul/turned", "Transpose", [many.value], perm=(*kept, inner, *over, own))
     flat = tracer.constant(np.array([*[COPY] * len(kept), COPY, REST]))
     rows = tracer.op("matmul/rows", "Reshape", [turned, flat])
     missing = many.dim() - one.dim()
-    value, more = one.value, list(range(-missing))  # the dims that only `one` has
+    value = one.value
+    more = list(range(-missing))  # the dims that only `one` has
     single = [*more, *(at - missing for at in over if at >= missing)]
     if single:
         value = tracer.op("matmul/once", "Squeeze", [value, tracer.constant(np.array(single))])

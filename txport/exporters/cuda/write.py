@@ -20,7 +20,9 @@ from txport.models.weights.streamed import Read
 
 def write(checkpoint: Checkpoint, manifest: Manifest, folder: Path) -> Manifest:
     """Write the graphs, checked, and their weights; -> the manifest with what was done."""
-    target, dtype, source = TARGETS[manifest.target], getattr(torch, manifest.dtype), checkpoint.outline
+    target = TARGETS[manifest.target]
+    dtype = getattr(torch, manifest.dtype)
+    source = checkpoint.outline
     target.require(source)
     module = source if dtype == torch.float32 else copied(source, dtype)
     matrices: Matrices = {}

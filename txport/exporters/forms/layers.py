@@ -21,7 +21,8 @@ RMS_OPSET = 23  # and RMSNormalization
 @form("linear")
 def linear(tracer: Tracer, x: Symbol, weight: Tensor, bias: Tensor | None = None) -> Symbol:
     """One Gemm over rows; over more dims, a product with the weight as it stands in the checkpoint, transposed."""
-    matrix, more = tracer.tensor(weight), [] if bias is None else [tracer.tensor(bias)]
+    matrix = tracer.tensor(weight)
+    more = [] if bias is None else [tracer.tensor(bias)]
     if x.dim() == 2:
         return tracer.symbol(tracer.op("linear", "Gemm", [x.value, matrix, *more], transB=1), F.linear, x, weight)
     turned = tracer.op("linear/weight", "Transpose", [matrix], perm=(1, 0))

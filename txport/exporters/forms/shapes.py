@@ -118,7 +118,10 @@ FORMS |= {"unflatten": _reshaped(torch.unflatten)}
 def getitem(tracer: Tracer, x: Symbol, index: Any) -> Symbol:
     """Slices from somewhere to the end, new dims of 1, and single places."""
     parts = index if isinstance(index, tuple) else (index,)
-    result, axis, dims, new = x.value, 0, 0, []  # axis of what is left, dims of what comes out
+    result = x.value
+    axis = 0  # of what is left
+    dims = 0  # of what comes out
+    new = []
     for part in parts:
         dims += not isinstance(part, int)
         if part is None:

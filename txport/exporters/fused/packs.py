@@ -42,7 +42,8 @@ def pack_projections(model: ir.Model, graph: Graph) -> int:
         biases = [each.bias for each in maps if each.bias is not None]
         made = _map(maps[0], weight, _join(model, biases) if biases else None)
         packed = made[-1].outputs[0]
-        packed.name, packed.type = f"{node.outputs[0].name}.packed", node.outputs[0].type
+        packed.name = f"{node.outputs[0].name}.packed"
+        packed.type = node.outputs[0].type
         packed.shape = node.outputs[0].shape
         model.graph.insert_before(node, made)
         node.outputs[0].replace_all_uses_with(packed)
@@ -100,7 +101,8 @@ def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
     """
     known = [value for value in values if value is not None and value.const_value is not None]
     tensors = [value.const_value for value in known if value.const_value is not None]
-    names, shapes = [str(value.name) for value in known], [each.shape.numpy() for each in tensors]
+    names = [str(value.name) for value in known]
+    shapes = [each.shape.numpy() for each in tensors]
     if (there := model.graph.initializers.get(join_names(names))) is not None:
         return there
     shape = ir.Shape([sum(each[0] for each in shapes), *shapes[0][1:]])
@@ -110,7 +112,8 @@ def _join(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Value:
     joined = ir.Value(name=join_names(names), const_value=whole)
     joined.meta[PARTS] = tuple(names)
     joined.meta[SIZES] = tuple(each[0] for each in shapes)
-    joined.shape, joined.type = shape, known[0].type
+    joined.shape = shape
+    joined.type = known[0].type
     model.graph.register_initializer(joined)
     return joined
 

@@ -48,7 +48,8 @@ class Quantized:
         if self.form.has_row_scales:
             out, inputs = self.values.shape[:: -1 if self.form == DYNAMIC else 1]
         else:
-            out, inputs = len(self.values), self.values.shape[1] * (self.form.block or 1)
+            out = len(self.values)
+            inputs = self.values.shape[1] * (self.form.block or 1)
         return out, inputs
 
     def rows(self, rows: slice) -> Quantized:
@@ -85,7 +86,8 @@ def _quantize(matrix: Array, form: Form, scales_in: np.dtype[Any]) -> tuple[Arra
         assert scales_in == FLOAT32, scales_in
         scales = _safe(np.abs(matrix).max(axis=1) / 127)
         return np.clip(np.rint(matrix / scales[:, None]), -127, 127).astype(np.int8), scales
-    bits, block = form.bits, form.block
+    bits = form.bits
+    block = form.block
     assert block is not None
     blocks = matrix.reshape(len(matrix), -1, block)  # (out, in / block, block)
     scales = _outwards(best_scales(blocks, bits), scales_in)
@@ -99,7 +101,8 @@ def _quantize(matrix: Array, form: Form, scales_in: np.dtype[Any]) -> tuple[Arra
 
 def _outwards(scales: Array, kind: np.dtype[Any]) -> Array:
     """Scales in another type, none smaller than it was: the largest value must stay in range."""
-    largest, most = float(np.abs(scales).max(initial=0)), float(np.finfo(kind).max)
+    largest = float(np.abs(scales).max(initial=0))
+    most = float(np.finfo(kind).max)
     if not largest <= most:
         raise UnsupportedError(f"a block needs the scale {largest:.6g}, and {kind} ends at {most:.6g}")
     rounded = scales.astype(kind)
@@ -114,7 +117,8 @@ def dequantize(quantized: Quantized) -> Array:
         values = quantized.values.T if quantized.form == DYNAMIC else quantized.values
         by_row: Array = values.astype(np.float32) * quantized.scales[:, None]
         return by_row
-    bits, values = quantized.form.bits, quantized.values
+    bits = quantized.form.bits
+    values = quantized.values
     if bits == 4:
         values = np.stack([values & 15, values >> 4], axis=-1).reshape(*values.shape[:2], -1)
     centred = values.astype(np.float32) - 2 ** (bits - 1)
@@ -141,12 +145,14 @@ def best_scales(blocks: Array, bits: int) -> Array:
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)[..., 0]
     if bits == 8:
         return _safe(np.abs(largest) / (half - 1))
-    best, least = np.ones(largest.shape, np.float32), np.full(largest.shape, np.inf)
+    best = np.ones(largest.shape, np.float32)
+    least = np.full(largest.shape, np.inf)
     for end in ENDS:
         scales = _safe(largest / end)
         error = blocks - scales[..., None] * np.clip(np.rint(blocks / scales[..., None]), -half, half - 1)
         squared = sums_of_squares(error)
-        best, least = np.where(squared < least, scales, best), np.minimum(squared, least)
+        best = np.where(squared < least, scales, best)
+        least = np.minimum(squared, least)
     return best
 
 

@@ -25,7 +25,10 @@ class Matrix:
     """A matrix in one form, which is computed when its values or its scales are asked for; only these are kept."""
 
     def __init__(self, tensor: ir.TensorProtocol, form: Form, scales_in: ir.DataType) -> None:
-        self._tensor, self._form, self._scales_in, self._scales = tensor, form, scales_in, list[Array]()
+        self._tensor = tensor
+        self._form = form
+        self._scales_in = scales_in
+        self._scales = list[Array]()
         out, inputs = tensor.shape.numpy()
         values, scales = shapes(out, inputs, form)
         kind = ir.DataType.INT8 if form.has_row_scales else ir.DataType.UINT8
@@ -143,9 +146,12 @@ def _numbers(weight: ir.Value, read: Read | None) -> ir.TensorProtocol:
 def _replace(model: ir.Model, node: ir.Node, made: Sequence[ir.Node]) -> None:
     """Nodes in the place of one; the last gives what it gave."""
     model.graph.insert_before(node, made)
-    old, new = node.outputs[0], made[-1].outputs[0]
+    old = node.outputs[0]
+    new = made[-1].outputs[0]
     old.replace_all_uses_with(new, replace_graph_outputs=True)
-    new.name, new.shape, new.type = old.name, old.shape, old.type
+    new.name = old.name
+    new.shape = old.shape
+    new.type = old.type
     model.graph.remove(node, safe=True)
 
 
@@ -169,7 +175,8 @@ def add_initializer(model: ir.Model, name: str, array: Array | ir.TensorProtocol
     """Give a graph one more weight."""
     tensor = ir.tensor(array) if isinstance(array, np.ndarray) else array
     value = ir.Value(name=name, const_value=tensor)
-    value.shape, value.type = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
+    value.shape = ir.Shape(tensor.shape.numpy())
+    value.type = ir.TensorType(tensor.dtype)
     model.graph.register_initializer(value)
     return value
 

@@ -117,8 +117,11 @@ class Step:
     """A step of the loop, in its body, with W rows a source."""
 
     def __init__(self, block: Block, rules: Rules, requested: SearchInputs, number: ir.Value, width: ir.Value) -> None:
-        self._block, self._rules, self._requested = block, rules, requested
-        self._number, self._width = number, width  # (1,) each, steps from 0 on
+        self._block = block
+        self._rules = rules
+        self._requested = requested
+        self._number = number  # (1,), of steps from 0 on
+        self._width = width  # (1,)
         self._starts = block.op("Mul", requested.sources, width)  # the first row of each source: (B, 1)
         self._length = block.op("Add", number, 1)
         self._power = self._power_of(self._length)
@@ -130,7 +133,8 @@ class Step:
         block = self._block
         best = self._candidates(found, *self._likeliest(found, logits))
         sums, parents, tokens = self._going_on(best)
-        rows, last = self._rows(parents), block.op("Reshape", tokens, [-1, 1])
+        rows = self._rows(parents)
+        last = block.op("Reshape", tokens, [-1, 1])
         running = block.op("Concat", block.op("Gather", found.ids, rows, axis=0), last, axis=1)
         ended = None if best.ended is None else self._ended(found, best, best.ended)
         full = block.op("Where", block.op("Equal", self._requested.limits, self._length), sums, self._none)
@@ -142,7 +146,9 @@ class Step:
 
     def _likeliest(self, found: Found, logits: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The best tokens of each row that may come next: log-probs and ids (R, C)."""
-        block, rules, requested = self._block, self._rules, self._requested
+        block = self._block
+        rules = self._rules
+        requested = self._requested
         shift = block.op("ReduceMax", logits, [1], keepdims=1)
         total = block.op("Log", block.op("ReduceSum", block.op("Exp", block.op("Sub", logits, shift)), [1], keepdims=1))
         places = block.op("Range", 0, block.op("Squeeze", requested.candidates), 1)
@@ -171,7 +177,9 @@ class Step:
 
     def _allow(self, scores: ir.Value, history: History | None) -> ir.Value:
         """Scores (R, V) without those of tokens that must not come next."""
-        block, requested, bans = self._block, self._requested, self._requested.bans
+        block = self._block
+        requested = self._requested
+        bans = self._requested.bans
         new_tokens = block.op("Sub", self._number, requested.prefix)
         banned = [bans["never"]] if "never" in bans else []
         if "first" in bans:
@@ -187,7 +195,9 @@ class Step:
 
     def _forced(self) -> ir.Value | None:
         """The one token that may come next, or `NOTHING`: (B, 1); None where no token is ever forced."""
-        block, rules, requested = self._block, self._rules, self._requested
+        block = self._block
+        rules = self._rules
+        requested = self._requested
         token = None
         if requested.forced is not None:
             token = block.op("Gather", requested.forced, block.op("Min", self._number, requested.prefix), axis=1)
@@ -201,15 +211,18 @@ class Step:
 
     def _candidates(self, found: Found, log_probs: ir.Value, ids: ir.Value) -> Candidates:
         """The best of all rows of each source; of equals, the better beam's, then the likelier token."""
-        block, requested = self._block, self._requested
+        block = self._block
+        requested = self._requested
         shape = block.op("Concat", requested.batch, self._width, requested.candidates, axis=0)
         added = block.op("Reshape", block.op("Cast", log_probs, to=DOUBLE), shape)
         sums = block.op("Add", block.op("Unsqueeze", found.sums, [2]), added)
         flat = block.op("Concat", requested.batch, [-1], axis=0)
         # of a small vocabulary, the rows of the first step may have fewer candidates than there are beams
         rest = block.op("Mul", block.op("Sub", requested.beams, self._width), requested.candidates)
-        sums, ids = block.op("Reshape", sums, flat), block.op("Reshape", ids, flat)
-        sums, ids = block.op("Pad", sums, self._behind(rest), self._none), block.op("Pad", ids, self._behind(rest), 0)
+        sums = block.op("Reshape", sums, flat)
+        ids = block.op("Reshape", ids, flat)
+        sums = block.op("Pad", sums, self._behind(rest), self._none)
+        ids = block.op("Pad", ids, self._behind(rest), 0)
         sums, order = block.ops("TopK", sums, requested.kept, count=2, axis=1)
         tokens = block.op("GatherElements", ids, order, axis=1)
         parents = block.op("Min", block.op("Div", order, requested.candidates), block.op("Sub", self._width, 1))
@@ -226,7 +239,8 @@ class Step:
 
     def _going_on(self, best: Candidates) -> tuple[ir.Value, ir.Value, ir.Value]:
         """The first K candidates that have not ended: sums, parents and tokens (B, K); those that had to are none."""
-        block, requested = self._block, self._requested
+        block = self._block
+        requested = self._requested
         if best.ended is None:
             return self._first(best.sums), self._first(best.parents), self._first(best.tokens)
         places = block.op("Range", 0, block.op("Squeeze", requested.kept), 1)
@@ -253,7 +267,8 @@ class Step:
         """Those of the first K candidates that have."""
         block = self._block
         sums = self._first(block.op("Where", ended, best.sums, self._none))
-        rows, last = self._rows(self._first(best.parents)), block.op("Reshape", self._first(best.tokens), [-1, 1])
+        rows = self._rows(self._first(best.parents))
+        last = block.op("Reshape", self._first(best.tokens), [-1, 1])
         ids = block.op("Concat", block.op("Gather", found.ids, rows, axis=0), last, axis=1)
         return Hypotheses(block.op("Div", sums, self._power), ids, self._length)
 
@@ -279,7 +294,8 @@ class Step:
 
     def _compete(self, found: Found, new: list[Hypotheses]) -> tuple[ir.Value, ir.Value, ir.Value]:
         """The K best finished hypotheses, those of before first among equals: scores, tokens, lengths."""
-        block, requested = self._block, self._requested
+        block = self._block
+        requested = self._requested
         late = block.op("Concat", *(each.scores for each in new), axis=1)
         late = block.op("Where", found.done, self._none, late)
         joined = block.op("Concat", found.scores, late, axis=1)
@@ -296,7 +312,9 @@ class Step:
 
     def _done(self, before: ir.Value, sums: ir.Value, scores: ir.Value) -> ir.Value:
         """The sources that are done: (B, 1); in greedy search, when something has ended."""
-        block, rules, requested = self._block, self._rules, self._requested
+        block = self._block
+        rules = self._rules
+        requested = self._requested
         best = block.op("ReduceMax", sums, [1], keepdims=1)
         worst = block.op("ReduceMin", scores, [1], keepdims=1)
         full = block.op("Greater", worst, self._none)

@@ -24,7 +24,9 @@ class Block:
         self.nodes: list[ir.Node] = []
         self.root: Block = self if outer is None else outer.root
         self.initializers: dict[str, ir.Value] = {}
-        self._outer, self._own, self._count = outer, set[ir.Value](), 0
+        self._outer = outer
+        self._own = set[ir.Value]()
+        self._count = 0
         self._known: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._copies: dict[tuple[Any, ...], Sequence[ir.Value]] = {}
 
@@ -59,7 +61,8 @@ class Block:
 
     def named(self, name: str, array: NDArray[Any]) -> ir.Value:
         """A constant that can be told from others."""
-        root, name = self.root, f"search/{name}"
+        root = self.root
+        name = f"search/{name}"
         if name not in root.initializers:
             root.initializers[name] = ir.Value(name=name, const_value=ir.tensor(array, name=name))
         return root.initializers[name]
@@ -116,7 +119,8 @@ class Block:
 
     def weight(self, value: ir.Value, role: str) -> ir.Value:
         """An initializer of another graph in this one: those of one name are one weight, constants may differ."""
-        tensor, name = value.const_value, str(value.name)
+        tensor = value.const_value
+        name = str(value.name)
         assert tensor is not None
         if name in self.initializers and not _are_equal(self.initializers[name].const_value, tensor):
             name = f"{role}/{name}"

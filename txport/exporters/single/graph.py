@@ -77,8 +77,12 @@ class Builder:
     """One graph on its way."""
 
     def __init__(self, models: Models, manifest: Manifest) -> None:
-        self.models, self.manifest, self.rules = models, manifest, rules_of(manifest)
-        self.block, self.ports, self.decoder = Block(), manifest.graphs[GENERATE], manifest.graphs[DECODER]
+        self.models = models
+        self.manifest = manifest
+        self.rules = rules_of(manifest)
+        self.block = Block()
+        self.ports = manifest.graphs[GENERATE]
+        self.decoder = manifest.graphs[DECODER]
         self.given = {port.name: value_of(port) for port in self.ports.inputs}
         self.dtype = ir.DataType.from_numpy(np.dtype(manifest.dtype))
 
@@ -96,7 +100,8 @@ class Builder:
         forced: ir.Value | None,
     ) -> SearchInputs:
         """The inputs of the search; `front` (B, F) are the tokens that stand before the new ones."""
-        block, words = self.block, self.facts.writes
+        block = self.block
+        words = self.facts.writes
         beams = block.op("Max", self.given[NUM_BEAMS], 1)
         wanted = block.op("Mul", beams, max(2, 1 + len(words.ends)))
         candidates = block.op("Min", wanted, words.size)
@@ -118,7 +123,8 @@ class Builder:
 
     def _bans(self) -> list[tuple[str, ir.Value]]:
         """Which tokens of the vocabulary never come, not first, or not among the first few: (V,) bool each."""
-        rules, words = self.rules, self.facts.writes
+        rules = self.rules
+        words = self.facts.writes
         ends = words.ends if rules.min_new_tokens else ()
         lists: dict[str, Sequence[int]] = {"never": rules.never, "first": rules.begin_suppress_tokens, "ends": ends}
         found = []
@@ -146,7 +152,9 @@ class Builder:
 
     def empty(self, owner: Owner, rows: ir.Value) -> dict[str, ir.Value]:
         """The state before the first token, by the decoder's inputs."""
-        zero, found, made = np.zeros(1, self.manifest.dtype), {}, dict[tuple[int, ...], ir.Value]()
+        zero = np.zeros(1, self.manifest.dtype)
+        found = {}
+        made = dict[tuple[int, ...], ir.Value]()
         for each, name in self.decoder.past(owner).items():
             dims = each.shape(0, 0)[1:]
             if dims not in made:
@@ -162,7 +170,8 @@ class Builder:
 
         -> the graph's outputs. Steps after the first give the decoder one token of each row.
         """
-        block, body = self.block, Block(self.block)
+        block = self.block
+        body = Block(self.block)
         state = begin(block, requested, width)
         step = body.op("Reshape", iteration := body.input("search/iteration", ir.DataType.INT64, ()), [1])
         going = body.input("search/going", ir.DataType.BOOL, ())
@@ -178,7 +187,8 @@ class Builder:
         kept = [body.op("Gather", each, chosen, axis=0) for each in present]
         every = body.op("ReduceMin", body.op("Cast", after.done, to=INT32), keepdims=0)
         goes_on = body.op("Equal", every, body.known(0, np.int32))
-        inputs, outputs = [iteration, going, *pasts.values(), token, *found], [goes_on, *kept, generated, *after]
+        inputs = [iteration, going, *pasts.values(), token, *found]
+        outputs = [goes_on, *kept, generated, *after]
         for value, like in zip(outputs, inputs[1:], strict=True):
             value.type = like.type
         graph = ir.Graph(inputs, outputs, nodes=body.nodes, opset_imports={"": self.manifest.opset}, name="step")
@@ -214,13 +224,17 @@ class Builder:
         ]
         for value, port in zip(outputs, self.ports.outputs, strict=True):
             wanted = value_of(port)
-            value.name, value.type, value.shape = wanted.name, wanted.type, wanted.shape
+            value.name = wanted.name
+            value.type = wanted.type
+            value.shape = wanted.shape
         return outputs
 
 
 def seq2seq(build: Builder) -> list[ir.Value]:
     """The encoder, the source's keys and values, and the loop."""
-    block, facts, prefix = build.block, build.facts, build.given[PREFIX_IDS]
+    block = build.block
+    facts = build.facts
+    prefix = build.given[PREFIX_IDS]
     batch, size = (block.op("Shape", prefix, start=at, end=at + 1) for at in (0, 1))
     column = block.op("Concat", batch, [1], axis=0)
     most = block.op("Min", block.op("Add", size, build.given[MAX_NEW_TOKENS]), facts.writes.longest)
@@ -241,13 +255,15 @@ def seq2seq(build: Builder) -> list[ir.Value]:
 
 def encoded(build: Builder) -> dict[str, ir.Value]:
     """What the decoder reads of the source, by its inputs; sources are filled up as the driver fills them up."""
-    block, facts = build.block, build.facts
+    block = build.block
+    facts = build.facts
     if not facts.masks_source:
         features = build.given[INPUT_FEATURES]
         features = features if build.dtype == ir.DataType.FLOAT else block.op("Cast", features, to=int(build.dtype))
         (hidden,) = block.inline(build.models[ENCODER], ENCODER, {INPUT_FEATURES: features}, [LAST_HIDDEN_STATE])
         return {ENCODER_HIDDEN_STATES: hidden}
-    ids, mask = build.given[INPUT_IDS], build.given[ATTENTION_MASK]
+    ids = build.given[INPUT_IDS]
+    mask = build.given[ATTENTION_MASK]
     size = block.op("Shape", ids, start=1, end=2)
     room = block.op("Max", block.op("Sub", facts.reads.longest, size), 0)
     rest = block.op("Min", block.op("Mod", block.op("Neg", size), TOGETHER[build.manifest.dtype]), room)
@@ -262,8 +278,10 @@ def encoded(build: Builder) -> dict[str, ir.Value]:
 
 def causal(build: Builder) -> list[ir.Value]:
     """The loop, whose first step reads the prompts; they are moved to the right, so that all end together."""
-    block, words = build.block, build.facts.writes
-    ids, mask = build.given[INPUT_IDS], build.given[ATTENTION_MASK]
+    block = build.block
+    words = build.facts.writes
+    ids = build.given[INPUT_IDS]
+    mask = build.given[ATTENTION_MASK]
     batch = block.op("Shape", ids, start=0, end=1)
     sizes = block.op("ReduceSum", mask, [1], keepdims=1)  # -> (B, 1)
     width = block.op("ReduceMax", sizes, [0, 1], keepdims=0)

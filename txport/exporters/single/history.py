@@ -20,7 +20,8 @@ class History:
     """The tokens of each row (R, L): `front` (R, F), -1 for padding, and then those of the step's hypotheses."""
 
     def __init__(self, block: Block, front: ir.Value, ids: ir.Value) -> None:
-        self._block, self.ids = block, block.op("Concat", front, ids, axis=1)
+        self._block = block
+        self.ids = block.op("Concat", front, ids, axis=1)
         self._length = block.op("Shape", self.ids, start=1, end=2)  # -> (1,)
 
     def penalise(self, scores: ir.Value, penalty: float) -> ir.Value:
@@ -46,7 +47,8 @@ class History:
         return self._block.op("Gather", self.ids, place, axis=1)
 
     def _forbid_words(self, scores: ir.Value, words: Sequence[int], size: int) -> ir.Value:
-        block, before = self._block, words[:-1]
+        block = self._block
+        before = words[:-1]
         last = np.zeros(size, np.bool_)
         last[words[-1]] = True
         match = block.op("Greater", self._length, len(before))

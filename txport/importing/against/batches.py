@@ -19,7 +19,8 @@ from txport.system import memory
 
 ROWS = 3
 LENGTHS = ((5, 7), (11, 4), (2, 6))  # of sources and targets; none is the number of rows, nor alike in one batch
-RAGGED, BESIDE = (9, 4, 7), 5
+RAGGED = (9, 4, 7)
+BESIDE = 5
 LONG, BEYOND = 300, 9  # tokens of one long row at least, and behind whatever changes with the length
 WORK = 1e13  # multiplications and additions of a long row at most: minutes
 SHARE = 0.5  # of the free memory that a long row may take
@@ -85,7 +86,8 @@ def long_length(model: Model) -> int:
     """How many tokens a long row has: beyond all that changes with the length, if memory and time allow."""
     facts = model.facts
     wanted = max([LONG, *changes_at(model).values()]) + BEYOND
-    numbers, heads = sum(each.numel() for each in model.parameters()), getattr(model.config, "heads", 1)
+    numbers = sum(each.numel() for each in model.parameters())
+    heads = getattr(model.config, "heads", 1)
     free = memory.available()
     while wanted > LONG:
         bytes_ = 8.0 * wanted * (6 * numbers / facts.width + 6 * heads * wanted)

@@ -92,7 +92,8 @@ class Beside(Evidence):
     @property
     def block(self) -> PartCall | None:
         """See `Evidence`."""
-        call, side = self.call, self.tap.key[2]
+        call = self.call
+        side = self.tap.key[2]
         if side == BLOCK or call is None:
             return call
         parent = call.parent
@@ -148,7 +149,8 @@ class Beside(Evidence):
     @property
     def kind(self) -> object:
         """Of what kind the place is: the type of a part, or the side."""
-        side, call = self.tap.key[2], self.call
+        side = self.tap.key[2]
+        call = self.call
         if side == END or call is None:
             return END
         if side == OUT:
@@ -170,7 +172,8 @@ class Beside(Evidence):
         """Whether values are those of the original."""
         if values.size != self.seen.size:
             return False
-        error, left = self._gap(self.expected), self._gap(values)
+        error = self._gap(self.expected)
+        left = self._gap(values)
         is_right = bool(np.isfinite(left) and left <= max(EXPLAINED * error, min(self.allowed, error / 4)))
         if is_right:
             self.closest.append(left)
@@ -178,7 +181,8 @@ class Beside(Evidence):
 
     def _gap(self, values: Array) -> float:
         """The largest difference from the original, on real tokens; of huge values in proportion."""
-        found, real = values.reshape(self.seen.shape), self.tap.real
+        found = values.reshape(self.seen.shape)
+        real = self.tap.real
         with np.errstate(invalid="ignore"):  # infinity less itself, where both are
             gap = np.where(found == self.seen, 0.0, np.abs(found - self.seen))
         gap = np.where(True if real is None else real.numpy(), gap, 0.0)

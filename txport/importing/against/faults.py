@@ -34,7 +34,8 @@ def transposed(evidence: Beside) -> Cause | None:
     """A square matrix that lies across."""
     call = evidence.call
     assert call is not None
-    part, x = call.part, call.arguments[0]
+    part = call.part
+    x = call.arguments[0]
     assert isinstance(part, nn.Linear)
     if part.weight.shape[0] != part.weight.shape[1] or x is None:
         return None
@@ -56,7 +57,8 @@ def lost_bias(evidence: Beside) -> Cause | None:
     pair = evidence.tap.pair
     if pair is None or not pair.bias or len(pair.rows) != 1:
         return None
-    outputs, bias = pair.rows[0].outputs, evidence.origins.tensor(pair.bias)
+    outputs = pair.rows[0].outputs
+    bias = evidence.origins.tensor(pair.bias)
     if not evidence.explains(evidence.expected + bias[outputs].double().numpy()):
         return None
     return Cause("bias", f"{pair.bias} of the files is added to it, and nothing of the import is made of that")
@@ -120,7 +122,8 @@ def _placed(evidence: Beside, name: str, around: Residual) -> bool | None:
     firsts = [own.get((f"{sublayer}{each}", 0, IN)) for each in (".query", ".gate", ".inner", "")]
     ends = [own.get((f"{sublayer}.{each}", 0, OUT)) for each, child in part.named_children() if child is last]
     ends.append(own.get((sublayer, 0, BLOCK)))
-    read, gave = own.get((f"{name}.norm", 0, IN)), own.get((f"{name}.norm", 0, OUT))
+    read = own.get((f"{name}.norm", 0, IN))
+    gave = own.get((f"{name}.norm", 0, OUT))
     first, end = (next((each for each in several if each is not None), None) for several in (firsts, ends))
     if read is None or gave is None or first is None:
         return None
@@ -193,7 +196,8 @@ def masked_tokens(evidence: Beside) -> Cause | None:
 def any_window(evidence: Beside) -> Cause | None:
     """An attention that sees fewer of the last tokens: the first query that errs says how many."""
     assert evidence.block is not None
-    part, given = evidence.block.part, attended(evidence.block)
+    part = evidence.block.part
+    given = attended(evidence.block)
     gap = np.abs(evidence.expected - evidence.seen)
     if getattr(part, "over", "row") == "source" or gap.ndim != 3:
         return None

@@ -63,7 +63,8 @@ def hold_against(name: str, against: str, *, trust_code: bool = False) -> Verdic
 def memory_for(model: Model) -> int:
     """Bytes that a model takes beside its original, with what both compute of a long row."""
     sizes = [each.numel() for each in model.parameters()]
-    length, facts = least_long(model), model.facts
+    length = least_long(model)
+    facts = model.facts
     maps = (each for each in model.modules() if isinstance(each, nn.Linear))
     heads = sum(each.core.heads for each in model.modules() if isinstance(each, Attention))
     values = VALUES_COPIES * sum(each.in_features + each.out_features for each in maps)

@@ -126,7 +126,8 @@ def load_module(name: str, weights: Weights, facts: Facts, place: object) -> Ori
     path, variable = found
     with running(f"{path} does not run"):
         file = imported(path)
-        made, run = getattr(file, variable, None), getattr(file, RUN, None)
+        made = getattr(file, variable, None)
+        run = getattr(file, RUN, None)
     module = _made(made, f"{variable} of {path}")
     if run is not None and not callable(run):
         raise CheckpointError(f"{RUN} of {path} must be a function, got {quoted(run)}")

@@ -82,7 +82,8 @@ class Origins:
         self.plan = plan
         self._first = first_names(model)
         sizes = [prod(shape) for shape in plan.given.values()]
-        self._names, self._begins = list(plan.given), [0, *accumulate(sizes)]
+        self._names = list(plan.given)
+        self._begins = [0, *accumulate(sizes)]
         begins = dict(zip(self._names, self._begins, strict=False))
         kind = torch.int32 if self._begins[-1] <= torch.iinfo(torch.int32).max else torch.int64
         self._numbers = Weights(
@@ -188,9 +189,11 @@ class Origins:
 
 def share_of(numbers: Tensor, file: str, shape: Shape) -> Share | None:
     """Rows of a matrix (out, in) of numbers that a tensor of a file of this shape has, counted from its first."""
-    size, width = prod(shape), shape[-1]
+    size = prod(shape)
+    width = shape[-1]
     for turned in (False, True):
-        column, row = numbers[:, 0], numbers[0]
+        column = numbers[:, 0]
+        row = numbers[0]
         first, second = (column % width, row // width) if turned else (column // width, row % width)
         begins, steps = (first, second * width) if turned else (first * width, second)
         if int(begins.max()) < size and int(steps.max()) < size and _is_sum(numbers, begins, steps):
@@ -217,7 +220,9 @@ class Product:
 
 def product_of(origins: Origins, call: Seen, file: str) -> Product | None:
     """How a call computes with a matrix, found on its figures; None where it does anything else."""
-    x, y, weight = call.read, call.result, origins.tensor(file)
+    x = call.read
+    y = call.result
+    weight = origins.tensor(file)
     if x is None or y is None or weight.dim() != 2 or not x.dim() or x.dtype != weight.dtype:
         return None
     biases = [each for each in origins.own_files(call.name) if origins.tensor(each).shape == y.shape[-1:]]

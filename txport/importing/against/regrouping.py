@@ -175,7 +175,8 @@ def other_number_of_heads(evidence: Beside) -> Cause | None:
 
 def _of_other_heads(config: Any, part: Any, most: int) -> Iterator[Config]:
     """The config with each other size of heads that leaves all tensors as large as they are; so many heads at most."""
-    core, size = part.core, part.head_size
+    core = part.core
+    size = part.head_size
     fields = {each.name for each in dataclasses.fields(config)}
     both = gcd(core.heads * size, core.key_heads * size)
     least = -(-core.heads * size // most)
@@ -204,6 +205,7 @@ def _mixed_by(part: Attention, block: PartCall, own: Projected) -> Array:
 
 
 def _counted(part: Attention, noun: str = "") -> str:
-    heads, key_heads = part.core.heads, part.core.key_heads
+    heads = part.core.heads
+    key_heads = part.core.key_heads
     told = " ".join(filter(None, (str(heads), noun, f"of size {part.head_size}")))
     return told if heads == key_heads else f"{told} over {key_heads} of keys and values"

@@ -178,7 +178,8 @@ def _taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
 
 def _block_taps(pair: Pair, record: Record, given: Batch) -> Iterator[Tap]:
     """Before and after a block, whose parts the original does not call one by one."""
-    call, first = pair.call, pair.call.arguments[0]
+    call = pair.call
+    first = pair.call.arguments[0]
     nth = record[call.name].index(call)
     read = None if pair.read is None or first is None else aligned(pair.read, first, given.real(first))
     if read is not None and first is not None:
@@ -272,7 +273,8 @@ def benign(free: Run, *, one_side: bool) -> set[Key]:
     found = set()
     for tap in free.taps:
         if not tap.within(SURELY):
-            side, scope = _side(tap, one_side), _scope(tap)
+            side = _side(tap, one_side)
+            scope = _scope(tap)
             after = [each for each in agree if each.order > tap.order and _side(each, one_side) == side]
             recovers = any(_scope(each) is not scope or each.key[:2] == tap.key[:2] for each in after)
             found |= {tap.key} if recovers else set()

@@ -171,7 +171,8 @@ def compare(model: Model, made: Plan, original: Original) -> Verdict:
     runs += long
     _require_steady(original, runs[0])
     outputs = tuple(_agreement(name, runs, rounding) for name in runs[0].ours if name in runs[0].theirs)
-    parting, is_close = None, all(tap.within(CLOSELY) for run in runs for tap in run.ends)
+    parting = None
+    is_close = all(tap.within(CLOSELY) for run in runs for tap in run.ends)
     if not is_close:
         parting = _parting(model, original, origins, runs, certain=not all(each.passed for each in outputs))
     tokens = max(run.given.tokens for run in runs)
@@ -251,10 +252,12 @@ def _like(model: Model, original: Original) -> Model:
 def _agreement(output: str, runs: Sequence[Run], rounding: Rounding) -> Agreement:
     passed = all(rounding.allows(run, tap) for run in runs for tap in run.ends if tap.key[0] == output)
     taps = [tap for run in runs for tap in run.ends if tap.key[0] == output]
-    alike, places = None, sum(tap.ours[..., 0].numel() for tap in taps)
+    alike = None
+    places = sum(tap.ours[..., 0].numel() for tap in taps)
     if output == LOGITS:
         alike = sum(int((tap.ours.argmax(-1) == tap.theirs.argmax(-1)).sum()) for tap in taps)
-    largest, usual = max(tap.largest for tap in taps), max(tap.size for tap in taps)
+    largest = max(tap.largest for tap in taps)
+    usual = max(tap.size for tap in taps)
     ordinary = usual if usual < largest else None
     return Agreement(output, max(tap.gap for tap in taps), largest, places, alike, passed, ordinary)
 

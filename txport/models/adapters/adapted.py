@@ -45,7 +45,8 @@ class Adapted(Model):
 
     def __init__(self, module: nn.Module, adapter: Adapter) -> None:
         super().__init__(AdapterConfig(module=type(module).__name__), adapter.facts)
-        self.module, self.adapter = module, adapter
+        self.module = module
+        self.adapter = adapter
 
     @torch.inference_mode()
     def probe(self) -> None:
@@ -85,7 +86,8 @@ class Adapted(Model):
 
     def infer(self, source: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         """See `Model`."""
-        found, names = self._encode(source, mask), [each.name for each in self.facts.outputs]
+        found = self._encode(source, mask)
+        names = [each.name for each in self.facts.outputs]
         if isinstance(found, Mapping):
             if set(found) != set(names):
                 raise CheckpointError(f"encode gives {', '.join(map(str, found))}, expected {', '.join(names)}")
@@ -106,7 +108,8 @@ class Adapted(Model):
             "source_seen": memory.mask[:, None, None, :],
             "source_past": _pairs(kept.values()) if self.adapter.project is not None else (),
         }
-        past, rows = self._past(state), tokens.shape[0]
+        past = self._past(state)
+        rows = tokens.shape[0]
         begin = past if self.adapter.has_caches else 0
         places = torch.arange(begin, past + tokens.shape[1], device=tokens.device)[None, :].expand(rows, -1)
         seen = causal_mask(past + tokens.shape[1] - begin, begin, tokens.device)[None, None]
@@ -118,7 +121,8 @@ class Adapted(Model):
         self, tokens: Tensor, mask: Tensor, places: Tensor, state: Mapping[StateTensor, Tensor], *, first: int = 0
     ) -> Decoded:
         """See `Model`."""
-        past, length = self._past(state), tokens.shape[1]
+        past = self._past(state)
+        length = tokens.shape[1]
         if not self.adapter.has_caches:
             before = (mask[:, :past].long().cumsum(1) - 1).clamp(min=0)
             places, past, length = torch.cat([before, places], 1), 0, past + length
@@ -229,7 +233,8 @@ class Adapted(Model):
 @contextlib.contextmanager
 def computing(dtype: torch.dtype) -> Iterator[None]:
     """A run of code of the user's: the same kernels for every batch, and in float64 nothing in float32."""
-    default, fast = torch.get_default_dtype(), torch.backends.mha.get_fastpath_enabled()
+    default = torch.get_default_dtype()
+    fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         if dtype == torch.float64:

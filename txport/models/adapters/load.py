@@ -95,8 +95,12 @@ def at_home(path: Path) -> Iterator[None]:
     So they are where another folder's modules of the same names were imported before. Afterwards nothing of it is left:
     its modules and the paths to them, the working directory, types, devices, seeds. What it prints goes to stderr.
     """
-    folder, dtype, device = path.resolve().parent, torch.get_default_dtype(), torch.get_default_device()
-    place, search, has_gradients = Path.cwd(), sys.path[:], torch.is_grad_enabled()
+    folder = path.resolve().parent
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
+    place = Path.cwd()
+    search = sys.path[:]
+    has_gradients = torch.is_grad_enabled()
     beside = {each.stem for each in folder.iterdir()}
     others = {name: each for name, each in sys.modules.items() if name.partition(".")[0] in beside and _is_code(each)}
     for name in others:

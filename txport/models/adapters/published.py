@@ -19,7 +19,8 @@ def published(facts: Facts) -> dict[str, Any]:
     if facts.task == "encode":
         return _encoder(facts)
     heads, _, size = facts.owned("row")[0].dims
-    layers, width = len(facts.owned("row")) // 2, int(heads) * int(size)
+    layers = len(facts.owned("row")) // 2
+    width = int(heads) * int(size)
     if facts.task == "causal":
         sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_positions": facts.writes.longest}
         known = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}

@@ -132,7 +132,8 @@ def hugging_face(config: AnnotatedConfig) -> dict[str, Any]:
 def draw(rng: np.random.Generator) -> AnnotatedConfig:
     """A small config of any variant."""
     source, target = (int(each) for each in rng.integers(8, 60, 2))
-    tied, heads = str(rng.choice(AnnotatedConfig.choices()["tied"])), int(rng.choice([1, 2, 4]))
+    tied = str(rng.choice(AnnotatedConfig.choices()["tied"]))
+    heads = int(rng.choice([1, 2, 4]))
     return AnnotatedConfig(
         source_vocab_size=target if tied == "all" else source,
         target_vocab_size=target,

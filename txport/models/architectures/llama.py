@@ -142,7 +142,8 @@ class LlamaConfig(Config):
 
 def _rotary_problems(config: LlamaConfig) -> Iterator[str]:
     """What is wrong with the scaling of positions."""
-    kind, original = config.rotary_scaling, config.rotary_original_length
+    kind = config.rotary_scaling
+    original = config.rotary_original_length
     for name, kinds in READ_BY.items():
         value = getattr(config, name)
         if kind not in kinds and value != getattr(LlamaConfig, name):
@@ -184,7 +185,9 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
     `rotary_attention`, or, if that is 0, as yarn and longrope say.
     """
     own = speeds(config.rotary_base, config.head_size)
-    kind, factor, original = config.rotary_scaling, config.rotary_factor, config.rotary_original_length
+    kind = config.rotary_scaling
+    factor = config.rotary_factor
+    original = config.rotary_original_length
     attention = config.rotary_attention
     if kind == "linear":
         own = own / factor
@@ -193,7 +196,8 @@ def frequencies(config: LlamaConfig) -> tuple[Floats, float]:
         kept = np.clip((turns - config.rotary_low) / (config.rotary_high - config.rotary_low), 0, 1)
         own = own * (kept + (1 - kept) / factor)
     elif kind == "yarn":
-        fast, slow = config.rotary_fast, config.rotary_slow
+        fast = config.rotary_fast
+        slow = config.rotary_slow
         kept = kept_by_yarn(config.head_size // 2, config.rotary_base, original, fast, slow)
         own = own * (kept + (1 - kept) / factor)
         attention = attention or 0.1 * math.log(factor) + 1
@@ -268,7 +272,8 @@ def _layer(config: LlamaConfig, rotary: Rotary | None, window: Window | None) ->
         key_norm=head_norm() if config.head_norm else None,
         window=window,
     )
-    bias, inner = config.feed_forward_bias, config.feed_forward
+    bias = config.feed_forward_bias
+    inner = config.feed_forward
     feed_forward = GatedFeedForward(config.d_model, inner, config.activation, bias=bias)
     around = lambda: Residual(norm(), first=True, result_norm=norm() if config.result_norm else None)  # noqa: E731
     return Layer(attention, feed_forward, around)
@@ -287,7 +292,8 @@ def hugging_face(config: LlamaConfig) -> dict[str, Any]:
         kinds = ["sliding_attention" if each else "full_attention" for each in config.windows]
         some = {"sliding_window": max(config.windows), "use_sliding_window": True, "layer_types": kinds}
     if kind == "llama" and config.unturned_layers:
-        kind, name = "smollm3", "SmolLM3"
+        kind = "smollm3"
+        name = "SmolLM3"
         some["no_rope_layers"] = [int(layer not in config.unturned_layers) for layer in range(config.decoder_layers)]
     elif kind == "llama" and some:
         kind, name = ("mistral", "Mistral") if all(config.windows) else ("qwen2", "Qwen2")
@@ -333,9 +339,11 @@ def draw(rng: np.random.Generator) -> LlamaConfig:
         values[name] = bool(rng.integers(2))
     for name, some in {"attention_scale": (0.1, 0.5), "attention_cap": (2.0, 50.0), "logit_cap": (3.0, 30.0)}.items():
         values[name] = float(rng.choice([0.0, *some]))
-    key_heads, head_size = int(rng.choice([1, 2])), int(rng.choice([16, 32]))
+    key_heads = int(rng.choice([1, 2]))
+    head_size = int(rng.choice([16, 32]))
     layers = int(rng.integers(1, 4))
-    longest, kind = int(rng.integers(8, 40)), values["rotary_scaling"]
+    longest = int(rng.integers(8, 40))
+    kind = values["rotary_scaling"]
     if kind in SCALED:
         values["rotary_factor"] = float(rng.choice([2.0, 8.0]))
     if kind in WITH_ORIGINAL:

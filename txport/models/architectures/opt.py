@@ -86,7 +86,8 @@ class OPT(DecoderOnly):
     config: OPTConfig
 
     def __init__(self, config: OPTConfig) -> None:
-        width, inner = config.d_model, config.embedding_width
+        width = config.d_model
+        inner = config.embedding_width
         super().__init__(
             config,
             facts(config),

@@ -101,7 +101,8 @@ MakeCore = Callable[[Any], "DotProduct | Additive"]
 
 def facts(config: TransformerConfig) -> Facts:
     """What is true of a model of this config."""
-    pad, longest = config.pad_id, config.max_length
+    pad = config.pad_id
+    longest = config.max_length
     source = Tokens(
         size=config.source_vocab_size,
         longest=longest,
@@ -218,7 +219,8 @@ def drawn_values(rng: np.random.Generator, choices: Mapping[str, Sequence[str]])
     values: dict[str, Any] = {name: str(rng.choice(allowed)) for name, allowed in choices.items()}
     for name in ("bias", "output_bias", "embedding_norm", "scale_embedding", "add_source_bos", "add_source_eos"):
         values[name] = bool(rng.integers(2))
-    heads, head_size = int(rng.choice([1, 2, 4])), int(rng.choice([8, 16]))
+    heads = int(rng.choice([1, 2, 4]))
+    head_size = int(rng.choice([8, 16]))
     if values["positions"] != "sinusoidal":
         values["sinusoids"] = "interleaved"
     if values["positions"] in ("learned", "sinusoidal"):

@@ -186,7 +186,8 @@ def hugging_face(config: WhisperConfig) -> dict[str, Any]:
 
 def draw(rng: np.random.Generator) -> WhisperConfig:
     """A small config of any variant."""
-    heads, vocabulary = int(rng.choice([1, 2, 4])), int(rng.integers(24, 60))
+    heads = int(rng.choice([1, 2, 4]))
+    vocabulary = int(rng.integers(24, 60))
     end = int(rng.integers(4, 8))
     knows_languages, tells_times = (bool(rng.integers(2)) for _ in range(2))
     known: dict[str, Any] = {}

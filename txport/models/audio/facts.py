@@ -11,7 +11,9 @@ from txport.models.config import LONGEST
 from txport.models.json_values import require_keys, several, text, token_id, whole_number
 
 TASKS = ("transcribe", "translate")
-MOST_BINS, MOST_FRAMES, MOST_RATE = 1 << 12, 1 << 16, 1 << 20
+MOST_BINS = 1 << 12
+MOST_FRAMES = 1 << 16
+MOST_RATE = 1 << 20
 MOST_NUMBERS = 1 << 24  # of one source
 MOST_LANGUAGES = 1 << 10
 MOST_TOKENS = 1 << 10

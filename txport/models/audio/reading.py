@@ -43,7 +43,9 @@ def read_audio(path: Path, features: Features) -> Floats:
         raise AudioError(f"there is no file {path}; this model reads audio files, such as talk.wav")
     try:
         with native_stderr_held(), soundfile.SoundFile(path) as file:
-            rate, frames, channels = int(file.samplerate), int(file.frames), int(file.channels)
+            rate = int(file.samplerate)
+            frames = int(file.frames)
+            channels = int(file.channels)
             _require_size(path, rate, frames, channels)
             samples = file.read(dtype="float32", always_2d=True)
     except TxportError:

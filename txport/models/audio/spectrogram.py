@@ -20,7 +20,8 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 HIGHEST = 8000.0  # Hz, of the last filter, whatever the sampling rate
-LINEAR, LINEAR_STEP = 1000.0, 200 / 3  # Hz; up to there a mel is so many
+LINEAR = 1000.0  # Hz
+LINEAR_STEP = 200 / 3  # Hz; up to `LINEAR` a mel is so many
 LOG_STEP = math.log(6.4) / 27  # beyond, each mel is higher by this factor's logarithm
 LEAST = 1e-10  # of a power
 RANGE = 8.0  # powers of ten below the largest power, where all else ends
@@ -45,7 +46,8 @@ def log_mel(samples: NDArray[Any], features: Features) -> Floats:
 
 def _powers(samples: Floats, features: Features) -> Iterator[Doubles]:
     """The power in each mel bin, so many frames at a time: (M, F) each."""
-    size, hop = features.n_fft, features.hop_length
+    size = features.n_fft
+    hop = features.hop_length
     padded = np.pad(samples, size // 2, mode="reflect")
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)  # Hann's, periodic, in float64
     filters = mel_filters(features)
@@ -62,7 +64,8 @@ def mel_filters(features: Features) -> Doubles:
     corners = _hertz(np.linspace(0, _mel(HIGHEST), features.size + 2))  # (M + 2,)
     widths = np.diff(corners)
     slopes = corners[:, None] - frequencies  # (M + 2, K)
-    rising, falling = -slopes[:-2] / widths[:-1, None], slopes[2:] / widths[1:, None]
+    rising = -slopes[:-2] / widths[:-1, None]
+    falling = slopes[2:] / widths[1:, None]
     triangles = np.maximum(0, np.minimum(rising, falling))
     found: Doubles = triangles * (2 / (corners[2:] - corners[:-2]))[:, None]
     return found

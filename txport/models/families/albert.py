@@ -28,7 +28,8 @@ USUAL = {"cls": 2, "sep": 3, "mask": 4}
 
 def config(values: Published) -> dict[str, Any]:
     """The keys of `BertConfig`: layers of one group in turn, or one layer of each group several times in a row."""
-    groups, inner = values.get("num_hidden_groups"), values.get("inner_group_num")
+    groups = values.get("num_hidden_groups")
+    inner = values.get("inner_group_num")
     if groups > 1 and inner > 1:
         raise ConfigError(f"num_hidden_groups {groups} and inner_group_num {inner} can't be expressed; one must be 1")
     if groups > 1 and values.get("num_hidden_layers") % groups:

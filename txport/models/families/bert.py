@@ -83,7 +83,8 @@ def kin(
     values.require("position_embedding_type", "absolute")
     values.require("is_decoder", False)
     names = NAMES if names is None else names
-    head, pad = head_of(values, heads), values.get("pad_token_id")
+    head = head_of(values, heads)
+    pad = values.get("pad_token_id")
     activation = values.word(names["activation"], ACTIVATIONS)
     if has_gelu and head == "tokens":
         values.require(names["activation"], "gelu")

@@ -79,7 +79,8 @@ def _capped(values: Published, _: Sequence[str]) -> tuple[Published, dict[str, A
 def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published, dict[str, Any]]:
     """Gemma 3: heads are normalised, and each kind of layers has its positions, which newer files name by the kind."""
     values.require("attn_logit_softcapping", None)  # transformers' attention has none
-    base, found = values.get("rope_local_base_freq"), values.get("rope_parameters", {})
+    base = values.get("rope_local_base_freq")
+    found = values.get("rope_parameters", {})
     if LOCAL in found or GLOBAL in found:
         if (kind := found[LOCAL].get("rope_type", "default")) != "default":
             raise ConfigError(f"rope_parameters of {LOCAL} with the rope_type {quoted(kind)} can't be expressed")

@@ -84,9 +84,11 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 def config(values: Published) -> dict[str, Any]:
     """The keys of `LlamaConfig`."""
-    kind, heads = values.type, values.get("num_attention_heads")
+    kind = values.type
+    heads = values.get("num_attention_heads")
     biased = kind == "qwen2" or values.get("attention_bias", False)
-    begin, ends = values.get("bos_token_id"), values.tokens("eos_token_id")
+    begin = values.get("bos_token_id")
+    ends = values.tokens("eos_token_id")
     scaling = positions(values)
     longest = _longest(values, scaling)
     unturned = _unturned(values) if kind == "smollm3" else ()
@@ -161,7 +163,8 @@ SWITCHED = ("qwen2", "qwen3", "smollm3")  # whose classes have windows by `use_s
 
 def _windows(values: Published, unturned: tuple[int, ...], longest: int) -> tuple[int, ...]:
     """The window of each layer, 0 where it sees all; none where no sequence is longer than a window."""
-    kind, size = values.type, values.get("sliding_window")
+    kind = values.type
+    size = values.get("sliding_window")
     is_on = values.get("use_sliding_window") if kind in SWITCHED else kind not in WITHOUT_WINDOWS
     is_used = size is not None and is_on
     some = values.get("max_window_layers") if kind.startswith("qwen") else 0  # see all
@@ -177,7 +180,8 @@ def _windows(values: Published, unturned: tuple[int, ...], longest: int) -> tupl
 
 def _unturned(values: Published) -> tuple[int, ...]:
     """The layers of a SmolLM3 that have no positions: each that ends an interval, or those with a 0 in a list."""
-    count, interval = number_of_layers(values), values.get("no_rope_layer_interval")
+    count = number_of_layers(values)
+    interval = values.get("no_rope_layer_interval")
     turned = values.get("no_rope_layers", [int((number + 1) % interval != 0) for number in range(count)])
     if len(turned) != count or any(type(each) is not int or each not in (0, 1) for each in turned):
         raise ConfigError(f"no_rope_layers must be {count} of 0 and 1, got {quoted(turned)}")
@@ -232,7 +236,8 @@ def _yarn(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"rope_scaling with {', '.join(strange)} can't be expressed")
     if scaling.get("truncate") not in (None, True) or {"short_factor", "long_factor"} & scaling.keys():
         raise ConfigError("rope_scaling 'yarn' that does not truncate, or with factors, can't be expressed")
-    fast, slow = scaling.get("beta_fast"), scaling.get("beta_slow")
+    fast = scaling.get("beta_fast")
+    slow = scaling.get("beta_slow")
     return {
         "rotary_factor": float(scaling["factor"]),
         "rotary_original_length": _original(values, scaling),

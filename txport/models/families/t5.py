@@ -45,7 +45,8 @@ ALIASES = {
 def config(values: Published) -> dict[str, Any]:
     """The keys of `T5Config`; in a gated feed-forward, "gelu" is the approximation by tanh."""
     kinds = {**ACTIVATIONS, **{GATED + name: kind for name, kind in ACTIVATIONS.items()}, GATED + "gelu": "gelu_tanh"}
-    activation, gated = values.word("feed_forward_proj", kinds), values.get("feed_forward_proj").startswith(GATED)
+    activation = values.word("feed_forward_proj", kinds)
+    gated = values.get("feed_forward_proj").startswith(GATED)
     values.require("is_gated_act", gated)
     if (other := values.get("dense_act_fn")) is not None and ACTIVATIONS.get(other) != activation:
         value = f"feed_forward_proj {quoted(values.get('feed_forward_proj'))}"

@@ -75,7 +75,8 @@ def _audio(values: Published) -> dict[str, Any]:
         if (found := told.get(name, expected)) != expected:
             raise ConfigError(f"preprocessor_config's {name} {quoted(found)} can't be expressed; it must be {expected}")
     audio = {**AUDIO, **{name: each for name, each in told.items() if name in AUDIO}}
-    bins, places = values.get("num_mel_bins"), values.get("max_source_positions")
+    bins = values.get("num_mel_bins")
+    places = values.get("max_source_positions")
     if audio["feature_size"] not in (None, bins):
         both = f"feature_size {quoted(audio['feature_size'])} and num_mel_bins {quoted(bins)}"
         raise ConfigError(f"preprocessor_config's {both} must be the same")
@@ -105,7 +106,8 @@ def _speech(values: Published) -> dict[str, Any]:
         "previous_id": told.get("prev_sot_token_id"),
         "max_initial_timestamp": told.get("max_initial_timestamp_index"),
     }
-    language, task = told.get("language"), told.get("task")
+    language = told.get("language")
+    task = told.get("task")
     if languages and (language is not None or task is not None):
         return found | {"language": None if language is None else code_of(language), "task": task}
     forced = told.get("forced_decoder_ids")

@@ -34,8 +34,12 @@ class DotProduct(nn.Module):
     ) -> None:
         super().__init__()
         assert cap is None or (bias is None and relative_keys is None)
-        self.heads, self.key_heads, self.scale = heads, key_heads, scale
-        self.bias, self.relative_keys, self.relative_values = bias, relative_keys, relative_values
+        self.heads = heads
+        self.key_heads = key_heads
+        self.scale = scale
+        self.bias = bias
+        self.relative_keys = relative_keys
+        self.relative_values = relative_values
         self.cap = cap
 
     @property
@@ -142,9 +146,13 @@ class Attention(nn.Module):
         window: Window | None = None,
     ) -> None:
         super().__init__()
-        self.over, self.head_size, self.core, self.rotary = over, head_size, core, rotary
+        self.over = over
+        self.head_size = head_size
+        self.core = core
+        self.rotary = rotary
         self.window = window
-        self.query_norm, self.key_norm = query_norm, key_norm
+        self.query_norm = query_norm
+        self.key_norm = key_norm
         side = "cross_" if over == "source" else ""
         outputs = {"query": core.heads, "key": core.key_heads, "value": core.key_heads}
         for name, heads in outputs.items():

@@ -38,7 +38,8 @@ class Embedding(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.scale, self.offset = scale, offset
+        self.scale = scale
+        self.offset = offset
         self.tokens = nn.Embedding(size, inner or width)
         self.widen = Linear(inner, width, bias=False, tag="embedding_in") if inner else None
         shape = (longest + offset, width)

@@ -24,7 +24,9 @@ class Residual(nn.Module):
         self, norm: nn.Module, *, first: bool, dropout: float = 0.0, result_norm: nn.Module | None = None
     ) -> None:
         super().__init__()
-        self.first, self.norm, self.result_norm = first, norm, result_norm
+        self.first = first
+        self.norm = norm
+        self.result_norm = result_norm
         self.dropout = nn.Dropout(dropout)
 
     def before(self, x: Tensor) -> Tensor:
@@ -56,11 +58,13 @@ class Layer(nn.Module):
         cross_attention: Attention | None = None,
     ) -> None:
         super().__init__()
-        self.attention, self.attention_residual = attention, residual()
+        self.attention = attention
+        self.attention_residual = residual()
         self.cross_attention = cross_attention
         if cross_attention is not None:
             self.cross_attention_residual = residual()
-        self.feed_forward, self.feed_forward_residual = feed_forward, residual()
+        self.feed_forward = feed_forward
+        self.feed_forward_residual = residual()
 
     def forward(self, x: Tensor, ops: Ops, number: int) -> Tensor:
         """(..., D) -> (..., D), as layer `number` of its stack."""

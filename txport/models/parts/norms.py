@@ -29,7 +29,8 @@ class UnbiasedNorm(nn.Module):
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        self.size, self.eps = size, eps
+        self.size = size
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(size))
         self.bias = nn.Parameter(torch.zeros(size))
 

@@ -39,7 +39,8 @@ def sinusoids(length: int, size: int, layout: Layout = "interleaved") -> Tensor:
 
 def _of_fairseq(length: int, size: int) -> NDArray[np.float32]:
     """Frequencies and angles are rounded to fp32, as they were in training."""
-    half, float32 = size // 2, np.float32
+    half = size // 2
+    float32 = np.float32
     fall = float32(-math.log(10000.0) / (half - 1))
     frequencies = [float32(math.exp(float32(pair) * fall)) for pair in range(half)]
     rows = ([float32(place) * each for each in frequencies] for place in range(length))
@@ -63,7 +64,9 @@ class Rotary(nn.Module):
         self, frequencies: NDArray[np.float64], longest: int, pairing: Pairing = "halves", scale: float = 1.0
     ) -> None:
         super().__init__()
-        self.pairing, self.scale, self.size = pairing, scale, 2 * len(frequencies)
+        self.pairing = pairing
+        self.scale = scale
+        self.size = 2 * len(frequencies)
         shape = (longest, len(frequencies))
         for name, wave in (("cos", np.cos), ("sin", np.sin)):
             table = constant_table(shape, lambda wave=wave: waves(frequencies, longest, wave, scale))  # type: ignore[misc]
@@ -76,7 +79,8 @@ class Rotary(nn.Module):
         """Heads (B, N, T, H) at positions (T,) or (B, T) -> (B, N, T, H)."""
         cos, sin = (F.embedding(places, table) for table in (self.cos, self.sin))
         if places.dim() == 2:
-            cos, sin = cos[:, None], sin[:, None]  # (B, 1, T, H / 2)
+            cos = cos[:, None]
+            sin = sin[:, None]  # (B, 1, T, H / 2)
         if self.pairing == "halves":
             first, second = x.chunk(2, -1)
             return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -95,7 +99,8 @@ def speeds(base: float, size: int) -> NDArray[np.float64]:
 def kept_by_yarn(pairs: int, base: float, original: int, fast: float, slow: float) -> NDArray[np.float64]:
     """Peng et al. 2023: which share of each speed stays, falling from the pair with fast turns to the one with slow."""
     first, last = (pairs * math.log(original / (turns * 2 * math.pi)) / math.log(base) for turns in (fast, slow))
-    low, high = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
+    low = max(math.floor(first), 0)
+    high = min(math.ceil(last), 2 * pairs - 1)
     kept: NDArray[np.float64] = 1 - np.clip((np.arange(pairs) - low) / ((high - low) or 0.001), 0, 1)
     return kept
 
@@ -113,7 +118,10 @@ class RelativeBias(nn.Module):
 
     def __init__(self, heads: int, buckets: int, farthest: int, longest: int, *, both_ways: bool) -> None:
         super().__init__()
-        self.longest, self.buckets, self.farthest, self.both_ways = longest, buckets, farthest, both_ways
+        self.longest = longest
+        self.buckets = buckets
+        self.farthest = farthest
+        self.both_ways = both_ways
         self.weight = nn.Parameter(torch.empty(buckets, heads))
         shape = (2 * longest + 1,)
         table = constant_table(shape, lambda: bucket_table(buckets, farthest, longest, both_ways=both_ways))
@@ -140,7 +148,8 @@ def bucket_table(buckets: int, farthest: int, longest: int, *, both_ways: bool) 
         far = np.abs(distances)
     else:
         far = np.maximum(-distances, 0)
-    own, float32 = buckets // 2, np.float32
+    own = buckets // 2
+    float32 = np.float32
     logarithms = np.log((np.maximum(far, 1) / own).astype(float32).astype(np.float64)).astype(float32)
     ratio = logarithms / float32(math.log(farthest / own)) * float32(buckets - own)
     shared = np.minimum(own + ratio.astype(np.int64), buckets - 1)

@@ -63,7 +63,8 @@ def _dictionary(folder: Path, language: Any, name: str) -> Path:
 
 def language_tokens(options: Mapping[str, Any]) -> dict[str, str]:
     """The languages of a multilingual task and the tokens that it adds; `ConfigError` for other uses of them."""
-    languages, style = options.get("langs"), options.get("lang_tok_style", "multilingual")
+    languages = options.get("langs")
+    style = options.get("lang_tok_style", "multilingual")
     for name, (expected, default) in REQUIRED.items():
         if (found := options.get(name, default)) != expected:
             raise ConfigError(

@@ -112,7 +112,8 @@ def config(options: Published, tensors: dict[str, Tensor]) -> dict[str, Any]:
     for name in ("adaptive_softmax_cutoff", "encoder_layers_to_keep", "decoder_layers_to_keep"):
         if options.get(name) is not None:
             raise ConfigError(f"{name} {quoted(options.get(name))} can't be expressed")
-    width, feed_forward = options.get("encoder_embed_dim"), options.get("encoder_ffn_embed_dim")
+    width = options.get("encoder_embed_dim")
+    feed_forward = options.get("encoder_ffn_embed_dim")
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         options.require(name, width)
     options.require("decoder_ffn_embed_dim", feed_forward)

@@ -48,7 +48,8 @@ def _values(path: Path) -> dict[str, Any]:
 
 def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
     """The config of the architecture, of the values of a `config.json` and what else lies in its folder."""
-    of_sentences, longest = is_of_sentences(folder), longest_sentence(folder)
+    of_sentences = is_of_sentences(folder)
+    longest = longest_sentence(folder)
     try:
         kind = family.find(values[family.TYPE])
         if of_sentences and kind.architecture != ENCODER:

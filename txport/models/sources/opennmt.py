@@ -69,7 +69,8 @@ def read(folder: Path) -> Source:
     values = read_namespaces(path)
     tensors, place = _tensors(values, path)
     with reading(path, "a Transformer of OpenNMT-py"):
-        options, vocabularies = Published(options_of(values.get("opt")), DEFAULTS), options_of(values.get("vocab"))
+        options = Published(options_of(values.get("opt")), DEFAULTS)
+        vocabularies = options_of(values.get("vocab"))
         found = config(options, vocabularies, tensors)
         _require_biases(tensors)
         made = architecture.find("transformer").config.from_dict(found)

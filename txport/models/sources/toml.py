@@ -143,7 +143,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _architecture(document: Document) -> tuple[architecture.Architecture, family.Family | None]:
     """The architecture that the file names, or that of the family that is its base."""
-    named, base = document.values.get("architecture"), document.values.get("base")
+    named = document.values.get("architecture")
+    base = document.values.get("base")
     if (named is None) == (base is None):
         raise document.error("give one of architecture and base", document.line_of("base"))
     try:
@@ -180,7 +181,8 @@ def _rules(document: Document) -> tuple[list[Rule], dict[int, str]]:
     tables = document.values.get("rule", [])
     if not isinstance(tables, list) or len(tables) > MOST_RULES:
         raise document.error(f"rule must be up to {MOST_RULES} tables [[rule]]", document.line_of("rule"))
-    rules, lines = [], {}
+    rules = []
+    lines = {}
     for number, (table, line) in enumerate(zip(tables, document.rule_lines(len(tables)), strict=True)):
         try:
             rules.append(parse_rule(table))

@@ -47,9 +47,11 @@ def vocabulary(
             raise settings.wrong(f"the token {id_} is {both}")
         found.added[id_] = token
     found.named = {name: own for name in NAMED if (own := settings.token(name, defaults.get(name))) is not None}
-    others, known = settings.others(), {each.text: each for each in special}
+    others = settings.others()
+    known = {each.text: each for each in special}
     tokens = [known.get(text, Added(text)) for text in (*found.named.values(), *others, *known)]
-    ids, top = found.ids, max(found.slots, default=-1)
+    ids = found.ids
+    top = max(found.slots, default=-1)
     for token in (*tokens, *users):
         if token.text not in ids:
             top += 1

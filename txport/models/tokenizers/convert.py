@@ -118,7 +118,8 @@ def as_they_are(folder: Path) -> dict[str, Path | str]:
 
 def of_class(folder: Path, files: dict[str, Path | str], default: str | None = None) -> dict[str, Path | str]:
     """These files, and what transformers' class of tokenizers makes of others: the one that is named, or `default`."""
-    files, settings = dict(files), Settings(folder)
+    files = dict(files)
+    settings = Settings(folder)
     name = default if settings.kind in UNSAID else settings.kind
     languages = SPOKEN[name](settings) if name in SPOKEN else None
     defaults = DEFAULTS.get(name or "", {})
@@ -127,7 +128,8 @@ def of_class(folder: Path, files: dict[str, Path | str], default: str | None = N
         if not sources:
             return files
         made = _make(settings, name, sources)
-        files[TOKENIZER], languages = made.text, made.languages
+        files[TOKENIZER] = made.text
+        languages = made.languages
         if made.target is not None:
             files[TARGET_TOKENIZER] = made.target
     template = settings.template()

@@ -47,7 +47,10 @@ class FileTokenizer:
         limit: int | None = None,
         clean_up: bool = False,
     ) -> None:
-        self._path, self._special, self._longest, self._clean_up = path, frozenset(special), longest, clean_up
+        self._path = path
+        self._special = frozenset(special)
+        self._longest = longest
+        self._clean_up = clean_up
         with refusals(BundleError, f"{path} is not a tokenizer"):
             tokenizer = read_tokenizer(path, content)
             self._tokenizer = tokenizer if mask is None else _reading(tokenizer, mask)
@@ -177,7 +180,8 @@ class FileTokenizer:
 
     def continuation(self, before: Sequence[int], ids: Sequence[int], special: bool = False) -> str:
         """See `Tokenizer.continuation`."""
-        text, whole = self.decode(before, special), self.decode([*before, *ids], special)
+        text = self.decode(before, special)
+        whole = self.decode([*before, *ids], special)
         return whole[len(text) :] if whole.startswith(text) else self.decode(ids, special)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:

@@ -33,7 +33,8 @@ def tokenizer_of(files: Files, folder: Path, facts: Facts) -> Tokenizer:
     `tokenizer.json` is the source's, and the target's too if that has none of its own. Raises `BundleError` for one
     that does not fit the model's vocabularies.
     """
-    file, target_file = folder / TOKENIZER, folder / TARGET_TOKENIZER
+    file = folder / TOKENIZER
+    target_file = folder / TARGET_TOKENIZER
     sizes = facts.vocabulary.size, facts.writes.size
     if TOKENIZER not in files and TARGET_TOKENIZER not in files:
         return NumberTokenizer(facts)

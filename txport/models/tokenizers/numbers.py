@@ -16,7 +16,8 @@ class NumberTokenizer:
     """
 
     def __init__(self, facts: Facts, *, exact: bool = False) -> None:
-        self._facts, self._exact = facts, exact
+        self._facts = facts
+        self._exact = exact
         self._fix = "" if exact else "; text needs a tokenizer beside the checkpoint (docs/tokenizers.md)"
         self._why = "text is read as" if exact else "this model has no tokenizer, so text is"
 
@@ -24,7 +25,9 @@ class NumberTokenizer:
         """See `Tokenizer.encode`; the start and end tokens that the model expects are added."""
         if not text.strip():
             raise UnknownTextError(f"the text is empty; {self._why} token ids such as '5 17 3'")
-        size, ids, wrong = self._facts.vocabulary.size, [], []
+        size = self._facts.vocabulary.size
+        ids = []
+        wrong = []
         for word in text.split():
             if _is_below(size, word):
                 ids.append(int(word))

@@ -115,7 +115,8 @@ def t5(settings: Settings) -> Made:
     """T5's and mT5's: the pieces as they are, and tokens for gaps of a text."""
     found = read_pieces(file_of(settings, "spiece.model"))
     extra = settings.whole("extra_ids", 100, MOST_EXTRA)
-    slots, size = _plain(found), len(found.pieces)
+    slots = _plain(found)
+    size = len(found.pieces)
     names = [f"<extra_id_{extra - 1 - number}>" for number in range(extra)]
     slots |= {size + number: (name, 0.0) for number, name in enumerate(names)}
     special = [*_special(found), *(Added(name, lstrip=True, rstrip=True) for name in names)]

@@ -14,14 +14,16 @@ from txport.errors import CheckpointError
 from txport.system.documents import DocumentError, require_size
 
 LARGEST = 64 << 20  # bytes
-MOST_PIECES, LONGEST_PIECE = 1 << 20, 1 << 9  # pieces; characters of one
+MOST_PIECES = 1 << 20
+LONGEST_PIECE = 1 << 9  # characters
 SPACE = "\u2581"  # what a space is written as
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of pieces
 KINDS = {1: "Unigram", 2: "BPE"}
 BYTE_SCORE = -1e5  # below all pieces, so that no text is read as a byte that can be read as letters
 # what every map that composes letters has: of Latin, Devanagari and Korean
 CANONICAL = {"e\u0301": "\u00e9", "\u0958": "\u0915\u093c", "\u1112\u1161\u11ab": "\ud55c"}
-HALF_WIDTH, HALF_WIDTH_MARKS = range(0xFF66, 0xFF9E), "\uff9e\uff9f"  # of Japanese, two characters for one sound
+HALF_WIDTH = range(0xFF66, 0xFF9E)  # of Japanese
+HALF_WIDTH_MARKS = "\uff9e\uff9f"  # with one before them, two characters for one sound
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
     place = 0
     while place < len(content):
         key, place = _number(content, place)
-        field, wire = key >> 3, key & 7
+        field = key >> 3
+        wire = key & 7
         if wire == 0:
             value, place = _number(content, place)
             yield field, value
@@ -151,7 +154,8 @@ def _number(content: bytes, place: int) -> tuple[int, int]:
             raise ValueError(f"it ends within a number, at byte {place}")
         byte = content[place]
         value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        place = place + 1
+        shift = shift + 7
         if byte < 128:
             return value, place
 

@@ -121,7 +121,8 @@ def _to_json(
     environment.require(indent if isinstance(indent, int) else len(indent or ""), WIDEST)
     environment.require(extent(value))
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, **how)
-    parts, size = [], 0
+    parts = []
+    size = 0
     for part in encoder.iterencode(value):  # which ends before all of it is there
         size += len(part)
         environment.require(size)

@@ -88,7 +88,8 @@ class Bounded(ImmutableSandboxedEnvironment):
 
     def begin_text(self) -> None:
         """One of the texts that a prompt takes begins: what it makes is counted anew, and the time goes on."""
-        self._spent.made, self._spent.output = 0, 0
+        self._spent.made = 0
+        self._spent.output = 0
 
     def require(self, size: float, most: int = LARGEST) -> None:
         """Raise `TemplateError` when time is up, or for something of this size."""
@@ -136,7 +137,8 @@ class Bounded(ImmutableSandboxedEnvironment):
 
         @wraps(function)
         def bounded(*args: Any, **options: Any) -> Any:
-            value, others = args[first], map(self.bounded, args[first + 1 :])
+            value = args[first]
+            others = map(self.bounded, args[first + 1 :])
             if name in TEXTUAL or name in COMPARING:
                 value = self.bounded(value)
             if isinstance(value, str) and (name not in TEXTUAL or name in PIECEMEAL):
@@ -179,7 +181,8 @@ class Bounded(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as jinja2 has it
         """See `SandboxedEnvironment`; of what is called, macros alone are templates, which are watched."""
-        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        owner = getattr(__obj, "__self__", None)
+        name = getattr(__obj, "__name__", "")
         if not isinstance(__obj, Macro):
             args = tuple(map(__self.bounded, args))
             kwargs = {key: __self.bounded(each) for key, each in kwargs.items()}

@@ -67,7 +67,8 @@ def read_usage(path: Path, content: Path | str) -> Usage:
 
 
 def _usage(values: Any) -> Usage:
-    languages, chat = values["languages"], values["chat"]
+    languages = values["languages"]
+    chat = values["chat"]
     if type(values["clean_up"]) is not bool:
         raise TypeError(f"clean_up must be true or false, got {quoted(values['clean_up'])}")
     return Usage(
@@ -93,7 +94,8 @@ def _languages(values: Any) -> Languages:
 
 
 def _chat(values: Any) -> Chat:
-    template, variables = _text(values["template"]), dict(values["variables"])
+    template = _text(values["template"])
+    variables = dict(values["variables"])
     if len(template) > LARGEST_TEMPLATE:
         raise ValueError(f"a template may have {LARGEST_TEMPLATE} characters, this one has {len(template)}")
     for name, value in variables.items():

@@ -12,7 +12,8 @@ from txport.models.tokenizers.settings import Added, Settings
 from txport.system.documents import DocumentError, read_json, read_text
 
 LARGEST = 24 << 20  # bytes
-LARGEST_ID, MOST_LINES = 1 << 22, 1 << 20
+LARGEST_ID = 1 << 22
+MOST_LINES = 1 << 20
 LONGEST_WORD = 100  # characters, of which WordPiece makes more than one unknown token
 BERT = {
     "unk_token": "[UNK]",
@@ -134,7 +135,8 @@ def gpt2(settings: Settings) -> tuple[str, Vocabulary]:
 def roberta(settings: Settings) -> tuple[str, Vocabulary]:
     """RoBERTa's, which BART has too."""
     words = _bytes(settings, ROBERTA, Added(settings.token("mask_token", "<mask>") or "", lstrip=True))
-    before, after = [words.named["cls_token"]], [words.named["sep_token"]]
+    before = [words.named["cls_token"]]
+    after = [words.named["sep_token"]]
     return _byte_level(settings, words, before=before, after=after), words
 
 

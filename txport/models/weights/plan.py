@@ -299,7 +299,8 @@ def _complete(
     used: set[int] = set()
     for at, rule in enumerate(rules):
         if isinstance(rule, Tie):
-            name, of = aliases.get(rule.name), aliases.get(rule.of)
+            name = aliases.get(rule.name)
+            of = aliases.get(rule.of)
             if name is not None and of in made and name not in made:
                 made[name] = tuple(replace(piece, rules=(*piece.rules, at)) for piece in made[of])
                 used.add(at)
@@ -315,7 +316,9 @@ def _measured(
 ) -> tuple[dict[str, tuple[Piece, ...]], dict[str, Shape], dict[str, str]]:
     """The pieces with all sizes known, the shapes of those that have another than the model's, and what can't be."""
     values = sized({name: tuple(piece.value for piece in pieces) for name, pieces in made.items()}, expected)
-    found, misshapen, misfits = {}, {}, {}
+    found = {}
+    misshapen = {}
+    misfits = {}
     for name, pieces in made.items():
         found[name] = tuple(replace(piece, value=value) for piece, value in zip(pieces, values[name], strict=True))
         for value in values[name]:

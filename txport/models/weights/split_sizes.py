@@ -41,7 +41,8 @@ def _sized(value: Value, sizes: Mapping[Whole, Mapping[int, int]]) -> Value:
         return replace(value, parts=tuple(_sized(part, sizes) for part in value.parts))
     if not isinstance(value, Made):
         return value
-    of, step = _sized(value.of, sizes), value.step
+    of = _sized(value.of, sizes)
+    step = value.step
     if isinstance(step, Part) and step.sizes is None:
         known = sizes.get((value.of, step.axis, step.groups), {})
         unknown = step.count - len(known)

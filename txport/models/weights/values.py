@@ -20,7 +20,8 @@ class Weights(Mapping[str, Tensor]):
     """The tensors of a checkpoint's files: their shapes are known, each is read when it is asked for."""
 
     def __init__(self, shapes: Mapping[str, Shape], read: Callable[[str], Tensor]) -> None:
-        self.shapes, self._read = shapes, read
+        self.shapes = shapes
+        self._read = read
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.shapes:
@@ -114,7 +115,8 @@ class Part:
     def apply(self, tensor: Tensor) -> Tensor:
         """See `Step`."""
         assert self.sizes is not None
-        axis, shares = self._axis(tuple(tensor.shape)), [size // self.groups for size in self.sizes]
+        axis = self._axis(tuple(tensor.shape))
+        shares = [size // self.groups for size in self.sizes]
         grouped = tensor.reshape(*tensor.shape[:axis], self.groups, sum(shares), *tensor.shape[axis + 1 :])
         return grouped.narrow(axis + 1, sum(shares[: self.at]), shares[self.at]).flatten(axis, axis + 1)
 
@@ -186,7 +188,8 @@ class Permuted:
         """See `Step`."""
         if not -len(given) <= self.axis < len(given):
             raise MisfitError(f"must have an axis {self.axis}, to be permuted")
-        size, known = given[self.axis], -math.prod(self.view) if -1 in self.view else math.prod(self.view)
+        size = given[self.axis]
+        known = -math.prod(self.view) if -1 in self.view else math.prod(self.view)
         if size is not None and (size % known if -1 in self.view else size != known):
             raise MisfitError(f"must have an axis {self.axis} that is {' x '.join(map(str, self.view))}")
         return given
@@ -197,7 +200,8 @@ class Permuted:
 
     def apply(self, tensor: Tensor) -> Tensor:
         """See `Step`."""
-        axis, count = self.axis % tensor.dim(), len(self.view)
+        axis = self.axis % tensor.dim()
+        count = len(self.view)
         order = [*range(axis), *(axis + each for each in self.order), *range(axis + count, tensor.dim() + count - 1)]
         viewed = tensor.reshape(*tensor.shape[:axis], *self.view, *tensor.shape[axis + 1 :])
         return viewed.permute(order).flatten(axis, axis + count - 1)

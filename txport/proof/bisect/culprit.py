@@ -142,9 +142,11 @@ def _bisect_outputs(bundle: Bundle, checkpoint: Checkpoint, seed: int, more: int
     """As `_bisect`, of a module of the user's, whose parts nobody knows: a weight, ONNX Runtime, or a whole output."""
     if wrong := wrong_weights(bundle, checkpoint.model):
         first, *others = wrong.values()
-        cause, also = describe_weight(first), tuple(each.name for each in others)
+        cause = describe_weight(first)
+        also = tuple(each.name for each in others)
         return Culprit("", f"the weight {first.name}", cause.kind, cause.what, also=also)
-    reference, cases = Reference(exact_of(bundle, checkpoint), bundle.manifest), draw_cases(bundle, seed, more)
+    reference = Reference(exact_of(bundle, checkpoint), bundle.manifest)
+    cases = draw_cases(bundle, seed, more)
     name, provider = runtimes.home(bundle.manifest.target)
     runtime = runtimes.load(name, bundle, provider=provider)
     tolerance = tolerance_of(bundle.manifest.arithmetic)

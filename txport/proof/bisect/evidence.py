@@ -24,7 +24,8 @@ from txport.proof.bisect.words import describe
 
 Array = NDArray[Any]
 
-PORT_KIND, INPUT_KIND = Port, Tap  # of outputs that hold no state, and of what goes into a part
+PORT_KIND = Port  # of outputs that hold no state
+INPUT_KIND = Tap  # of what goes into a part
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class TapEvidence(Evidence):
     @cached_property
     def reads(self) -> dict[Tap, Array]:
         """PyTorch's values at the taps that the span reads, each once; of a span without nodes, that before it."""
-        truths, own = self.finding.observation.truths, self.finding.tap
+        truths = self.finding.observation.truths
+        own = self.finding.tap
         before = [tap for tap in truths if own.side == IN and tap.side == OUT and tap.value == own.value]
         if before:
             return {before[0]: truths[before[0]]}
@@ -99,7 +101,8 @@ class TapEvidence(Evidence):
     @cached_property
     def call(self) -> PartCall | None:
         """The call of the part at the tap; None at an output of the graph."""
-        tap, record = self.finding.tap, self.finding.observation.record
+        tap = self.finding.tap
+        record = self.finding.observation.record
         return None if tap.side == PORT else record[self.modules[0]][tap.nth]
 
     @cached_property

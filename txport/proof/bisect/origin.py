@@ -45,7 +45,8 @@ def forms_in(graph: ir.Model, manifest: Manifest) -> dict[str, Form]:
 
 def errs(finding: Finding, model: ir.Model, table: Mapping[str, Stored], manifest: Manifest) -> bool:
     """Whether a graph errs where another does, in the same call; False where it has no such place, or does not run."""
-    probe, seen = finding.probe, finding.observation
+    probe = finding.probe
+    seen = finding.observation
     graph = ir.from_proto(ir.to_proto(model))  # the next step changes the model itself
     try:
         fresh = make_probe(graph, table, probe.role, manifest, Path(), probe.model, seen.record)

@@ -80,7 +80,8 @@ class Observation:
 
     def noise(self, tap: Tap) -> float:
         """How much a tap changes when all that the graph reads is rounded otherwise."""
-        shaken, seen = self._shaken.get(tap.value), self.seen[tap]
+        shaken = self._shaken.get(tap.value)
+        seen = self.seen[tap]
         if shaken is None or shaken.shape != seen.shape:
             return 0.0
         change = np.abs(shaken.astype(np.float64) - seen.astype(np.float64)).max(initial=0.0)
@@ -112,7 +113,8 @@ def make_probe(
     `table` says what its initializers are, `record` which parts of the model run in its place.
     """
     whole = shown(graph, manifest)
-    plain, isolated = whole.clone(), whole.clone()
+    plain = whole.clone()
+    isolated = whole.clone()
     taps = find_taps(plain, table, manifest.graphs[role], model, record)
     for each in (plain, isolated):
         show(each, [tap.value for tap in taps])
@@ -171,7 +173,8 @@ def observe(probe: Probe, case: str, call: Call, record: Record) -> Observation:
     truths: dict[Tap, Array] = {}
     feed = dict(call.inputs)
     for tap in probe.taps:
-        expected, like = truth(tap, record, call.expected), free[tap.value]
+        expected = truth(tap, record, call.expected)
+        like = free[tap.value]
         if expected is not None:
             truths[tap] = expected.reshape(like.shape) if expected.size == like.size else expected
         feed[tap.given] = truths[tap].astype(like.dtype) if expected is not None else like
@@ -197,8 +200,10 @@ def _settled(probe: Probe, call: Call, feed: dict[str, Array], unknown: Sequence
 
 def compare_tap(tap: Tap, observation: Observation, precision: str) -> Comparison:
     """One tap with what is allowed there: in 8 or 4 bits, a product's activations are rounded too."""
-    expected, seen = observation.truths[tap], observation.seen[tap]
-    allowed, rounded = _allowed(expected, precision), _is_rounded(tap, precision)
+    expected = observation.truths[tap]
+    seen = observation.seen[tap]
+    allowed = _allowed(expected, precision)
+    rounded = _is_rounded(tap, precision)
     limits = (np.inf, tolerance_of(precision).rms) if rounded else (allowed, None)
     where = (observation.case, "ort", observation.call.step, tap.name)
     found = compare(*where, expected, seen, limits[0], rms=limits[1])
@@ -217,7 +222,8 @@ def _is_rounded(tap: Tap, precision: str) -> bool:
 
 def _is_close(tap: Tap, observation: Observation, precision: str) -> bool:
     """Whether a tap has clearly passed, without any measure of how well."""
-    expected, seen = observation.truths[tap], observation.seen[tap]
+    expected = observation.truths[tap]
+    seen = observation.seen[tap]
     if _is_rounded(tap, precision) or expected.shape != seen.shape:
         return False
     difference = np.abs(expected.astype(np.float64) - seen.astype(np.float64))

@@ -191,7 +191,8 @@ def _taps_of(node: ir.Node, part: nn.Module, modules: tuple[str, ...], nth: int,
         return
     read: ir.Value | None
     if node.op_type == "Mul":
-        read, end = _start_of_norm(node), _with_bias(node)
+        read = _start_of_norm(node)
+        end = _with_bias(node)
         readers = _readers_within(read, end)
     else:
         sources = [node] if node.op_type in NORMS else _quantizers(node)

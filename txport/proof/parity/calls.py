@@ -56,11 +56,13 @@ def compare_call(
     size, top = _sizes(call)
     own_scores = cache(partial(_own_scores, reference, call))
     for tensor, values in call.expected.items():
-        is_score, new = tensor == LOG_PROBS, call.new_places(tensor)
+        is_score = tensor == LOG_PROBS
+        new = call.new_places(tensor)
         size_of = largest_of if tensor == LOGITS else _largest
         largest = top if is_score else size_of(values if new is None else values[new])
         about = (case.name, label, call.step, tensor, values)
-        allowed, rms = tolerance.allowed(largest), tolerance.allowed_rms
+        allowed = tolerance.allowed(largest)
+        rms = tolerance.allowed_rms
         hold = partial(compare, *about, tolerance=allowed, rms=rms, over=new)
         found = hold(actual=actual[tensor], least=size if is_score else 0.0)
         own = own_scores if is_score else partial(_own, hold, reference, call, tensor)
@@ -98,7 +100,8 @@ def _compare_choice(
     actual: Mapping[str, Array],
     tolerance: Tolerance,
 ) -> Comparison:
-    ids, values = actual[IDS], actual[LOG_PROBS]
+    ids = actual[IDS]
+    values = actual[LOG_PROBS]
     if not ((ids >= 0) & (ids < choices.shape[1])).all():
         return wrong(IDS, "are no tokens", case=case.name, runtime=label, step=call.step)
     expected = np.take_along_axis(choices, ids, axis=1)

@@ -61,7 +61,8 @@ class Draw:
     """Seeded sources and targets that fit a model."""
 
     def __init__(self, facts: Facts, rng: np.random.Generator) -> None:
-        self.facts, self.rng = facts, rng
+        self.facts = facts
+        self.rng = rng
 
     def sources(self, *lengths: int) -> list[Source]:
         """Random tokens, with the special tokens that the model expects around them, if there is room for all.
@@ -91,9 +92,12 @@ class Draw:
 def draw_cases(bundle: Bundle, seed: int, more: int = 0) -> list[Case]:
     """The cases that every bundle has to pass: shapes at the edges, padding, real input; and `more` random ones."""
     facts = shortened(bundle.manifest.facts)
-    draw, (longest, room) = Draw(facts, np.random.default_rng(seed)), sides(facts)
-    middle, target_length = max(1, min(longest // 2, 11)), max(1, min(room // 2, 11))
-    ragged, others = _ragged(middle), _ragged(target_length)
+    draw = Draw(facts, np.random.default_rng(seed))
+    longest, room = sides(facts)
+    middle = max(1, min(longest // 2, 11))
+    target_length = max(1, min(room // 2, 11))
+    ragged = _ragged(middle)
+    others = _ragged(target_length)
     beyond = (min(longest, 48), min(longest, 37))
     many = tuple(1 + 5 * row % min(longest, 9) for row in range(MANY))
     more_targets = tuple(1 + 5 * row % min(room, 9) for row in range(MANY))
@@ -179,9 +183,12 @@ def _ragged(middle: int) -> tuple[int, ...]:
 
 def draw_case(facts: Facts, seed: int, number: int) -> Case:
     """One more case; the same for a seed and a number, however many there are."""
-    rng, (longest, room) = np.random.default_rng((seed, number)), sides(facts)
-    draw, rows = Draw(facts, rng), int(rng.integers(1, 9))
-    lengths, others = rng.integers(1, longest + 1, rows), rng.integers(1, room + 1, rows)
+    rng = np.random.default_rng((seed, number))
+    longest, room = sides(facts)
+    draw = Draw(facts, rng)
+    rows = int(rng.integers(1, 9))
+    lengths = rng.integers(1, longest + 1, rows)
+    others = rng.integers(1, room + 1, rows)
     steps = fitting(room, *(int(step) for step in rng.integers(1, 1 + max(1, room // 3), 5)))
     padding = 0 if isinstance(facts.reads, Features) else int(rng.integers(0, 1 + longest - lengths.max()))
     return Case(f"random {number}", draw.sources(*lengths), steps, draw.targets(*others), padding)
@@ -189,7 +196,8 @@ def draw_case(facts: Facts, seed: int, number: int) -> Case:
 
 def fitting(longest: int, *lengths: int) -> tuple[int, ...]:
     """As many of the calls as fit into the longest target."""
-    total, kept = 0, []
+    total = 0
+    kept = []
     for length in lengths:
         if length > 0 and total + length <= longest:
             total += length

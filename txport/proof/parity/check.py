@@ -89,7 +89,8 @@ def check(
     if checkpoint.outline.fp32_only:
         report.about["reference"] = f"PyTorch in fp32: in float64 it does not run ({checkpoint.outline.fp32_only})"
     with fitting_threads(checkpoint):
-        drawn, left_out = draw_cases(bundle, seed, cases), list[str]()
+        drawn = draw_cases(bundle, seed, cases)
+        left_out = list[str]()
         if is_large(checkpoint):
             drawn, left_out = (lightest if is_huge(checkpoint) else lighten)(drawn)
         if is_foreign:
@@ -188,7 +189,9 @@ def exact_of(bundle: Bundle, checkpoint: Checkpoint, precision: str = "") -> Exa
     manifest = bundle.manifest
     if isinstance(manifest, ForeignManifest):
         return Exact.of(checkpoint.model, manifest.precision, together=True)
-    held, together, own = holding(bundle, checkpoint).model, manifest.rows is not None, manifest.arithmetic
+    held = holding(bundle, checkpoint).model
+    together = manifest.rows is not None
+    own = manifest.arithmetic
     if precision not in ("", own):
         narrow = HALVES.get(own) if not manifest.quantization else None
         if narrow is not None:  # what computes finer than the bundle has its weights all the same

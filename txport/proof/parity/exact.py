@@ -87,7 +87,8 @@ class EightBits(TorchFunctionMode):
 
     def __init__(self, draw: int, *, together: bool, plain: Collection[int] = ()) -> None:
         super().__init__()
-        self._together, self._plain = together, plain
+        self._together = together
+        self._plain = plain
         self._generator = torch.Generator().manual_seed(draw) if draw else None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
@@ -181,7 +182,8 @@ class Exact:
         if isinstance(self.model.facts.reads, Features) and len(sources) > 1:  # which take much memory
             pairs = zip(sources, targets, strict=True)
             return [error for source, target in pairs for error in self.rounding_errors([source], [target])]
-        right, errors = self.logits(sources, targets), [0.0] * len(sources)
+        right = self.logits(sources, targets)
+        errors = [0.0] * len(sources)
         for found in self.draws(partial(one_pass, sources=sources, targets=targets)):
             errors = [max(error, largest_difference(*pair)) for error, *pair in zip(errors, right, found, strict=True)]
         return errors

@@ -31,14 +31,16 @@ def compare_forced(
     place may then be worse, in its worst row, but not so much as where something is wrong, which is off by the size of
     the logits.
     """
-    expected, pairs = exact.logits(case.sources, case.targets), []
+    expected = exact.logits(case.sources, case.targets)
+    pairs = []
     whole = cache(partial(_whole, exact, case))
     for place, (rows, _, actual) in enumerate(
         teacher_forced_logits(runtime, case.sources, case.targets, exact.model.facts)
     ):
         wanted = np.stack([expected[row][place] for row in rows])
         largest = largest_of(wanted)
-        allowed, rms = tolerance.allowed(largest), tolerance.allowed_place
+        allowed = tolerance.allowed(largest)
+        rms = tolerance.allowed_place
         about = (case.name, label, place, LOGITS, wanted)
         hold = partial(compare, *about, tolerance=allowed, rms=rms, by_row=True, kind=FORCED)
         own = whole if tolerance.rms is None else partial(_at, hold, exact, case, rows, place)
@@ -48,7 +50,8 @@ def compare_forced(
     if tolerance.rms is not None:
         wanted, actual = (np.concatenate(each) for each in zip(*pairs, strict=True))
         largest = largest_of(wanted)
-        allowed, rms = tolerance.allowed(largest), tolerance.allowed_rms
+        allowed = tolerance.allowed(largest)
+        rms = tolerance.allowed_rms
         found = compare(case.name, label, WHOLE, LOGITS, wanted, actual, allowed, rms=rms, kind=FORCED)
         yield tolerance.judge(found, largest, whole)
 

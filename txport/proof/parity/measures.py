@@ -124,10 +124,12 @@ def compare(
         return Comparison(**about, tensor=tensor, max_abs=0.0, allowed=tolerance, index=(), expected=0.0, actual=0.0)
     if tensor == LOGITS:
         bound = bound_of(expected)
-        expected, actual = cut_off(expected, bound), cut_off(actual, bound)
+        expected = cut_off(expected, bound)
+        actual = cut_off(actual, bound)
     if np.array_equal(expected, actual):
         return _equal(expected, actual, tolerance, {**about, "tensor": tensor})
-    wanted, found = expected.astype(np.float64), actual.astype(np.float64)
+    wanted = expected.astype(np.float64)
+    found = actual.astype(np.float64)
     difference = np.abs(wanted - found)
     index = np.unravel_index(int(np.argmax(difference)), expected.shape)  # NaN is the largest
     return Comparison(
@@ -146,7 +148,8 @@ def compare(
 
 def _equal(expected: Array, actual: Array, tolerance: float, about: dict[str, Any]) -> Comparison:
     """What `compare` finds of two tensors that are the same, and no NaN: there is nothing to compute."""
-    first, agrees = float(expected.flat[0]), 1.0 if about["tensor"] == LOGITS else None
+    first = float(expected.flat[0])
+    agrees = 1.0 if about["tensor"] == LOGITS else None
     ranked = 0 if expected.dtype == actual.dtype == np.float32 and np.isfinite(expected).all() else None
     return Comparison(
         **about,
@@ -188,8 +191,12 @@ def distances(
     by_row: bool = False,
 ) -> dict[str, Any]:
     """Measures over a whole tensor, in float64; `difference` is the absolute one. The others are those of `compare`."""
-    flat, other, error = expected.ravel(), actual.ravel(), difference.ravel()
-    signal, noise, norm = _dot(flat, flat), _dot(error, error), _dot(other, other)
+    flat = expected.ravel()
+    other = actual.ravel()
+    error = difference.ravel()
+    signal = _dot(flat, flat)
+    noise = _dot(error, error)
+    norm = _dot(other, other)
     size = signal if over is None else _dot(expected[over], expected[over])
     counted = len(error) * float(np.square(difference).mean(axis=-1).max()) if by_row else noise
     return {
@@ -229,7 +236,8 @@ def agreement(expected: Array, actual: Array) -> dict[str, Any]:
 
 def _best(logits: Array) -> NDArray[np.bool_]:
     """Which tokens are among the ten best of each row (R, V)."""
-    chosen, count = np.zeros(logits.shape, bool), min(TOP, logits.shape[1])
+    chosen = np.zeros(logits.shape, bool)
+    count = min(TOP, logits.shape[1])
     np.put_along_axis(chosen, np.argpartition(-logits, count - 1, axis=1)[:, :count], True, axis=1)
     return chosen
 

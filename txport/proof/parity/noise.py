@@ -44,7 +44,8 @@ class Noisy:
     """A runtime, PyTorch first, whose logits are moved at random, each by no more than a share of the largest."""
 
     def __init__(self, runtime: Runtime, share: float, seed: int) -> None:
-        self._runtime, self._share = runtime, share
+        self._runtime = runtime
+        self._share = share
         self._rng = np.random.default_rng(seed)
 
     def start(self, source: Inputs, source_lengths: Ints, *, max_length: int) -> State:

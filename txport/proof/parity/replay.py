@@ -83,7 +83,9 @@ class Reference:
     """
 
     def __init__(self, exact: Exact, manifest: Manifest, *, remembers: bool = False) -> None:
-        self._exact, self.manifest, self._remembers = exact, manifest, remembers
+        self._exact = exact
+        self.manifest = manifest
+        self._remembers = remembers
         self._before: tuple[Model, list[Array], tuple[torch.Tensor, ...]] | None = None
         self._own: tuple[Mapping[str, Array], dict[int, dict[str, Array]]] = (
             {},
@@ -182,12 +184,15 @@ def chosen(outputs: tuple[torch.Tensor, ...], manifest: Manifest, *asked: torch.
 
 def replay_portable(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The encoder, then the decoder over random tokens, its cache growing from call to call."""
-    facts, sources = reference.facts, case.sources
+    facts = reference.facts
+    sources = case.sources
     given, lengths = batch(sources, facts, case.padding)
-    masks, kept = {}, {}
+    masks = {}
+    kept = {}
     if facts.masks_source:
         mask = (np.arange(given.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
-        masks, kept = {ATTENTION_MASK: mask}, {ENCODER_ATTENTION_MASK: mask}
+        masks = {ATTENTION_MASK: mask}
+        kept = {ENCODER_ATTENTION_MASK: mask}
     encoded = reference.call(ENCODER, 0, {_source_port(reference): given, **masks})
     yield encoded
     state = {ENCODER_HIDDEN_STATES: encoded.expected[LAST_HIDDEN_STATE], **kept}
@@ -201,7 +206,8 @@ def replay_portable(reference: Reference, case: Case, rng: np.random.Generator) 
 
 def replay_portable_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The prompts, padded at the left, then more random tokens, the cache growing from call to call."""
-    facts, rows = reference.facts, len(case.sources)
+    facts = reference.facts
+    rows = len(case.sources)
     ids, lengths = batch(case.sources, facts, case.padding)
     size = ids.shape[1]
     mask = (np.arange(size)[None, :] >= size - lengths[:, None]).astype(np.int64)
@@ -238,7 +244,8 @@ def replay_cpu(reference: Reference, case: Case, rng: np.random.Generator) -> It
 
 def replay_cpu_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The prompts, then tokens one by one over random caches."""
-    graph, rows = reference.manifest.graphs[PREFILL], len(case.sources)
+    graph = reference.manifest.graphs[PREFILL]
+    rows = len(case.sources)
     ids, _ = batch(case.sources, reference.facts, case.padding)
     size = ids.shape[1]
     room = {name: np.zeros(each.shape(rows, size + SPARE), np.float32) for each, name in graph.past().items()}
@@ -268,7 +275,8 @@ def _steps(
     What the caches hold is about as large as what the model itself puts there: `sizes`. The first row always has the
     longest past; one beam a source in turn with two.
     """
-    facts, past = reference.facts, reference.manifest.graphs[STEP].past("row")
+    facts = reference.facts
+    past = reference.manifest.graphs[STEP].past("row")
     for step, position in enumerate(before + np.cumsum(case.steps, dtype=np.int64)):
         beams = 1 + step % 2
         rows = beams * len(case.sources)
@@ -313,7 +321,8 @@ def _counts(manifest: Manifest) -> list[int]:
     """The numbers of best tokens to ask for: screening only where its sums are exact, as the driver does."""
     from txport.runtimes.ort.sessions import may_saturate
 
-    facts, counts = manifest.facts, [TOP_COUNT]
+    facts = manifest.facts
+    counts = [TOP_COUNT]
     if not (screens(facts, manifest.precision) and may_saturate()):
         counts.append(-LIKELIEST)
     return [max(-facts.writes.size, min(count, facts.writes.size)) for count in counts]

@@ -116,7 +116,9 @@ def compare_search(
     """
     kind = "single " if isinstance(runtime, SingleRuntime) else ""
     for search, actual in search_all(case, runtime, exact.model.facts, rules).items():
-        wanted, ties, wrong = expected[search], list[Tie](), None
+        wanted = expected[search]
+        ties = list[Tie]()
+        wrong = None
         other = [row for row, (one, two) in enumerate(zip(wanted, actual, strict=True)) if one.tokens != two.tokens]
         for row in other:
             found = (exact, case.sources[row], wanted[row], actual[row], SEARCHES[search], tolerance, rules)
@@ -162,7 +164,8 @@ def near_tie(
     may drop a beam at a tie, if PyTorch itself finds these tokens when its logits are moved by the noise. Where 8 or
     4 bits make search prune others, they may also be better ones, or as good as what PyTorch then finds.
     """
-    sources, targets = [source] * 2, [expected.tokens, actual.tokens]
+    sources = [source] * 2
+    targets = [expected.tokens, actual.tokens]
     logits = exact.logits(sources, targets)
     scores = [token_log_probs(*pair) for pair in zip(logits, targets, strict=True)]
     largest = max(map(largest_of, logits))
@@ -201,7 +204,8 @@ def _found_in_noise(
 
     `noise` is over the largest logit.
     """
-    facts, runtime = exact.model.facts, Remembering(TorchRuntime(exact.model))
+    facts = exact.model.facts
+    runtime = Remembering(TorchRuntime(exact.model))
     own = score_of(exact, source, actual.tokens).mean()
     options = options_of(facts, beams, max(len(expected.tokens), len(actual.tokens)), rules)
     for share in SHARES:

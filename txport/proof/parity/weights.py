@@ -48,8 +48,11 @@ def compare_weights(bundle: Bundle, checkpoint: Checkpoint) -> Iterator[Comparis
     if isinstance(checkpoint.outline, Adapted):
         yield from _compare_adapted(bundle, checkpoint.outline)
         return
-    own, aliases, found = expected_tensors(checkpoint.outline), first_names(checkpoint.outline), set()
-    dtype, maps = np.dtype(bundle.manifest.dtype), Maps()
+    own = expected_tensors(checkpoint.outline)
+    aliases = first_names(checkpoint.outline)
+    found = set()
+    dtype = np.dtype(bundle.manifest.dtype)
+    maps = Maps()
     compared: dict[Any, Comparison] = {}  # by where weights lie in files, which several graphs may read
     for role in weighted(bundle.manifest):
         initializers = graph_weights(bundle.file(role), maps)
@@ -81,7 +84,8 @@ def _compare_adapted(bundle: Bundle, model: Adapted) -> Iterator[Comparison]:
 
     What its code makes of weights before a run is none of them; what the graphs give holds it.
     """
-    dtype, own = np.dtype(bundle.manifest.dtype), _tensors_of(model)
+    dtype = np.dtype(bundle.manifest.dtype)
+    own = _tensors_of(model)
     norms = {f"{name}.weight": each for name, each in model.module.named_modules() if hasattr(each, "eps")}
     for role in weighted(bundle.manifest):
         for name, values in graph_weights(bundle.file(role)).items():
@@ -105,7 +109,8 @@ def unheld(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, list[str]]:
     """Of a module of the user's: `computed` tensors in the graphs that are no weights, `unused` weights in no graph."""
     if not isinstance(checkpoint.outline, Adapted):
         return {}
-    own, aliases = _tensors_of(checkpoint.outline), first_names(checkpoint.outline)
+    own = _tensors_of(checkpoint.outline)
+    aliases = first_names(checkpoint.outline)
     held = [graph_weights(bundle.file(role)) for role in weighted(bundle.manifest)]
     used = {aliases.get(name, name) for each in held for name in each}
     computed = {name for each in held for name, values in each.items() if name not in own and not is_arithmetic(values)}
@@ -165,7 +170,8 @@ def _compare_piece(role: str, held: Held, expected: Array, form: Form, rows: sli
     steps = np.maximum(finest(expected[rows], form), TINY).astype(np.float64)
     if held.quantized is not None and held.quantized.scales.dtype == np.float16:
         steps += np.spacing(steps.astype(np.float16))  # scales are rounded outwards, to the next of 16 bits
-    wanted, found = expected[rows] / steps, held.values[rows] / steps
+    wanted = expected[rows] / steps
+    found = held.values[rows] / steps
     error = _coarsest(wanted.size) / np.sqrt(12) / max(float(np.sqrt(np.square(wanted).mean())), TINY)
     compared = compare(WEIGHTS, role, 0, held.name, wanted, found, STEPS[form.bits], rms=error, kind=WEIGHTS)
     return replace(compared, index=(compared.index[0] + rows.start, *compared.index[1:]))

@@ -62,7 +62,8 @@ def require_same(old: Json, new: Json) -> None:
             raise UnsupportedError(f"the baseline was made with another setting: {differs}; compare in the same way")
     for runtime, was_allowed in old["tolerances"].items():
         for name in BOUNDS:
-            before, now_allowed = was_allowed.get(name), new["tolerances"].get(runtime, {}).get(name)
+            before = was_allowed.get(name)
+            now_allowed = new["tolerances"].get(runtime, {}).get(name)
             if before != now_allowed:
                 differs = f"{name} of {runtime} {before}, now {now_allowed}"
                 raise UnsupportedError(f"the baseline was made with other tolerances: {differs}; write a new one")

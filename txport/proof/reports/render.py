@@ -25,7 +25,8 @@ NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def title(report: Report) -> str:
     """What was compared with what."""
-    about, summary = report.about, report.summary()
+    about = report.about
+    summary = report.summary()
     what = f"{about['checkpoint']['name']}, {about['target']} {about['precision']}"
     counts = f"{len(report.tensors)} tensors and {summary['rows_searched']} searched rows in {summary['cases']} cases"
     return f"{what}, against PyTorch {about['versions']['torch']} in float64: {counts}, seed {about['seed']}"

@@ -32,11 +32,16 @@ def check_single_graph(
     hold it against PyTorch.
     """
     single = runtimes.load_single(name, bundle, provider=provider, threads=threads)
-    facts, rules = bundle.manifest.facts, built_in(bundle.manifest.generation)
-    sources, limits = golden.given(facts), [stored.noise for stored in golden.logits]
+    facts = bundle.manifest.facts
+    rules = built_in(bundle.manifest.generation)
+    sources = golden.given(facts)
+    limits = [stored.noise for stored in golden.logits]
     rows = [row for row, source in enumerate(sources) if _has_room(facts, source, rules)]
-    sources, limits = [sources[row] for row in rows], [limits[row] for row in rows]
-    problems, equal, count = list[str](), 0, 0
+    sources = [sources[row] for row in rows]
+    limits = [limits[row] for row in rows]
+    problems = list[str]()
+    equal = 0
+    count = 0
     for prefixes in _prefixes(golden, rows, facts, rules):
         for beams, penalty in SEARCHES if rows else ():
             longest = min(golden.longest, facts.writes.longest - max(map(len, prefixes)))

@@ -192,7 +192,8 @@ def compare_batches(golden: Golden, together: Sequence[Floats], runtime: Runtime
 
     Which kernels compute them, and in which order these sum, is the processor's choice.
     """
-    problems, most = [], 0.0
+    problems = []
+    most = 0.0
     for row, (source, target) in enumerate(zip(golden.given(manifest.facts), golden.targets, strict=True)):
         stored = golden.logits[row]
         alone = logits(runtime, [source], [target], manifest.facts)[0]
@@ -234,10 +235,8 @@ def _same(ones: Sequence[Found], others: Sequence[Found], limit: float) -> bool:
 
 def compare_search(name: str, golden: Golden, runtime: Runtime, manifest: Manifest) -> Check:
     """The tokens that a search finds, and their score; others may be as good, or noise decides."""
-    expected, actual = (
-        golden.found[name],
-        find(runtime, manifest.facts, golden.given(manifest.facts), name, golden.longest),
-    )
+    expected = golden.found[name]
+    actual = find(runtime, manifest.facts, golden.given(manifest.facts), name, golden.longest)
     pairs = list(zip(expected, actual, strict=True))
     other = [row for row, (one, two) in enumerate(pairs) if one.tokens != two.tokens]
     limits = [stored.noise for stored in golden.logits]

@@ -69,7 +69,8 @@ def record(
     known = [tuple(source) for source in real][:REAL]
     drawn = Draw(facts, np.random.default_rng(0)).sources(*(min(length, facts.vocabulary.longest) for length in DRAWN))
     sources = [*known, *map(tuple, drawn)]
-    found, errors = infer(runtime, sources, facts), errors_of(sources)
+    found = infer(runtime, sources, facts)
+    errors = errors_of(sources)
     outputs = {
         each.name: [
             shorten(rows := table(each, one), noise_of(largest_of(rows), error[each.name]))
@@ -98,7 +99,8 @@ def load_golden(bundle: Bundle) -> EncoderGolden:
     """The goldens of a bundle; `BundleError` if there are none, or none that fit its model."""
     if GOLDEN not in bundle.manifest.files:
         raise BundleError(f"{bundle.path} holds no {GOLDEN} to be verified with; export it again")
-    path, facts = bundle.path / GOLDEN, bundle.manifest.facts
+    path = bundle.path / GOLDEN
+    facts = bundle.manifest.facts
     members = {f"{each.name}.{name}": kind for each in facts.outputs for name, kind in MEMBERS.items()}
     try:
         return _unpack(read_arrays(path, {"sources": IDS, "sources.lengths": IDS, **members}), facts)
@@ -138,12 +140,14 @@ def compare(
 
 def compare_outputs(golden: EncoderGolden, found: Sequence[Outputs], manifest: Manifest) -> Check:
     """Every output of every source."""
-    worst, where = -1.0, ""
+    worst = -1.0
+    where = ""
     for each in manifest.facts.outputs:
         for row, (stored, one) in enumerate(zip(golden.outputs[each.name], found, strict=True)):
             share, place = gap_of(stored, table(each, one), manifest.arithmetic)
             if not share <= worst:  # NaN is worse than any
-                worst, where = share, f"source {row}, {each.name}, {place}"
+                worst = share
+                where = f"source {row}, {each.name}, {place}"
             if np.isnan(share):
                 break
     names = " and ".join(each.name for each in manifest.facts.outputs)
@@ -155,7 +159,8 @@ def compare_batches(
     golden: EncoderGolden, together: Sequence[Outputs], runtime: EncoderRuntime, manifest: Manifest
 ) -> Check:
     """Whether each source alone is given what it is given beside the others."""
-    problems, most = [], 0.0
+    problems = []
+    most = 0.0
     for row, source in enumerate(golden.sources):
         alone = infer(runtime, [source], manifest.facts)[0]
         for each in manifest.facts.outputs:

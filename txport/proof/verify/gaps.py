@@ -76,7 +76,8 @@ def gap_of(stored: GoldenLogits, values: Floats, precision: str) -> tuple[float,
 
 
 def _place(stored: GoldenLogits, values: Floats, step: int, place: int) -> str:
-    count, size = stored.ids.shape[1], values.shape[1]
+    count = stored.ids.shape[1]
+    size = values.shape[1]
     if place < count:
         return f"the logit of token {stored.ids[step, place]}"
     if size <= SUMS:

@@ -42,7 +42,10 @@ GREEDY, BEAM = "greedy", "beam 4"
 SEARCHES: dict[str, dict[str, Any]] = {GREEDY: {"scores": False}, BEAM: {"beams": 4}}
 GRID = 18  # bits of the largest logit
 TINY = 1e-30
-IDS, ROWS, NUMBERS, TABLE = Expected("i", 1), Expected("i", 2), Expected("f", 1), Expected("f", 2)
+IDS = Expected("i", 1)
+ROWS = Expected("i", 2)
+NUMBERS = Expected("f", 1)
+TABLE = Expected("f", 2)
 MEMBERS: dict[str, Expected] = {  # of the file
     **{f"{name}{end}": IDS for name in ("sources", "targets", *SEARCHES) for end in ("", ".lengths")},
     **{f"{search}.scores": Expected("f", 1, search != GREEDY) for search in SEARCHES},  # greedy search states none
@@ -132,7 +135,8 @@ def record(
     most, room = sides(facts)
     known = [tuple(source[:most]) for source in real][:REAL]
     longest = min(size.longest, room)
-    rng, lengths = np.random.default_rng(0), _lengths(facts, size)
+    rng = np.random.default_rng(0)
+    lengths = _lengths(facts, size)
     if isinstance(facts.reads, Features):
         drawn = [(number,) for number in range(len(lengths))]
     else:
@@ -148,7 +152,8 @@ def record(
     noises = [noise_of(largest_of(each), error) for each, error in zip(values, errors, strict=True)]
     stored = [shorten(each, noise) for each, noise in zip(values, noises, strict=True)]
     share = max(each.noise / max(each.largest, TINY) for each in stored)
-    noisy, together = Noisy(Remembering(runtime), share, 0), 1 if isinstance(facts.reads, Features) else DISTURBED
+    noisy = Noisy(Remembering(runtime), share, 0)
+    together = 1 if isinstance(facts.reads, Features) else DISTURBED
     turns = range(DISTURBED // together)
     tries = [each.tokens for _ in turns for each in find(noisy, facts, sources * together, BEAM, longest)]
     steady = [set(tries[row :: len(sources)]) == {each.tokens} for row, each in enumerate(found[BEAM])]
@@ -224,7 +229,8 @@ def save_golden(path: Path, golden: Golden) -> None:
     for search, found in golden.found.items():
         arrays.update(pack(search, [each.tokens for each in found]))
         arrays[f"{search}.scores"] = on_grid([each.score for each in found], 2.0**-GRID)
-    arrays["steady"], arrays["longest"] = np.array(golden.steady), np.array(golden.longest)
+    arrays["steady"] = np.array(golden.steady)
+    arrays["longest"] = np.array(golden.longest)
     np.savez(path, **arrays)  # type: ignore[arg-type]  # its keywords are arrays but for one
 
 
@@ -259,7 +265,8 @@ def load_golden(bundle: Bundle) -> Golden:
     """The goldens of a bundle; `BundleError` if there are none, or none that fit its model."""
     if GOLDEN not in bundle.manifest.files:
         raise BundleError(f"{bundle.path} holds no {GOLDEN} to be verified with; export it again")
-    path, facts = bundle.path / GOLDEN, bundle.manifest.facts
+    path = bundle.path / GOLDEN
+    facts = bundle.manifest.facts
     try:
         golden = _unpack(read_arrays(path, MEMBERS), facts)
     except DocumentError as error:
@@ -289,7 +296,9 @@ def lists_of(arrays: Arrays, name: str) -> list[tuple[int, ...]]:
 
 def _unpack(arrays: Arrays, facts: Facts) -> Golden:
     """The goldens that arrays hold; `ValueError` if they do not fit one another, or the model."""
-    sources, targets, longest = lists_of(arrays, "sources"), lists_of(arrays, "targets"), int(arrays["longest"])
+    sources = lists_of(arrays, "sources")
+    targets = lists_of(arrays, "targets")
+    longest = int(arrays["longest"])
     tokens = {search: lists_of(arrays, search) for search in SEARCHES}
     if not 1 <= longest <= facts.writes.longest:
         raise ValueError(f"targets of up to {longest} tokens are more than the model's {facts.writes.longest}")

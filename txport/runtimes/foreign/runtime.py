@@ -68,7 +68,9 @@ class ForeignRuntime(Generic[T]):
     """`Runtime`, `EncoderRuntime` and `GraphRuntime` over an engine, for rows of equal lengths or with masks."""
 
     def __init__(self, engine: Engine[T], manifest: ForeignManifest) -> None:
-        self._engine, self._manifest, self._facts = engine, manifest, manifest.facts
+        self._engine = engine
+        self._manifest = manifest
+        self._facts = manifest.facts
         self._first = manifest.graphs.get(DECODER)
         self._later = manifest.graphs.get(LATER, self._first)
 
@@ -198,7 +200,8 @@ class ForeignRuntime(Generic[T]):
         found = self._run(graph, given, list(names.values()))
         outputs: Outputs = {}
         for each in self._facts.outputs:
-            array, wanted = self._engine.to_numpy(found[names[each.name]]), each.shape(*source.shape)
+            array = self._engine.to_numpy(found[names[each.name]])
+            wanted = each.shape(*source.shape)
             if array.shape != wanted:
                 raise RunError(f"{graph.file} gives {each.name} of shape {array.shape}, expected {wanted}: {DAMAGED}")
             outputs[each.name] = array

@@ -29,9 +29,11 @@ def round_weights(model: Model) -> int:
 
 def _weight(product: Node) -> Iterator[tuple[Any, int]]:
     """The input that a product's matrix of weights comes in by, as it is stored, and the axis of its outputs."""
-    place, axis = product.input(1), 0 if product.get_attributes()["transpose_b"] else 1
+    place = product.input(1)
+    axis = 0 if product.get_attributes()["transpose_b"] else 1
     if _source(place).get_type_name() == "Transpose":
-        place, axis = _source(place).input(0), 1 - axis
+        place = _source(place).input(0)
+        axis = 1 - axis
     held = _source(place)
     if held.get_type_name() == "Convert":  # of weights in 16 bits
         held = _source(held.input(0))
@@ -45,7 +47,8 @@ def _source(place: Any) -> Node:
 
 def _rounded(held: Node, axis: int) -> Node:
     """Whole numbers of 8 bits times scales, in place of a matrix (D, E) whose outputs lie along an axis."""
-    ops, kind = openvino.opset13, held.get_output_element_type(0)
+    ops = openvino.opset13
+    kind = held.get_output_element_type(0)
     constant = _source(held.input(0)) if held.get_type_name() == "Convert" else held
     weights = constant.get_data().astype(np.float32)
     scales = np.maximum(np.abs(weights).max(axis=1 - axis, keepdims=True) / LARGEST, SMALLEST).astype(np.float32)

@@ -33,7 +33,9 @@ def part(model: Model, outputs: Sequence[str], known: Mapping[str, str]) -> Mode
 
 def _parameters(results: Sequence[Node]) -> set[str]:
     """The names of the parameters that results depend on."""
-    pending, seen, found = list(results), set[str](), set[str]()
+    pending = list(results)
+    seen = set[str]()
+    found = set[str]()
     while pending:
         node = pending.pop()
         if node.get_name() in seen:

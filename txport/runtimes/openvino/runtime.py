@@ -44,7 +44,9 @@ class Request:
     """One run at a time. What was bound for the run before is not bound again."""
 
     def __init__(self, model: Any, inputs: Sequence[str], outputs: Mapping[str, int]) -> None:
-        self._request, self._inputs, self._outputs = model.create_infer_request(), inputs, outputs
+        self._request = model.create_infer_request()
+        self._inputs = inputs
+        self._outputs = outputs
         self._bound: list[Held | None] = [None] * len(inputs)
 
     def run(self, inputs: Mapping[str, Held], outputs: Mapping[str, Held]) -> None:
@@ -113,7 +115,9 @@ class OpenVinoEngine:
 
     def run(self, role: str, inputs: dict[str, Held], outputs: list[str]) -> dict[str, Held]:
         """See `Engine.run`."""
-        graph, given, found = self._graphs[role], dict(inputs), dict[str, Held]()
+        graph = self._graphs[role]
+        given = dict(inputs)
+        found = dict[str, Held]()
         lengths = graph.lengths({name: held.array.shape for name, held in inputs.items()})
         with running(role, "OpenVINO"):  # whose fused kernels do not look whether shapes fit together
             _require_fit(graph, inputs, lengths)
@@ -184,7 +188,8 @@ def _compile(
             compiled = _core().compile_model(part(model, names, known), DEVICE, dict(options))
         except Exception as error:  # its errors share no other base
             raise _refused(file, error) from error
-        used, wanted = compiled.get_property(HINT).to_string(), options[HINT]
+        used = compiled.get_property(HINT).to_string()
+        wanted = options[HINT]
         if used != wanted:
             raise UnavailableError(f"OpenVINO computes in {used} here, expected {wanted}; take the ort runtime")
         yield names, Compiled(compiled)

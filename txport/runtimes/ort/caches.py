@@ -40,7 +40,10 @@ class FusedState:
     """A batch at work: its memory, and the binding of the step graph to it."""
 
     def __init__(self, source: Source, rows: Rows, max_length: int) -> None:
-        self.source, self.rows, self.beams, self.max_length = source, rows, 1, max_length
+        self.source = source
+        self.rows = rows
+        self.beams = 1
+        self.max_length = max_length
         self.place(np.arange(len(source.lengths)))
         self.lengths = np.zeros(len(source.lengths), np.int32)  # of each slot: (R,)
         self.writes = 0
@@ -73,9 +76,11 @@ def move(rows: Rows, chosen: Ints, length: int) -> None:
     """Let row i be what row `chosen[i]` was; places that hold the same already stay, and nothing is copied twice."""
     if length == 0:
         return
-    wanted, present = rows.origin[chosen, :length], rows.origin[: len(chosen), :length]
+    wanted = rows.origin[chosen, :length]
+    present = rows.origin[: len(chosen), :length]
     different = wanted != present
-    starts, caches = different.argmax(axis=1), rows.caches
+    starts = different.argmax(axis=1)
+    caches = rows.caches
     pending = {int(row): int(chosen[row]) for row in np.flatnonzero(different.any(axis=1))}
 
     def fill(row: int, content: NDArray[np.float32]) -> None:

@@ -68,7 +68,8 @@ class Binding:
         self.flat = self.tokens.ravel()
         self.attention = (size, state.source.caches.shape[3])
         self.logits = runtime.pool.empty(self.hold, (size, runtime.facts.writes.size))
-        self._session, self._aligns = runtime.sessions[STEP], runtime.facts.attention is not None
+        self._session = runtime.sessions[STEP]
+        self._aligns = runtime.facts.attention is not None
         self._seeking: dict[tuple[int, bool], tuple[Any, Scores]] = {}
         self._values: list[Any] = []  # a bound OrtValue must outlive the binding
         capacity = np.array([state.rows.caches.shape[3]], np.int32)
@@ -100,7 +101,8 @@ class Binding:
         if self._aligns:
             asked[ALIGN] = np.array([align])
         inputs = {**self._inputs, **{name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in asked.items()}}
-        outputs, scores = dict(self._outputs), Scores(self.logits, None)
+        outputs = dict(self._outputs)
+        scores = Scores(self.logits, None)
         if count < 0:
             del outputs[LOGITS]
         if count:
@@ -124,8 +126,11 @@ class FusedRuntime:
     """`Runtime` over the sessions of a cpu bundle. A state is changed in place: use the one that came last."""
 
     def __init__(self, bundle: Bundle, sessions: Sessions) -> None:
-        self.facts, self.sessions, self.pool = bundle.manifest.facts, sessions, Pool()
-        self.graphs, self.has_source = bundle.manifest.graphs, self.facts.task == "seq2seq"
+        self.facts = bundle.manifest.facts
+        self.sessions = sessions
+        self.pool = Pool()
+        self.graphs = bundle.manifest.graphs
+        self.has_source = self.facts.task == "seq2seq"
         # its bound holds for exact sums, and the session option for these does not reach into branches of a graph
         self._screens = screens(self.facts, bundle.manifest.precision) and not may_saturate()
 
@@ -133,7 +138,8 @@ class FusedRuntime:
         """See `Runtime.start`."""
         if not self.has_source:
             return self._prefill(source, source_lengths, max_length)
-        batch, size = len(source), source.shape[1] if self.facts.masks_source else self.facts.reads.longest
+        batch = len(source)
+        size = source.shape[1] if self.facts.masks_source else self.facts.reads.longest
         held = self._make_source(batch, size, source_lengths)
         count = max(1, ENCODED_TOGETHER // size)
         for part in (slice(first, first + count) for first in range(0, batch, count)):
@@ -179,7 +185,8 @@ class FusedRuntime:
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `Runtime.infer`."""
         batch, size = source.shape
-        lengths, count = source_lengths.astype(np.int32), max(1, ENCODED_TOGETHER // size)
+        lengths = source_lengths.astype(np.int32)
+        count = max(1, ENCODED_TOGETHER // size)
         parts = [slice(first, first + count) for first in range(0, batch, count)]
         found = [self.run_graph(MODEL, {INPUT_IDS: source[part], SOURCE_LENGTHS: lengths[part]}) for part in parts]
         joined = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
@@ -236,27 +243,33 @@ class FusedRuntime:
         """See `Runtime.select`; a row is moved from the place on where it differs from what lies there already."""
         seated = seat(state.slots[rows], len(state.source.lengths), state.beams)
         if len(seated.sources) < len(state.source.lengths):
-            state.source, state.binding = pick_sources(state.source, seated.sources), None
+            state.source = pick_sources(state.source, seated.sources)
+            state.binding = None
         lengths = np.zeros(len(seated.sources) * seated.width, np.int32)
         lengths[seated.slots] = state.lengths[seated.old]
         if seated.width == state.beams and len(lengths) == len(state.lengths):
             state.lengths[:] = lengths
         else:
-            state.beams, state.lengths, state.binding = seated.width, lengths, None
+            state.beams = seated.width
+            state.lengths = lengths
+            state.binding = None
         state.place(seated.slots)
         moves = np.minimum(np.arange(state.size), len(state.rows.origin) - 1)  # what nobody has may stay what it is
         moves[seated.slots] = seated.old
         if state.size > len(state.rows.origin):
-            state.rows, state.binding = self._pick_rows(state, moves, state.rows.caches.shape[3]), None
+            state.rows = self._pick_rows(state, moves, state.rows.caches.shape[3])
+            state.binding = None
         else:
             move(state.rows, moves, state.length)
         return state
 
     def admit(self, state: FusedState, places: Ints, others: FusedState, chosen: Ints) -> FusedState:
         """See `ContinuousRuntime.admit`."""
-        size, wider = state.source.caches.shape[3], others.source.caches.shape[3]
+        size = state.source.caches.shape[3]
+        wider = others.source.caches.shape[3]
         if wider > size:
-            state.source, state.binding = self._widen(state.source, wider), None
+            state.source = self._widen(state.source, wider)
+            state.binding = None
         state.source.caches[:, places, :, :wider] = others.source.caches[:, chosen]
         state.source.lengths[places] = others.source.lengths[chosen]
         state.lengths.reshape(-1, state.beams)[places] = 0
@@ -280,8 +293,10 @@ class FusedRuntime:
         if not self.has_source:
             return state  # rows attend to nothing that they share
         assert state.length == state.writes == 0, "room is made before the first step"
-        count, room = len(state.slots), min(rows, SEVERAL)
-        state.beams, state.lengths = room, np.zeros(count * room, np.int32)
+        count = len(state.slots)
+        room = min(rows, SEVERAL)
+        state.beams = room
+        state.lengths = np.zeros(count * room, np.int32)
         state.rows = self._make_rows(count * room, state.rows.caches.shape[3])
         state.place(np.arange(count) * room)
         return state
@@ -316,21 +331,24 @@ class FusedRuntime:
 
     def _pick_rows(self, state: FusedState, rows: Ints, capacity: int) -> Rows:
         """The rows asked for, in new memory."""
-        picked, length = self._make_rows(len(rows), capacity), state.length
+        picked = self._make_rows(len(rows), capacity)
+        length = state.length
         picked.caches[..., :length, :] = state.rows.caches[:, rows, :, :length]
         picked.origin[:, :length] = state.rows.origin[rows, :length]
         return picked
 
     def _widen(self, source: Source, size: int) -> Source:
         """The same with room for longer sources."""
-        hold, old = Hold(), source.caches
+        hold = Hold()
+        old = source.caches
         caches = self.pool.zeros(hold, (*old.shape[:3], size, old.shape[4]))
         caches[:, :, :, : old.shape[3]] = old
         return Source(hold, caches, source.lengths)
 
     def _grow(self, state: FusedState, least: int = 0) -> None:
         capacity = max(least, min(2 * state.rows.caches.shape[3], state.max_length))
-        state.rows, state.binding = self._pick_rows(state, np.arange(state.size), capacity), None
+        state.rows = self._pick_rows(state, np.arange(state.size), capacity)
+        state.binding = None
 
 
 def parts_of_prompt(size: int) -> list[slice]:

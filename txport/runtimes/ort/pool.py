@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SMALLEST, LARGEST = 1 << 12, 1 << 44  # bytes of a pooled buffer
+SMALLEST = 1 << 12  # bytes of a pooled buffer
+LARGEST = 1 << 44
 
 
 class Pool:

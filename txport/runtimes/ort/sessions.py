@@ -115,7 +115,8 @@ def _map_weights(bundle: Bundle) -> tuple[Weights, list[mmap.mmap]]:
             if entry["file"] not in maps:
                 with (bundle.path / entry["file"]).open("rb") as file:
                     maps[entry["file"]] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            kind, dims = entry["dtype"], tuple(entry["dims"])
+            kind = entry["dtype"]
+            dims = tuple(entry["dims"])
             dtype = np.dtype(np.uint16 if kind == "bfloat16" else kind)  # NumPy has the bits of bfloat16 alone
             array = np.frombuffer(maps[entry["file"]], dtype, math.prod(dims), entry["offset"]).reshape(dims)
             weights[name] = (

@@ -60,7 +60,8 @@ class Binary:
     def read(self, name: str) -> Tensor:
         """A weight; one that is quantised, as the numbers that it stands for."""
         root = self.names[name]
-        tensor, scale = self._data(root), self.names.get(root + SCALE)
+        tensor = self._data(root)
+        scale = self.names.get(root + SCALE)
         if tensor.dtype not in (torch.int8, torch.int16) or scale is None:
             return tensor
         factor = self._data(scale)
@@ -106,7 +107,8 @@ def is_binary(path: Path) -> bool:
 def _read(path: Path, stream: BinaryIO, size: int) -> Binary:
     if (version := _number(stream, "<I")) != VERSION:
         raise ValueError(f"its version is {version}, expected {VERSION}: convert the model again")
-    specification, revision = _string(stream), _number(stream, "<I")
+    specification = _string(stream)
+    revision = _number(stream, "<I")
     variables: dict[str, Variable] = {}
     attributes: dict[str, float] = {}
     for _ in range(_number(stream, "<I")):
@@ -119,7 +121,8 @@ def _read(path: Path, stream: BinaryIO, size: int) -> Binary:
         stream.seek(variable.offset + _bytes(variable))
     names = {name: name for name in variables}
     for _ in range(_number(stream, "<I")):
-        alias, name = _string(stream), _string(stream)
+        alias = _string(stream)
+        name = _string(stream)
         if name not in variables or alias in names:
             raise ValueError(f"{quoted(alias)} can't stand for {quoted(name)}")
         names[alias] = name
@@ -130,7 +133,8 @@ def _read(path: Path, stream: BinaryIO, size: int) -> Binary:
 
 def _variable(stream: BinaryIO, name: str, size: int) -> Variable:
     shape = tuple(_number(stream, "<I") for _ in range(_number(stream, "<B")))
-    kind, told = _number(stream, "<B"), _number(stream, "<I")
+    kind = _number(stream, "<B")
+    told = _number(stream, "<I")
     if kind >= len(TYPES):
         raise ValueError(f"{quoted(name)} is of the unknown type {kind}")
     variable = Variable(shape, TYPES[kind], stream.tell())

@@ -79,7 +79,8 @@ def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
     """An encoder and a decoder, of `transformer`, or of `t5` where scores have biases."""
     if is_t5(parts):
         return t5(parts, published, folder)
-    encoder, decoder = parts.stack("encoder"), parts.stack("decoder")
+    encoder = parts.stack("encoder")
+    decoder = parts.stack("decoder")
     if parts.has("encoder/embeddings_1/weight"):
         raise ConfigError("'encoder/embeddings_1/weight' can't be expressed: sources have tokens and nothing else")
     parts.attribute("encoder/embeddings_merge", 0)
@@ -91,7 +92,8 @@ def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
     require_alike("position encodings", bool(encoder.positions), bool(decoder.positions))
     tied = _tied(parts)
     from_zeros = bool(parts.attribute("decoder/start_from_zero_embedding", 0))
-    source, target = read_vocabulary(folder, "source"), read_vocabulary(folder, "target")
+    source = read_vocabulary(folder, "source")
+    target = read_vocabulary(folder, "target")
     end = token_of(target, published.get("eos_token"), "eos_token")
     if published.get("add_source_eos", False):
         require_alike("eos_token in sources and targets", source.get(published.get("eos_token")), end)
@@ -139,7 +141,8 @@ def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
 
 def _tied(parts: Parts) -> str:
     source = "encoder/embeddings/weight" if parts.has("encoder/embeddings/weight") else "encoder/embeddings_0/weight"
-    target, projection = "decoder/embeddings/weight", "decoder/projection/weight"
+    target = "decoder/embeddings/weight"
+    projection = "decoder/projection/weight"
     if not parts.are_one(target, projection):
         return "none"
     return "all" if parts.are_one(source, target) else "target"
@@ -149,7 +152,8 @@ def _causal(parts: Parts, published: Published, folder: Path) -> Known:
     """A decoder alone: of `llama` with RMSNorm and rotary positions, of `opt` where it must be, else of `gpt2`."""
     if is_opt(parts):
         return opt(parts, published, folder)
-    stack, rows = parts.stack("decoder"), read_vocabulary(folder, "")
+    stack = parts.stack("decoder")
+    rows = read_vocabulary(folder, "")
     parts.require("decoder/start_from_zero_embedding", 0)
     for name, wrong in {"norm 'post'": stack.norm != "pre", "no final norm": not stack.final_norm}.items():
         if wrong:
@@ -222,7 +226,8 @@ def _llama(parts: Parts, published: Published, stack: Stack, common: dict[str, A
 
 def _encode(parts: Parts, published: Published, folder: Path) -> Known:
     """An encoder alone, of `bert`."""
-    stack, rows = parts.stack("encoder"), read_vocabulary(folder, "")
+    stack = parts.stack("encoder")
+    rows = read_vocabulary(folder, "")
     refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
     refuse(stack, is_scaled="scaled embeddings", final_norm="a final norm")
     require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)

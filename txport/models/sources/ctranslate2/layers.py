@@ -58,7 +58,8 @@ class Parts:
     """The variables of one model. An attribute that is asked for is ticked off: what is left must change nothing."""
 
     def __init__(self, binary: Binary) -> None:
-        self.shapes, self.roots = binary.shapes, binary.names
+        self.shapes = binary.shapes
+        self.roots = binary.names
         roots = {name: root for name, root in binary.names.items() if root in binary.attributes}
         self._attributes = {
             name: binary.attributes[root] for name, root in roots.items() if name.removesuffix(SCALE) not in self.shapes
@@ -171,7 +172,8 @@ class Parts:
 
     def _is_scaled(self, side: str, width: int) -> bool:
         """Whether embeddings are multiplied by the root of their size: a flag, or the factor itself."""
-        name, root = f"{side}/scale_embeddings", math.sqrt(width)
+        name = f"{side}/scale_embeddings"
+        root = math.sqrt(width)
         value = self.attribute(name, self.attribute(f"{side}/embeddings/multiply_by_sqrt_depth", 1))
         if isinstance(value, int):
             return bool(value)

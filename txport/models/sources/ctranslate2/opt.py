@@ -32,7 +32,8 @@ def opt(parts: Parts, config: Published, folder: Path) -> Known:
     if has_maps != parts.has("decoder/project_out/weight"):
         raise ConfigError("one of decoder/project_in and decoder/project_out without the other can't be expressed")
     width = parts.shape("decoder/layer_0/self_attention/linear_0/weight")[1]
-    stack, rows = parts.stack("decoder", width=width), read_vocabulary(folder, "")
+    stack = parts.stack("decoder", width=width)
+    rows = read_vocabulary(folder, "")
     parts.require("decoder/start_from_zero_embedding", 0)
     refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
     refuse(stack, embedding_norm="a norm of embeddings", is_scaled="scaled embeddings")

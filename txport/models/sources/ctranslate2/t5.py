@@ -101,7 +101,8 @@ def _is_tied(parts: Parts, width: int) -> bool:
     if not parts.are_one(source, target):
         raise ConfigError("embeddings of sources and targets that are not one can't be expressed in a T5")
     tied = parts.are_one(target, "decoder/projection/weight")
-    scale, expected = parts.attribute("decoder/scale_outputs", 1), width**-0.5 if tied else 1.0
+    scale = parts.attribute("decoder/scale_outputs", 1)
+    expected = width**-0.5 if tied else 1.0
     if not math.isclose(scale, expected, rel_tol=1e-6):
         raise ConfigError(f"decoder/scale_outputs {scale} can't be expressed; it must be {expected}")
     return tied

@@ -49,7 +49,8 @@ def texts(folder: Path, config: Mapping[str, Any], rows: tuple[int, int], specif
         Side(place=path, ids=numbered(tokens), rows=each, size=len(tokens), exact=True, unknown=unknown)
         for path, tokens, each in zip(paths, lists, rows, strict=True)
     ]
-    ids, special = sides[0].ids, [config.get(f"{name}_token") for name in ("bos", "eos")]
+    ids = sides[0].ids
+    special = [config.get(f"{name}_token") for name in ("bos", "eos")]
     start, end = ((str(each),) if each is not None else () for each in special)
     adds_start = specification != SEQ2SEQ or config.get("add_source_bos", False)
     adds_end = specification != CAUSAL and (config.get("add_source_eos", False) or BLANK not in ids)

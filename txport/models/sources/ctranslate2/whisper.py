@@ -36,7 +36,8 @@ def whisper(parts: Parts, config: Published, folder: Path) -> Known:
     convolution = parts.shapes.get("encoder/conv1/weight", ())
     if len(convolution) != 3:
         raise ConfigError(f"it must have a convolution 'encoder/conv1/weight', got the shape {convolution}")
-    encoder, decoder = parts.stack("encoder", width=convolution[0]), parts.stack("decoder")
+    encoder = parts.stack("encoder", width=convolution[0])
+    decoder = parts.stack("decoder")
     parts.require("decoder/start_from_zero_embedding", 0)
     for name in ("width", "heads", "inner"):
         require_alike(name, getattr(encoder, name), getattr(decoder, name))

@@ -40,7 +40,8 @@ def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDAr
     try:
         with zipfile.ZipFile(path) as archive:
             entries = [each for each in archive.infolist() if _is_wanted(each, wanted)]
-            size, packed = sum(each.file_size for each in entries), path.stat().st_size
+            size = sum(each.file_size for each in entries)
+            packed = path.stat().st_size
             if size > MOST_PACKED * packed:
                 raise ValueError(f"its {packed} bytes unfold to {size}, the most is {MOST_PACKED} times as many")
             memory.require(size, f"reading {path}")
@@ -73,7 +74,8 @@ def _array(stream: IO[bytes], entry: zipfile.ZipInfo) -> NDArray[Any]:
         shape, is_fortran, dtype = read_header(stream)
     if dtype.hasobject:
         raise ValueError(f"{quoted(entry.filename)} holds Python objects, which may be code")
-    told, given = math.prod(shape) * dtype.itemsize, entry.file_size - stream.tell()
+    told = math.prod(shape) * dtype.itemsize
+    given = entry.file_size - stream.tell()
     if told != given:
         raise ValueError(f"{quoted(entry.filename)} has {given} bytes, expected {told} for the shape {shape}")
     return np.frombuffer(stream.read(), dtype).reshape(shape, order="F" if is_fortran else "C")

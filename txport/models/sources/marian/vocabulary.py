@@ -19,8 +19,10 @@ from txport.system.documents import DocumentError, read_text
 DECODER = "*decoder.yml"  # which names the vocabularies
 NAMED = ("*vocab*.yml", "*vocab*.yaml", "*vocab*.json", "*vocab*.txt", "*vocab*.spm", "*.spm")  # the first there is
 END = 0  # where no vocabulary says another: all that Marian makes begin with the end token
-WRITTEN, UNKNOWN = ("</s>", "eos"), ("<unk>", "UNK")  # as Marian and Nematus write them
-SOURCE, TARGET = re.compile(r"\b(src|source)\b"), re.compile(r"\b(trg|tgt|target)\b")  # in names of files
+WRITTEN = ("</s>", "eos")  # as Marian and Nematus write it
+UNKNOWN = ("<unk>", "UNK")  # likewise
+SOURCE = re.compile(r"\b(src|source)\b")  # in names of files
+TARGET = re.compile(r"\b(trg|tgt|target)\b")  # in names of files
 MOST_DIGITS = 10
 LARGEST = 24 << 20  # bytes
 
@@ -74,7 +76,8 @@ def texts(folder: Path, rows: tuple[int, int], *, alike: bool) -> Files:
 
     Of a vocabulary that is a model of SentencePiece, the ids are that model's own.
     """
-    files, paths = as_they_are(folder), sides(folder)
+    files = as_they_are(folder)
+    paths = sides(folder)
     if not has_cuts(folder) and TOKENIZER not in files:
         for path, size in zip(paths or (), rows, strict=False):
             _side(path, size).require()

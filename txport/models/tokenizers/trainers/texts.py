@@ -32,7 +32,8 @@ from txport.models.tokenizers.usage import Usage, write_usage
 Files = dict[str, Path | str]
 PAIRS = (("source.spm", "target.spm"), ("src.spm", "tgt.spm"), ("source.model", "target.model"))
 PAIRS_OF_CODES = (("source.bpe", "target.bpe"),)
-VOCABULARY, NUMBERED = "vocab.json", ("MarianTokenizer", "M2M100Tokenizer")  # classes that need it beside pieces
+VOCABULARY = "vocab.json"
+NUMBERED = ("MarianTokenizer", "M2M100Tokenizer")  # classes that need it beside pieces
 PADDING = re.compile(r"madeupword\w*|<extra_id_\d+>")  # what trainers fill a vocabulary with
 RENAMED = {"<|nocaptions|>", "<|nospeech|>"}  # one token of Whisper, as its makers wrote it first and later
 
@@ -90,7 +91,8 @@ def _made(words: Words, cut: Cut) -> Files:
     names: tuple[str, ...] = ()
     before = words.before
     if languages is not None:
-        names, own = tuple(languages.tokens.values()), languages.tokens.get(languages.source or "", "")
+        names = tuple(languages.tokens.values())
+        own = languages.tokens.get(languages.source or "", "")
         words.source.require(*names)
         words.target.require(*(names if languages.target == "forced" else ()))
         before = tuple(own if each is None else each for each in languages.before)
@@ -120,7 +122,9 @@ def _require_ids(path: Path, content: Path | str, side: Side) -> None:
 
 def _cuts(words: Words) -> Iterator[Cut]:
     """The files of a folder that cut words, of each kind."""
-    source, target, folder = words.source, words.target, words.folder
+    source = words.source
+    target = words.target
+    folder = words.folder
     named = (source.pieces, target.pieces)
     paths = (named[0], named[1]) if named[0] and named[1] else _pair(folder, PAIRS, MODELS_OF_PIECES)
     if paths is not None:

@@ -131,7 +131,8 @@ def _shifted(seen: Tensor, by: int) -> Tensor:
 def other_window(evidence: Evidence) -> Cause | None:
     """An attention that sees more or fewer of the last tokens than its layer does, or all of them."""
     assert evidence.block is not None
-    part, given = evidence.block.part, read_by(evidence)
+    part = evidence.block.part
+    given = read_by(evidence)
     own = part.window if isinstance(part, Attention) else None
     calls = evidence.record.values()
     windows = {each.part: each for some in calls for each in some if isinstance(each.part, Window)}
@@ -179,7 +180,8 @@ def other_cache(evidence: Evidence) -> Cause | None:
 def other_heads(evidence: Evidence) -> Cause | None:
     """Queries that meet keys and values of others, or numbers that are dealt out to heads otherwise."""
     given = read_by(evidence)
-    heads, key_heads = given.core.heads, given.core.key_heads
+    heads = given.core.heads
+    key_heads = given.core.key_heads
     names = ("query", "key", "value")
     if 1 < key_heads < heads:
         turns = torch.arange(heads) % key_heads
@@ -246,7 +248,8 @@ def other_cap(evidence: Evidence) -> Cause | None:
     if core.cap is not None:
         if evidence.explains(attend(given.replace(core=altered(core, cap=None)))):
             return Cause("cap", f"scores are not capped, the model's are at {core.cap.limit:g}")
-        least, most = core.cap.limit / 64, core.cap.limit * 64
+        least = core.cap.limit / 64
+        most = core.cap.limit * 64
         models = f"the model's at {core.cap.limit:g}"
     limit = fitted(evidence, lambda limit: attend(capped(limit)), least, most)
     if not evidence.explains(attend(capped(limit))):

@@ -36,7 +36,8 @@ def _continued(
     """What a cache would be if it went on from another's past, or got another's new places."""
     if past is None or past not in inputs:
         return
-    right, before = expected[own], inputs[past]
+    right = expected[own]
+    before = inputs[past]
     new = _new_places(right, before)
     for name, other in inputs.items():
         if name != past and other.shape == before.shape and other.ndim == right.ndim:
@@ -64,7 +65,8 @@ def _new_places(right: Array, before: Array) -> Array:
 
 def other_cached_heads(evidence: TapEvidence) -> Cause | None:
     """Keys or values whose numbers are dealt out to heads otherwise before they are cached."""
-    expected, state = torch.from_numpy(evidence.expected), evidence.finding.tap.state
+    expected = torch.from_numpy(evidence.expected)
+    state = evidence.finding.tap.state
     assert state is not None
     heads = expected.shape[1]
     calls = (each for calls in evidence.record.values() for each in calls)

@@ -30,11 +30,13 @@ def fitted(evidence: Evidence, run: Callable[[float], Array], least: float, most
         return least
     grid = np.geomspace(least, most, GRID)
     best = int(np.argmin([error(value) for value in grid]))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    low = grid[max(best - 1, 0)]
+    high = grid[min(best + 1, len(grid) - 1)]
     for _ in range(STEPS):
         if high - low < 1e-9 * high:
             break
-        left, right = low + 0.382 * (high - low), low + 0.618 * (high - low)
+        left = low + 0.382 * (high - low)
+        right = low + 0.618 * (high - low)
         low, high = (low, right) if error(left) < error(right) else (left, high)
     return float((low + high) / 2)
 
@@ -65,7 +67,9 @@ def _wrong_among(evidence: Evidence, tensors: Iterable[Tensor]) -> Cause | None:
 
 def describe_weight(wrong: WrongWeight) -> Cause:
     """How a weight differs from the checkpoint's."""
-    name, held, expected = wrong.name, wrong.held, wrong.expected
+    name = wrong.name
+    held = wrong.held
+    expected = wrong.expected
     if held.shape != expected.shape:
         return Cause("weight", f"{name} has the shape {held.shape}, the checkpoint's {expected.shape}")
     index = np.unravel_index(int(np.nan_to_num(np.abs(held - expected), nan=np.inf).argmax()), held.shape)
@@ -99,7 +103,8 @@ def _factor(seen: Array, expected: Array) -> float | None:
     """By which one is the other, if it is."""
     norm = float(np.sum(np.square(expected, dtype=np.float64)))
     factor = float(np.sum(seen.astype(np.float64) * expected)) / norm if norm else 1.0
-    error, left = np.abs(seen - expected).max(initial=0.0), np.abs(seen - factor * expected).max(initial=0.0)
+    error = np.abs(seen - expected).max(initial=0.0)
+    left = np.abs(seen - factor * expected).max(initial=0.0)
     return factor if left <= EXPLAINED * error else None
 
 

@@ -27,7 +27,8 @@ class Together:
 def read_by(evidence: Evidence) -> tuple[Part, Tensor]:
     """PyTorch's feed-forward where this one errs, and what it reads."""
     assert evidence.block is not None
-    part, x = evidence.block.part, evidence.block.arguments[0]
+    part = evidence.block.part
+    x = evidence.block.arguments[0]
     assert isinstance(part, FeedForward | GatedFeedForward)
     assert x is not None
     return part, x

@@ -32,11 +32,13 @@ def no_channel_bias(evidence: Evidence) -> Cause | None:
 @torch.inference_mode()
 def other_frames(evidence: Evidence) -> Cause | None:
     """A convolution over other frames than PyTorch's: moved by one, or in the other order of its kernel."""
-    part, call = _convolution(evidence), evidence.call
+    part = _convolution(evidence)
+    call = evidence.call
     assert call is not None
     x = call.arguments[0]
     assert x is not None
-    size, bare = part.kernel_size[0] // 2, altered(part, padding=(0,))
+    size = part.kernel_size[0] // 2
+    bare = altered(part, padding=(0,))
     found = {f"its frames are off by {by:+d}": bare(F.pad(x, (size + by, size - by))).numpy() for by in SHIFTS}
     found["its kernel is turned round"] = altered(part, weight=part.weight.flip(2))(x).numpy()
     what = evidence.best(found)

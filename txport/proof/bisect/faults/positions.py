@@ -43,7 +43,8 @@ def turns(rotary: Rotary) -> Iterator[tuple[str, Turn]]:
 
 def fitted_turn(key: PartCall, evidence: Evidence, run: Callable[[Turn], Array]) -> Iterator[tuple[str, Turn]]:
     """Angles of the base that fits best, where it is none of those that are tried; `run` tells what a turn gives."""
-    rotary, places = key.part, key.arguments[1]
+    rotary = key.part
+    places = key.arguments[1]
     assert isinstance(rotary, Rotary)
     own = _base_of(rotary)
     if own is None or places is None:
@@ -85,7 +86,8 @@ def _of_base(rotary: Rotary, base: float, longest: int) -> Rotary:
 
 def other_turn(evidence: Evidence) -> Cause | None:
     """Queries, keys or both that are turned otherwise."""
-    block, given = evidence.block, read_by(evidence)
+    block = evidence.block
+    given = read_by(evidence)
     assert block is not None
     found = _turned_in(block)
     if found is None:
@@ -178,7 +180,8 @@ class ChangedDistances(nn.Module):
 
     def __init__(self, part: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.part, self.change = part, change
+        self.part = part
+        self.change = change
 
     def forward(self, distances: Tensor) -> Any:
         """See `RelativeBias.forward`."""

@@ -59,9 +59,11 @@ def replay_seq2seq(reference: Reference, case: Case, rng: np.random.Generator) -
 
 def replay_causal(reference: Reference, case: Case, rng: np.random.Generator) -> Iterator[Call]:
     """The prompts in two parts, single tokens over random caches, and what moves the state."""
-    graph, rows = reference.manifest.graphs[PREFILL], len(case.sources)
+    graph = reference.manifest.graphs[PREFILL]
+    rows = len(case.sources)
     ids, _ = batch(case.sources, reference.facts, case.padding)
-    size, first = ids.shape[1], -(-ids.shape[1] // 2)
+    size = ids.shape[1]
+    first = -(-ids.shape[1] // 2)
     state = _zeros(graph, rows, size + SPARE)
     for number, part in enumerate((slice(0, first), slice(first, size))):
         if part.start < size:
@@ -92,7 +94,8 @@ def _steps(
     What the caches hold is about as large as what the model itself puts there: `sizes`. The first row always has the
     longest past; one beam a source in turn with two. The last caches are moved, too.
     """
-    facts, graph = reference.facts, reference.manifest.graphs[STEP]
+    facts = reference.facts
+    graph = reference.manifest.graphs[STEP]
     count = min(BEST, facts.writes.size)
     for step, position in enumerate((before + np.cumsum(case.steps, dtype=np.int64)).tolist()):
         beams = 1 + step % 2
@@ -129,7 +132,8 @@ def _moves(
 
 def moved(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """What a graph without weights must give."""
-    names, outputs = list(inputs), [port.name for port in graph.outputs]
+    names = list(inputs)
+    outputs = [port.name for port in graph.outputs]
     kept = [inputs[name] for name in names[: len(outputs)]]
     others = [inputs[name] for name in names[len(outputs) : 2 * len(outputs)] if name not in (ROWS, MORE)]
     how: Callable[[Array, int], Array]

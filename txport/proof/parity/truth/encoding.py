@@ -37,7 +37,10 @@ class EncoderTruth:
     """The outputs of every case, in float64, with the weights that the bundle holds."""
 
     def __init__(self, bundle: Bundle, checkpoint: Checkpoint, exact: Exact, cases: list[Case], texts: Texts) -> None:
-        self._bundle, self._exact, self._texts, self.cases = bundle, exact, texts, cases
+        self._bundle = bundle
+        self._exact = exact
+        self._texts = texts
+        self.cases = cases
         self._facts = checkpoint.facts
         self._right = {case.name: joined(exact.model, case.sources) for case in cases}
         self.pytorch = self._compare_pytorch(checkpoint)
@@ -95,7 +98,8 @@ def _compare_output(
 ) -> Comparison:
     """One output of all texts of a case."""
     largest = largest_of(expected)
-    allowed, rms = tolerance.allowed(largest), tolerance.allowed_rms
+    allowed = tolerance.allowed(largest)
+    rms = tolerance.allowed_rms
     hold = partial(
         compare, case.name, label, WHOLE, name, expected, tolerance=allowed, rms=rms, least=_size(expected),
         kind=INFERRED,
@@ -111,8 +115,11 @@ def _compare_choices(
     case: Case, label: str, facts: Facts, expected: Array, actual: Array, own: Any, tolerance: Tolerance
 ) -> TokenComparison:
     """The likeliest label or token of each row (rows, C); another one passes only as a near-tie."""
-    wanted, found = expected.argmax(axis=1), actual.argmax(axis=1)
-    other, ties, wrong = np.flatnonzero(wanted != found).tolist(), list[Tie](), None
+    wanted = expected.argmax(axis=1)
+    found = actual.argmax(axis=1)
+    other = np.flatnonzero(wanted != found).tolist()
+    ties = list[Tie]()
+    wrong = None
     for row in other:
         margin = float(expected[row, wanted[row]] - expected[row, found[row]])
         error = max(largest_difference(expected[row], own(draw)[LOGITS][row]) for draw in range(DRAWS))

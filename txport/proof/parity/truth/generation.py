@@ -33,7 +33,9 @@ class GeneratorTruth:
     """
 
     def __init__(self, bundle: Bundle, checkpoint: Checkpoint, exact: Exact, cases: list[Case], texts: Texts) -> None:
-        self._bundle, self._texts, self._exact = bundle, texts, exact
+        self._bundle = bundle
+        self._texts = texts
+        self._exact = exact
         runtime = TorchRuntime(exact.model)
         self._found = search_together(cases, runtime, checkpoint.facts)
         self.cases = [replace(case, targets=case.targets or self._greedy_targets(case)) for case in cases]

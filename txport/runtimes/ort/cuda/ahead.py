@@ -68,4 +68,5 @@ class Ahead:
     def drop(self) -> None:
         """Nothing that is under way will be taken, and the device's tokens are others than those that were."""
         self._pending.clear()
-        self.best, self._streak = None, 0
+        self.best = None
+        self._streak = 0

@@ -44,7 +44,8 @@ class Caches:
     """What belongs to rows and to sources of batches at work."""
 
     def __init__(self, device: Device, graphs: Graphs) -> None:
-        self._device, self._sessions = device, graphs.sessions
+        self._device = device
+        self._sessions = graphs.sessions
         kept = [port for port in graphs.described[STEP].inputs if port.state is not None]
         owners: tuple[Owner, ...] = ("row", "source")
         self._ports: dict[Owner, list[Port]] = {
@@ -144,7 +145,8 @@ class Caches:
         detail: object,
     ) -> None:
         """Run a graph over the caches, bound once for each `detail` of it."""
-        names, past = self.names(owner), self.tensors(state, owner)
+        names = self.names(owner)
+        past = self.tensors(state, owner)
         outputs = {f"{prefix}.{name}": each for name, each in zip(names, results, strict=True)}
         inputs = {**dict(zip(names, past, strict=True)), **given}
         bound = state.workspace.bound(

@@ -42,7 +42,8 @@ class Block:
     """Memory of a device, as long as this object lives."""
 
     def __init__(self, address: int, size: int) -> None:
-        self.address, self.size = address, size
+        self.address = address
+        self.size = size
 
 
 class Tensor(NamedTuple):
@@ -185,7 +186,8 @@ def bind(
     host: Mapping[str, Array] | None = None,
 ) -> Binding:
     """A graph's inputs and outputs over memory of the device."""
-    host, io = dict(host or {}), session.io_binding()
+    host = dict(host or {})
+    io = session.io_binding()
     for name, each in inputs.items():
         io.bind_input(name, device.name, 0, ELEMENTS[each.dtype][0], each.shape, each.address)
     for name, array in host.items():

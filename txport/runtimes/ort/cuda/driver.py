@@ -47,9 +47,13 @@ class CudaRuntime:
     """`Runtime` over the graphs of a cuda bundle and a device. Use the state that came last."""
 
     def __init__(self, facts: Facts, graphs: Graphs, device: Device) -> None:
-        self.facts, self.graphs, self.device = facts, graphs, device
-        self._described, self._has_source = graphs.described, facts.task == "seq2seq"
-        self._workspaces, self._encoder_workspaces = Workspaces(device), Workspaces(device)
+        self.facts = facts
+        self.graphs = graphs
+        self.device = device
+        self._described = graphs.described
+        self._has_source = facts.task == "seq2seq"
+        self._workspaces = Workspaces(device)
+        self._encoder_workspaces = Workspaces(device)
         if self.facts.task != "encode":
             self._caches = Caches(device, graphs)
             self._steps = Steps(facts, graphs, device, self._caches)
@@ -58,7 +62,8 @@ class CudaRuntime:
         """See `Runtime.start`; sources are only queued to be encoded, beside the steps of other batches."""
         if not self._has_source:
             return self._prefill(source, source_lengths, max_length)
-        count, reads = len(source), self.facts.reads
+        count = len(source)
+        reads = self.facts.reads
         size = reads.longest if isinstance(reads, Features) else source_bucket(source.shape[1], reads.longest)
         capacity = capacity_bucket(1, self.facts.writes.longest)
         state = CudaState(self._encoder_workspaces, batch_bucket(count), size, capacity, max_length, count)
@@ -77,9 +82,11 @@ class CudaRuntime:
         self.device.upload(given, tensor, ENCODE_QUEUE)
         lengths = self._tell_source_lengths(state, ENCODE_QUEUE)
         cross = self._caches.tensors(state, "source")
-        inputs, outputs = {name: tensor, SOURCE_LENGTHS: lengths}, dict(zip(self._made(ENCODER), cross, strict=True))
+        inputs = {name: tensor, SOURCE_LENGTHS: lengths}
+        outputs = dict(zip(self._made(ENCODER), cross, strict=True))
         self._run(state, ENCODER, inputs, outputs)
-        state.encoded, state.is_settled = self.device.mark(ENCODE_QUEUE), False
+        state.encoded = self.device.mark(ENCODE_QUEUE)
+        state.is_settled = False
 
     def _join(self, state: CudaState) -> None:
         """What comes now reads the sources."""
@@ -136,14 +143,16 @@ class CudaRuntime:
     def infer(self, source: Ints, source_lengths: Ints) -> Outputs:
         """See `Runtime.infer`."""
         batch, size = source.shape
-        count, found = max(1, TOGETHER // size), list[list[NDArray[Any]]]()
+        count = max(1, TOGETHER // size)
+        found = list[list[NDArray[Any]]]()
         workspace = self._workspaces.take()
         for part in (slice(first, first + count) for first in range(0, batch, count)):
             given = {INPUT_IDS: source[part], SOURCE_LENGTHS: source_lengths[part]}
             inputs = {name: workspace.tensor(name, array.shape, "int64") for name, array in given.items()}
             for name, array in given.items():
                 self.device.upload(array, inputs[name])
-            rows, outputs = len(source[part]), dict[str, Tensor]()
+            rows = len(source[part])
+            outputs = dict[str, Tensor]()
             for each in self.facts.outputs:
                 outputs[each.name] = workspace.tensor(each.name, each.shape(rows, size), "float32")
             self.device.run(bind(self.device, MODEL, self.graphs.sessions[MODEL], inputs, outputs))
@@ -199,7 +208,9 @@ class CudaRuntime:
         """See `Runtime.select`; rows that only leave let the others where they are, until they fit a smaller bucket."""
         self._settle(state)
         seated = seat(state.slots[rows], state.batch, state.width)
-        batch, width, slots = batch_bucket(len(seated.sources)), seated.width, seated.slots
+        batch = batch_bucket(len(seated.sources))
+        width = seated.width
+        slots = seated.slots
         if stays := batch == state.batch:
             slots = seated.sources[slots // width] * width + slots % width
         size = batch * width
@@ -211,7 +222,10 @@ class CudaRuntime:
             self._move(state, moves, is_written=state.length > 0)
         if not stays:
             self._keep_sources(state, seated.sources, batch)
-        state.batch, state.width, state.slots, state.lengths = batch, width, slots, lengths
+        state.batch = batch
+        state.width = width
+        state.slots = slots
+        state.lengths = lengths
         return state
 
     def _move(self, state: CudaState, moves: Ints, *, is_written: bool) -> None:
@@ -229,7 +243,8 @@ class CudaRuntime:
         if self._has_source:
             self._caches.select(state, "source", kept)
             self._caches.flip(state, "source")
-        state.batch, state.source_lengths = batch, state.source_lengths[kept]
+        state.batch = batch
+        state.source_lengths = state.source_lengths[kept]
         if self._has_source:
             self._tell_source_lengths(state)
 
@@ -237,7 +252,8 @@ class CudaRuntime:
         """See `ContinuousRuntime.admit`."""
         self._settle(state)
         state.ahead.drop()
-        sources, theirs = state.sources[places], others.slots[chosen]
+        sources = state.sources[places]
+        theirs = others.slots[chosen]
         slots = (sources[:, None] * state.width + np.arange(state.width)).ravel()
         state.lengths[slots] = 0
         state.on_device = None
@@ -275,14 +291,17 @@ class CudaRuntime:
         self._move(state, np.arange(size) // rows, is_written=state.length > 0)
         lengths = np.zeros(size, np.int64)
         lengths[state.slots * rows] = state.lengths[state.slots]
-        state.width, state.lengths, state.slots = rows, lengths, state.slots * rows
+        state.width = rows
+        state.lengths = lengths
+        state.slots = state.slots * rows
         return state
 
     def warm(self, sizes: Sizes) -> None:
         """See `QueuedRuntime.warm`: capture the step of every shape, over memory that later batches take first."""
         if self.facts.task == "encode":
             return
-        every, counts = list(shapes(self.facts, sizes)), self._steps.counts(sizes.tops)
+        every = list(shapes(self.facts, sizes))
+        counts = self._steps.counts(sizes.tops)
         require_few(sizes, len(every) * len(counts))
         first = every[0]
         size = first.batch, first.places, first.capacity, first.capacity, 0

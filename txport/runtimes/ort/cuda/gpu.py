@@ -91,7 +91,8 @@ class Pinned:
     """Memory of the host that the GPU reads and writes by itself."""
 
     def __init__(self, cudart: Cudart, size: int) -> None:
-        self.size, place = size, ctypes.c_void_p()
+        self.size = size
+        place = ctypes.c_void_p()
         cudart.cudaHostAlloc(ctypes.byref(place), ctypes.c_size_t(size), 0)
         self.address = int(place.value or 0)
         self.content = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
@@ -101,7 +102,10 @@ class Fetch:
     """See `Fetched`."""
 
     def __init__(self, device: CudaDevice, tensors: tuple[Tensor, ...], pinned: list[Pinned], event: Any) -> None:
-        self._device, self._tensors, self._pinned, self._event = device, tensors, pinned, event
+        self._device = device
+        self._tensors = tensors
+        self._pinned = pinned
+        self._event = event
 
     def arrays(self) -> list[Array]:
         """See `Fetched.arrays`."""
@@ -117,7 +121,8 @@ class Mark:
     """See `Device.mark`: an event. A queue that follows it waits for what was marked, even if the event is reused."""
 
     def __init__(self, device: CudaDevice, event: Any) -> None:
-        self.event, self._device = event, device
+        self.event = event
+        self._device = device
 
     def __del__(self) -> None:
         self._device.take_back([], self.event)
@@ -129,13 +134,16 @@ class CudaDevice:
     name = "cuda"
 
     def __init__(self, stream: int | None = None) -> None:
-        self._cudart, self._freed = Cudart(), deque[int]()
+        self._cudart = Cudart()
+        self._freed = deque[int]()
         self._pinned: defaultdict[int, deque[Pinned]] = defaultdict(deque)
         self._events: deque[Any] = deque()
-        self._threads, self._options = Threads(), dict[int, Any]()
+        self._threads = Threads()
+        self._options = dict[int, Any]()
         with LOCK:
             self.streams = [self._new_stream() if stream is None else stream for _ in QUEUES]
-            self._staging, self._staged = Pinned(self._cudart, STAGING), 0
+            self._staging = Pinned(self._cudart, STAGING)
+            self._staged = 0
 
     def _new_stream(self) -> int:
         place = ctypes.c_void_p()
@@ -175,7 +183,8 @@ class CudaDevice:
     def clear(self, tensor: Tensor) -> None:
         """See `Device.clear`."""
         with LOCK:
-            place, size = ctypes.c_void_p(tensor.address), ctypes.c_size_t(tensor.size)
+            place = ctypes.c_void_p(tensor.address)
+            size = ctypes.c_size_t(tensor.size)
             self._cudart.cudaMemsetAsync(place, 0, size, self._stream(MAIN))
 
     def copy(self, source: Tensor, target: Tensor) -> None:

@@ -18,7 +18,9 @@ class Graphs:
     """Sessions by role, their ports, and those that their files have, which may be of another precision."""
 
     def __init__(self, described: Mapping[str, Graph], sessions: Sessions, ports: Callable[[str], GraphPorts]) -> None:
-        self.described, self.sessions, self.ports = described, sessions, ports
+        self.described = described
+        self.sessions = sessions
+        self.ports = ports
 
     def placement(self) -> dict[str, dict[str, int]]:
         """See `GraphRuntime.placement`."""
@@ -29,7 +31,8 @@ class Graphs:
 
         `UnsupportedError` for tensors that lie elsewhere or are of another type.
         """
-        graph, io = self.described[role], self.sessions[role].io_binding()
+        graph = self.described[role]
+        io = self.sessions[role].io_binding()
         values = {port.name: device.adopt(given[port.name]) for port in graph.inputs}
         for port in graph.inputs:
             kind = values[port.name].data_type()

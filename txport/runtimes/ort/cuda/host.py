@@ -56,7 +56,8 @@ class Fetch:
     """See `Fetched`."""
 
     def __init__(self, wait: Callable[[], None], found: list[Array]) -> None:
-        self._wait, self._found = wait, found
+        self._wait = wait
+        self._found = found
 
     def arrays(self) -> list[Array]:
         """See `Fetched.arrays`; `RunError` where something before it failed."""
@@ -83,7 +84,9 @@ class HostDevice:
         self._queued = self._done = 0
         self._counts: Clock = [0 for _ in QUEUES]
         self._behind: list[Clock] = [[0 for _ in QUEUES] for _ in QUEUES]  # of each queue: what its next work follows
-        self._lock, self._threads, self._here = threading.RLock(), Threads(), threading.local()
+        self._lock = threading.RLock()
+        self._threads = Threads()
+        self._here = threading.local()
 
     def allocate(self, size: int) -> Block:
         """See `Device.allocate`."""
@@ -131,7 +134,8 @@ class HostDevice:
         if graph == EAGER:
             self._add_run(binding)
             return
-        captured, now = self._captured.get(graph), _signature(binding)
+        captured = self._captured.get(graph)
+        now = _signature(binding)
         assert is_new == (captured is None), f"graph {graph} was captured on another thread"
         if captured is None:
             self._captured[graph] = Captured(now, binding)
@@ -178,7 +182,8 @@ class HostDevice:
     def _require_order(self, queue: int, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
         """What another queue does to the same memory must lie behind; reading the same is no conflict."""
         self._counts[queue] += 1
-        behind, count = self._behind[queue], self._counts[queue]
+        behind = self._behind[queue]
+        count = self._counts[queue]
         behind[queue] = count
         for tensors, others in ((reads, "written"), (writes, "used")):
             for block in (cast(HostBlock, each.block) for each in tensors):
@@ -215,7 +220,8 @@ class _Place:
     """A tensor, without holding its memory."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._block, self._tensor = weakref.ref(tensor.block), tensor._replace(block=None)  # type: ignore[arg-type]
+        self._block = weakref.ref(tensor.block)
+        self._tensor = tensor._replace(block=None)  # type: ignore[arg-type]
 
     def memory(self) -> tuple[Array, Tensor]:
         """Its bytes, and what they are."""

@@ -24,7 +24,8 @@ from txport.runtimes.ort.onnx_runtime import ort
 from txport.runtimes.ort.providers import CPU
 from txport.runtimes.ort.sessions import Sessions, session_options, start_session
 
-FLOAT, EXTERNAL = onnx.TensorProto.FLOAT, onnx.TensorProto.EXTERNAL
+FLOAT = onnx.TensorProto.FLOAT
+EXTERNAL = onnx.TensorProto.EXTERNAL
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 FOLDER = "session.model_external_initializers_file_folder_path"
 TYPES = ("to", "dtype", "output_dtype", "stash_type", "softmax_precision")  # attributes that name a type
@@ -38,7 +39,9 @@ def require(provider: str, precision: str) -> None:
 
 def load(bundle: Bundle, *, precision: str, provider: str = "cpu", threads: int | None = None) -> GraphRuntime:
     """Start a cuda bundle on the CPU, in fp32."""
-    ports, sessions, weights = dict[str, GraphPorts](), dict[str, Any](), Weights(bundle)
+    ports = dict[str, GraphPorts]()
+    sessions = dict[str, Any]()
+    weights = Weights(bundle)
     for role in bundle.manifest.driven:
         file = bundle.file(role)
         model = read_model(file, weights=False)
@@ -60,7 +63,9 @@ class Weights:
 
     def __init__(self, bundle: Bundle) -> None:
         self.values: dict[str, Any] = {}
-        self._bundle, self._maps, self._known = bundle, Maps(), dict[int, Any]()
+        self._bundle = bundle
+        self._maps = Maps()
+        self._known = dict[int, Any]()
 
     def take_out(self, model: onnx.ModelProto, role: str) -> dict[str, Any]:
         """Those of a graph as ONNX Runtime's values by name; it only keeps their types and shapes."""

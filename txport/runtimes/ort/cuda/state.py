@@ -30,7 +30,10 @@ class CudaState:
         self._lie_in(workspaces, workspaces.take())
         self.encoded: Any = None
         self.is_settled = True
-        self.batch, self.width, self.places, self.max_length = batch, 1, places, max_length
+        self.batch = batch
+        self.width = 1
+        self.places = places
+        self.max_length = max_length
         self.capacity = capacity
         self.slots = np.arange(count)
         self.lengths = np.zeros(batch, np.int64)

@@ -39,8 +39,11 @@ class Steps:
     """The step graph over the memory of batches at work."""
 
     def __init__(self, facts: Facts, graphs: Graphs, device: Device, caches: Caches) -> None:
-        self._facts, self._device, self._caches = facts, device, caches
-        self._session, self._graph = graphs.sessions[STEP], graphs.described[STEP]
+        self._facts = facts
+        self._device = device
+        self._caches = caches
+        self._session = graphs.sessions[STEP]
+        self._graph = graphs.described[STEP]
 
     def counts(self, tops: Iterable[int | None]) -> list[int]:
         """The numbers of best tokens that steps are captured for, where these are requested."""
@@ -129,7 +132,8 @@ class Steps:
         both, *more = fetched.arrays()
         size = 8 * state.size * requested.tokens
         shape = (state.size, requested.tokens)
-        ids, values = both[:size].view(np.int64).reshape(shape), both[size:].view(np.float32).reshape(shape)
+        ids = both[:size].view(np.int64).reshape(shape)
+        values = both[size:].view(np.float32).reshape(shape)
         state.ahead.best = ids[:, 0]
         state.has_nan |= bool(np.isnan(values[:, 0]).any())
         attention = more.pop() if requested.align else None
@@ -140,8 +144,11 @@ class Steps:
         return state.workspace.bound((STEP, count, *state.shape), lambda: self._bind(state, count))
 
     def _bind(self, state: CudaState, count: int) -> Binding:
-        workspace, dims = state.workspace, {**state.dims, COUNT: count}
-        tokens, lengths, own = self._tokens(state), self._lengths(state), self._caches.tensors(state, "row")
+        workspace = state.workspace
+        dims = {**state.dims, COUNT: count}
+        tokens = self._tokens(state)
+        lengths = self._lengths(state)
+        own = self._caches.tensors(state, "row")
         inputs = {INPUT_IDS: tokens, PAST_LENGTHS: lengths, **dict(zip(self._caches.names("row"), own, strict=True))}
         if self._facts.task == "seq2seq":
             inputs[SOURCE_LENGTHS] = workspace.tensor("source lengths", (state.batch,), "int64")
@@ -169,5 +176,6 @@ class Steps:
 
 def _both(outputs: Mapping[str, Tensor]) -> Tensor:
     """The best tokens and their log-probabilities as one tensor of bytes."""
-    ids, values = outputs[IDS], outputs[LOG_PROBS]
+    ids = outputs[IDS]
+    values = outputs[LOG_PROBS]
     return ids._replace(shape=(ids.size + values.size,), dtype="uint8")

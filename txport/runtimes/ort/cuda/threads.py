@@ -14,7 +14,8 @@ class Threads:
     """The thread that makes this runs graphs by itself; for all others, one of ours does."""
 
     def __init__(self) -> None:
-        self._here, self._lock = threading.local(), threading.Lock()  # by its number, a thread might be one that ended
+        self._here = threading.local()  # by its number, a thread might be one that ended
+        self._lock = threading.Lock()
         self._here.is_first = True
         self._ours: ThreadPoolExecutor | None = None
         self._captured: tuple[set[int], set[int]] = set(), set()

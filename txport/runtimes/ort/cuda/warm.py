@@ -36,8 +36,10 @@ def shapes(facts: Facts, sizes: Sizes) -> Iterator[Shape]:
     move into a smaller batch, or beside longer ones.
     """
     batches = buckets(sizes.sources, batch_bucket)
-    capacities, places = _capacities(facts, sizes.length), _places(facts, sizes.source_lengths)
-    has_source, has_smaller = facts.task == "seq2seq", len(batches) > 1
+    capacities = _capacities(facts, sizes.length)
+    places = _places(facts, sizes.source_lengths)
+    has_source = facts.task == "seq2seq"
+    has_smaller = len(batches) > 1
     has_moves = has_smaller or sizes.rows > 1 or len(capacities) > 1
     sides = (0, 1) if has_moves else (0,), (0, 1) if has_source and (has_smaller or len(places) > 1) else (0,)
     for batch, capacity, length in product(batches, capacities, places):

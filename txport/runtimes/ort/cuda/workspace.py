@@ -32,7 +32,8 @@ class Workspace:
 
     def __init__(self, device: Device, numbers: Iterable[int]) -> None:
         self.used: Any = None  # marks the last work on it in the main queue, where others write to it
-        self._device, self._numbers = device, iter(numbers)
+        self._device = device
+        self._numbers = iter(numbers)
         self._slabs: dict[str, Block] = {}
         self._bound: dict[tuple[object, ...], Bound] = {}
 
@@ -44,7 +45,8 @@ class Workspace:
         """One for each port, in a slab, one behind the other."""
         shapes = [(port.shape(lengths), port.dtype) for port in ports]
         sizes = [aligned(bytes_of(*each)) for each in shapes]
-        block, starts = self._slab(slab, sum(sizes)), itertools.accumulate([0, *sizes])
+        block = self._slab(slab, sum(sizes))
+        starts = itertools.accumulate([0, *sizes])
         return [Tensor(block, start, *each) for start, each in zip(starts, shapes, strict=False)]
 
     def bound(self, key: tuple[object, ...], bind: Callable[[], Binding]) -> Bound:
@@ -76,7 +78,8 @@ class Workspaces:
     """Those that nobody works in; the one to which most graphs are bound goes first."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self._numbers = device, itertools.count(1)
+        self._device = device
+        self._numbers = itertools.count(1)
         self._free: deque[Workspace] = deque()
 
     def take(self) -> Workspace:

@@ -161,7 +161,8 @@ def _fat_parts(data: mmap.mmap | bytes, start: int, end: int) -> Iterator[tuple[
         version, header, size = struct.unpack_from("<HHQ", data, place + 4)
         if version != 1:
             raise ValueError("a fat binary of another version")
-        part, stop = place + header, min(place + header + size, end)
+        part = place + header
+        stop = min(place + header + size, end)
         while part + 32 <= stop:
             kind, _, head, body = struct.unpack_from("<HHIQ", data, part)
             yield kind, struct.unpack_from("<I", data, part + 28)[0]

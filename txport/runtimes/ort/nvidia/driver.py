@@ -141,7 +141,8 @@ def _management(open_library: Opener) -> Iterator[Any]:
         nvml = open_library(MANAGEMENT)
         is_started = nvml.nvmlInit_v2() == 0
     except (OSError, AttributeError):
-        is_started, nvml = False, None
+        is_started = False
+        nvml = None
     try:
         yield nvml if is_started else None
     finally:

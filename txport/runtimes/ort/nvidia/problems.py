@@ -101,7 +101,8 @@ def problems_of_driver(facts: Nvidia) -> list[Problem]:
 
 def problems_of_cuda(facts: Nvidia) -> list[Problem]:
     """All that keeps CUDA from running, what has to be done first before the rest."""
-    driver, wheel = facts.driver, facts.wheel
+    driver = facts.driver
+    wheel = facts.wheel
     parts = [*_of_driver(driver, wheel)]
     if wheel is not None:
         libraries = [each for each in facts.libraries if not (wheel.has_late_cudnn and each.family == CUDNN)]

@@ -79,7 +79,8 @@ def read_wheel(folder: Path) -> Wheel:
     name, version, cuda = (entries.get(key, usual) for key, usual in USUAL.items())
     if not library.is_file():
         return Wheel(folder, name, version, cuda)
-    needs, linked = needs_of(library), linked_to(library)
+    needs = needs_of(library)
+    linked = linked_to(library)
     return Wheel(folder, name, version, cuda, library, needs, needs != linked, _kernels(library))
 
 
