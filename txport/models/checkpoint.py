@@ -231,7 +231,7 @@ def drawn(model: Model, seed: int = 0) -> Read:
     def read(name: str) -> Tensor:
         shape = shapes[name]
         if name not in places:
-            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
+            return torch.full(shape, 0.0 if model.is_bias(name) else 1.0)
         bits = np.random.PCG64(np.random.SeedSequence(seed))
         bits.advance(places[name] // 2)  # a number of 64 bits makes two of 32
         rng = np.random.Generator(bits)

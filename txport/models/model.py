@@ -10,7 +10,7 @@ of a frame, F frames.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from txport.models.config import Config
 from txport.models.facts import Facts, StateTensor
 from txport.models.ops import Ops, PlainOps, State, before_mask, causal_mask, padding_mask, source_mask
 from txport.models.parts import Attention, DotProduct, Embedding, additive
+
+Side = Literal["encoder", "decoder"]
 
 
 class Memory(NamedTuple):
@@ -36,6 +38,15 @@ class Decoded(NamedTuple):
     attention: Mapping[int, Tensor]  # over the source, by layer: (B, N, T, S)
 
 
+class Stack(NamedTuple):
+    """One side of a model: what makes its first hidden states, its layers, and the norm after the last one."""
+
+    side: Side
+    embedding: nn.Module
+    layers: nn.ModuleList
+    norm: nn.Module | None
+
+
 class Model(nn.Module):
     """A model of an architecture, or a module with an adapter.
 
@@ -48,6 +59,20 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.facts = facts
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """The encoder's and the decoder's, those that there are; none of a module with an adapter."""
+        return ()
+
+    def stack_of(self, name: str) -> Stack | None:
+        """The stack that a module belongs to; None for the whole model, and for what stands beside the stacks."""
+        path = name.split(".") if name else []
+        holders = [self.get_submodule(".".join(path[:depth])) for depth in range(1, len(path) + 1)]
+        for stack in self.stacks:
+            if any(each is holder for each in stack for holder in holders):
+                return stack
+        return None
 
     def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
         """What an encoder makes of sources: (..., D)."""
@@ -129,15 +154,23 @@ class Model(nn.Module):
         owner = self.get_submodule(name.rpartition(".")[0])
         return isinstance(owner, nn.Embedding | Embedding)
 
+    def is_bias(self, name: str) -> bool:
+        """Whether a parameter is the bias of a linear map, a convolution or a norm."""
+        owner = self.get_submodule(name.rpartition(".")[0])
+        return getattr(owner, "bias", None) is self.get_parameter(name)
+
     def gain(self, name: str) -> float:
         """How many times as large as others a matrix begins: queries whose scores are scaled too little begin smaller.
 
         So they do in T5 (Raffel et al. 2020), which scales none. Else scores deviate by up to sqrt(H), and attention
         sees one key alone. Queries that a norm follows begin as others: it would undo their size.
         """
-        owner, _, kind = name.rpartition(".")[0].rpartition(".")
-        attention = self.get_submodule(owner)
-        if kind != "query" or not isinstance(attention, Attention) or not isinstance(attention.core, DotProduct):
+        matrix, _, _ = name.rpartition(".")
+        holder, _, _ = matrix.rpartition(".")
+        attention = self.get_submodule(holder)
+        if not isinstance(attention, Attention) or not isinstance(attention.core, DotProduct):
+            return 1.0
+        if self.get_submodule(matrix) is not attention.query:
             return 1.0
         usual = float(attention.head_size**-0.5)
         return 1.0 if attention.query_norm is not None else min(1.0, usual / attention.core.scale)
@@ -149,7 +182,7 @@ class Model(nn.Module):
                 nn.init.normal_(parameter, std=self.facts.width**-0.5)
             elif parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter, self.gain(name))
-            elif name.endswith("bias"):
+            elif self.is_bias(name):
                 nn.init.zeros_(parameter)
 
 

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from txport.models.audio.facts import Features, Speech
 from txport.models.config import Config
 from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
-from txport.models.model import Model
+from txport.models.model import Model, Side, Stack
 from txport.models.ops import Ops
 from txport.models.parts import Attention, Embedding, Layer, Linear, SoftCap
 
-Side = Literal["encoder", "decoder"]
 Tied = Literal["all", "none", "target", "embeddings"]
 
 
@@ -56,6 +55,12 @@ class EncoderDecoder(Model):
         self.projection = Linear(facts.width, facts.writes.size, output_bias, tag="projection")
         self._tie(tied)
         self.initialise()
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """See `Model.stacks`."""
+        encoder = Stack("encoder", self.source_embedding, self.encoder, self.encoder_norm)
+        return (encoder, Stack("decoder", self.target_embedding, self.decoder, self.decoder_norm))
 
     def encoder_states(self, source: Tensor, ops: Ops) -> Tensor:
         """See `Model.encoder_states`."""
@@ -118,6 +123,11 @@ class DecoderOnly(Model):
         if tied:
             self.projection.weight = embedding.tokens.weight
         self.initialise()
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """See `Model.stacks`."""
+        return (Stack("decoder", self.target_embedding, self.decoder, self.decoder_norm),)
 
     def decoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
         """See `Model.decoder_states`."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from txport.models.checkpoint import Checkpoint
 from txport.models.config import Config, choice, size
 from txport.models.facts import CrossAttention, Facts, Tokens, by_layer, key_values
+from txport.models.model import Side
 from txport.models.ops import Ops
 from txport.models.parts import (
     ACTIVATIONS,
@@ -35,7 +36,7 @@ from txport.models.parts import (
     UnbiasedNorm,
     unflatten,
 )
-from txport.models.stacks import EncoderDecoder, Side
+from txport.models.stacks import EncoderDecoder
 
 WIDTH, HEADS, HEAD, INNER, LONGEST, VOCABULARY = 16, 4, 16, 20, 24, 30
 BUCKETS, FARTHEST, CLIP, CAP = 8, 16, 3, 2.0

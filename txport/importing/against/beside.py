@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txport.importing.against.pairing import Origins
-from txport.importing.against.taps import BLOCK, END, IN, OUT, Run, Tap, Value
+from txport.importing.against.taps import BLOCK, END, IN, OUT, Run, Tap, Value, side_of
 from txport.models.model import Model
 from txport.models.parts import Embedding, Frames, Residual
 from txport.proof.bisect.calls import PartCall, Record
@@ -68,10 +68,9 @@ class Beside(Evidence):
     @property
     def role(self) -> str:
         """Which side of the model it is of."""
-        first = self.tap.key[0].partition(".")[0]
         if self.model.facts.task == "encode":
             return "model"
-        return "encoder" if first.startswith(("source", "encoder")) else "decoder"
+        return side_of(self.model, self.tap)
 
     @property
     def record(self) -> Record:

@@ -20,6 +20,7 @@ from txport.proof.bisect.calls import PartCall
 from txport.proof.bisect.faults.attention import attend, attended
 from txport.proof.bisect.faults.embeddings import position_rows
 from txport.proof.bisect.faults.evidence import Cause, last_map
+from txport.proof.bisect.words import name_of_sublayer
 
 Array = NDArray[Any]
 
@@ -107,15 +108,15 @@ def misplaced(evidence: Beside) -> tuple[str, Residual] | None:
         return None
     for attribute, around in evidence.model.get_submodule(layer).named_children():
         if isinstance(around, Residual):
-            place = _placed(evidence, f"{layer}.{attribute}", around)
+            place = _placed(evidence, f"{layer}.{attribute}")
             if place is not None and place != around.first:
                 return f"{layer}.{attribute}", around
     return None
 
 
-def _placed(evidence: Beside, name: str, around: Residual) -> bool | None:
+def _placed(evidence: Beside, name: str) -> bool | None:
     """Whether the original's norm around a sublayer comes before it; None where that can't be told."""
-    sublayer = name.removesuffix("_residual")
+    sublayer = name_of_sublayer(evidence.model, name)
     last = last_map(evidence.model.get_submodule(sublayer))
     part = evidence.model.get_submodule(sublayer)
     own = {tap.key: tap.theirs for tap in evidence.run.taps}

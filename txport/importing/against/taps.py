@@ -19,7 +19,7 @@ from txport.importing.against.batches import Batch, outputs_of
 from txport.importing.against.original import Original
 from txport.importing.against.pairing import Origins, Pair, blocks_of, pairs_of
 from txport.importing.against.watching import Watched, aligned, watching
-from txport.models.model import Model
+from txport.models.model import Model, Side
 from txport.models.parts import Attention, Residual
 from txport.proof.bisect.calls import WATCHED, PartCall, Record, recording
 from txport.proof.masks import largest_of
@@ -264,7 +264,7 @@ class Traffic:
         return x
 
 
-def benign(free: Run, *, one_side: bool) -> set[Key]:
+def benign(model: Model, free: Run) -> set[Key]:
     """Taps of a free run at which the two differ, and after which they agree again.
 
     There the original divides its work otherwise among its modules.
@@ -273,17 +273,20 @@ def benign(free: Run, *, one_side: bool) -> set[Key]:
     found = set()
     for tap in free.taps:
         if not tap.within(SURELY):
-            side = _side(tap, one_side)
+            side = side_of(model, tap)
             scope = _scope(tap)
-            after = [each for each in agree if each.order > tap.order and _side(each, one_side) == side]
+            after = [each for each in agree if each.order > tap.order and side_of(model, each) == side]
             recovers = any(_scope(each) is not scope or each.key[:2] == tap.key[:2] for each in after)
             found |= {tap.key} if recovers else set()
     return found
 
 
-def _side(tap: Tap, one_side: bool) -> str:
-    first = tap.key[0].partition(".")[0]
-    return "encoder" if one_side or first.startswith(("source", "encoder")) else "decoder"
+def side_of(model: Model, tap: Tap) -> Side:
+    """The side of the model that a tap is on; what stands beside the stacks follows the last of them."""
+    stack = model.stack_of(tap.key[0])
+    if stack is not None:
+        return stack.side
+    return "encoder" if model.facts.task == "encode" else "decoder"
 
 
 def _scope(tap: Tap) -> PartCall:

@@ -266,11 +266,10 @@ def _parting(
     model: Model, original: Original, origins: Origins, runs: Sequence[Run], *, certain: bool
 ) -> Parting | None:
     """The first place at which they part; None for rounding alone, unless outputs differ for `certain`."""
-    one_side = model.facts.task == "encode"
     found: dict[Key, Beside] = {}
     ends: list[Beside] = []
     for free in runs:
-        kept = benign(free, one_side=one_side)
+        kept = benign(model, free)
         parted = {tap.key for tap in free.taps if not tap.within(CLOSELY)}
         isolated = run_on_theirs(model, original, free, kept)
         ends += [Beside(tap, isolated, model, origins) for tap in isolated.ends if not tap.within(SURELY)]

@@ -18,9 +18,9 @@ from txport.models.architecture import Architecture
 from txport.models.architectures import transformer
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import Facts, Tokens
-from txport.models.model import Model
+from txport.models.model import Model, Side
 from txport.models.parts import Attention, DotProduct, Embedding, FeedForward, Layer, Residual, UnbiasedNorm
-from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
+from txport.models.stacks import EncoderDecoder, seq2seq_facts
 from txport.models.weights.rules import Drop, Rename
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import LENGTH, Facts, Output, Tokens, function_of
-from txport.models.model import Model
+from txport.models.model import Model, Stack
 from txport.models.ops import Ops
 from txport.models.parts import (
     ACTIVATIONS,
@@ -186,6 +186,11 @@ class Bert(Model):
         if config.head == "replaced":
             self.transform = Linear(width, width, tag="transform")
         self.initialise()
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """See `Model.stacks`."""
+        return (Stack("encoder", self.source_embedding, self.encoder, None),)
 
     def encoder_states(self, ids: Tensor, ops: Ops) -> Tensor:
         """See `Model.encoder_states`."""

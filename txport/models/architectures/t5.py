@@ -16,7 +16,7 @@ import numpy as np
 from txport.models.architecture import Architecture
 from txport.models.config import LONGEST, Config, choice, layers, real, require_token, size
 from txport.models.facts import Facts, Tokens
-from txport.models.model import Model
+from txport.models.model import Model, Side
 from txport.models.parts import (
     Attention,
     DotProduct,
@@ -28,7 +28,7 @@ from txport.models.parts import (
     Residual,
     RMSNorm,
 )
-from txport.models.stacks import EncoderDecoder, Side, seq2seq_facts
+from txport.models.stacks import EncoderDecoder, seq2seq_facts
 from txport.models.weights.rules import Drop, Rename
 
 

@@ -66,6 +66,15 @@ class Layer(nn.Module):
         self.feed_forward = feed_forward
         self.feed_forward_residual = residual()
 
+    @property
+    def sublayers(self) -> tuple[tuple[nn.Module, Residual], ...]:
+        """Each sublayer with the residual around it, in the order in which they run."""
+        own = (self.attention, self.attention_residual)
+        last = (self.feed_forward, self.feed_forward_residual)
+        if self.cross_attention is None:
+            return (own, last)
+        return (own, (self.cross_attention, self.cross_attention_residual), last)
+
     def forward(self, x: Tensor, ops: Ops, number: int) -> Tensor:
         """(..., D) -> (..., D), as layer `number` of its stack."""
         x = self.attention_residual.after(x, self.attention(self.attention_residual.before(x), ops, number))

@@ -42,7 +42,7 @@ from txport.proof.bisect.faults.frames import no_channel_bias, other_bend, other
 from txport.proof.bisect.faults.norms import epsilon, other_affine, other_norm
 from txport.proof.bisect.faults.positions import other_cached_turn, other_distances, other_turn
 from txport.proof.bisect.taps import OUT
-from txport.proof.bisect.words import RESIDUAL, describe, describe_state
+from txport.proof.bisect.words import describe, describe_state, name_of_sublayer
 
 FaultModel = Callable[[TapEvidence], Cause | None]
 
@@ -89,9 +89,11 @@ def _sublayer(evidence: TapEvidence, call: PartCall) -> str | None:
     """The name of the sublayer that a call of a part ends: of its last linear map, or of the norm of its result."""
     if call.parent is not None:
         return call.parent.name if call.part is last_map(call.parent.part) else None
-    name, _, own = call.name.rpartition(".")
-    is_around = isinstance(evidence.model.get_submodule(name), Residual)
-    return name.removesuffix(RESIDUAL) if is_around and own == "result_norm" else None
+    name, _, _ = call.name.rpartition(".")
+    around = evidence.model.get_submodule(name)
+    part = evidence.model.get_submodule(call.name)  # the call may be of a copy
+    is_last = isinstance(around, Residual) and around.result_norm is part
+    return name_of_sublayer(evidence.model, name) if is_last else None
 
 
 def _input(evidence: TapEvidence) -> str:

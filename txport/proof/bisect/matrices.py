@@ -46,13 +46,13 @@ class Rounding:
 def roundings(bundle: Bundle, model: Model, inputs: Mapping[str, Array]) -> list[Rounding]:
     """Every quantised matrix of a bundle, those of the largest error first; `inputs` (rows, in) by module."""
     weights = dict(model.named_parameters(remove_duplicate=False))
+    read = {f"{name}.weight": rows for name, rows in inputs.items()}
     found: dict[str, Rounding] = {}
     for role in bundle.manifest.driven:
         for held in held_weights(graph_weights(bundle.file(role)), bundle.manifest.weights):
             if held.form is not None and held.name not in found:
                 expected = weights[held.name].detach().numpy().astype(np.float64)
-                x = inputs.get(held.name.removesuffix(".weight"))
-                found[held.name] = _rounding(held.name, held.form, held.values, expected, x)
+                found[held.name] = _rounding(held.name, held.form, held.values, expected, read.get(held.name))
     return sorted(found.values(), key=lambda each: -each.error)
 
 

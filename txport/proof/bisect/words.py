@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import nn
 
 from txport.models.facts import StateTensor
-from txport.models.model import Model
+from txport.models.model import Model, Stack
 from txport.models.parts import (
     NORM_TYPES,
     Additive,
@@ -18,6 +18,7 @@ from txport.models.parts import (
     FeedForward,
     Frames,
     GatedFeedForward,
+    Layer,
     Linear,
     RelativeBias,
     RelativeVectors,
@@ -26,9 +27,7 @@ from txport.models.parts import (
     Window,
 )
 
-SIDES = {"source_embedding": "encoder", "target_embedding": "decoder"}  # as every architecture calls them
 ATTENTIONS = {"row": "self-attention", "source": "cross-attention"}
-RESIDUAL, NORM = "_residual", "_norm"
 PROJECTION = "projection"  # a linear map's tag
 
 
@@ -53,13 +52,14 @@ def _norm(place: Place) -> str:
         return "" if place.attribute == "norm" else "of its result"
     if isinstance(place.parent, Embedding):
         return ""
-    return "last norm" if isinstance(place.parent, Model) and _stack_of(place) else _plain(place)
+    return "last norm" if _ended_stack(place) is not None else _plain(place)
 
 
 def _residual(place: Place) -> str:
-    """The norm of what a residual is around, which hangs beside it."""
-    beside = place.attribute.removesuffix(RESIDUAL)
-    return f"norm of {phrase(Place(beside, getattr(place.parent, beside, place.part), place.parent))}"
+    """The norm of the sublayer that a residual is around."""
+    sublayers = place.parent.sublayers if isinstance(place.parent, Layer) else ()
+    inner = next((sublayer for sublayer, around in sublayers if around is place.part), None)
+    return "norm" if inner is None else f"norm of {phrase(Place('', inner, place.parent))}"
 
 
 def _attention(place: Place) -> str:
@@ -119,24 +119,36 @@ def path_to(model: nn.Module, name: str) -> list[Place]:
     return found
 
 
-def _stack_of(place: Place) -> str:
-    """The stack that a norm of the model ends: `decoder_norm` -> `decoder`, if there is one."""
-    stack = place.attribute.removesuffix(NORM)
-    return stack if isinstance(getattr(place.parent, stack, None), nn.ModuleList) else ""
+def name_of_sublayer(model: nn.Module, residual: str) -> str:
+    """The name of the sublayer that a residual of a layer is around."""
+    holder, _, _ = residual.rpartition(".")
+    layer = model.get_submodule(holder)
+    assert isinstance(layer, Layer)
+    around = model.get_submodule(residual)
+    inner = next(sublayer for sublayer, each in layer.sublayers if each is around)
+    return next(f"{holder}.{own}" for own, child in layer.named_children() if child is inner)
+
+
+def _ended_stack(place: Place) -> Stack | None:
+    """The stack whose last norm this is."""
+    stacks = place.parent.stacks if isinstance(place.parent, Model) else ()
+    return next((stack for stack in stacks if stack.norm is place.part), None)
 
 
 def _layer(path: Sequence[Place]) -> tuple[str, Sequence[Place]]:
     """`decoder layer 1`, and the way from there; layers count from 0, as in names."""
+    first = path[0]
+    stack = first.parent.stack_of(first.attribute) if isinstance(first.parent, Model) else None
     at = max((at for at, place in enumerate(path) if isinstance(place.parent, nn.ModuleList)), default=0)
     if at:
-        return f"{path[at - 1].attribute} layer {path[at].attribute}", path[at + 1 :]
-    first = path[0]
-    if isinstance(first.part, Embedding | Frames):
-        return SIDES.get(first.attribute, ""), path
+        layers = path[at - 1].attribute if stack is None else stack.side
+        return f"{layers} layer {path[at].attribute}", path[at + 1 :]
+    if stack is not None:
+        return stack.side, path
     if getattr(first.part, "tag", None) == PROJECTION:
         facts = getattr(first.parent, "facts", None)
         return "encoder" if facts is not None and facts.task == "encode" else "decoder", path
-    return _stack_of(first) if isinstance(first.part, NORM_TYPES) else "", path
+    return "", path
 
 
 def describe(model: nn.Module, modules: Sequence[str]) -> str:

@@ -86,17 +86,17 @@ def _compare_adapted(bundle: Bundle, model: Adapted) -> Iterator[Comparison]:
     """
     dtype = np.dtype(bundle.manifest.dtype)
     own = _tensors_of(model)
-    norms = {f"{name}.weight": each for name, each in model.module.named_modules() if hasattr(each, "eps")}
+    norms = {f"{name}.weight": (name, each) for name, each in model.module.named_modules() if hasattr(each, "eps")}
     for role in weighted(bundle.manifest):
         for name, values in graph_weights(bundle.file(role)).items():
             if name in own:
                 expected = own[name].astype(dtype) if own[name].dtype.kind == "f" else own[name]
                 yield compare(WEIGHTS, role, 0, name, expected, values, 0.0, kind=WEIGHTS)
         for weight, epsilon in graph_epsilons(bundle.file(role)):
-            if weight in norms and norms[weight].eps is not None:
-                expected, found = (np.array([each], np.float32) for each in (norms[weight].eps, epsilon))
-                name = f"{weight.removesuffix('.weight')}.epsilon"
-                yield compare(WEIGHTS, role, 0, name, expected, found, 0.0, kind=WEIGHTS)
+            name, norm = norms.get(weight, ("", None))
+            if norm is not None and norm.eps is not None:
+                expected, found = (np.array([each], np.float32) for each in (norm.eps, epsilon))
+                yield compare(WEIGHTS, role, 0, f"{name}.epsilon", expected, found, 0.0, kind=WEIGHTS)
 
 
 def _tensors_of(model: Adapted) -> dict[str, Array]:
@@ -134,14 +134,15 @@ def _is_mapped(array: Any) -> bool:
 
 def compare_epsilons(role: str, bundle: Bundle, model: Model) -> Iterator[Comparison]:
     """The epsilon of each norm in a graph with that of its module: where values are large, it shows in no output."""
-    norms = {name: each for name, each in model.named_modules() if isinstance(each, NORM_TYPES)}
+    named = ((name, each) for name, each in model.named_modules() if isinstance(each, NORM_TYPES))
+    norms = {f"{name}.weight": (name, each) for name, each in named}
     for weight, epsilon in graph_epsilons(bundle.file(role)):
-        name = weight.removesuffix(".weight")
-        if name not in norms:
-            note = "is the epsilon of no norm of the checkpoint"
-            yield wrong(f"{name}.epsilon", note, case=WEIGHTS, runtime=role, step=0, kind=WEIGHTS)
+        if weight not in norms:
+            note = f"has an epsilon of {epsilon:g}, and is the weight of no norm of the checkpoint"
+            yield wrong(weight, note, case=WEIGHTS, runtime=role, step=0, kind=WEIGHTS)
             continue
-        expected, found = (np.array([each], np.float32) for each in (norms[name].eps, epsilon))
+        name, norm = norms[weight]
+        expected, found = (np.array([each], np.float32) for each in (norm.eps, epsilon))
         yield compare(WEIGHTS, role, 0, f"{name}.epsilon", expected, found, 0.0, kind=WEIGHTS)
 
 

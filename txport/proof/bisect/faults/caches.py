@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from txport.models.parts import unflatten
+from txport.models.parts import Attention, unflatten
 from txport.proof.bisect.evidence import TapEvidence
 from txport.proof.bisect.faults.attention import INTERLEAVED, interleaved, replaced
 from txport.proof.bisect.faults.evidence import Cause
@@ -69,8 +69,10 @@ def other_cached_heads(evidence: TapEvidence) -> Cause | None:
     state = evidence.finding.tap.state
     assert state is not None
     heads = expected.shape[1]
+    attentions = (each for each in evidence.model.modules() if isinstance(each, Attention))
+    maps = [each.value if state.role == "value" else each.key for each in attentions]
     calls = (each for calls in evidence.record.values() for each in calls)
-    for call in (each for each in calls if getattr(each.part, "tag", "").endswith(state.role)):
+    for call in (each for each in calls if any(evidence.model.get_submodule(each.name) is own for own in maps)):
         tokens = call.result if call.result.dim() == 3 else call.result.unsqueeze(1)
         if tokens.shape[2] % heads:
             continue
