@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ from tests.proof.bisect.anyparts import (
 from tests.proof.faults import attribute
 from tests.tiny import edit_graph
 from txport.bundles.bundle import Bundle, seal
-from txport.bundles.ports import ENCODER
+from txport.bundles.ports import DECODER, ENCODER
 from txport.errors import ParityError
 from txport.exporters.export import export_graphs
 from txport.models import architecture
@@ -58,7 +59,7 @@ from txport.models.facts import StateTensor
 from txport.models.parts import FeedForward, Rotary, SoftCap, Window, bucket_table
 from txport.models.parts.positions import Pairing, speeds
 from txport.proof.bisect import culprit as module
-from txport.proof.bisect import kinds
+from txport.proof.bisect import kinds, taps
 from txport.proof.bisect.calls import WATCHED, recording
 from txport.proof.bisect.culprit import bisect
 from txport.proof.bisect.evidence import INPUT_KIND, PORT_KIND
@@ -500,6 +501,26 @@ def test_a_part_that_nothing_covers_is_refused(tmp_path: Path) -> None:
     what = "no part covers decoder.0.feed_forward.weight, a weight of Gain: give this kind of part words and faults"
     with pytest.raises(ParityError, match=what):
         bisect(made(checkpoint, tmp_path / "out", "portable"), checkpoint)
+
+
+def test_an_operator_that_is_none_of_a_weights_is_refused(tmp_path: Path) -> None:
+    def read_again(graph: onnx.ModelProto) -> None:
+        graph.graph.node.append(onnx.helper.make_node("Neg", ["decoder.0.feed_forward.outer.weight"], ["less"], "less"))
+
+    checkpoint = checkpoint_of()
+    bundle = edit_graph(made(checkpoint, tmp_path / "out", "portable").path, DECODER, read_again)
+    with pytest.raises(ParityError, match=r"no part covers decoder\.0\.feed_forward\.outer: Neg 'less' is none of its"):
+        bisect(bundle, checkpoint)
+
+
+def test_a_packed_weight_that_the_model_has_not_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = checkpoint_of()
+    bundle = made(checkpoint, tmp_path / "out", "cpu")
+    known = taps.holders_of(checkpoint.model)
+    del known["decoder.0.attention.key.weight"]
+    monkeypatch.setattr(taps, "holders_of", lambda model: known)
+    with pytest.raises(ParityError, match=r"no part covers decoder\.0\.attention\.key\.weight, which .* packs with"):
+        bisect(bundle, checkpoint)
 
 
 def test_a_tap_that_pytorch_does_not_compute_is_refused() -> None:

@@ -103,7 +103,10 @@ def find_taps(
         held = [holders[name] for name in stored.weights if name in holders]
         for each in (each for some in held for each in some):
             require_covered(each)
-        if held and len(held) == len(stored.weights):
+        if held and len(held) < len(stored.weights):
+            unknown = next(name for name in stored.weights if name not in holders)
+            raise ParityError(f"no part covers {unknown}, which {value.name} packs with weights of the model")
+        if held:
             found.extend(_taps_of_weight(value, stored, held, order, record))
     known = {tap.value for tap in found if tap.side == OUT}
     # attention that the graph itself reads is no end of a part, and what follows from it shows
@@ -142,12 +145,15 @@ def _taps_of_weight(
     """The taps around each node that computes with a weight; the nth node does what the nth call did."""
     readers = sorted(_readers(value), key=lambda each: order.get(str(each[0].outputs[0].name), -1))
     top = [(node, place) for node, place in readers if str(node.outputs[0].name) in order]
+    main = next((each for some in held for each in some if each.is_main), None)
     counts: dict[tuple[type[nn.Module], ...], int] = {}
     for node, place in top:
         kinds = _kinds_at(node, place)
         names = [[each.name for each in some if each.is_main and isinstance(each.part, kinds)] for some in held]
         if not kinds or not all(names):
-            continue
+            if main is not None:
+                raise ParityError(f"no part covers {main.name}: {node.op_type} {node.name!r} is none of its operators")
+            continue  # a table within a part, whose own tap shows what it is used for
         number = counts[kinds] = counts.get(kinds, -1) + 1
         calls = [calls_of(record, some) for some in names]
         if not all(calls) and kinds == (nn.Embedding,):
@@ -157,10 +163,6 @@ def _taps_of_weight(
         picked = [some[min(number, len(some) - 1)] for some in calls]
         nth = record[picked[0].name].index(picked[0])
         yield from _taps_of(node, picked[0].part, tuple(call.name for call in picked), nth, stored.is_quantised)
-    main = next((each for some in held for each in some if each.is_main), None)
-    if main is not None and len(top) == len(readers) and readers and not counts:
-        node = readers[0][0]
-        raise ParityError(f"no part covers {main.name}: {node.op_type} {node.name!r} is none of its operators")
 
 
 def _kinds_at(node: ir.Node, place: int) -> tuple[type[nn.Module], ...]:
