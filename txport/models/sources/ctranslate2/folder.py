@@ -81,15 +81,7 @@ def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
         return t5(parts, published, folder)
     encoder = parts.stack("encoder")
     decoder = parts.stack("decoder")
-    if parts.has("encoder/embeddings_1/weight"):
-        raise ConfigError("'encoder/embeddings_1/weight' can't be expressed: sources have tokens and nothing else")
-    parts.attribute("encoder/embeddings_merge", 0)
-    for name in ALIKE:
-        require_alike(name, getattr(encoder, name), getattr(decoder, name))
-    for stack in (encoder, decoder):
-        refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
-        require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
-    require_alike("position encodings", bool(encoder.positions), bool(decoder.positions))
+    _require_plain(parts, encoder, decoder)
     tied = _tied(parts)
     from_zeros = bool(parts.attribute("decoder/start_from_zero_embedding", 0))
     source = read_vocabulary(folder, "source")
@@ -137,6 +129,19 @@ def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
     grown += [f"decoder/projection/{each}" for each in ("weight", "bias")] * from_zeros
     cut = {f"{side}/position_encodings/encodings": longest for side in more if encoder.positions}
     return Known("transformer", values, (encoder.vocabulary, decoder.vocabulary), (ZEROS,), tuple(grown), cut)
+
+
+def _require_plain(parts: Parts, encoder: Stack, decoder: Stack) -> None:
+    """Raise `ConfigError` for what `transformer` does not have, and where its two sides differ."""
+    if parts.has("encoder/embeddings_1/weight"):
+        raise ConfigError("'encoder/embeddings_1/weight' can't be expressed: sources have tokens and nothing else")
+    parts.attribute("encoder/embeddings_merge", 0)
+    for name in ALIKE:
+        require_alike(name, getattr(encoder, name), getattr(decoder, name))
+    for stack in (encoder, decoder):
+        refuse(stack, is_rms="RMSNorm", is_gated="gated feed-forward", head_norm="norms of heads", window="windows")
+        require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
+    require_alike("position encodings", bool(encoder.positions), bool(decoder.positions))
 
 
 def _tied(parts: Parts) -> str:
