@@ -127,7 +127,7 @@ def test_every_family_reads_the_problem_type(name: str, tmp_path: Path) -> None:
         config = config_of(folder)
         assert of(config).build(config).facts.function_to_apply == function
     (folder / CONFIG).write_text(json.dumps({**values, "problem_type": "ranking"}))
-    with pytest.raises(ConfigError, match="problem_type 'ranking' can't be expressed; it must be 'single_label_class"):
+    with pytest.raises(ConfigError, match="problem_type 'ranking' is not supported; it must be 'single_label_class"):
         config_of(folder)
 
 

@@ -95,7 +95,7 @@ class Published:
         """What a word means here; `ConfigError` for one that nothing expresses."""
         value = self.get(name)
         if not isinstance(value, str) or value not in meanings:
-            raise ConfigError(f"{name} {quoted(value)} can't be expressed; there are {', '.join(sorted(meanings))}")
+            raise ConfigError(f"{name} {quoted(value)} is not supported; supported: {', '.join(sorted(meanings))}")
         return meanings[value]
 
     def require(self, name: str, *allowed: Any) -> None:
@@ -103,7 +103,7 @@ class Published:
         value = self.get(name, allowed[0])
         if value not in allowed:
             expected = " or ".join(map(repr, allowed))
-            raise ConfigError(f"{name} {quoted(value)} can't be expressed; it must be {expected}")
+            raise ConfigError(f"{name} {quoted(value)} is not supported; it must be {expected}")
 
     def tokens(self, name: str) -> tuple[int, ...]:
         """One token or several; none for null."""
@@ -114,7 +114,7 @@ class Published:
         """One token, or a list of one."""
         found = self.tokens(name)
         if len(found) > 1:
-            raise ConfigError(f"{name} {quoted(list(found))} can't be expressed; it must be one token")
+            raise ConfigError(f"{name} {quoted(list(found))} is not supported; it must be one token")
         return found[0] if found else default
 
 
@@ -143,7 +143,7 @@ class Family:
                 raise ConfigError(f"{alias} {quoted(values[alias])} and {name} {quoted(values[name])} must be the same")
         published = Published(values, self.defaults[kind], special)
         if strange := [name for name in published.classes if not re.search(f"({self.classes})$", name)]:
-            raise ConfigError(f"the class {quoted(strange[0])} can't be expressed, of a {kind}")
+            raise ConfigError(f"the class {quoted(strange[0])} of a {kind} is not supported")
         try:
             found = self.config(published)
             _require_special(values, published, found)
@@ -186,7 +186,7 @@ def find(model_type: object) -> Family:
     """The family of a `model_type`; `ConfigError` if there is none."""
     known = all_families()
     if isinstance(model_type, str) and model_type in REFUSED:
-        raise ConfigError(f"the {TYPE} {quoted(model_type)} can't be expressed: {REFUSED[model_type]}")
+        raise ConfigError(f"the {TYPE} {quoted(model_type)} is not supported: {REFUSED[model_type]}")
     if not isinstance(model_type, str) or model_type not in known:
         more = 'a txport.toml with base = "hugging-face:llama" reads one that computes what Llama does'
         raise ConfigError(f"unknown {TYPE} {quoted(model_type)}; there are {', '.join(known)}; {more}")

@@ -30,8 +30,8 @@ def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
     rest = [kind for kind in kinds[2:] if kind != "Normalize"]
     wrong = rest or [kind for kind, wanted in zip(kinds, ("Transformer", "Pooling"), strict=False) if kind != wanted]
     if wrong or len(kinds) < 2:
-        found = quoted(wrong[0]) if wrong else "no Pooling"
-        raise ConfigError(f"{folder / MODULES}: {found} can't be expressed; there are Transformer, Pooling, Normalize")
+        problem = f"{quoted(wrong[0])} is not supported" if wrong else "Pooling is missing"
+        raise ConfigError(f"{folder / MODULES}: {problem}; supported: Transformer, Pooling, Normalize")
     own, pooling = (name for _, name in modules[:2])
     if own:
         raise ConfigError(f"{folder / MODULES}: the Transformer must lie beside it, got the path {quoted(own)}")
@@ -43,13 +43,13 @@ def pooling_defaults(folder: Path, facts: Facts) -> dict[str, Any]:
 def longest_sentence(folder: Path) -> int | None:
     """The most tokens of a text that an encoder of sentences looks at, if its folder says so."""
     if (folder / SENTENCES_TOO).is_file() and (name := read_config(folder / SENTENCES_TOO).get("default_prompt_name")):
-        raise ConfigError(f"{folder / SENTENCES_TOO}: default_prompt_name {quoted(name)} can't be expressed")
+        raise ConfigError(f"{folder / SENTENCES_TOO}: default_prompt_name {quoted(name)} is not supported")
     if not (folder / SENTENCES).is_file():
         return None
     path = folder / SENTENCES
     values = read_config(folder / SENTENCES)
     if values.get("do_lower_case"):
-        raise ConfigError(f"{path}: do_lower_case can't be expressed; let the tokenizer do it")
+        raise ConfigError(f"{path}: do_lower_case is not supported; set it in the tokenizer")
     longest = values.get("max_seq_length")
     if longest is not None and (type(longest) is not int or longest < 1):
         raise ConfigError(f"{path}: max_seq_length must be a whole number of tokens, got {quoted(longest)}")
@@ -78,7 +78,7 @@ def _modules(path: Path) -> Sequence[tuple[str, str]]:
     except (DocumentError, LookupError, TypeError) as error:
         raise ConfigError(f"{path} must list modules with a type and a path each") from error
     if strange := [kind for kind, _ in found if not kind.startswith(PACKAGE)]:
-        raise ConfigError(f"{path}: {quoted(strange[0])} can't be expressed, which is code of others")
+        raise ConfigError(f"{path}: {quoted(strange[0])} is custom code, which is not supported")
     if strange := [name for _, name in found if not isinstance(name, str) or Path(name).name != name]:
         raise ConfigError(f"{path} must name folders beside it, got {quoted(strange[0])}")
     return [(kind.rpartition(".")[2], name) for kind, name in found]
@@ -95,5 +95,5 @@ def _pooling(path: Path, facts: Facts) -> str:
     modes = [str(values["pooling_mode"])] if values.get("pooling_mode") is not None else modes
     if len(modes) != 1 or modes[0] not in MODES:
         told = quoted(" and ".join(modes) or "none")
-        raise ConfigError(f"{path}: pooling_mode {told} can't be expressed; there are {', '.join(sorted(MODES))}")
+        raise ConfigError(f"{path}: pooling_mode {told} is not supported; supported: {', '.join(sorted(MODES))}")
     return MODES[modes[0]]

@@ -31,10 +31,10 @@ def config(values: Published) -> dict[str, Any]:
     groups = values.get("num_hidden_groups")
     inner = values.get("inner_group_num")
     if groups > 1 and inner > 1:
-        raise ConfigError(f"num_hidden_groups {groups} and inner_group_num {inner} can't be expressed; one must be 1")
+        raise ConfigError(f"num_hidden_groups {groups} and inner_group_num {inner} are not supported; one must be 1")
     if groups > 1 and values.get("num_hidden_layers") % groups:
         both = f"num_hidden_layers {values.get('num_hidden_layers')} and num_hidden_groups {groups}"
-        raise ConfigError(f"{both} can't be expressed; each group must have as many layers")
+        raise ConfigError(f"{both} are not supported; all groups must have the same number of layers")
     found = bert.kin(values, ends=("bos", "eos"), usual=USUAL)
     return found | {
         "encoder_layers": found["encoder_layers"] * inner,

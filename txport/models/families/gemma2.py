@@ -61,7 +61,7 @@ def _cap(values: Published, name: str) -> float:
     """A cap, 0 for none; one of 0 is refused, by which transformers divides."""
     found = values.get(name)
     if found is not None and not found:
-        raise ConfigError(f"{name} {quoted(found)} can't be expressed; it must be null or above 0")
+        raise ConfigError(f"{name} {quoted(found)} is not supported; it must be null or above 0")
     return 0.0 if found is None else float(found)
 
 
@@ -83,7 +83,7 @@ def _local_positions(values: Published, kinds: Sequence[str]) -> tuple[Published
     found = values.get("rope_parameters", {})
     if LOCAL in found or GLOBAL in found:
         if (kind := found[LOCAL].get("rope_type", "default")) != "default":
-            raise ConfigError(f"rope_parameters of {LOCAL} with the rope_type {quoted(kind)} can't be expressed")
+            raise ConfigError(f"rope_parameters of {LOCAL} with the rope_type {quoted(kind)} are not supported")
         base = found[LOCAL]["rope_theta"]
         values = values.changed(rope_parameters=found[GLOBAL])
     local = tuple(number for number, kind in enumerate(kinds) if kind == LOCAL)

@@ -123,16 +123,18 @@ def positions(values: Published) -> Mapping[str, Any]:
     """How positions turn: `rope_scaling`, or the `rope_parameters` of newer files, with its kind under "kind"."""
     found = {**values.get("rope_scaling", {}), **values.get("rope_parameters", {})}
     if any(isinstance(each, dict) for each in found.values()):
-        raise ConfigError("rope_parameters for each kind of layer can't be expressed")
+        raise ConfigError("rope_parameters per layer type are not supported")
     kinds = {str(found[name]) for name in ("type", "rope_type") if found.get(name) is not None}
     if len(kinds) > 1:
-        raise ConfigError(f"rope_scaling with a type {quoted(found['type'])} and another rope_type can't be expressed")
+        raise ConfigError(
+            f"rope_scaling has the type {quoted(found['type'])} and another rope_type; they must be the same"
+        )
     kind = next(iter(kinds), "default")
     if values.type == "phi3" and kind in ("su", "yarn"):  # older names of it
         kind = "longrope"
     for part in (found.get("partial_rotary_factor"), values.get("partial_rotary_factor")):
         if part not in (None, 1.0):
-            raise ConfigError(f"partial_rotary_factor {quoted(part)} can't be expressed; it must be 1.0")
+            raise ConfigError(f"partial_rotary_factor {quoted(part)} is not supported; it must be 1.0")
     return {**found, "kind": kind}
 
 
@@ -144,7 +146,7 @@ def layer_kinds(values: Published, is_local: Callable[[int], Any]) -> list[str]:
     if len(found) != count or set(found) - {LOCAL, GLOBAL}:
         raise ConfigError(f"layer_types must be {count} of {LOCAL} and {GLOBAL}, got {quoted(found)}")
     if values.type in ALIKE and list(found) != own:
-        raise ConfigError(f"layer_types {quoted(found)} can't be expressed: all layers of a {values.type} are {own[0]}")
+        raise ConfigError(f"layer_types {quoted(found)} is not supported: all layers of a {values.type} are {own[0]}")
     return list(found)
 
 
@@ -174,7 +176,7 @@ def _windows(values: Published, unturned: tuple[int, ...], longest: int) -> tupl
         return ()
     if not is_used or type(size) is not int or size < 1:
         need = f"layers with {LOCAL} need one that is used, of 1 token or more"
-        raise ConfigError(f"sliding_window {quoted(size)} can't be expressed: {need}")
+        raise ConfigError(f"sliding_window {quoted(size)} is not supported: {need}")
     return tuple(size if each == LOCAL else 0 for each in kinds) if size < longest else ()
 
 
@@ -212,7 +214,7 @@ def _stretched(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
     if kind in ("default", "dynamic"):
         return {}
     if kind not in STRETCHED:
-        raise ConfigError(f"rope_scaling {quoted(kind)} can't be expressed; there are {', '.join(STRETCHED)}")
+        raise ConfigError(f"rope_scaling {quoted(kind)} is not supported; supported: {', '.join(STRETCHED)}")
     made = {"rotary_scaling": kind, **STRETCHED[kind](values, scaling)}
     attention = scaling.get("attention_factor")
     return made if attention is None else made | {"rotary_attention": float(attention)}
@@ -233,9 +235,9 @@ def _llama3(_: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
 
 def _yarn(values: Published, scaling: Mapping[str, Any]) -> dict[str, Any]:
     if strange := sorted(name for name in ("mscale", "mscale_all_dim") if scaling.get(name) is not None):
-        raise ConfigError(f"rope_scaling with {', '.join(strange)} can't be expressed")
+        raise ConfigError(f"rope_scaling with {', '.join(strange)} is not supported")
     if scaling.get("truncate") not in (None, True) or {"short_factor", "long_factor"} & scaling.keys():
-        raise ConfigError("rope_scaling 'yarn' that does not truncate, or with factors, can't be expressed")
+        raise ConfigError("rope_scaling 'yarn' with truncate=false, short_factor or long_factor is not supported")
     fast = scaling.get("beta_fast")
     slow = scaling.get("beta_slow")
     return {

@@ -56,7 +56,7 @@ def common(values: Published) -> dict[str, Any]:
         both = [values.get(f"{side}_{name}") for side in ("encoder", "decoder")]
         if both[0] != both[1]:
             told = f"encoder_{name} {quoted(both[0])} and decoder_{name} {quoted(both[1])}"
-            raise ConfigError(f"{told} differ, which can't be expressed")
+            raise ConfigError(f"{told} differ, which is not supported")
         sizes[name] = both[0]
     vocabulary = values.get("vocab_size")
     values.require("share_encoder_decoder_embeddings", True)

@@ -34,7 +34,7 @@ DEFAULTS = {
     "tie_word_embeddings": True,
 }
 AUDIO = {"feature_size": None, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400, "chunk_length": 30}
-SILENT = {"padding_value": 0.0, "dither": 0.0, "do_normalize": False}  # what no other value of can be expressed
+SILENT = {"padding_value": 0.0, "dither": 0.0, "do_normalize": False}  # the only supported values
 
 
 def config(values: Published) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def config(values: Published) -> dict[str, Any]:
         both = [values.get(f"{side}_{name}") for side in ("encoder", "decoder")]
         if both[0] != both[1]:
             told = f"encoder_{name} {quoted(both[0])} and decoder_{name} {quoted(both[1])}"
-            raise ConfigError(f"{told} differ, which can't be expressed")
+            raise ConfigError(f"{told} differ, which is not supported")
         sizes[name] = both[0]
     return {
         "vocab_size": values.get("vocab_size"),
@@ -73,7 +73,7 @@ def _audio(values: Published) -> dict[str, Any]:
     told = {name: each for name, each in values.beside("preprocessor_config").items() if each is not None}
     for name, expected in SILENT.items():
         if (found := told.get(name, expected)) != expected:
-            raise ConfigError(f"preprocessor_config's {name} {quoted(found)} can't be expressed; it must be {expected}")
+            raise ConfigError(f"preprocessor_config's {name} {quoted(found)} is not supported; it must be {expected}")
     audio = {**AUDIO, **{name: each for name, each in told.items() if name in AUDIO}}
     bins = values.get("num_mel_bins")
     places = values.get("max_source_positions")
@@ -120,16 +120,14 @@ def _forced(
 ) -> dict[str, Any]:
     """What `forced_decoder_ids` mean: [[1, language or null], [2, task], [3, no times]], or any tokens."""
     if [place for place, _ in forced] != list(range(1, 1 + len(forced))):
-        raise ConfigError(
-            f"forced_decoder_ids {quoted(forced)} can't be expressed; they must follow one another from 1"
-        )
+        raise ConfigError(f"forced_decoder_ids {quoted(forced)} are not supported; their positions must be 1, 2, ...")
     ids = [token for _, token in forced if token != no_times]
     if not languages:
         return {"initial_ids": tuple(token for token in ids if token is not None)}
     kinds = {id_: task for task, id_ in tasks.items()}
     language, task = (*ids, None, None)[:2]
     if len(ids) > 2 or (language is not None and language not in languages) or (task is not None and task not in kinds):
-        raise ConfigError(f"forced_decoder_ids {quoted(forced)} can't be expressed; they must be a language and a task")
+        raise ConfigError(f"forced_decoder_ids {quoted(forced)} are not supported; they must be a language and a task")
     return {
         "language": None if language is None else code_of(languages[language]),
         "task": None if task is None else kinds[task],

@@ -68,11 +68,11 @@ def language_tokens(options: Mapping[str, Any]) -> dict[str, str]:
     for name, (expected, default) in REQUIRED.items():
         if (found := options.get(name, default)) != expected:
             raise ConfigError(
-                f"{name} {quoted(found)} of a multilingual task can't be expressed; it must be {expected!r}"
+                f"{name} {quoted(found)} of a multilingual task is not supported; it must be {expected!r}"
             )
     if not isinstance(languages, list) or not all(isinstance(each, str) for each in languages) or style not in STYLES:
         told = f"langs {quoted(languages)} and lang_tok_style {quoted(style)}"
-        raise ConfigError(f"{told} can't be expressed; they must be names of languages, and one of {', '.join(STYLES)}")
+        raise ConfigError(f"{told} are not supported; expected names of languages, and one of {', '.join(STYLES)}")
     return {language: STYLES[style].format(language) for language in languages}
 
 

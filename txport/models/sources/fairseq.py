@@ -106,12 +106,12 @@ def config(options: Published, tensors: dict[str, Tensor]) -> dict[str, Any]:
         language_tokens(options.all())
     arch = options.get("arch", "transformer")
     if not isinstance(arch, str) or not ARCHITECTURES.fullmatch(arch):
-        raise ConfigError(f"arch {quoted(arch)} can't be expressed; it must be a transformer's")
+        raise ConfigError(f"arch {quoted(arch)} is not supported; it must be a transformer")
     for name, allowed in REQUIRED.items():
         options.require(name, *allowed)
     for name in ("adaptive_softmax_cutoff", "encoder_layers_to_keep", "decoder_layers_to_keep"):
         if options.get(name) is not None:
-            raise ConfigError(f"{name} {quoted(options.get(name))} can't be expressed")
+            raise ConfigError(f"{name} {quoted(options.get(name))} is not supported")
     width = options.get("encoder_embed_dim")
     feed_forward = options.get("encoder_ffn_embed_dim")
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
@@ -152,7 +152,7 @@ def _final_norm(tensors: dict[str, Tensor]) -> bool:
     """Whether a norm ends each stack; models of old versions have none there, whatever their options say."""
     has = {side: f"{side}.layer_norm.weight" in tensors for side in ("encoder", "decoder")}
     if has["encoder"] != has["decoder"]:
-        raise ConfigError("a norm at the end of one stack alone can't be expressed")
+        raise ConfigError("a final norm in only one of encoder and decoder is not supported")
     for side, last in (("encoder", 1), ("decoder", 2)):
         version = tensors.get(f"{side}.version")
         if has[side] and version is not None and version.numel() == 1 and float(version) <= last:

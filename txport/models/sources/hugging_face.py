@@ -53,7 +53,7 @@ def config_as(folder: Path, values: Mapping[str, Any]) -> Config:
     try:
         kind = family.find(values[family.TYPE])
         if of_sentences and kind.architecture != ENCODER:
-            raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} can't be expressed as {MODULES} has it")
+            raise ConfigError(f"{family.TYPE} {quoted(values[family.TYPE])} is not supported with {MODULES}")
         if of_sentences:
             values = {**values, "architectures": [HEADLESS]}  # whatever class the weights were taken from
         beside = {Path(name).stem: _values(folder / name) for name in (GENERATION, PREPROCESSOR)}

@@ -88,7 +88,7 @@ def require_alike(options: Mapping[str, Any], *names: str, default: Any = None) 
     found = [options.get(name, default) for name in names]
     if any(each != found[0] for each in found):
         told = " and ".join(f"{name} {quoted(each)}" for name, each in zip(names, found, strict=True))
-        raise ConfigError(f"{told} differ, which can't be expressed")
+        raise ConfigError(f"{told} differ, which is not supported")
     return found[0]
 
 

@@ -99,7 +99,7 @@ def config(options: Published, vocabularies: dict[str, Any], tensors: dict[str, 
     for name, allowed in REQUIRED.items():
         options.require(name, *allowed)
     if vocabularies.get("src_feats"):
-        raise ConfigError("src_feats can't be expressed: sources have tokens and nothing else")
+        raise ConfigError("src_feats are not supported: a source has only tokens")
     heads = options.get("heads", 8)
     options.require("num_kv", 0, heads)
     source, target = (_vocabulary(vocabularies, side) for side in ("src", "tgt"))

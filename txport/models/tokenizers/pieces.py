@@ -129,7 +129,7 @@ def pegasus(settings: Settings) -> Made:
     found = read_pieces(file_of(settings, "spiece.model"))
     offset = settings.whole("offset", OFFSET, MOST_EXTRA)
     if offset != OFFSET:
-        raise settings.wrong(f"offset {offset} can't be expressed; it must be {OFFSET}")
+        raise settings.wrong(f"offset {offset} is not supported; it must be {OFFSET}")
     named = [settings.token(name, PEGASUS[name]) or "" for name in ("pad_token", "eos_token", "mask_token")]
     sentence = settings.text("mask_token_sent", "<mask_1>")
     first = [named[0], named[1], sentence, named[2], *(f"<unk_{number}>" for number in range(2, OFFSET))]
@@ -270,7 +270,7 @@ def marian(settings: Settings) -> Made:
     """Marian's: a model for sources and one for targets, and one `vocab.json` for both."""
     source, target = (read_pieces(file_of(settings, name)) for name in ("source.spm", "target.spm"))
     if settings.flag("separate_vocabs", False):
-        raise settings.wrong("separate_vocabs can't be expressed: source and target must share a vocab.json")
+        raise settings.wrong("separate_vocabs is not supported: source and target must share a vocab.json")
     ids = read_ids(file_of(settings, "vocab.json"))
     names = [token for token in ids if token.startswith(">>") and token.endswith("<<") and len(token) > 4]
     tokens = {name[2:-2]: name for name in names}

@@ -89,7 +89,7 @@ def _wordpiece(settings: Settings, defaults: dict[str, str], *special: Added) ->
         )
     for name, only in (("do_basic_tokenize", True), ("never_split", None)):
         if settings.get(name, only) != only:
-            raise settings.wrong(f"{name} {quoted(settings.get(name))} can't be expressed in a tokenizer.json")
+            raise settings.wrong(f"{name} {quoted(settings.get(name))} is not supported by tokenizer.json")
     words = vocabulary(settings, {id_: (token, 0.0) for id_, token in enumerate(tokens)}, defaults, special)
     strips = settings.get("strip_accents")
     if strips is not None:
@@ -165,7 +165,7 @@ def _byte_level(
     ids = words.ids
     own_space = settings.flag("add_prefix_space", False)
     if settings.get("errors", "replace") != "replace":
-        raise settings.wrong(f"errors {quoted(settings.get('errors'))} can't be expressed in a tokenizer.json")
+        raise settings.wrong(f"errors {quoted(settings.get('errors'))} is not supported by tokenizer.json")
     level = {"type": "ByteLevel", "add_prefix_space": own_space, "trim_offsets": True, "use_regex": splitter is None}
     model = {
         "type": "BPE",

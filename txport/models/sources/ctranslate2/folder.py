@@ -57,7 +57,7 @@ def read(folder: Path) -> Source:
     with reading(path, "a model of CTranslate2"):
         if binary.specification not in SPECIFICATIONS:
             names = ", ".join(SPECIFICATIONS)
-            raise ConfigError(f"its specification {quoted(binary.specification)} can't be expressed; there are {names}")
+            raise ConfigError(f"its specification {quoted(binary.specification)} is not supported; supported: {names}")
         if binary.revision not in REVISIONS[binary.specification]:
             told = f"{binary.specification} of revision {binary.revision}"
             raise ConfigError(f"{told} can't be read; convert the model with CTranslate2 3 or later")
@@ -134,7 +134,7 @@ def _seq2seq(parts: Parts, published: Published, folder: Path) -> Known:
 def _require_plain(parts: Parts, encoder: Stack, decoder: Stack) -> None:
     """Raise `ConfigError` for what `transformer` does not have, and where its two sides differ."""
     if parts.has("encoder/embeddings_1/weight"):
-        raise ConfigError("'encoder/embeddings_1/weight' can't be expressed: sources have tokens and nothing else")
+        raise ConfigError("'encoder/embeddings_1/weight' is not supported: a source has only tokens")
     parts.attribute("encoder/embeddings_merge", 0)
     for name in ALIKE:
         require_alike(name, getattr(encoder, name), getattr(decoder, name))
@@ -162,10 +162,10 @@ def _causal(parts: Parts, published: Published, folder: Path) -> Known:
     parts.require("decoder/start_from_zero_embedding", 0)
     for name, wrong in {"norm 'post'": stack.norm != "pre", "no final norm": not stack.final_norm}.items():
         if wrong:
-            raise ConfigError(f"{name} of a decoder alone can't be expressed")
+            raise ConfigError(f"{name} of a decoder-only model is not supported")
     refuse(stack, embedding_norm="a norm of embeddings")
     if parts.has("decoder/projection/bias"):
-        raise ConfigError("'decoder/projection/bias' of a decoder alone can't be expressed")
+        raise ConfigError("'decoder/projection/bias' of a decoder-only model is not supported")
     end = token_of(rows, published.get("eos_token"), "eos_token")
     common = {
         "vocab_size": stack.vocabulary,
@@ -184,7 +184,7 @@ def _causal(parts: Parts, published: Published, folder: Path) -> Known:
     require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
     longest = min(stack.positions, stack.window or stack.positions)
     if not longest:
-        raise ConfigError("a decoder alone with LayerNorm and without a table of positions can't be expressed")
+        raise ConfigError("a decoder-only model with LayerNorm needs position embeddings")
     own = {"max_length": longest, "norm_epsilon": published.get("layer_norm_epsilon", 1e-5), "eos_id": end}
     cut = {"decoder/position_encodings/encodings": longest}
     return Known("gpt2", common | own, (stack.vocabulary,) * 2, (ZEROS,), cut=cut)
@@ -193,13 +193,13 @@ def _causal(parts: Parts, published: Published, folder: Path) -> Known:
 def _llama(parts: Parts, published: Published, stack: Stack, common: dict[str, Any]) -> Known:
     """With rotary positions, and a gated feed-forward."""
     if not stack.is_gated or stack.positions:
-        raise ConfigError("RMSNorm without a gated feed-forward, or with a table of positions, can't be expressed")
+        raise ConfigError("RMSNorm needs a gated feed-forward and no position embeddings")
     turned = parts.of_layers("decoder", "rotary_dim", -1)
     if turned not in (0, stack.head_size):
-        raise ConfigError(f"rotary_dim {turned} can't be expressed; it must be 0, or {stack.head_size} as head_dim is")
+        raise ConfigError(f"rotary_dim {turned} is not supported; it must be 0, or {stack.head_size} as head_dim is")
     scaling = parts.of_layers("decoder", "rotary_scaling_type", -1)
     if scaling not in SCALINGS:
-        raise ConfigError(f"rotary_scaling_type {scaling} can't be expressed; it must be one of {sorted(SCALINGS)}")
+        raise ConfigError(f"rotary_scaling_type {scaling} is not supported; it must be one of {sorted(SCALINGS)}")
     residual = parts.attribute("decoder/layer_norm/layer_norm_use_residual", 0)
     require_alike("layer_norm_use_residual", residual, parts.of_layers("decoder", RESIDUALS, 0))
     parts.of_layers("decoder", "max_position_embeddings", 0)
@@ -242,7 +242,7 @@ def _encode(parts: Parts, published: Published, folder: Path) -> Known:
     if stack.norm != "post" or not stack.embedding_norm or not stack.positions:
         raise ConfigError("an encoder alone must have positions, and norms behind sublayers and embeddings")
     if (has_segments and merge != ADD) or parts.has("encoder/embeddings_2/weight"):
-        raise ConfigError("vectors of tokens of which some are not those of segments can't be expressed")
+        raise ConfigError("token embeddings other than those of tokens and segments are not supported")
     has_pooler = parts.has("pooler_dense/weight")
     special = {
         "cls_id": any_of(rows, "the first token", published.get("bos_token"), "[CLS]", "<s>"),

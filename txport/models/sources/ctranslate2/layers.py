@@ -65,7 +65,7 @@ class Parts:
             name: binary.attributes[root] for name, root in roots.items() if name.removesuffix(SCALE) not in self.shapes
         }
         if refused := [name for name in self.roots if REFUSED.search(name)]:
-            raise ConfigError(f"{quoted(refused[0])} can't be expressed")
+            raise ConfigError(f"{quoted(refused[0])} is not supported")
 
     def has(self, name: str) -> bool:
         """Whether there is a weight of this name."""
@@ -93,7 +93,7 @@ class Parts:
     def require(self, name: str, *allowed: float) -> None:
         """`ConfigError` unless an attribute has one of these values; the first is the default."""
         if (found := self.attribute(name, allowed[0])) not in allowed:
-            raise ConfigError(f"{name} {found} can't be expressed; it must be {' or '.join(map(str, allowed))}")
+            raise ConfigError(f"{name} {found} is not supported; it must be {' or '.join(map(str, allowed))}")
 
     def of_layers(self, side: str, name: str, default: float) -> float:
         """A number that each layer says, all the same."""
@@ -103,7 +103,7 @@ class Parts:
         if len(set(numbers.values())) < self.number_of_layers(side):
             found.add(default)
         if len(found) > 1:
-            raise ConfigError(f"{name} differs from layer to layer ({quoted(sorted(found))}), which can't be expressed")
+            raise ConfigError(f"{name} differs between layers ({quoted(sorted(found))}), which is not supported")
         return found.pop()
 
     def number_of_layers(self, side: str) -> int:
@@ -124,7 +124,7 @@ class Parts:
         """An activation by its number."""
         kind = self.attribute(name, 0)
         if kind not in ACTIVATIONS:
-            raise ConfigError(f"{name} {kind} can't be expressed; it must be one of {sorted(ACTIVATIONS)}")
+            raise ConfigError(f"{name} {kind} is not supported; it must be one of {sorted(ACTIVATIONS)}")
         return ACTIVATIONS[int(kind)]
 
     def stack(self, side: str, *, is_scaled: bool = True, width: int = 0) -> Stack:
@@ -145,7 +145,7 @@ class Parts:
         expected = max(head_size, 1) ** -0.5 if is_scaled else 1.0
         scale = self.of_layers(side, "queries_scale", max(head_size, 1) ** -0.5)
         if not math.isclose(scale, expected, rel_tol=1e-6):
-            raise ConfigError(f"queries_scale {scale} can't be expressed; it must be {expected}")
+            raise ConfigError(f"queries_scale {scale} is not supported; it must be {expected}")
         windows = (self.attribute(f"{side}/sliding_window", 0), self.of_layers(side, "sliding_window", 0))
         for name in (*LINEARS, *(CROSS if side == "decoder" else ())):
             self.in_layers(side, f"{name}/bias")
@@ -178,7 +178,7 @@ class Parts:
         if isinstance(value, int):
             return bool(value)
         if value != 1 and not math.isclose(value, root, rel_tol=1e-6):
-            raise ConfigError(f"{name} {value} can't be expressed; it must be 1 or {root}")
+            raise ConfigError(f"{name} {value} is not supported; it must be 1 or {root}")
         return value != 1
 
     def finish(self) -> None:
@@ -186,7 +186,7 @@ class Parts:
         for name, value in self._attributes.items():
             ending = name.rpartition("/")[2]
             if ending not in NEUTRAL or NEUTRAL[ending] not in (None, value):
-                raise ConfigError(f"{name} {value} can't be expressed")
+                raise ConfigError(f"{name} {value} is not supported")
 
 
 def whole(name: str, value: float) -> int:
@@ -206,4 +206,4 @@ def refuse(stack: Stack, **words: str) -> None:
     """`ConfigError` where a stack has what these words name."""
     for name, word in words.items():
         if getattr(stack, name):
-            raise ConfigError(f"{word} can't be expressed here")
+            raise ConfigError(f"this model type does not support {word}")

@@ -30,7 +30,7 @@ def opt(parts: Parts, config: Published, folder: Path) -> Known:
     table = parts.shape("decoder/embeddings/weight")
     has_maps = parts.has("decoder/project_in/weight")
     if has_maps != parts.has("decoder/project_out/weight"):
-        raise ConfigError("one of decoder/project_in and decoder/project_out without the other can't be expressed")
+        raise ConfigError("decoder/project_in and decoder/project_out are only supported together")
     width = parts.shape("decoder/layer_0/self_attention/linear_0/weight")[1]
     stack = parts.stack("decoder", width=width)
     rows = read_vocabulary(folder, "")
@@ -41,11 +41,11 @@ def opt(parts: Parts, config: Published, folder: Path) -> Known:
     require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, width)
     require_alike("norm and final_norm of an OPT", (stack.norm, stack.final_norm), (stack.norm, stack.norm == "pre"))
     if stack.activation != "relu" or not stack.positions:
-        raise ConfigError(f"activation {quoted(stack.activation)} or no table of positions can't be those of an OPT")
+        raise ConfigError(f"an OPT needs the activation 'relu' and position embeddings, got {quoted(stack.activation)}")
     if not parts.are_one("decoder/embeddings/weight", "decoder/projection/weight") or parts.has(
         "decoder/projection/bias"
     ):
-        raise ConfigError("a projection that is not the embedding, or has a bias, can't be that of an OPT")
+        raise ConfigError("the output projection of an OPT must be its embedding, without a bias")
     end = token_of(rows, config.get("eos_token"), "eos_token")
     values = {
         "vocab_size": stack.vocabulary,

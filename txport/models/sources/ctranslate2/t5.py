@@ -73,7 +73,7 @@ def _require_plain(stack: Stack) -> None:
     refuse(stack, head_norm="norms of heads", window="windows")
     require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
     if not stack.is_rms or stack.norm != "pre" or not stack.final_norm:
-        raise ConfigError("biases of scores without RMSNorm before sublayers and at the end can't be expressed")
+        raise ConfigError("attention biases need RMSNorm before the sublayers and at the end")
 
 
 def _head_size(parts: Parts, side: str, heads: int) -> int:
@@ -87,7 +87,7 @@ def _distances(parts: Parts, side: str) -> tuple[int, int]:
     """How many buckets of distances there are, and where the last begins; all layers must have the same biases."""
     names = [f"{side}/layer_{number}/{BIAS}" for number in range(parts.number_of_layers(side))]
     if not parts.are_one(*names):
-        raise ConfigError(f"{names[-1]} is not that of layer 0, which can't be expressed: as UMT5 has it")
+        raise ConfigError(f"{names[-1]} differs from that of layer 0, as in UMT5, which is not supported")
     farthest = parts.of_layers(side, "relative_attention_max_distance", 128)
     return parts.shape(names[0])[0], whole("relative_attention_max_distance", farthest)
 
@@ -99,10 +99,10 @@ def _is_tied(parts: Parts, width: int) -> bool:
         for names in (("encoder/embeddings/weight", "encoder/embeddings_0/weight"), ("decoder/embeddings/weight",))
     )
     if not parts.are_one(source, target):
-        raise ConfigError("embeddings of sources and targets that are not one can't be expressed in a T5")
+        raise ConfigError("a T5 must share the embeddings of sources and targets")
     tied = parts.are_one(target, "decoder/projection/weight")
     scale = parts.attribute("decoder/scale_outputs", 1)
     expected = width**-0.5 if tied else 1.0
     if not math.isclose(scale, expected, rel_tol=1e-6):
-        raise ConfigError(f"decoder/scale_outputs {scale} can't be expressed; it must be {expected}")
+        raise ConfigError(f"decoder/scale_outputs {scale} is not supported; it must be {expected}")
     return tied

@@ -46,7 +46,7 @@ def whisper(parts: Parts, config: Published, folder: Path) -> Known:
     refuse(decoder, is_scaled="scaled embeddings")
     require_alike("the activation and Whisper's", decoder.activation, "gelu")
     if not parts.are_one("decoder/embeddings/weight", "decoder/projection/weight"):
-        raise ConfigError("a projection that is not the embedding can't be expressed in a Whisper")
+        raise ConfigError("the output projection of a Whisper must be its embedding")
     require_alike("layer_norm_epsilon and Whisper's", config.get("layer_norm_epsilon", 1e-5), 1e-5)
     rows = read_vocabulary(folder, "")
     values = {
@@ -75,7 +75,7 @@ def _require_plain(stack: Stack) -> None:
     require_alike("heads and num_heads_kv", stack.heads, stack.key_heads)
     require_alike("num_heads x head_dim and the width", stack.heads * stack.head_size, stack.width)
     if stack.norm != "pre" or not stack.final_norm or not stack.positions:
-        raise ConfigError("norms behind sublayers, no final norm or no table of positions can't be those of a Whisper")
+        raise ConfigError("a Whisper needs norms before the sublayers, a final norm and position embeddings")
 
 
 def _speech(rows: Mapping[str, int], config: Published, size: int) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def config(options: Published, end: int) -> dict[str, Any]:
     embedding = _steps(options, "transformer-postprocess-emb", "d")
     if embedding not in ("", "n"):
         value = quoted(options.get("transformer-postprocess-emb"))
-        raise ConfigError(f"transformer-postprocess-emb {value} can't be expressed; it must be 'd' or 'nd'")
+        raise ConfigError(f"transformer-postprocess-emb {value} is not supported; it must be 'd' or 'nd'")
     source, target = options.get("dim-vocabs")
     tied = _tied(options)
     if tied in ("all", "embeddings") and source != target:
@@ -147,7 +147,7 @@ def _norms(options: Published) -> tuple[str, bool]:
     steps = tuple(_steps(options, name, default) for name, default in zip(names, ("", "dan", ""), strict=True))
     if steps not in NORMS:
         value = " and ".join(f"{name} {quoted(options.get(name, ''))}" for name in names)
-        raise ConfigError(f"{value} can't be expressed; there are '', 'dan', '' and 'n', 'da', 'n'")
+        raise ConfigError(f"{value} are not supported; supported: '', 'dan', '' and 'n', 'da', 'n'")
     return NORMS[steps[0], steps[1], steps[2]]
 
 
