@@ -236,7 +236,9 @@ def test_load_on_torch_needs_the_checkpoint(bundle: Bundle, checkpoint: Path, tm
     save_checkpoint(tmp_path / "toy", tiny_model(tiny_config(), seed=1))
     with pytest.raises(UnsupportedError, match="was not made from this toy: their hashes differ"):
         txport.load(bundle.path, runtime="torch", checkpoint=tmp_path / "toy")
-    with pytest.raises(UnsupportedError, match="a checkpoint is for the torch runtime; ort runs the bundle by itself"):
+    with pytest.raises(
+        UnsupportedError, match="checkpoint needs the torch runtime; ort runs the bundle without a checkpoint"
+    ):
         txport.load(bundle.path, checkpoint=checkpoint)
     with pytest.raises(UnsupportedError, match="was made from a checkpoint of yours, toy; name it with --checkpoint"):
         txport.load(bundle.path, runtime="torch")

@@ -568,13 +568,13 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("bad --forced-bos-token 'AA B'", "--forced-bos-token must be one token, got 'AA B'"),
         ("bad --eos-token ''", "--eos-token must be one token, got ''"),
         ("bad --prefixes '</s>'", "a prefix must not hold an end token; got 2"),
-        ("bad --stream --json", "--stream prints one text after the other; it does not go with --json"),
-        ("bad --stream --continuous", "it does not go with --continuous"),
-        ("bad --continuous", "continuous batches need a bundle of the cpu target, or of cuda: export --target cpu"),
-        ("bad --alignment hard", "--alignment is shown with --json only"),
+        ("bad --stream --json", "--stream prints text by text; it can't be combined with --json"),
+        ("bad --stream --continuous", "it can't be combined with --continuous"),
+        ("bad --continuous", "continuous batching needs a cpu or cuda bundle; use `txport export --target cpu`"),
+        ("bad --alignment hard", "--alignment needs --json"),
         ("bad --beams 4 --beam-groups 3", "--beam-groups must be as many as --beams can be parted into, got 3 for 4"),
         ("bad --coverage-penalty 1", "--coverage-penalty is for beam search; give --beams too"),
-        ("bad --stream --batch-size 4 --batch-tokens 5", "it does not go with --batch-size, --batch-tokens"),
+        ("bad --stream --batch-size 4 --batch-tokens 5", "it can't be combined with --batch-size, --batch-tokens"),
         ("bad --early-stopping true", "--early-stopping is for beam search; give --beams too"),
         ("bad --stream --beams 2 --nbest 2", "only one hypothesis can be streamed, got --nbest 2"),
         ("bad --length-penalty 1e9 --json", "--length-penalty must lie in"),
@@ -589,7 +589,10 @@ def refuse(call: Cli, place: Place, command: str, message: str, *, code: int = 2
         ("bad --output {tmp}/missing/out", "{tmp}/missing/out can't be written: No such file or directory"),
         ("bad --output {bundle}/txport.json/out", "out can't be written: Not a directory"),
         ("bad b@d --output {tmp}/out", "outside the vocabulary"),
-        ("bad --checkpoint {checkpoint}", "a checkpoint is for the torch runtime; ort runs the bundle by itself"),
+        (
+            "bad --checkpoint {checkpoint}",
+            "checkpoint needs the torch runtime; ort runs the bundle without a checkpoint",
+        ),
         ("bad --runtime torch", "was made from a checkpoint of yours, toy; name it with --checkpoint"),
         ("bad --runtime torch --checkpoint {tmp}/missing", "there is no checkpoint {tmp}/missing"),
         ("bad --runtime torch --checkpoint preset:tiny", "was not made from this preset:tiny: their hashes differ"),
@@ -603,11 +606,11 @@ def test_run_refuses(call: Cli, place: Place, command: str, message: str) -> Non
 
 
 def test_bench_refuses_a_limit_on_nothing(call: Cli, place: Place) -> None:
-    refuse(call, place, "bench {bundle} --max-regression 5", "--max-regression is for --compare; give an older report")
+    refuse(call, place, "bench {bundle} --max-regression 5", "--max-regression needs --compare with an older report")
 
 
 def test_export_refuses_a_limit_on_nothing(call: Cli, place: Place) -> None:
-    message = "--auto-limit bounds what --auto keeps in fp32; give --auto too"
+    message = "--auto-limit needs --auto"
     refuse(call, place, "export {checkpoint} {tmp}/out --auto-limit 0.5", message)
 
 
@@ -746,7 +749,7 @@ def manifest_with(**changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda bundle: unlink(bundle / MANIFEST, bundle / "config.json"), "but config.json is missing, which says"),
+        (lambda bundle: unlink(bundle / MANIFEST, bundle / "config.json"), "but no config.json; download"),
         (lambda bundle: shutil.rmtree(bundle), "there is no bundle {bundle}; give the folder that"),
         (lambda bundle: empty(bundle / MANIFEST), "txport.json is not JSON"),
         (lambda bundle: (bundle / MANIFEST).write_bytes(b"\xff"), "txport.json is not UTF-8 text"),
@@ -799,7 +802,7 @@ def test_a_bundle_that_is_not_there(call: Cli, place: Place, command: str) -> No
         ("{bundle} --checkpoint {checkpoint} --precision fp16", "was exported in fp32; export it again for fp16"),
         ("{bundle} --checkpoint {checkpoint} --provider npu", "unknown provider 'npu'"),
         ("{bundle} --checkpoint {checkpoint} --runtime ort --report {tmp}", "{tmp} is a folder, expected a file"),
-        ("{bundle} --quality-texts 5", "--quality-texts counts those of --quality, which is not given"),
+        ("{bundle} --quality-texts 5", "--quality-texts needs --quality"),
         ("{bundle} --checkpoint {checkpoint} --runtime ort --junit {tmp}", "{tmp} is a folder, expected a file"),
         ("{bundle} --checkpoint {checkpoint} --rtol 1e-3", "--rtol 0.001 allows more than 0.0001, the most for fp32"),
         ("{bundle} --checkpoint {checkpoint} --baseline {tmp}/missing", "{tmp}/missing is missing"),

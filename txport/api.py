@@ -84,7 +84,7 @@ class Model(Encoder):
         pair = self.tokenizer
         if not isinstance(pair, TokenizerPair) or not isinstance(pair.source, LanguageReader):
             given = "source_language" if source_language is not None else "target_language"
-            raise UnsupportedError(f"this model is not told languages; leave {given} out")
+            raise UnsupportedError(f"this model has no language option; remove {given}")
         reader = pair.source.between(source_language, target_language)
         model = copy.copy(self)
         model.tokenizer = TokenizerPair(reader, pair.target)
@@ -98,7 +98,7 @@ class Model(Encoder):
         The checkpoint's chat template makes the prompt. Raises `UnsupportedError` for a model without a template.
         """
         if self._chat is None:
-            raise UnsupportedError("this model has no chat template; give it prompts as they are")
+            raise UnsupportedError("this model has no chat template; pass plain prompts")
         model = copy.copy(self)
         model.tokenizer = TokenizerPair(self._chat, self.tokenizer)
         return model
@@ -139,7 +139,7 @@ class Model(Encoder):
         batch_size = sizes(batch_size)[0]
         prefix = whole("prefix_tokens", prefix_tokens, 0)
         if self.facts.ability and (given := [*options, *(["prefix_tokens"] if prefix else [])]):
-            raise UnsupportedError(f"{given[0]} is for models that generate; this one only encodes")
+            raise UnsupportedError(f"{given[0]} needs a generating model; this model is encoder-only")
         chosen = None if self.facts.ability else self._options(options, [])
         lengths = lengths_from(source_tokens, self.facts, chosen)
         warm(self.runtime, self.facts, chosen, batch_size, lengths, prefix, self.workers)
@@ -342,11 +342,9 @@ class Model(Encoder):
 
     def _require_continuous(self, continuous: bool, batch_tokens: int | None) -> None:
         if switch("continuous", continuous) and not isinstance(self.runtime, ContinuousRuntime):
-            raise UnsupportedError(
-                "continuous batches need a bundle of the cpu target, or of cuda: export --target cpu"
-            )
+            raise UnsupportedError("continuous batching needs a cpu or cuda bundle; use `txport export --target cpu`")
         if continuous and batch_tokens is not None:
-            raise UnsupportedError("batch_tokens are for fixed batches; a continuous one has up to batch_size texts")
+            raise UnsupportedError("batch_tokens can't be combined with continuous batching; use batch_size")
 
     def _find(
         self, requests: Sequence[GenerationRequest], options: SearchOptions, slots: int | None
@@ -371,7 +369,7 @@ class Model(Encoder):
         known = [entry.name for entry in dataclasses.fields(SearchOptions)]
         for name in options:
             if name not in known:
-                raise UnsupportedError(f"there is no option {name!r}; there are {', '.join(known)}")
+                raise UnsupportedError(f"unknown option {name!r}; supported: {', '.join(known)}")
         chosen = SearchOptions(**{**self.defaults, **options})
         require_fit(prefixes, self.facts, chosen)
         return chosen
@@ -425,7 +423,7 @@ def _defaults_of(bundle: Bundle) -> Mapping[str, Any]:
     try:
         require_defaults(defaults, facts)
     except UnsupportedError as error:
-        what = f"{bundle.path} says how to {facts.ability or 'search'}, which can't be done"
+        what = f"the {facts.ability or 'generation'} options of {bundle.path} are not valid"
         raise BundleError(f"{what}: {error}; export it again") from error
     return defaults
 
@@ -464,15 +462,15 @@ def load(
     runtimes.require_threads("threads", threads)
     threads = 1 if threads is None and workers > 1 else threads
     if trust_code and runtime != "torch":
-        raise UnsupportedError(f"trust_code is for the torch runtime's checkpoint; {runtime} runs no code of yours")
+        raise UnsupportedError(f"trust_code needs the torch runtime; {runtime} does not run user code")
     if checkpoint is not None and runtime != "torch":
-        raise UnsupportedError(f"a checkpoint is for the torch runtime; {runtime} runs the bundle by itself")
+        raise UnsupportedError(f"checkpoint needs the torch runtime; {runtime} runs the bundle without a checkpoint")
     if is_on_demand(str(name)) or runtime == "torch":  # else the bundle says first where it can run
         runtimes.require(runtime, provider)
     bundle = find_bundle(str(name), variant=variant, progress=progress)
     bundle.require_weights()
     if user_compute_stream is not None and (single or runtime == "torch"):
-        raise UnsupportedError("user_compute_stream is for the ort runtime on cuda, and for no single graph")
+        raise UnsupportedError("user_compute_stream needs the ort runtime on cuda; it can't be combined with single")
     engine: Runtime
     if switch("single", single):
         engine = runtimes.load_single(runtime, bundle, provider=provider, threads=threads)

@@ -59,7 +59,7 @@ def checked_features(reads: Features, source: Any) -> NDArray[np.float32]:
     if array.shape != shape or array.dtype.kind != "f":
         raise AudioError(f"features must be floats of shape {shape}, got shape {array.shape} and type {array.dtype}")
     if not np.isfinite(array).all():
-        raise AudioError("features hold NaN or infinity, which no audio gives")
+        raise AudioError("features contain NaN or infinity")
     found: NDArray[np.float32] = array.astype(np.float32, copy=False)
     return found
 
@@ -71,10 +71,10 @@ def paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator
         try:
             other = next(following)
         except StopIteration:
-            raise TextError(f"there are fewer {what} than texts: none for text {number}") from None
+            raise TextError(f"got fewer {what} than texts: text {number} has none") from None
         yield text, other
     if next(following, None) is not None:
-        raise TextError(f"there are more {what} than texts")
+        raise TextError(f"got more {what} than texts")
 
 
 def require_unknown(unknown: str) -> None:

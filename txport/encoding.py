@@ -56,10 +56,10 @@ def require_ability(facts: Facts, requested: str) -> None:
     """Raise `UnsupportedError` unless a model can do what a method of that name does."""
     able = facts.ability
     if able is None and requested in (*get_args(Ability), "infer"):
-        raise UnsupportedError(f"{requested} is for models that only encode; this one generates: use generate or score")
+        raise UnsupportedError(f"{requested} needs an encoder-only model; this model generates: use generate or score")
     if able is not None and requested not in (able, "infer"):
         gives = ", ".join(each.name for each in facts.outputs)
-        raise UnsupportedError(f"{requested} is not for this model, which only encodes and gives {gives}: use {able}")
+        raise UnsupportedError(f"{requested} is not for this encoder-only model with the outputs {gives}: use {able}")
 
 
 class Encoder:
@@ -257,7 +257,7 @@ class Encoder:
     def _masked(self, ids: list[int], text: str) -> list[int]:
         if (mask := self.facts.vocabulary.mask) not in ids:
             token = "" if mask is None else self.tokenizer.tokens([mask])[0]
-            raise TextError(f"{shorten(text)} has no mask; put {token} where a token is missing")
+            raise TextError(f"{shorten(text)} has no mask token; insert {token}")
         return ids
 
     def _each(
@@ -302,7 +302,7 @@ def stacked(vectors: Sequence[Floats], width: int) -> Floats:
     for number, vector in enumerate(vectors, 1):
         if not vector.size:
             fix = "leave it out, or take vectors one by one"
-            raise UnknownTextError(f"text {number} has no character of the vocabulary, and so no vector; {fix}")
+            raise UnknownTextError(f"text {number} has no character of the vocabulary, so it has no vector; {fix}")
     return np.array(vectors, np.float32).reshape(len(vectors), width)
 
 

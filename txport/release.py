@@ -111,7 +111,7 @@ def export(
         raise UnsupportedError(f"auto keeps {what}; {target} {precision} has none of them")
     limit = _auto_limit(auto, auto_limit)
     if not switch("weights", weights) and auto:
-        raise UnsupportedError("auto keeps weights in fp32, and without weights there are none; give one of the two")
+        raise UnsupportedError("auto needs weights; remove auto, or export with weights")
     if isinstance(name, str | Path):
         _spare_source(str(name), Path(out))
     with staged_folder(Path(out), force=force, holding=MANIFEST, progress=progress) as folder:
@@ -156,7 +156,7 @@ def _auto_limit(auto: bool, limit: float | None) -> float:
     if limit is None:
         return AUTO_LIMIT
     if not auto:
-        raise UnsupportedError("auto_limit bounds what auto keeps in fp32; give auto too")
+        raise UnsupportedError("auto_limit needs auto")
     if not 0 <= (share := number("auto_limit", limit)) <= 1:
         raise UnsupportedError(f"the limit of auto must lie in 0 to 1, got {limit}")
     return share

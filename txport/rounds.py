@@ -151,10 +151,10 @@ def require_protocol(facts: Facts, protocol: Protocol) -> None:
     usual = Protocol()
     idle = [name for name in WORK[facts.task].idle if getattr(protocol, name) != getattr(usual, name)]
     if idle:
-        raise UnsupportedError(f"{idle[0]} are for models that generate; this one only encodes: leave them out")
+        raise UnsupportedError(f"{idle[0]} needs a generating model; this model is encoder-only: remove {idle[0]}")
     if isinstance(facts.reads, Features) and protocol.source != usual.source:
-        what = f"this one reads {facts.reads.frames} frames of features, always: leave it out"
-        raise UnsupportedError(f"source counts tokens of models that read text; {what}")
+        what = f"this model always reads {facts.reads.frames} frames of features: remove source"
+        raise UnsupportedError(f"source needs a model that reads text; {what}")
     if facts.task == "encode":
         if protocol.source > longest:
             raise UnsupportedError(

@@ -109,7 +109,7 @@ class Told:
 
     def __init__(self, facts: Facts, language: Any, task: Any, timestamps: Any, fallback: Any) -> None:
         if not isinstance(facts.reads, Features):
-            raise UnsupportedError("transcribe is for models that read audio; this one reads text: use generate")
+            raise UnsupportedError("transcribe needs a model that reads audio; this model reads text: use generate")
         speech = facts.speech or Speech()
         self.language = _language(speech, language)
         self.task = _task(speech, task)

@@ -272,7 +272,7 @@ def test_missing_tokens(bundles: dict[str, Path]) -> None:
     for place, fills in zip((2, 3), masks, strict=True):
         assert [each.id for each in fills] == np.argsort(-logits[place])[:3].tolist()
     assert len(model.fill(["a [MASK]"])[0][0]) == 5
-    with pytest.raises(txport.TxportError, match=r"'good' has no mask; put \[MASK\] where a token is missing"):
+    with pytest.raises(txport.TxportError, match=r"'good' has no mask token; insert \[MASK\]"):
         model.fill("good")
 
 
@@ -288,9 +288,9 @@ def test_other_special_tokens_are_text(bundles: dict[str, Path]) -> None:
         (
             "hidden",
             "generate",
-            "generate is not for this model, which only encodes and gives last_hidden_state: use embed",
+            "generate is not for this encoder-only model with the outputs last_hidden_state: use embed",
         ),
-        ("labels", "embed", "embed is not for this model, which only encodes and gives logits: use classify"),
+        ("labels", "embed", "embed is not for this encoder-only model with the outputs logits: use classify"),
         ("tokens", "classify", "use fill"),
         ("token_labels", "fill", "use tag"),
     ],
@@ -301,9 +301,9 @@ def test_what_a_model_is_not_for_is_refused(head: str, asked: str, told: str, bu
 
 
 def test_scores_are_refused_and_a_generator_does_not_embed(bundles: dict[str, Path], bundle: Any) -> None:
-    with pytest.raises(UnsupportedError, match="score is not for this model"):
+    with pytest.raises(UnsupportedError, match="score is not for this encoder-only model"):
         list(txport.load(bundles["labels"]).score("a", "b"))
-    with pytest.raises(UnsupportedError, match="embed is for models that only encode; this one generates"):
+    with pytest.raises(UnsupportedError, match="embed needs an encoder-only model; this model generates"):
         txport.load(bundle.path).embed("bad")
 
 
@@ -387,7 +387,7 @@ def test_an_array_of_vectors_has_one_for_each_text(
     file = tmp_path / "x.npy"
     code, _, err = call(capsys, "run", bundles["hidden"], "a", "zzz", "--unknown", "skip", "--output", file)
     assert (code, file.exists()) == (2, False)
-    assert "text 2 has no character of the vocabulary, and so no vector; leave it out" in err
+    assert "text 2 has no character of the vocabulary, so it has no vector; leave it out" in err
     model = txport.load(bundles["hidden"])
     with pytest.raises(UnknownTextError, match="text 2 has no character"):
         model.embed(["a", "zzz"], unknown="skip")
@@ -398,13 +398,21 @@ def test_an_array_of_vectors_has_one_for_each_text(
 @pytest.mark.parametrize(
     ("head", "options", "told"),
     [
-        ("labels", "--beams 4", "--beams is for models that generate; this one only encodes and gives logits"),
-        ("labels", "--stream", "--stream is for models that generate"),
-        ("labels", "--pooling first", "--pooling is for models that embed; this one only encodes and gives logits"),
-        ("hidden", "--top 2", "--top is for models that classify or fill; this one only encodes and gives last_hidden"),
-        ("labels", "--output x.npy", "--output x.npy is for vectors; this one only encodes and gives logits"),
-        ("hidden", "--output x.npy --pooling none", "--pooling none gives one a token"),
-        ("hidden", "--output x.npy --json", "--json writes lines of text, --output x.npy an array"),
+        ("labels", "--beams 4", "--beams needs a generating model; this model is encoder-only with the outputs logits"),
+        ("labels", "--stream", "--stream needs a generating model"),
+        (
+            "labels",
+            "--pooling first",
+            "--pooling needs a model that can embed; this model is encoder-only with the outputs logits",
+        ),
+        (
+            "hidden",
+            "--top 2",
+            "--top needs a model that can classify or fill; this model is encoder-only with the outputs last_hidden",
+        ),
+        ("labels", "--output x.npy", "--output x.npy needs a model that can embed; this model is encoder-only"),
+        ("hidden", "--output x.npy --pooling none", "--pooling none returns one per token"),
+        ("hidden", "--output x.npy --json", "--json writes text and --output x.npy writes an array"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
@@ -431,7 +439,7 @@ def test_a_bench_measures_texts(bundles: dict[str, Path]) -> None:
     found = bench.run(load_bundle(bundles["labels"]), None, ["ort"], how)
     assert set(found["runtimes"]["ort"]) == set(found["units"])
     assert {"encode", "texts", "tokens"} <= set(found["units"])
-    with pytest.raises(UnsupportedError, match="beams are for models that generate"):
+    with pytest.raises(UnsupportedError, match="beams needs a generating model"):
         bench.run(load_bundle(bundles["labels"]), None, ["ort"], dataclasses.replace(how, beams=2))
 
 
@@ -505,7 +513,7 @@ def test_configs_that_make_no_model_are_refused() -> None:
         tiny("hidden", distinct_layers=3)
     with pytest.raises(ConfigError, match="farthest must be above half of the 8 buckets, got 4"):
         tiny("hidden", buckets=8, farthest=4)
-    with pytest.raises(ConfigError, match="farthest is for models with buckets, got 64 for 0 buckets"):
+    with pytest.raises(ConfigError, match="farthest needs distance buckets, got 64 for 0 buckets"):
         tiny("hidden", farthest=64)
     with pytest.raises(ConfigError, match="repeated 'cycles' needs distinct_layers"):
         tiny("hidden", repeated="cycles")

@@ -146,7 +146,7 @@ def test_a_graph_that_may_run_for_ever_is_refused(copied: Path) -> None:
         branch = model.graph.node.add(op_type="If").attribute.add(name="then_branch", type=5).g
         branch.node.add(op_type="Loop")
 
-    with pytest.raises(BundleError, match="has the operator Loop, which may run for ever"):
+    with pytest.raises(BundleError, match="has the operator Loop, which may not terminate"):
         edit_graph(copied, ENCODER, loop)
 
 

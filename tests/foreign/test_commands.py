@@ -126,7 +126,7 @@ def test_what_can_t_be_done_is_refused(folders: dict[str, Path], capsys: pytest.
     assert "can't be bisected" in err
     code, _, err = call(capsys, "run", folders["marian"], "--ids", IDS, "--continuous")
     assert code == 2
-    assert "continuous batches need a bundle of the cpu target" in err
+    assert "continuous batching needs a cpu or cuda bundle" in err
     code, _, err = call(capsys, "run", folders["marian"], "--ids", IDS, "--alignment", "hard", "--json")
     assert code == 2
     assert "alignment needs attention over a source" in err

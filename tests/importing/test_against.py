@@ -898,12 +898,12 @@ def test_an_import_that_parts_is_not_written(run: Any, tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (["--against", "{file}:separate"], 2, "is code, which runs only if you trust it: give --trust-code"),
-        (["--trust-code"], 2, "--trust-code is for --against model.py:NAME; an import runs no code"),
+        (["--trust-code"], 2, "--trust-code needs --against model.py:NAME; an import runs no code"),
         (["--against", "model.py"], 2, "--against must be a file and the class or function in it"),
         (["--against", "{file}/.."], 2, "--against must be a file and the class or function in it"),
         (["--against", "nowhere/model.py:net", "--trust-code"], 2, "there is no file nowhere/model.py"),
         (["--against", "transformers", "--trust-code"], 2, "--trust-code is for an original that is a file of code"),
-        (["--against", "transformers", "--draft-map", "x"], 2, "--against is for an import, and --draft-map loads"),
+        (["--against", "transformers", "--draft-map", "x"], 2, "--against can't be combined with --draft-map"),
         (["--against", "transformers"], 2, "has no config.json, by which transformers would know what it is"),
     ],
 )

@@ -152,8 +152,8 @@ def test_a_draft_is_written_and_told(run: Run, own: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--architecture", "gpt2"], "--architecture is for --draft-map"),
-        (["out", "--draft-map", "x.toml"], "--draft-map writes a draft and no checkpoint"),
+        (["--architecture", "gpt2"], "--architecture needs --draft-map"),
+        (["out", "--draft-map", "x.toml"], "--draft-map writes a draft, not a checkpoint"),
         (["{own}"], "{own} holds the checkpoint itself; choose another place"),
         (["--draft-map", "{own}/txport.toml"], "exists; a draft replaces no file"),
     ],

@@ -176,11 +176,11 @@ def test_a_mask_takes_the_spaces_that_python_gives_it(strips: dict[str, bool], t
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     bundle = made(tmp_path, "tokens", "portable", whole_words())
-    elsewhere = "is not for this model, which only encodes and gives logits: use fill or infer"
+    elsewhere = "is not for this encoder-only model with the outputs logits: use fill or infer"
     refusals: list[tuple[tuple[Any, ...], str]] = [
-        (("fill", "good b"), "'good b' has no mask; put [MASK] where a token is missing"),
+        (("fill", "good b"), "'good b' has no mask token; insert [MASK]"),
         (("fill", "good [MASK]", {"top": 0}), "top must be a whole number from 1 on, got 0"),
-        (("fill", "[MASK]", {"count": 1}), "there is no option 'count'; there are unknown, top"),
+        (("fill", "[MASK]", {"count": 1}), "unknown option 'count'; supported: unknown, top"),
         (("tag", "good"), f"tag {elsewhere}"),
         (("generate", "good"), f"generate {elsewhere}"),
         (("fill", [1, 2.5]), "a source must be a list of token ids in 0 to 15, got [1,2.5]"),
@@ -196,4 +196,4 @@ def test_a_pooling_that_there_is_not_is_refused(tmp_path: Path) -> None:
     )
     assert first["message"] == "pooling must be one of mean, first, none, got 'max'"
     assert second["message"] == "normalize must be true or false, got 1"
-    assert third["message"].startswith("classify is not for this model, which only encodes and gives last_hidden_state")
+    assert third["message"].startswith("classify is not for this encoder-only model with the outputs last_hidden_state")

@@ -216,7 +216,7 @@ def at(values: Any, path: Path) -> Any:
             "labels must be one of softmax, sigmoid, none, got 'relu'",
         ),
         ("encode", ("function_to_apply",), ["none"], "must be one of softmax, sigmoid, none, got ['none']"),
-        ("causal", ("function_to_apply",), "softmax", "function_to_apply is for models with labels, got 'softmax'"),
+        ("causal", ("function_to_apply",), "softmax", "function_to_apply needs a model with labels, got 'softmax'"),
         ("encode", ("has_plain_logits",), 1, "has_plain_logits must be true or false, got 1"),
     ],
 )

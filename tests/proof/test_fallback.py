@@ -175,7 +175,7 @@ def test_a_limit_is_a_share(checkpoint: Path, tmp_path: Path, limit: float) -> N
 
 
 def test_a_limit_on_nothing_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="auto_limit bounds what auto keeps in fp32; give auto too"):
+    with pytest.raises(UnsupportedError, match="auto_limit needs auto"):
         txport.export(checkpoint, tmp_path / "out", target="cpu", precision="int8", auto_limit=0.5)
 
 

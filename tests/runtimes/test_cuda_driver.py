@@ -329,7 +329,7 @@ def test_tensors_come_and_go_by_dlpack(toy: Driven, driven: Make) -> None:
         runtime.infer_on_device(ids.int(), lengths)
     with pytest.raises(UnsupportedError, match="must have DLPack's methods, got 'list'"):
         runtime.infer_on_device([[5]], lengths)
-    with pytest.raises(UnsupportedError, match="for models that only encode"):
+    with pytest.raises(UnsupportedError, match="needs an encoder-only model"):
         toy.runtime.infer_on_device(ids, lengths)
 
 
@@ -339,7 +339,7 @@ def test_what_runs_it_is_said(toy: Driven) -> None:
         runtimes.load("ort", bundle)
     with pytest.raises(UnsupportedError, match="cuda-stand-in is the CPU in a GPU's place, got provider 'cuda'"):
         runtimes.load("cuda-stand-in", bundle, provider="cuda")
-    with pytest.raises(UnsupportedError, match="user_compute_stream is for the ort runtime on cuda"):
+    with pytest.raises(UnsupportedError, match="user_compute_stream needs the ort runtime on cuda"):
         runtimes.load("cuda-stand-in", bundle, user_compute_stream=1)
     with pytest.raises(UnsupportedError, match="the reference runtime can't run bundles of the cuda target; ort can"):
         runtimes.load("reference", bundle)

@@ -91,7 +91,7 @@ def test_what_cannot_be_scored_is_refused(targets: list[list[int]], message: str
     ("texts", "targets", "message"),
     [
         (["bad"], ["AA ZZ"], "'ZZ' is not a token of the vocabulary"),
-        (["bad", "a"], ["AA"], "there are fewer targets than texts: none for text 2"),
+        (["bad", "a"], ["AA"], "got fewer targets than texts: text 2 has none"),
         (["b@d"], ["AA"], "'b@d' has characters outside the vocabulary"),
     ],
 )

@@ -169,7 +169,7 @@ def test_a_model_that_is_loaded_so_finds_the_same(single: Bundle, at_once: txpor
         (lambda model: model.generate("bad", do_sample=True), "do_sample False, as it was exported, got True"),
         (lambda model: model.generate("bad", suppress_tokens=[5]), "suppress_tokens .*, as it was exported"),
         (lambda model: model.generate("bad", eos_token_id=5), "eos_token_id .*, as it was exported, got"),
-        (lambda model: model.generate("bad", continuous=True), "continuous batches need"),
+        (lambda model: model.generate("bad", continuous=True), "continuous batching needs"),
         (lambda model: model.generate("bad", beams=2, patience=2.0), "patience 1.0, as it was exported"),
     ],
 )
@@ -254,7 +254,7 @@ def test_outputs_that_are_none_of_a_search_are_refused(altered: Path) -> None:
     ("key", "value", "why"),
     [
         ("single", 1, "single must be true or false"),
-        ("target", "cpu", "single is a graph of standard operators"),
+        ("target", "cpu", "single needs standard ONNX operators"),
         ("single", False, "its graphs or ports are not those"),
     ],
 )
@@ -268,7 +268,7 @@ def test_a_manifest_that_can_t_be_is_refused(key: str, value: Any, why: str, alt
 def test_only_this_graph_may_have_a_loop(altered: Path) -> None:
     bundle = load_bundle(altered)
     shutil.copyfile(bundle.file(GENERATE), bundle.file(DECODER))
-    with pytest.raises(BundleError, match="has the operator Loop, which may run for ever"):
+    with pytest.raises(BundleError, match="has the operator Loop, which may not terminate"):
         reseal(altered)
 
 
@@ -287,8 +287,8 @@ def test_later_opsets_have_it_too(opset: int, checkpoint: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["preset:tiny", "--target", "cpu"], "the cpu target has others; export --target portable"),
-        (["preset:bert-tiny"], "this one only encodes: its model.onnx is one graph already"),
+        (["preset:tiny", "--target", "cpu"], "the cpu target uses others; export --target portable"),
+        (["preset:bert-tiny"], "this model is encoder-only, and its model.onnx is already a single graph"),
         (["preset:tiny", "--weights", "none"], "single reads the weights of the other graphs"),
     ],
 )

@@ -129,10 +129,10 @@ def test_run_writes_down_files(bundle: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--language", "xx"], "language must be one of de|en|fr|language must be one of en, de, fr; got 'xx'"),
-        (["--nbest", "2", "--beams", "2"], "--nbest is for models that read text; this one reads audio"),
-        (["--stream"], "--stream is for models that read text"),
-        (["--batch-tokens", "5"], "--batch-tokens is for models that read text"),
-        (["--pooling", "mean"], "--pooling is for models that embed"),
+        (["--nbest", "2", "--beams", "2"], "--nbest needs a model that reads text; this model reads audio"),
+        (["--stream"], "--stream needs a model that reads text"),
+        (["--batch-tokens", "5"], "--batch-tokens needs a model that reads text"),
+        (["--pooling", "mean"], "--pooling needs a model that can embed"),
     ],
 )
 def test_options_that_mean_nothing_for_audio_are_refused(bundle: Path, options: list[str], message: str) -> None:
@@ -151,7 +151,7 @@ def test_audio_for_a_model_of_text_is_refused(of_text: Path, tmp_path: Path) -> 
     done = CliRunner().invoke(cli, ["run", str(of_text), str(tmp_path / "a.wav")])
     assert "is an audio file, and this model reads text" in str(done.exception)
     done = CliRunner().invoke(cli, ["run", str(of_text), "5 7", "--language", "de"])
-    assert "--language is for models that read audio; this one reads text" in str(done.exception)
+    assert "--language needs a model that reads audio; this model reads text" in str(done.exception)
 
 
 def test_text_for_a_model_of_audio_is_refused(bundle: Path, of_text: Path) -> None:
@@ -160,5 +160,5 @@ def test_text_for_a_model_of_audio_is_refused(bundle: Path, of_text: Path) -> No
     for call in calls:
         with pytest.raises(UnsupportedError, match="this model reads audio, not text: use transcribe"):
             call()
-    with pytest.raises(UnsupportedError, match="this one reads text: use generate"):
+    with pytest.raises(UnsupportedError, match="this model reads text: use generate"):
         txport.load(of_text).transcribe(noise("short"))

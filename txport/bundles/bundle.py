@@ -67,8 +67,8 @@ class Bundle:
     def require_weights(self) -> None:
         """Raise `BundleError` for a bundle that has none."""
         if self.manifest.weightless:
-            fix = "nothing can run or compare it; export it again without --weights none"
-            raise BundleError(f"{self.path} holds graphs without weights: {fix}")
+            fix = "they can't be run or compared; export it again without --weights none"
+            raise BundleError(f"{self.path} has graphs without weights; {fix}")
 
     @property
     def samples(self) -> list[str]:
@@ -155,6 +155,6 @@ def _strange(bundle: Bundle, role: str) -> list[str]:
         *(f"{file} has opset {each}, the manifest says {opset}" for each in opsets if each != opset),
         *(f"{file} reads {quoted(name)}, which is no file of weights that the manifest lists" for name in strange),
         *(f"{file} leaves out an input of {name}, which needs them all" for name in sorted(outline.gaps - OPTIONAL)),
-        *(f"{file} has the operator {name}, which may run for ever" for name in loops),
+        *(f"{file} has the operator {name}, which may not terminate" for name in loops),
         *(f"{file} says {each}" for each in contradictions(outline.metadata, bundle.manifest, role)),
     ]

@@ -55,20 +55,20 @@ def usual_precision(target: str) -> str:
 def require_offer(target: str, precision: str) -> None:
     """Raise `UnsupportedError` unless there are bundles of this target in this precision."""
     if target not in OFFERED:
-        raise UnsupportedError(f"unknown target {quoted(target)}; there are {', '.join(OFFERED)}")
+        raise UnsupportedError(f"unknown target {quoted(target)}; supported: {', '.join(OFFERED)}")
     if precision not in OFFERED[target]:
         offers = "; ".join(f"{name}: {', '.join(each)}" for name, each in OFFERED.items())
-        raise UnsupportedError(f"there are no {target} bundles in {quoted(precision)}, but of {offers}")
+        raise UnsupportedError(f"target {target} does not support precision {quoted(precision)}; supported: {offers}")
 
 
 def require_single(target: str, facts: Facts) -> None:
     """Raise `UnsupportedError` unless a bundle of this target can have a single graph for a model of these facts."""
     if target != "portable":
-        why = f"single is a graph of standard operators, and the {target} target has others"
+        why = f"single needs standard ONNX operators, and the {target} target uses others"
         raise UnsupportedError(f"{why}; export --target portable")
     if facts.task == "encode":
-        what = "its model.onnx is one graph already; leave single out"
-        raise UnsupportedError(f"single is for models that generate, and this one only encodes: {what}")
+        what = "its model.onnx is already a single graph; remove single"
+        raise UnsupportedError(f"single needs a generating model; this model is encoder-only, and {what}")
 
 
 @dataclass(frozen=True, kw_only=True)

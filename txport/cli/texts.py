@@ -39,7 +39,7 @@ def told(model: Any, options: dict[str, Any]) -> Any:
     as_chat = options.pop("as_chat")
     special = options.pop("special_tokens")
     if given and is_given("as_ids"):
-        raise UnsupportedError(f"--ids gives all tokens as numbers; it does not go with {', '.join(given)}")
+        raise UnsupportedError(f"--ids gives all tokens as numbers; it can't be combined with {', '.join(given)}")
     if any(each is not None for each in languages.values()):
         model = model.between(**languages)
     model = model.reading_chats() if as_chat else model

@@ -280,7 +280,7 @@ def _problems_of_labels(facts: Facts) -> Iterator[str]:
     function = facts.function_to_apply
     allowed = get_args(Function)
     if function is not None and not facts.labels:
-        yield f"function_to_apply is for models with labels, got {quoted(function)}"
+        yield f"function_to_apply needs a model with labels, got {quoted(function)}"
     elif facts.labels and function not in allowed:
         yield f"function_to_apply of a model with labels must be one of {', '.join(allowed)}, got {quoted(function)}"
     elif function == "softmax" and len(facts.labels) == 1:

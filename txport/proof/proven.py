@@ -34,8 +34,8 @@ def write(checkpoint: Checkpoint, folder: Path, **how: Any) -> Bundle:
     try:
         require_defaults(checkpoint.generation, checkpoint.facts)
     except UnsupportedError as error:
-        what = checkpoint.facts.ability or "search"
-        raise ConfigError(f"{checkpoint.folder} says how to {what}, which can't be done: {error}") from error
+        what = checkpoint.facts.ability or "generation"
+        raise ConfigError(f"the {what} options of {checkpoint.folder} are not valid: {error}") from error
     return seal(folder, exporter.export_graphs(checkpoint, folder, **how))
 
 

@@ -199,7 +199,7 @@ def load(
     more = {"workers": workers} if RUNTIMES[name].streams else {}
     if user_compute_stream is not None:
         if name != "ort":
-            raise UnsupportedError(f"user_compute_stream is for the ort runtime on cuda; {name} has no streams")
+            raise UnsupportedError(f"user_compute_stream needs the ort runtime on cuda; {name} has no streams")
         more["user_compute_stream"] = whole("user_compute_stream", user_compute_stream)
     runtime: GraphRuntime = _module(name).load(bundle, provider=provider, threads=threads, **RUNTIMES[name].how, **more)
     _require_ports(bundle, runtime, bundle.manifest.driven.values())

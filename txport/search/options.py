@@ -317,7 +317,7 @@ def require_defaults(values: Mapping[str, Any], facts: Facts) -> None:
         return
     known = {each.name for each in dataclasses.fields(SearchOptions)} - {"logits_processor", "scores", "alignment"}
     if strange := sorted(values.keys() - known):
-        raise UnsupportedError(f"there is no option {quoted(strange[0])}")
+        raise UnsupportedError(f"unknown option {quoted(strange[0])}")
     if values:
         SearchOptions(**values).require_fit(facts)
 

@@ -65,12 +65,12 @@ def seq2seq_facts(values: Values, width: int, size: int, state: tuple[StateTenso
     start = values.token("decoder_start_token_id", size)
     start = values.token("bos_token_id", size) if start is None else start
     if start is None:
-        raise BundleError(f"{values.folder} does not say what targets start from: name a decoder_start_token_id")
+        raise BundleError(f"{values.folder} defines no start token of targets; set decoder_start_token_id")
     is_speech = values.type == "whisper"
     source = _features(values) if is_speech else _tokens(values, values.source_vocabulary or size)
     target = _tokens(values, size, start=start)
     if not target.ends:
-        raise BundleError(f"{values.folder} does not say what targets end with: name an eos_token_id")
+        raise BundleError(f"{values.folder} defines no end token of targets; set eos_token_id")
     told = _speech(values, size) if is_speech else None
     return Facts(task="seq2seq", width=width, source=source, target=target, state=state, speech=told)
 
@@ -89,8 +89,8 @@ def encoder_facts(values: Values, outputs: Sequence[Port], width: int, size: int
     if LOGITS in there:
         return _with_logits(values, there[LOGITS], width, size)
     if not there.keys() & {LAST_HIDDEN_STATE, TOKEN_EMBEDDINGS}:
-        gives = ", ".join(there) or "nothing"
-        raise UnsupportedError(f"{values.folder} gives {gives}; what can be run gives {LAST_HIDDEN_STATE} or {LOGITS}")
+        gives = ", ".join(there) or "none"
+        raise UnsupportedError(f"{values.folder} has the outputs {gives}; supported: {LAST_HIDDEN_STATE}, {LOGITS}")
     pooled = (Output(POOLED, (width,)),) if POOLED in there else ()
     hidden = Output(LAST_HIDDEN_STATE, (LENGTH, width))
     return Facts(task="encode", width=width, source=_text(values, size), outputs=(hidden, *pooled))
@@ -102,7 +102,7 @@ def _with_logits(values: Values, port: Port, width: int, size: int) -> Facts:
     fills = is_of(classes, MASKED)
     if fills:
         if source.mask is None:
-            fault = "fills in masks, and nothing says which token is one: name a mask_token_id in its config.json"
+            fault = "has a masked language model, but no mask token; set mask_token_id in its config.json"
             raise BundleError(f"{values.folder} {fault}")
         return Facts(task="encode", width=width, source=source, outputs=(Output(LOGITS, (LENGTH, size)),))
     labels = _labels(values)
@@ -168,13 +168,13 @@ def _longest(values: Values) -> int:
 def _features(values: Values) -> Features:
     known, why = values.expressed
     if why:
-        raise BundleError(f"{values.folder} does not say what audio its model hears: {why}")
+        raise BundleError(f"{values.folder} does not define the audio features of its model: {why}")
     told = {name: known.get(name) for name in ("sampling_rate", "hop_length", "n_fft")}
     try:
         frames = FRAMES_A_PLACE * whole_number("max_source_positions", known.get("places"), 1)
         return features({"size": known.get("mel_bins"), "frames": frames, "longest": known.get("places"), **told})
     except (KeyError, TypeError, ValueError) as error:
-        raise BundleError(f"{values.folder} does not say what audio its model hears: {error}") from error
+        raise BundleError(f"{values.folder} does not define the audio features of its model: {error}") from error
 
 
 def _speech(values: Values, size: int) -> Speech:
@@ -184,4 +184,4 @@ def _speech(values: Values, size: int) -> Speech:
     try:
         return speech({**told, **lists}, size)
     except (KeyError, TypeError, ValueError) as error:
-        raise BundleError(f"{values.folder} does not say what tokens mean for speech: {error}") from error
+        raise BundleError(f"{values.folder} does not define the speech tokens of its model: {error}") from error

@@ -80,19 +80,19 @@ def find(folder: Path, variant: str | None) -> Found:
     Raises `BundleError` where they make no layout, `UnsupportedError` where only other variants do.
     """
     if not (folder / CONFIG).is_file():
-        raise BundleError(f"{folder} holds ONNX graphs of others, but {CONFIG} is missing, which says what they are")
+        raise BundleError(f"{folder} has ONNX graphs of another exporter, but no {CONFIG}; download it too")
     there = {place: found for place in PLACES if (found := _graphs(folder, place))}
     if len(there) > 1:
         names = [min(files.values()) for _, files in sorted(there.items())]
-        raise BundleError(f"{folder} holds graphs in two places, {' and '.join(names)}: take one of them away")
+        raise BundleError(f"{folder} has graphs in two places, {' and '.join(names)}; remove one of them")
     (files,) = there.values()
     variants = sorted({each for _, each in files})
     wanted = variant or ""
     stems = {stem for stem, each in files if each == wanted}
     if not stems:
-        known = ", ".join(f"those of --variant {each}" if each else "the plain ones" for each in variants)
-        named = f"no graphs of the variant {quoted(variant)}" if variant else "no plain graphs"
-        raise UnsupportedError(f"{folder} has {named}; there are {known}")
+        known = ", ".join(f"--variant {each}" if each else "those without a suffix" for each in variants)
+        named = f"no graphs of the variant {quoted(variant)}" if variant else "no graphs without a suffix"
+        raise UnsupportedError(f"{folder} has {named}; available: {known}")
     layout = _layout(folder, stems, wanted)
     return Found(layout, wanted, {role: files[stem, wanted] for role, stem in layout.stems.items()})
 
@@ -113,12 +113,12 @@ def _layout(folder: Path, stems: set[str], variant: str) -> Layout:
     names = ", ".join(f"{stem}{variant and '_'}{variant}.onnx" for stem in sorted(stems))
     if "model" in stems:
         if len(stems) > 1:
-            raise BundleError(f"{folder} mixes layouts: it holds {names}; model.onnx stands alone in each")
+            raise BundleError(f"{folder} mixes layouts: it has {names}; model.onnx must be the only graph")
         return ENCODER_ONLY
     lone = "decoder_with_past_model" in stems and "decoder_model" not in stems and "decoder_model_merged" not in stems
     if not fitting or lone:
         layouts = "; ".join(layout.describe() for layout in (*known, ENCODER_ONLY))
-        raise BundleError(f"{folder} holds {names}, which is no whole layout; there are {layouts}")
+        raise BundleError(f"{folder} has {names}, which is not a complete layout; supported: {layouts}")
     return fitting[0]
 
 
@@ -133,14 +133,14 @@ def require_sound(folder: Path, name: str) -> Outline:
     outline = read_outline(graph)
     for external in sorted(outline.files):
         if not is_beside(external):
-            raise BundleError(f"{graph} reads {quoted(external)}, which is not the plain name of a file beside it")
+            raise BundleError(f"{graph} reads {quoted(external)}, which is not the name of a file in the same folder")
         if not (graph.parent / external).is_file():
             raise BundleError(f"{graph} has weights in {external}, which is missing; download it too")
         require_inside(folder, graph.parent / external)
     for each in sorted(LOOPS & outline.names):
-        raise BundleError(f"{graph} has the operator {each}, which may run for ever")
+        raise BundleError(f"{graph} has the operator {each}, which may not terminate")
     for each in sorted(outline.gaps - MAY_LEAVE_OUT):
-        raise BundleError(f"{graph} leaves out an input of {each}, which needs them all")
+        raise BundleError(f"{graph} omits a required input of {each}")
     return outline
 
 
@@ -150,4 +150,4 @@ def require_inside(folder: Path, file: Path) -> None:
     real = file.resolve()
     cache = whole.parent.parent / BLOBS if whole.parent.name == HUB else whole
     if not (real.is_relative_to(whole) or real.is_relative_to(cache)):
-        raise BundleError(f"{file} is a link that leads out of the folder; put the file itself there")
+        raise BundleError(f"{file} is a link to a file outside of the folder; copy the file into the folder")

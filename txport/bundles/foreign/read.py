@@ -124,7 +124,7 @@ def _seq2seq(values: Values, graphs: Mapping[str, File]) -> tuple[Facts, dict[st
     is_heard = INPUT_FEATURES in {port.name for port in encoder.inputs}
     if is_heard != (values.type == "whisper"):
         reads = "features" if is_heard else "tokens"
-        raise UnsupportedError(f"{values.folder} holds a {values.type} that reads {reads}, which nothing here runs")
+        raise UnsupportedError(f"{values.folder} is a {values.type} that reads {reads}, which is not supported")
     sizes = _sizes(values, graphs)
     kinds = {ENCODER: contracts.HEARING if is_heard else contracts.ENCODING}
     if LATER in graphs:
@@ -173,7 +173,7 @@ def _sizes(values: Values, graphs: Mapping[str, File]) -> dict[str, int]:
         found |= {**{name: size for name, size in told if size is not None}, **contracts.heads_of(decoder.inputs)}
         needed += [HEADS, HEAD]
     if missing := [name for name in needed if name not in found]:
-        raise BundleError(f"{values.folder}: neither its config nor its graphs say the {', '.join(missing)}")
+        raise BundleError(f"{values.folder}: neither its config nor its graphs define the {', '.join(missing)}")
     return found
 
 
@@ -197,7 +197,7 @@ def _state(read: Mapping[str, Graph]) -> tuple[StateTensor, ...]:
     """What decoders keep, in the order that facts have: that of the rows, then that of the sources."""
     found = {each for graph in read.values() for each in graph.past()}
     if sum(numbers_of(each, 1) for each in found) > MOST_NUMBERS:
-        raise BundleError(f"caches of more than {MOST_NUMBERS} numbers for each token are no model's")
+        raise BundleError(f"the caches have too many values per token; the maximum is {MOST_NUMBERS}")
     return tuple(sorted(found, key=lambda each: (each.owner, each.layer, each.role)))
 
 

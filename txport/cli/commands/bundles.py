@@ -72,7 +72,7 @@ def export(
     from txport import api
 
     if options["auto_limit"] is not None and not options["auto"]:
-        raise UnsupportedError("--auto-limit bounds what --auto keeps in fp32; give --auto too")
+        raise UnsupportedError("--auto-limit needs --auto")
     options["weights"] = weights == "all"
     bundle = api.export(checkpoint, out, target=target, precision=precision, progress=progress, **options)
     if as_json:

@@ -46,15 +46,15 @@ def require_fit(facts: Facts, output: Path | None, generating: Iterable[str]) ->
     """Raise `UnsupportedError` for options that a model has no use for; `generating` are flags of generation."""
     able = facts.ability
     gives = ", ".join(each.name for each in facts.outputs)
-    model = f"this one only encodes and gives {gives}" if able else "this one generates"
+    model = f"this model is encoder-only with the outputs {gives}" if able else "this model generates"
     if able and (flags := list(generating)):
-        raise UnsupportedError(f"{', '.join(flags)} is for models that generate; {model}")
+        raise UnsupportedError(f"{', '.join(flags)} needs a generating model; {model}")
     for name, flag in FLAGS.items():
         if is_given(name) and name not in OF.get(able or "", ()):
             kinds = " or ".join(each for each, names in OF.items() if name in names)
-            raise UnsupportedError(f"{flag} is for models that {kinds}; {model}")
+            raise UnsupportedError(f"{flag} needs a model that can {kinds}; {model}")
     if _is_array(output) and able != "embed":
-        raise UnsupportedError(f"--output {output} is for vectors; {model}")
+        raise UnsupportedError(f"--output {output} needs a model that can embed; {model}")
 
 
 def run(
@@ -68,7 +68,7 @@ def run(
 ) -> None:
     """Write what the model makes of each text; `shown` are the values of `FLAGS`, `how` the batches."""
     if _is_array(output) and as_json:
-        raise UnsupportedError(f"--json writes lines of text, --output {output} an array; leave one of them out")
+        raise UnsupportedError(f"--json writes text and --output {output} writes an array; remove one of them")
     texts, told = itertools.tee(texts)
     found, lines = WAYS[model.facts.ability](model, texts, shown, how)
     with textio.open_output(output) as stream:
@@ -97,7 +97,7 @@ def _write_array(stream: IO[str], vectors: Iterable[Any], pooling: str, width: i
     from txport.encoding import stacked
 
     if pooling == "none":
-        raise UnsupportedError(f"an {ARRAY} file holds one vector a text; --pooling none gives one a token")
+        raise UnsupportedError(f"an {ARRAY} file has one vector per text; --pooling none returns one per token")
 
     array = stacked(list(vectors), width)
     np.save(stream.buffer, array)  # type: ignore[attr-defined]  # of a file

@@ -169,9 +169,9 @@ def _carry_out(
 def _require_shown(as_stream: bool, as_json: bool, alignment: Any) -> None:
     """Raise `UnsupportedError` for options of `run` that show results in ways that do not go together."""
     if as_stream and (others := [flag for name, flag in NOT_STREAMED.items() if is_given(name)]):
-        raise UnsupportedError(f"--stream prints one text after the other; it does not go with {', '.join(others)}")
+        raise UnsupportedError(f"--stream prints text by text; it can't be combined with {', '.join(others)}")
     if alignment and not as_json:
-        raise UnsupportedError("--alignment is shown with --json only")
+        raise UnsupportedError("--alignment needs --json")
 
 
 def _write(

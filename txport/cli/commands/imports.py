@@ -60,20 +60,18 @@ def import_(
     tokenizers. With --against, exit 1 without writing OUT if the import and the original differ.
     """
     if architecture is not None and draft_map is None:
-        raise UnsupportedError("--architecture is for --draft-map; txport.toml and config.json name their own")
+        raise UnsupportedError("--architecture needs --draft-map; an import reads it from txport.toml or config.json")
     if at and draft_map is None:
-        raise UnsupportedError("--at is for --draft-map; txport.toml says at = itself")
+        raise UnsupportedError("--at needs --draft-map; for an import, set `at` in txport.toml")
     if draft_map is not None:
         if against is not None:
-            raise UnsupportedError("--against is for an import, and --draft-map loads nothing; give one of them")
+            raise UnsupportedError("--against can't be combined with --draft-map, which imports nothing")
         if out is not None or as_json or force:
-            raise UnsupportedError(
-                "--draft-map writes a draft and no checkpoint; give it without OUT, --force and --json"
-            )
+            raise UnsupportedError("--draft-map writes a draft, not a checkpoint; remove OUT, --force and --json")
         _draft(source, draft_map, architecture, at)
         return
     if trust_code and against is None:
-        raise UnsupportedError("--trust-code is for --against model.py:NAME; an import runs no code")
+        raise UnsupportedError("--trust-code needs --against model.py:NAME; an import runs no code")
     with needed("txport[export]", "an import"):
         from txport.importing.against.hold import hold_against, require_original
         from txport.importing.fit import fit, import_checkpoint, require_apart

@@ -81,7 +81,7 @@ def bench(
     for name in names:
         runtimes.require(name, provider)
     if compare is None and is_given("max_regression"):
-        raise UnsupportedError("--max-regression is for --compare; give an older report too")
+        raise UnsupportedError("--max-regression needs --compare with an older report")
     require_outputs({"--report": report})
     old = measure.read_report(compare) if compare else None
     how = measure.Protocol(provider=provider, **protocol)

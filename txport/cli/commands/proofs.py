@@ -86,7 +86,7 @@ def parity(
     from txport.runtimes.ort.providers import short_name
 
     if quality_texts and not quality:
-        raise UnsupportedError("--quality-texts counts those of --quality, which is not given")
+        raise UnsupportedError("--quality-texts needs --quality")
     outputs = {"--report": report, "--junit": junit, "--markdown": markdown}
     require_outputs(outputs, inputs={"--quality": quality})
     for name in names or ("ort",):

@@ -53,8 +53,8 @@ def require_fit(facts: Facts) -> None:
     """Raise `UnsupportedError` for options that a model has no use for."""
     wrong, what = (NO_USE, "text") if is_for(facts) else (FLAGS, "audio")
     if flags := [flag for name, flag in wrong.items() if is_given(name)]:
-        this = "this one reads audio" if is_for(facts) else "this one reads text"
-        raise UnsupportedError(f"{', '.join(flags)} is for models that read {what}; {this}")
+        this = "this model reads audio" if is_for(facts) else "this model reads text"
+        raise UnsupportedError(f"{', '.join(flags)} needs a model that reads {what}; {this}")
 
 
 def require_text(text: str) -> str:

@@ -90,7 +90,7 @@ class BertConfig(Config):
         if self.buckets and self.farthest <= self.buckets // 2:
             yield f"farthest must be above half of the {self.buckets} buckets, got {self.farthest}"
         if self.farthest != BertConfig.farthest and not self.buckets:
-            yield f"farthest is for models with buckets, got {self.farthest} for 0 buckets"
+            yield f"farthest needs distance buckets, got {self.farthest} for 0 buckets"
         if self.text_length > self.max_length:
             yield f"text_length must be at most max_length {self.max_length}, got {self.text_length}"
         if self.head in LABELLED and not self.labels:

@@ -41,10 +41,10 @@ class LanguageReader:
     def between(self, source: str | None, target: str | None) -> LanguageReader:
         """The same for sources and targets of these languages; None leaves one as it is."""
         if source is not None and None not in (*self.languages.before, *self.languages.after):
-            raise UnsupportedError("this model is not told the language of its sources; leave source_language out")
+            raise UnsupportedError("this model has no source language; remove source_language")
         if target is not None and self.languages.target == "fixed":
             told = "its decoder starts with that of its config"
-            raise UnsupportedError(f"this model is not told the language of its targets: {told}; leave it out")
+            raise UnsupportedError(f"this model has no target language: {told}; remove target_language")
         names = [None if each is None else self._name(each) for each in (source, target)]
         return LanguageReader(self.inner, self.languages, names[0] or self.source, names[1] or self.target, self.writer)
 

@@ -75,7 +75,7 @@ def right_ones(bundle: Bundle, runtime: Runtime, texts: Texts) -> list[bool]:
     """Whether the output of each text is one of its targets."""
     facts = bundle.manifest.facts
     if facts.vocabulary is not facts.reads:
-        raise UnsupportedError("texts with targets are for models that read text; this one reads audio")
+        raise UnsupportedError("--quality needs a model that reads text; this model reads audio")
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     options = SearchOptions(scores=False)
     encoded = [encode_within(tokenizer, facts.vocabulary.longest, text) for text in texts]

@@ -147,9 +147,13 @@ def right_labels(bundle: Bundle, runtime: EncoderRuntime, texts: Texts) -> list[
     facts = bundle.manifest.facts
     if facts.ability != "classify":
         gives = ", ".join(each.name for each in facts.outputs)
-        raise UnsupportedError(f"texts with targets are for models that generate or classify; this one gives {gives}")
+        raise UnsupportedError(
+            f"--quality needs a model that generates or classifies; this model has the outputs {gives}"
+        )
     if facts.function_to_apply != "softmax":
-        raise UnsupportedError("texts with targets are for labels that exclude each other; those of this model do not")
+        raise UnsupportedError(
+            "--quality needs a single-label classifier; the labels of this model do not exclude each other"
+        )
     tokenizer = tokenizer_of(bundle.texts, bundle.path, facts)
     encoded = [encode_within(tokenizer, facts.vocabulary.longest, text) for text in texts]
     order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))

@@ -28,11 +28,11 @@ export function requireAbility(facts, asked) {
   const generates = asked === "generate" || asked === "search";
   if (able === null ? generates : asked === able || asked === "infer") return;
   if (able === null) {
-    throw new UnsupportedError(`${asked} is for models that only encode; this one generates: use generate`);
+    throw new UnsupportedError(`${asked} needs an encoder-only model; this model generates: use generate`);
   }
   const gives = facts.outputs.map((each) => each.name).join(", ");
   throw new UnsupportedError(
-    `${asked} is not for this model, which only encodes and gives ${gives}: use ${able} or infer`,
+    `${asked} is not for this encoder-only model with the outputs ${gives}: use ${able} or infer`,
   );
 }
 

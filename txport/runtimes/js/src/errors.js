@@ -32,7 +32,7 @@ export function requireKnown(options, names) {
   }
   const strange = Object.keys(options).find((name) => !names.includes(name));
   if (strange !== undefined) {
-    throw new UnsupportedError(`there is no option ${quoted(strange)}; there are ${names.join(", ")}`);
+    throw new UnsupportedError(`unknown option ${quoted(strange)}; supported: ${names.join(", ")}`);
   }
 }
 

@@ -236,7 +236,7 @@ export class Model {
     if (ids.length === 0) return [];
     if (!ids.includes(mask)) {
       const name = this.#reader.tokens([mask])[0];
-      throw new TextError(`${quoted(text)} has no mask; put ${name} where a token is missing`);
+      throw new TextError(`${quoted(text)} has no mask token; insert ${name}`);
     }
     const { outputs } = await this.#infer(ids);
     const places = Array.from(ids.keys()).filter((place) => ids[place] === mask);

@@ -169,7 +169,7 @@ class CudaRuntime:
         another type, and for a model that generates: its search reads the best tokens on the host.
         """
         if self.facts.task != "encode":
-            raise UnsupportedError("infer_on_device is for models that only encode; this one generates")
+            raise UnsupportedError("infer_on_device needs an encoder-only model; this model generates")
         given = {INPUT_IDS: input_ids, SOURCE_LENGTHS: source_lengths}
         return self.graphs.run_on_device(MODEL, given, self.device)
 

@@ -68,7 +68,7 @@ export function chosenOptions(bundle, given, facts) {
       throw new UnsupportedError(`${name} is for txport in Python; leave it out here`);
     }
     if (!Object.hasOwn(DEFAULTS, name)) {
-      throw new UnsupportedError(`there is no option ${quoted(name)}; there are ${Object.keys(DEFAULTS).join(", ")}`);
+      throw new UnsupportedError(`unknown option ${quoted(name)}; supported: ${Object.keys(DEFAULTS).join(", ")}`);
     }
     options[name] = value;
   }
