@@ -10,7 +10,7 @@ __all__ = [
     "export", "load",
 ]  # fmt: skip
 
-TYPE_CHECKING = False  # as in typing, whose import would be most of what a command waits for at first
+TYPE_CHECKING = False  # as in typing; importing typing would take most of a command's start time
 if TYPE_CHECKING:
     from typing import Any
 

@@ -1,4 +1,4 @@
-"""What adapts a PyTorch module of your own, which no architecture expresses; docs/adapters.md has a whole example."""
+"""Adapters for PyTorch modules that match no supported architecture; see docs/adapters.md for a complete example."""
 
 from __future__ import annotations
 

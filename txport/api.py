@@ -375,7 +375,7 @@ class Model(Encoder):
         return chosen
 
     def _begin(self, text: str, what: str = "a prefix") -> list[int]:
-        """Token ids of what a target begins with, or all of it, as the vocabulary writes tokens."""
+        """Return the token ids of a prefix, or of a whole target, written as vocabulary tokens separated by spaces."""
         if not isinstance(text, str):
             raise TextError(f"{what} must be a string of tokens, got {quoted(text)}")
         return self.tokenizer.ids(text)
@@ -400,7 +400,7 @@ class Model(Encoder):
         return source
 
     def _text(self, source: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text of a target: of a causal model, what it adds to that of its prompt."""
+        """Return the text of a target; for a causal model, the continuation of the prompt's text."""
         if self.facts.task == "causal":
             return self.tokenizer.continuation(source, tokens, self._special)
         return self.tokenizer.decode(tokens, self._special)
@@ -417,7 +417,7 @@ class Model(Encoder):
 
 
 def _defaults_of(bundle: Bundle) -> Mapping[str, Any]:
-    """How a bundle says to search, or to pool; `BundleError` where that can't be done."""
+    """Return the bundle's default options of search or pooling; raise `BundleError` if they are invalid."""
     facts = bundle.manifest.facts
     defaults = bundle.manifest.generation
     try:
@@ -465,7 +465,7 @@ def load(
         raise UnsupportedError(f"trust_code needs the torch runtime; {runtime} does not run user code")
     if checkpoint is not None and runtime != "torch":
         raise UnsupportedError(f"checkpoint needs the torch runtime; {runtime} runs the bundle without a checkpoint")
-    if is_on_demand(str(name)) or runtime == "torch":  # else the bundle says first where it can run
+    if is_on_demand(str(name)) or runtime == "torch":  # otherwise the bundle first checks where it can run
         runtimes.require(runtime, provider)
     bundle = find_bundle(str(name), variant=variant, progress=progress)
     bundle.require_weights()

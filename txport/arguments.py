@@ -1,4 +1,4 @@
-"""What callers of the Python API give, one by one or one a text, taken or refused in one line."""
+"""Validate arguments of the Python API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 
 def many(name: str, texts: str | Iterable[str]) -> Iterable[str]:
-    """One text is no iterable of letters."""
+    """Return the texts as an iterable; a single string is one text, not an iterable of characters."""
     if isinstance(texts, str):
         return [texts]
     require_many(name, texts)
@@ -28,7 +28,7 @@ def many(name: str, texts: str | Iterable[str]) -> Iterable[str]:
 
 
 def require_many(name: str, values: Any) -> None:
-    """Raise `TextError` for what can't be read one by one."""
+    """Raise `TextError` for values that are not iterable, and for bytes."""
     try:
         if isinstance(values, bytes):
             raise TypeError
@@ -39,13 +39,13 @@ def require_many(name: str, values: Any) -> None:
 
 
 def listed(name: str, values: Iterable[Item]) -> list[Item]:
-    """All of what can be read one by one."""
+    """Return all values as a list; raise `TextError` if they are not iterable."""
     require_many(name, values)
     return list(values)
 
 
 def token_ids(what: str, tokens: Any) -> list[int]:
-    """Token ids of any kind of sequence, as ints."""
+    """Return token ids as ints; raise `TextError` if they are not a sequence of whole numbers."""
     try:
         return [whole("a token id", token, most=LONGEST_ID) for token in tokens]
     except (TypeError, UnsupportedError):
@@ -53,7 +53,7 @@ def token_ids(what: str, tokens: Any) -> list[int]:
 
 
 def checked_features(reads: Features, source: Any) -> NDArray[np.float32]:
-    """Features as a model reads them; `AudioError` for an array of another shape, or of no numbers."""
+    """Return features (size, frames) in fp32; raise `AudioError` for another shape or type, NaN or infinity."""
     array = np.asarray(source)
     shape = (reads.size, reads.frames)
     if array.shape != shape or array.dtype.kind != "f":
@@ -65,7 +65,7 @@ def checked_features(reads: Features, source: Any) -> NDArray[np.float32]:
 
 
 def paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator[tuple[Text, Item]]:
-    """Each text with its own; `TextError` if there are fewer or more of these."""
+    """Yield each text with its item of `others`; raise `TextError` if there are fewer or more of these."""
     following = iter(others)
     for number, text in enumerate(texts, 1):
         try:
@@ -78,13 +78,13 @@ def paired(texts: Iterable[Text], others: Iterable[Item], what: str) -> Iterator
 
 
 def require_unknown(unknown: str) -> None:
-    """Raise `UnsupportedError` for a word that does not say what to do with unknown characters."""
+    """Raise `UnsupportedError` for a value that `unknown` does not support."""
     if not isinstance(unknown, str) or unknown not in get_args(Unknown):
         raise UnsupportedError(f"unknown must be one of {', '.join(get_args(Unknown))}, got {quoted(unknown)}")
 
 
 def sizes(batch_size: int, batch_tokens: int | None = None) -> tuple[int, int | None]:
-    """The sizes of a batch as ints; `UnsupportedError` for those that none can have."""
+    """Return the sizes of a batch as ints; raise `UnsupportedError` if they are out of range."""
     return whole("batch_size", batch_size, 1, MOST), None if batch_tokens is None else whole(
         "batch_tokens", batch_tokens, 1
     )

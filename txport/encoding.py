@@ -1,4 +1,4 @@
-"""What models that only encode make of texts: vectors, labels, missing tokens. `api.Model` has it all as methods."""
+"""Methods of encoder-only models: embed, classify, tag, fill. `api.Model` inherits them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BATCH_SIZE = 32
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
 TINY = 1e-12
-OTHERWISE = {"replaced": "original"}  # what a token is called for which a model's only label is not so
+OTHERWISE = {"replaced": "original"}  # the opposite of a model's only label
 
 
 @dataclass(frozen=True)
 class Label:
-    """A label, and its score: its probability, or the logit of a model that gives values."""
+    """A label and its score: its probability, or the logit of a regression model."""
 
     label: str
     score: float
@@ -36,7 +36,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Tag:
-    """A token of a text, its likeliest label, and the probability of that."""
+    """A token of a text, its most probable label, and the probability of the label."""
 
     token: str
     label: str
@@ -45,7 +45,7 @@ class Tag:
 
 @dataclass(frozen=True)
 class Fill:
-    """A token for the place of a mask: its text, its id, and its probability."""
+    """A token that replaces a mask: its text, its id and its probability."""
 
     token: str
     id: int
@@ -53,7 +53,7 @@ class Fill:
 
 
 def require_ability(facts: Facts, requested: str) -> None:
-    """Raise `UnsupportedError` unless a model can do what a method of that name does."""
+    """Raise `UnsupportedError` unless the model supports the method named `requested`."""
     able = facts.ability
     if able is None and requested in (*get_args(Ability), "infer"):
         raise UnsupportedError(f"{requested} needs an encoder-only model; this model generates: use generate or score")
@@ -63,7 +63,7 @@ def require_ability(facts: Facts, requested: str) -> None:
 
 
 class Encoder:
-    """What a loaded model needs to encode texts, and the methods of models that do nothing else."""
+    """A loaded model with the methods of encoder-only models."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class Encoder:
         self.defaults = dict(defaults or {})
 
     def encode(self, text: str, unknown: Unknown = "auto") -> list[int]:
-        """Token ids of a text, checked against the longest sequence of the model."""
+        """Tokenize a text; raise `TextError` if it is longer than the model's maximum."""
         if not isinstance(text, str):
             raise TextError(f"a text must be a string, got {quoted(text)}")
         return encode_within(self.tokenizer, self.facts.vocabulary.longest, text, unknown)
 
     def _encode_known(self, text: str, unknown: Unknown) -> list[int]:
-        """As `encode`, but nothing of a text of which nothing is known, if what is unknown is to be left out."""
+        """Like `encode`, but return [] if "skip" removes the whole text."""
         try:
             return self.encode(text, unknown)
         except UnknownTextError:
@@ -102,13 +102,13 @@ class Encoder:
         batch_tokens: int | None = None,
         unknown: Unknown = "auto",
     ) -> Iterator[Outputs]:
-        """All outputs of the model for each text, by name, in order: (T, ...) for those of tokens.
+        """Yield all outputs of the model for each text in order, by name; outputs per token have shape (T, ...).
 
-        A batch has up to `batch_size` texts of similar length, and up to `batch_tokens` tokens, padding counted; no
-        result depends on what else is in the batch. What is not in the vocabulary becomes the tokenizer's unknown
-        token; `unknown="error"` refuses it, which a tokenizer without that token, or of letters, does unless told
-        otherwise ("token"), and "skip" leaves it out: a text of which nothing is left has no outputs, {}. Raises
-        `TextError` for text that the model can't take.
+        A batch has up to `batch_size` texts of similar length, and up to `batch_tokens` tokens, padding included; the
+        other texts of a batch do not change a result. `unknown` controls text outside the vocabulary: "token" uses the
+        unknown token, "error" raises, "skip" removes it (a text that becomes empty has the outputs {}), "auto" is
+        "token", or "error" for a tokenizer that has no unknown token or is character-level. Raises `TextError` for text
+        that the model can't take.
         """
         require_ability(self.facts, "infer")
         return self._each(texts, lambda _, outputs: outputs, batch_size, batch_tokens, unknown, nothing={})
@@ -131,11 +131,11 @@ class Encoder:
     def embed(
         self, texts: str | Iterable[str], *, pooling: Pooling | None = None, normalize: bool | None = None, **how: Any
     ) -> Floats | list[Floats]:
-        """A vector for each text: the mean of its tokens', or that of its "first": (B, D).
+        """Return one vector per text: (B, D). `pooling` is "mean" over tokens, or the "first" token.
 
-        With the pooling "none", the vectors of the tokens of each text: (T, D) each. `normalize` brings each vector to
-        length 1. Both are by default as the bundle says, or else "mean" and no. `how` are the options of `infer`.
-        Raises `UnknownTextError` for a text of which nothing is left.
+        With the pooling "none", return the vectors of all tokens: (T, D) per text. `normalize` scales each vector to
+        length 1. The defaults of both are the bundle's, otherwise "mean" and False. `how` are the options of `infer`.
+        Raises `UnknownTextError` for a text that "skip" leaves empty.
         """
         found = list(self.embed_iter(texts, pooling=pooling, normalize=normalize, **how))
         return found if pooling == "none" else stacked(found, self.facts.width)
@@ -150,7 +150,7 @@ class Encoder:
         batch_tokens: int | None = None,
         unknown: Unknown = "auto",
     ) -> Iterator[Floats]:
-        """As `embed`, one after the other, over an iterable of any length; of no text, a vector of no numbers: (0,)."""
+        """Like `embed`, for an iterable of any length; a text that "skip" leaves empty has an empty vector: (0,)."""
         require_ability(self.facts, "embed")
         how: Pooling = self.defaults.get("pooling", "mean") if pooling is None else pooling
         if how not in get_args(Pooling):
@@ -165,10 +165,10 @@ class Encoder:
         return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=nothing)
 
     def classify(self, texts: str | Iterable[str], *, top: int | None = None, **how: Any) -> list[list[Label]]:
-        """The labels of each text, the highest score first, `top` of them or all; `how` are the options of `infer`.
+        """Return the `top` labels of each text (default: all), highest score first; `how` are the options of `infer`.
 
-        A score is a share of 1 where labels exclude each other, else the probability of that label alone; of a model
-        that gives values, it is the value (`Facts.function_to_apply`).
+        Scores are softmax probabilities if labels are exclusive, sigmoid probabilities if they are independent, and the
+        logits themselves for a regression model (`Facts.function_to_apply`).
         """
         return list(self.classify_iter(texts, top=top, **how))
 
@@ -181,7 +181,7 @@ class Encoder:
         batch_tokens: int | None = None,
         unknown: Unknown = "auto",
     ) -> Iterator[list[Label]]:
-        """As `classify`, one after the other, over an iterable of any length."""
+        """Like `classify`, for an iterable of any length; yield results in order."""
         require_ability(self.facts, "classify")
         labels = self.facts.labels
         function = _function(self.facts)
@@ -194,9 +194,9 @@ class Encoder:
         return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[])
 
     def tag(self, texts: str | Iterable[str], **how: Any) -> list[list[Tag]]:
-        """The tokens of each text with their likeliest labels, special ones left out; `how` are those of `infer`.
+        """Return the tokens of each text, except special tokens, with their most probable labels.
 
-        See `likeliest` for a model with a single label, such as ELECTRA's discriminator.
+        `how` are the options of `infer`. See `likeliest` for a model with a single label, such as ELECTRA's discriminator.
         """
         return list(self.tag_iter(texts, **how))
 
@@ -208,7 +208,7 @@ class Encoder:
         batch_tokens: int | None = None,
         unknown: Unknown = "auto",
     ) -> Iterator[list[Tag]]:
-        """As `tag`, one after the other, over an iterable of any length."""
+        """Like `tag`, for an iterable of any length; yield results in order."""
         require_ability(self.facts, "tag")
         special = self.facts.vocabulary.special
         labels = self.facts.labels
@@ -223,7 +223,7 @@ class Encoder:
         return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[])
 
     def fill(self, texts: str | Iterable[str], *, top: int = 5, **how: Any) -> list[list[list[Fill]]]:
-        """The `top` tokens for each mask of each text, the likeliest first; `how` are the options of `infer`."""
+        """Return the `top` tokens for each mask of each text, most probable first; `how` are the options of `infer`."""
         return list(self.fill_iter(texts, top=top, **how))
 
     def fill_iter(
@@ -235,7 +235,7 @@ class Encoder:
         batch_tokens: int | None = None,
         unknown: Unknown = "auto",
     ) -> Iterator[list[list[Fill]]]:
-        """As `fill`, one after the other, over an iterable of any length."""
+        """Like `fill`, for an iterable of any length; yield results in order."""
         require_ability(self.facts, "fill")
         finish = partial(self._fill, whole("top", top, 1))
         return self._each(texts, finish, batch_size, batch_tokens, unknown, nothing=[], masked=True)
@@ -250,7 +250,7 @@ class Encoder:
         return filled
 
     def _has_token(self, id_: int) -> bool:
-        """A vocabulary may have fewer tokens than the model, whose size is often rounded up."""
+        """Return True if the tokenizer has the token; the model's vocabulary size is often rounded up."""
         size: int | None = getattr(self.tokenizer, "size", None)
         return size is None or id_ < size
 
@@ -271,9 +271,9 @@ class Encoder:
         nothing: Result,
         masked: bool = False,
     ) -> Iterator[Result]:
-        """What is made of the ids and the outputs of each text, `nothing` where nothing is known of it.
+        """Yield `finish(ids, outputs)` of each text, or `nothing` for a text that "skip" leaves empty.
 
-        With `masked`, there must be a mask in each of the others.
+        With `masked`, raise `TextError` for a non-empty text without a mask token.
         """
         batch_size, batch_tokens = sizes(batch_size, batch_tokens)
         require_unknown(unknown)
@@ -290,7 +290,7 @@ class Encoder:
 
 
 def pool(vectors: Floats, pooling: Pooling) -> Floats:
-    """The vectors of the tokens of a text (T, D) -> (D,), or all of them."""
+    """Pool token vectors (T, D) -> (D,); the pooling "none" returns (T, D)."""
     if pooling == "none":
         return vectors
     pooled: Floats = vectors[0] if pooling == "first" else vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -298,7 +298,7 @@ def pool(vectors: Floats, pooling: Pooling) -> Floats:
 
 
 def stacked(vectors: Sequence[Floats], width: int) -> Floats:
-    """One array of the vectors of all texts (B, D); `UnknownTextError` names a text that has none."""
+    """Stack the vectors of all texts: (B, D); raise `UnknownTextError` for a text without a vector."""
     for number, vector in enumerate(vectors, 1):
         if not vector.size:
             fix = "leave it out, or take vectors one by one"
@@ -307,25 +307,25 @@ def stacked(vectors: Sequence[Floats], width: int) -> Floats:
 
 
 def unit(vectors: Floats) -> Floats:
-    """Vectors (..., D) of length 1."""
+    """Scale vectors (..., D) to length 1."""
     length = np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=-1, keepdims=True))
     found: Floats = (vectors / np.maximum(length, TINY)).astype(np.float32)
     return found
 
 
 def _function(facts: Facts) -> Function:
-    """What makes scores of a model's logits over labels."""
+    """Return the function that converts logits over labels to scores."""
     assert facts.function_to_apply is not None
     return facts.function_to_apply
 
 
 def scores(logits: NDArray[Any], function: Function) -> NDArray[np.float64]:
-    """Of each of several classes (..., C), what a function makes of their logits."""
+    """Convert logits (..., C) to scores (..., C) in float64."""
     values = logits.astype(np.float64)
     if function == "none":
         return values
     if function == "sigmoid":
-        found: NDArray[np.float64] = np.exp(-np.logaddexp(0, -values))  # which no logit overflows
+        found: NDArray[np.float64] = np.exp(-np.logaddexp(0, -values))  # does not overflow for any logit
         return found
     powers = np.exp(values - values.max(axis=-1, keepdims=True))
     probabilities: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
@@ -333,10 +333,9 @@ def scores(logits: NDArray[Any], function: Function) -> NDArray[np.float64]:
 
 
 def likeliest(found: NDArray[np.float64], labels: Sequence[str]) -> tuple[str, float]:
-    """The likeliest of labels with probabilities (C,), and its own.
+    """Return the most probable label of probabilities (C,), and its probability.
 
-    Where a single label is less likely than not, it is the label's opposite: "original" of "replaced", or else
-    "not-" and the label.
+    A single label with a probability below 0.5 becomes its opposite: "original" for "replaced", otherwise "not-LABEL".
     """
     at = int(found.argmax())
     if len(labels) == 1 and found[at] < 0.5:
@@ -345,6 +344,6 @@ def likeliest(found: NDArray[np.float64], labels: Sequence[str]) -> tuple[str, f
 
 
 def best(values: NDArray[np.float64], count: int) -> list[int]:
-    """Where the largest of (C,) are, the largest first; of equal ones, the first."""
+    """Return the indices of the `count` largest values (C,), largest first; equal values in order of index."""
     order: list[int] = np.argsort(-values, kind="stable")[:count].tolist()
     return order

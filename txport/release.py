@@ -1,4 +1,4 @@
-"""Checkpoint -> bundle, and only one that computes what PyTorch computes."""
+"""Export, parity, matrix and bisect: a bundle is written only if it agrees with PyTorch."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 EXPORT = "txport[export]"
 Progress = Callable[[str], None]
-MOST_CASES = 10_000  # which take hours
-GREATEST = 1 << 20  # what no opset and no number of rows comes near
+MOST_CASES = 10_000  # these take hours
+GREATEST = 1 << 20  # far above any opset and any number of rows
 MOST_SEED = 2**32 - 1
 
 
 def silent(message: str) -> None:
-    """Say nothing."""
+    """Ignore the message."""
 
 
 def load_checkpoint(
     name: str | Path | Module, *, adapter: Adapter | None = None, trust_code: bool = False
 ) -> Checkpoint:
-    """Load a checkpoint by path or name; `UnavailableError` where PyTorch is not installed.
+    """Load a checkpoint by path or name; raise `UnavailableError` if PyTorch is not installed.
 
-    `name` may be a module, to be run by its `adapter`, or, behind `trust_code`, a file of code and the name of an
-    adapter in it, `model.py:NAME`. Raises `ParityError` for an adapter that computes wrongly.
+    `name` can be a module, which needs an `adapter`. With `trust_code` it is a Python file and the name of an adapter
+    in it, `model.py:NAME`. Raises `ParityError` for an adapter that differs from its module.
     """
     with needed(EXPORT):
         from txport.models import checkpoint
@@ -83,22 +83,22 @@ def export(
     trust_code: bool = False,
     progress: Progress = silent,
 ) -> Bundle:
-    """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and only then put it there.
+    """Export a checkpoint to a bundle at `out`, compare it with PyTorch, and write it only if both agree.
 
-    A module that no architecture expresses is given with its `adapter`, or behind `trust_code` as the file of code and
+    A module that matches no supported architecture needs an `adapter`. With `trust_code`, `name` is a Python file and
     the name of an adapter in it (`model.py:NAME`): see docs/adapters.md.
 
-    `target` is "portable", "cpu" or "cuda", `precision` one that it has (default: fp32, and fp16 of cuda). What is
-    found for a text does not depend on what else is in its batch, unless `rows` says how many rows a step of a
-    quantised cpu bundle usually has (batch x beams): then its kernels are the fastest for them. If a quantised bundle
-    differs from PyTorch, `auto` keeps the matrices at fault in fp32 until it does not; the manifest says which
-    (`kept_in_fp32`), and what it cost. At most the share `auto_limit` of the weights that the precision quantises stays
-    in fp32 (default: `AUTO_LIMIT`); where that is not enough, the export fails.
-    Without `weights`, the graphs are written alone, to be looked at: nothing is compared, and nothing runs them. With
-    `single`, a portable bundle has one graph more, which searches by itself: docs/single-graph.md.
+    `target` is "portable", "cpu" or "cuda"; `precision` is one that the target supports (default: fp32, and fp16 for
+    cuda). `rows` is the usual number of rows (batch x beams) per step of a quantised cpu bundle: its kernels are chosen
+    for this number. Without `rows`, the result for a text does not depend on the rest of its batch. If a quantised
+    bundle differs from PyTorch, `auto` keeps the matrices with the largest errors in fp32 until the bundle agrees; the
+    manifest lists them (`kept_in_fp32`), with their cost. At most the share `auto_limit` of the quantised weights stays
+    in fp32 (default: `AUTO_LIMIT`); if that is not enough, the export fails.
+    Without `weights`, only the graphs are written, for inspection: they are not compared and can't be run. With
+    `single`, a portable bundle has an additional graph that contains the search: docs/single-graph.md.
 
-    Raises `CheckpointError` or `ConfigError` for a checkpoint that does not fit, `OutputError` for a place that can't
-    be written, `UnavailableError` for too little memory, `ParityError` for graphs that compute otherwise than PyTorch.
+    Raises `CheckpointError` or `ConfigError` for an invalid checkpoint, `OutputError` for a path that can't be written,
+    `UnavailableError` for too little memory, `ParityError` for graphs that differ from PyTorch.
     """
     with needed(EXPORT):
         from txport.proof.memory import require_room
@@ -131,7 +131,10 @@ def export(
 def _proven(
     bundle: Bundle, checkpoint: Checkpoint, progress: Progress, limit: float | None, how: Mapping[str, Any]
 ) -> Bundle:
-    """The bundle, compared with PyTorch; with a `limit`, matrices at fault are kept in fp32 up to that share."""
+    """Compare the bundle with PyTorch and return it; with a `limit`, up to that share of the weights stays in fp32.
+
+    Raises `ParityError` if the bundle differs.
+    """
     from txport.proof.adapters import note_on_lengths
     from txport.proof.fallback import fall_back_to_fp32
     from txport.proof.proven import prove
@@ -152,7 +155,7 @@ def _proven(
 
 
 def _auto_limit(auto: bool, limit: float | None) -> float:
-    """The share of the weights that `auto` may keep in fp32."""
+    """Return the share of the weights that `auto` may keep in fp32; raise `UnsupportedError` if it is not in 0 to 1."""
     if limit is None:
         return AUTO_LIMIT
     if not auto:
@@ -163,7 +166,7 @@ def _auto_limit(auto: bool, limit: float | None) -> float:
 
 
 def _spare_source(name: str, out: Path) -> None:
-    """Replacing the checkpoint, or a folder around it, would cost the user their weights."""
+    """Raise `OutputError` if the export would replace the checkpoint, or a folder that contains it."""
     if preset_name(name):
         return
     code = code_name(name)
@@ -189,9 +192,9 @@ def parity(
 ) -> Report:
     """Compare a bundle with the checkpoint that it was made from, on each runtime of `providers` (name -> provider).
 
-    `cases` random ones are added to the usual ones, `atol` and `rtol` tighten the tolerances, and `texts` with all
-    right outputs of each measure the error rate beside PyTorch's. `checkpoint`, `adapter` and `trust_code` are as
-    `export` takes them.
+    `cases` is the number of random cases in addition to the standard ones; `atol` and `rtol` tighten the tolerances.
+    With `texts` and all correct outputs of each, the report contains the error rates of the bundle and of PyTorch.
+    `checkpoint`, `adapter` and `trust_code` are those of `export`.
     """
     with needed(EXPORT):
         from txport.proof.parity.check import check
@@ -217,9 +220,9 @@ def compare(
     cases: int = 0,
     **options: Any,
 ) -> Report | Broken:
-    """As `parity`, which `options` are of, and what became worse since `baseline`, an older report as JSON values.
+    """Like `parity` (`options`), plus regressions against `baseline`, an older report as JSON values.
 
-    `with_culprit` adds the first part that differs. A graph that does not run is `Broken`, and raises nothing.
+    `with_culprit` adds the first part that differs. If a graph does not run, return `Broken` and raise nothing.
     """
     with needed(EXPORT):
         from txport.proof.reports.baseline import drift
@@ -240,7 +243,7 @@ def compare(
             report = replace(report, bisected=True, culprit=culprit)
         except TxportError:
             if not isinstance(report, Broken):
-                raise  # of a graph that does not run, that is what is told
+                raise  # a graph that does not run is reported as that
     if baseline is not None and not isinstance(report, Broken):
         report.drift.extend(drift(dict(baseline), report.to_dict()))
     return report
@@ -259,7 +262,8 @@ def matrix(
 ) -> Matrix:
     """Export a checkpoint for every target in every precision, and compare each bundle on every runtime and provider.
 
-    What is named narrows it; on the provider on which `export` proves, everything is compared.
+    `targets`, `precisions`, `names` (runtimes) and `providers` restrict the matrix. Each bundle is always compared on the
+    runtime and the provider that `export` compares with.
     """
     with needed(EXPORT):
         from txport.proof.matrix import engines, fill, kinds
@@ -277,10 +281,10 @@ def bisect(
     adapter: Adapter | None = None,
     trust_code: bool = False,
 ) -> Culprit | None:
-    """The first place at which a bundle computes what its checkpoint does not; None if there is none.
+    """Return the first part at which a bundle differs from its checkpoint; None if there is none.
 
-    It is looked for in the same cases as by `parity`. Of an adapter, it is a weight or an output: the module has no
-    parts that are known.
+    The cases are those of `parity`. With an adapter, the result is a weight or an output, because the parts of the
+    module are not known.
     """
     with needed(EXPORT):
         from txport.proof.bisect import culprit

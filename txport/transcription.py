@@ -1,7 +1,7 @@
-"""Speech to text: audio in windows, each searched as any other source; `api.Model.transcribe` is the way in.
+"""Speech to text: audio is split into windows, and each window is a source of a search; see `api.Model.transcribe`.
 
-Audio of more than one window is written down as its times say: the next window begins where the last whole part of this
-one ended (section 3.8 of Radford et al. 2022), as transformers' `generate` has it. Shape comments: M mel bins, F frames
+Audio longer than one window is transcribed with timestamps: the next window begins where the last complete segment of
+this one ends (section 3.8 of Radford et al. 2022), as in transformers' `generate`. Shape comments: M mel bins, F frames
 of a window, L frames of all audio.
 """
 
@@ -33,19 +33,19 @@ from txport.search.timestamps import TimestampRules
 from txport.system.numbers import switch
 
 Audio = str | PathLike[str] | NDArray[Any]
-Requests = list[tuple[Floats, list[int]]]  # features (M, F), and what the target begins with
-# Section 4.5 of the paper: a window is searched again, drawn ever more freely, where its text repeats itself, by how
-# many times it can be compressed, or where its tokens' mean log-probability is too low.
+Requests = list[tuple[Floats, list[int]]]  # features (M, F), and the prefix of the target
+# Section 4.5 of the paper: a window is decoded again, by sampling with rising temperature, if the compression ratio of
+# its text is too high (repetition), or the mean log-probability of its tokens too low.
 FALLBACK = (0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures
 MOST_COMPRESSED = 2.4
 LEAST_LIKELY = -1.0
-WINDOWS = 8  # searched together unless told otherwise
+WINDOWS = 8  # decoded together by default
 Find = Callable[[Requests, SearchOptions], list[list[Found]]]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of what is said: from when to when in seconds, its text, and its tokens, those of times among them."""
+    """A transcript segment: start and end in seconds, text, and tokens, timestamp tokens included."""
 
     start: float
     end: float
@@ -55,10 +55,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What is said in one piece of audio, as a whole and in parts; `language` is its code, if the model knows several.
+    """The transcript of one audio input, as a whole and in segments.
 
-    Without times, each window of audio is one part, unless the model tells times unasked: they count, as they do in
-    transformers' `generate`.
+    `language` is its code, or None for a model of one language. Without timestamps, each window is one segment. If the
+    model generates timestamps that were not requested, they are used, as in transformers' `generate`.
     """
 
     input: str
@@ -68,17 +68,17 @@ class Transcript:
 
     @property
     def tokens(self) -> list[int]:
-        """Those of all parts."""
+        """The tokens of all segments."""
         return [token for each in self.segments for token in each.tokens]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return dataclasses.asdict(self)
 
 
 @dataclass
 class Track:
-    """One piece of audio on its way: its features (M, L), how far it is written down, and what targets begin with."""
+    """One audio input in progress: features (M, L), number of transcribed frames (`seek`), and prefix of its targets."""
 
     name: str
     features: Floats
@@ -89,7 +89,7 @@ class Track:
     segments: list[Segment] = field(default_factory=list)
 
     def window(self, reads: Features) -> Floats:
-        """The next frames (M, F), filled up with zeros behind the last."""
+        """Return the next frames (M, F), padded with zeros at the end."""
         found = np.zeros((reads.size, reads.frames), np.float32)
         rest = self.features[:, self.seek : self.seek + reads.frames]
         found[:, : rest.shape[1]] = rest
@@ -97,14 +97,14 @@ class Track:
 
     @property
     def left(self) -> int:
-        """How many frames are not written down yet."""
+        """The number of frames that are not transcribed yet."""
         return int(self.features.shape[1]) - self.seek
 
 
 class Told:
-    """What a caller says of audio: its language, what to do, whether times are wanted, and whether to search again.
+    """The options of a transcription: language, task, timestamps and fallback.
 
-    Raises `UnsupportedError` for a model that reads no audio, and for what it does not know.
+    Raises `UnsupportedError` for a model that does not read audio, and for values that the model does not support.
     """
 
     def __init__(self, facts: Facts, language: Any, task: Any, timestamps: Any, fallback: Any) -> None:
@@ -119,7 +119,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Transcriber:
-    """A model's way from audio to text; `find` searches one batch."""
+    """Transcribe audio with one model; `find` searches one batch."""
 
     facts: Facts
     tokenizer: Tokenizer
@@ -132,17 +132,17 @@ class Transcriber:
 
     @property
     def reads(self) -> Features:
-        """What windows are."""
+        """The features that the model reads."""
         assert isinstance(self.facts.reads, Features)
         return self.facts.reads
 
     @property
     def speech(self) -> Speech:
-        """What tokens say of speech."""
+        """The special tokens of a speech model."""
         return self.facts.speech or Speech()
 
     def run(self, audio: Audio | Iterable[Audio], batch_size: int) -> Iterator[Transcript]:
-        """Each piece of audio in order; so many of them are at work at once."""
+        """Yield the transcript of each input in order; `batch_size` inputs are decoded together."""
         waiting = iter(pieces(audio))
         while tracks := [self._track(each) for each in islice(waiting, batch_size)]:
             self._begin(tracks)
@@ -169,9 +169,9 @@ class Transcriber:
         return Track(name, features, self.told.timestamps or is_long)
 
     def _begin(self, tracks: Sequence[Track]) -> None:
-        """What the targets of each track begin with; a language that nobody told is asked of the model.
+        """Set the language and the prompt of each track.
 
-        What the caller leaves out is the checkpoint's, the language and the task each on its own.
+        The defaults of language and task are the checkpoint's. Without any language, the model detects it.
         """
         told = self.told.language or self.speech.language
         task = self.told.task or self.speech.task
@@ -183,7 +183,7 @@ class Transcriber:
             track.prompt = prompt(self.speech, track.language, task or TASKS[0], times=track.times)
 
     def _detect(self, tracks: Sequence[Track]) -> list[str]:
-        """The language of the first window of each: the likeliest token of one after the start token."""
+        """Return the language of each first window: the most probable language token after the start token."""
         if not tracks:
             return []
         languages = dict(zip(self.speech.language_ids, self.speech.languages, strict=True))
@@ -192,7 +192,7 @@ class Transcriber:
         return [languages[each[0].tokens[0]] for each in found]
 
     def _turn(self, tracks: Sequence[Track]) -> None:
-        """The next window of each track; those that begin alike are searched together."""
+        """Decode the next window of each track; tracks with equal prompt length and timestamp mode form one batch."""
         kinds: dict[tuple[int, bool], list[Track]] = {}
         for track in tracks:
             kinds.setdefault((len(track.prompt), track.times), []).append(track)
@@ -202,7 +202,7 @@ class Transcriber:
                 self._write(track, best.tokens[size:])
 
     def _search(self, requests: Requests, options: SearchOptions, size: int) -> list[Found]:
-        """The best target of each window; with the fallback, of those that are no good another one is drawn."""
+        """Return the best target of each window; with the fallback, repetitive or improbable ones are sampled again."""
         if not self.told.fallback:
             return [best for best, *_ in self.find(requests, options)]
         found = [best for best, *_ in self.find(requests, dataclasses.replace(options, scores=True))]
@@ -216,13 +216,16 @@ class Transcriber:
         return found
 
     def _is_weak(self, found: Found, size: int) -> bool:
-        """Whether a target behind a prompt of so many tokens repeats itself, or is unlikely."""
+        """Return True if a target, after its prompt of `size` tokens, is repetitive or improbable."""
         content = self._text(found.tokens[size:]).encode()
         is_unlikely = bool(np.mean(found.token_scores[size:] or (0.0,)) < LEAST_LIKELY)
         return is_unlikely or len(content) > MOST_COMPRESSED * len(zlib.compress(content))
 
     def _options(self, size: int, times: bool) -> SearchOptions:
-        """Those of a search behind a prompt of so many tokens, in which the start token takes a place too."""
+        """Return the options of a search after a start token and a prompt of `size` tokens.
+
+        Raises `UnsupportedError` if `max_length` leaves no room after the prompt.
+        """
         longest = min(self.facts.writes.longest, self.options.max_length or self.facts.writes.longest)
         if (room := longest - 1 - size) < 1:
             raise UnsupportedError(f"max_length {longest} leaves no room behind the {size + 1} tokens of a prompt")
@@ -236,7 +239,7 @@ class Transcriber:
         return dataclasses.replace(chosen, logits_processor=rules)
 
     def _write(self, track: Track, tokens: Sequence[int]) -> None:
-        """Add the parts of a window to a track, which goes on behind the last of them."""
+        """Add the segments of a window to a track, and move `seek` to the end of the last one."""
         frames = min(track.left, self.reads.frames)
         reads = self.reads
         text_ids = [token for token in tokens if token not in self.options.ends(self.facts)]
@@ -245,10 +248,10 @@ class Transcriber:
         for part in parts:
             track.segments.append(Segment(offset + part.start, offset + part.end, self._text(part.tokens), part.tokens))
         moved = frames if places is None else places * reads.frames_a_place
-        track.seek += moved if moved > 0 else frames  # a model that ends where it began would never be done
+        track.seek += moved if moved > 0 else frames  # without progress, the loop would not end
 
     def _text(self, tokens: Sequence[int]) -> str:
-        """Without what speaks of speech."""
+        """Decode tokens to text, without the special tokens of speech."""
         first = self.speech.first_timestamp
         special = self.speech.special
         return self.tokenizer.decode([id_ for id_ in tokens if id_ not in special and (first is None or id_ < first)])
@@ -260,19 +263,19 @@ class Transcriber:
 
 @dataclass(frozen=True)
 class Only:
-    """A `logits_processor` that leaves some tokens."""
+    """A `logits_processor` that allows only these tokens."""
 
     tokens: tuple[int, ...]
 
     def __call__(self, scores: Floats, tokens: Ints) -> Floats:
-        """Scores (R, V) -> the same, of -inf for all others."""
+        """Scores (R, V) -> scores (R, V), -inf for all other tokens."""
         kept = np.full_like(scores, -np.inf)
         kept[:, self.tokens] = scores[:, self.tokens]
         return kept
 
 
 def drawn(options: SearchOptions, temperature: float) -> SearchOptions:
-    """The same search, but each token is drawn; the same ones for the same audio."""
+    """Return the options with sampling instead of beam search; the seed is fixed, so results are reproducible."""
     usual = SearchOptions()
     names = ("beams", "beam_groups", "diversity_penalty", "coverage_penalty", "early_stopping", "patience")
     greedy = {name: getattr(usual, name) for name in names}
@@ -281,7 +284,7 @@ def drawn(options: SearchOptions, temperature: float) -> SearchOptions:
 
 
 def require_one(options: SearchOptions) -> None:
-    """`UnsupportedError` for options of a search that mean nothing for audio in windows."""
+    """Raise `UnsupportedError` for search options that transcription does not support."""
     if options.nbest > 1:
         raise UnsupportedError(f"audio is written down in one way, got nbest {options.nbest}")
     for name in ("alignment", "logits_processor", "forced_bos_token_id"):
@@ -292,7 +295,7 @@ def require_one(options: SearchOptions) -> None:
 
 
 def pieces(audio: Audio | Iterable[Audio]) -> Iterable[Audio]:
-    """One piece of audio is no iterable of samples; an array is one piece, whose shape is judged later."""
+    """Return the inputs as an iterable; a path or an array is one input. Raises `AudioError` for other values."""
     if isinstance(audio, str | PathLike | np.ndarray):
         return [audio]
     try:
@@ -303,7 +306,7 @@ def pieces(audio: Audio | Iterable[Audio]) -> Iterable[Audio]:
 
 
 def _language(speech: Speech, language: Any) -> str | None:
-    """The code of a language, by whatever name; `UnsupportedError` for one that the model does not know."""
+    """Return the code of a language code or name; raise `UnsupportedError` for a language not in the model."""
     if language is None:
         return None
     if not speech.languages:
@@ -316,7 +319,7 @@ def _language(speech: Speech, language: Any) -> str | None:
 
 
 def _task(speech: Speech, task: Any) -> str | None:
-    """`UnsupportedError` for a task that the model does not know."""
+    """Return the task; raise `UnsupportedError` for a task that the model does not support."""
     if task is None:
         return None
     known = [each for each in TASKS if getattr(speech, each) is not None and speech.languages]
@@ -327,7 +330,7 @@ def _task(speech: Speech, task: Any) -> str | None:
 
 
 def _timestamps(speech: Speech, timestamps: bool) -> bool:
-    """`UnsupportedError` where a model that tells no times is asked for them."""
+    """Return the switch; raise `UnsupportedError` for timestamps of a model without timestamp tokens."""
     if timestamps and speech.first_timestamp is None:
         raise UnsupportedError("timestamps need a model that was trained to tell them; this one has no tokens of times")
     return timestamps

@@ -1,1 +1,1 @@
-"""How targets are found, over the seam of a runtime. NumPy only; imports of ours: models and `runtimes.base`."""
+"""Generation: greedy search, sampling and beam search over the `Runtime` interface, with NumPy only."""

@@ -1,6 +1,6 @@
-"""Which places of the source the tokens of a target attended to, and how much of it was covered in the end.
+"""Alignment of target tokens with source positions, and coverage of the source.
 
-Shape comments: T tokens, S places of the source, with padding.
+Shape comments: T tokens, S source positions, padding included.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import numpy as np
 from txport.runtimes.base import Doubles, Floats, Ints
 from txport.search.options import Alignment
 
-UNSEEN = 1e-30  # attention that has come to nothing still has a logarithm
+UNSEEN = 1e-30  # minimum attention, so that its logarithm is finite
 
 
 def alignment(attention: Floats, length: int, kind: str | None) -> Alignment:
-    """Attention (T, S) over a source of some length -> all of it, or for each token where it is largest."""
+    """Attention (T, S) over `length` source positions -> rows of it ("soft"), or the argmax per token ("hard")."""
     if kind is None:
         return ()
     own = attention[:, :length]
@@ -22,7 +22,7 @@ def alignment(attention: Floats, length: int, kind: str | None) -> Alignment:
 
 
 def fit(attention: Floats | None, places: int) -> Floats | None:
-    """Attention (R, any) -> (R, S): other sources in the same state may be longer, or have left."""
+    """Cut or pad attention (R, any) -> (R, S): the width differs if other sources in the state are longer."""
     if attention is None or attention.shape[1] == places:
         return attention
     fitted = np.zeros((len(attention), places), np.float32)
@@ -32,9 +32,9 @@ def fit(attention: Floats | None, places: int) -> Floats | None:
 
 
 def uncovered(attention: Doubles, lengths: Ints) -> Doubles:
-    """The attention of all tokens together (N, K, S), sources' lengths (N,) -> (N, K), 0 if nothing was missed.
+    """Attention summed over tokens (N, K, S), source lengths (N,) -> coverage (N, K): sum(log(min(attention, 1))).
 
-    Otherwise less: the sum of the logarithms of attention that is less than 1. Wu et al. 2016, "Google's neural
+    It is 0 if each source position got attention of at least 1, otherwise negative. Wu et al. 2016, "Google's neural
     machine translation system", section 7.
     """
     real = (np.arange(attention.shape[2]) < lengths[:, None])[:, None]  # (N, 1, S)

@@ -1,4 +1,4 @@
-"""Batches of similar length out of an iterable of any length, and the results back in order."""
+"""Group an iterable of any length into batches of similar length; return results in the original order."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from txport.system.machine import is_out_of_memory
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-READ_AHEAD = 64  # batches that are sorted together; bounds memory on endless input
-TURNS = 8  # continuous batches that a worker takes at a time
-MOST = 1 << 16  # items that are read ahead, however large the batches; so none is larger
+READ_AHEAD = 64  # batches that are sorted together; limits memory for endless input
+TURNS = 8  # size of a worker's task in continuous batching, in batches
+MOST = 1 << 16  # maximum number of items read ahead, and of items per batch
 
 
 def at_once(work: Callable[[list[Item]], list[Result]]) -> Callable[[list[Item]], Callable[[], list[Result]]]:
-    """Work that is done in one call, as `in_batches` takes it."""
+    """Wrap work that is done in one call for `in_batches`."""
     return lambda batch: partial(work, batch)
 
 
@@ -32,23 +32,23 @@ def in_batches(
     batch_tokens: int | None = None,
     continuous: bool = False,
 ) -> Iterator[Result]:
-    """Begin work on batches of items of similar length, and end it; results come in the order of the items.
+    """Process batches of items of similar length; yield results in the order of the items, as soon as available.
 
-    Each comes as soon as all before it are there; an error of `items` comes after the results of all that was read.
+    An error of `items` is raised after the results of all items before it.
 
-    A batch has at most `batch_size` items, which is at most `MOST`, and at most `batch_tokens` tokens, padding counted,
-    unless it is one item. `workers` are at work at once. What `begin` gives ends the work on a batch; a single worker
-    begins the next batch before it ends one. If it is `continuous`, the work itself takes so many at a time, and each
-    worker gets its part of all that was read.
+    A batch has at most `batch_size` items (at most `MOST`), and at most `batch_tokens` tokens, padding included, unless
+    it is one item. `workers` process batches in parallel. `begin` starts a batch and returns a function that finishes
+    it; a single worker begins the next batch before it finishes one. With `continuous`, the work splits its items
+    itself, and each worker gets a share of all items that were read.
     """
     iterator = iter(items)
-    ahead = 1 if batch_size == workers == 1 else min(READ_AHEAD * batch_size, MOST)  # one alone is not sorted
+    ahead = 1 if batch_size == workers == 1 else min(READ_AHEAD * batch_size, MOST)  # batches of one item are not sorted
     while True:
         window, problem = _read(iterator, ahead)
         lengths = [length(item) for item in window]
         order = sorted(range(len(window)), key=lengths.__getitem__)
         parts = [order[start::workers] for start in range(min(workers, len(order)))]
-        if workers > 1:  # an interrupt, or an error, waits for what the workers are at
+        if workers > 1:  # an interrupt or an error waits for the running tasks, so they must be short
             turns = TURNS * batch_size
             parts = [part[start : start + turns] for part in parts for start in range(0, len(part), turns)]
         batches = parts if continuous else list(_split(order, lengths, batch_size, batch_tokens))
@@ -60,18 +60,18 @@ def in_batches(
 
 
 def _read(iterator: Iterator[Item], count: int) -> tuple[list[Item], Exception | None]:
-    """So many items, or fewer, and what went wrong with the one after them: these are good all the same."""
+    """Read up to `count` items; return them with the error of the iterator, or None."""
     window: list[Item] = []
     try:
         for item in islice(iterator, count):
-            window.append(item)  # noqa: PERF402 - those before an error are kept
+            window.append(item)  # noqa: PERF402 - items before an error are kept
     except Exception as error:
         return window, error
     return window, None
 
 
 def _in_turn(done: Iterable[tuple[list[int], list[Result]]]) -> Iterator[Result]:
-    """The results of batches, as they come, in the order of the items: each as soon as all before it are there."""
+    """Yield the results of batches in the order of the items, each as soon as all before it are available."""
     waiting: dict[int, Result] = {}
     turn = 0
     for batch, results in done:
@@ -82,7 +82,7 @@ def _in_turn(done: Iterable[tuple[list[int], list[Result]]]) -> Iterator[Result]
 
 
 def _split(order: list[int], lengths: list[int], batch_size: int, batch_tokens: int | None) -> Iterator[list[int]]:
-    """Items in rising order of length -> batches."""
+    """Split item indices, sorted by length, into batches."""
     batch: list[int] = []
     for index in order:
         is_too_long = batch_tokens is not None and (len(batch) + 1) * lengths[index] > batch_tokens
@@ -97,7 +97,7 @@ def _split(order: list[int], lengths: list[int], batch_size: int, batch_tokens: 
 def _one_by_one(
     begin: Callable[[list[Item]], Callable[[], list[Result]]], batches: list[list[Item]]
 ) -> Iterator[list[Result]]:
-    """The results of each batch; before its work is ended, that on the next one begins, if there is memory for both."""
+    """Yield the results of each batch; begin the next batch before one is finished, if memory allows both."""
     following: Callable[[], list[Result]] | None = None
     for at, batch in enumerate(batches):
         end = following or begin(batch)
@@ -113,14 +113,14 @@ def _one_by_one(
             yield results
             continue
         following = None
-        del end  # so that the memory of both is given back
+        del end  # frees the memory of both
         yield begin(batch)()
 
 
 def _begun(
     begin: Callable[[list[Item]], Callable[[], list[Result]]], batch: list[Item]
 ) -> Callable[[], list[Result]] | None:
-    """What ends the work on a batch; None where it must wait for memory. Other errors come in the batch's own turn."""
+    """Begin a batch; return the function that finishes it, or None if memory is short. It raises other errors later."""
     try:
         return begin(batch)
     except Exception as error:
@@ -137,10 +137,10 @@ def _each(
     batches: list[list[int]],
     workers: int,
 ) -> Iterator[tuple[list[int], list[Result]]]:
-    """What comes of each batch, as it comes.
+    """Yield each batch of indices with its results, in the order of completion.
 
-    One worker begins with the batch whose item came first; of several, each takes the longest that is left, so that
-    none is long at work when the others are done.
+    A single worker processes batches in the order of their first items. Several workers start with the longest items,
+    so that all workers finish at about the same time.
     """
     picked = [(batch, [window[index] for index in batch]) for batch in batches]
     if workers == 1:

@@ -1,4 +1,4 @@
-"""How to search, and what is found."""
+"""Options and results of a search."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from txport.system.numbers import is_switch, number, switch, whole
 EarlyStopping = bool | Literal["never"]
 Alignment = tuple[tuple[float, ...], ...] | tuple[int, ...]  # (T, S), or (T,)
 Processor = Callable[[Floats, Ints], Floats]
-STEEPEST = 20  # a length to this power is still a number
+STEEPEST = 20  # a length to this power is still finite
 MOST_PATIENT = 100
-MOST_ROWS = 4096  # of one source: with more, what is kept of them alone fills the memory of any machine
-GREATEST = 1e9  # of penalties, so that scores stay numbers in fp32
+MOST_ROWS = 4096  # per source; more would exceed the memory of any machine
+GREATEST = 1e9  # maximum penalty, so that scores stay finite in fp32
 LONGEST_ID = 2**63 - 1
 OPTIONAL = ("max_new_tokens", "max_length", "seed", "forced_bos_token_id", "forced_eos_token_id")
 WHOLE = (
@@ -119,30 +119,30 @@ class SearchOptions:
 
     @property
     def kept(self) -> int:
-        """How many finished hypotheses each group of a source's beams waits for: its beams x `patience`, rounded."""
+        """The number of finished hypotheses per source and beam group: round(beams per group x `patience`), at least 1."""
         return max(1, round(self.beams // self.beam_groups * self.patience))
 
     @property
     def rows(self) -> int:
-        """How many rows of each source are searched at once."""
+        """The number of rows per source."""
         return self.nbest if self.do_sample else self.beams
 
     @property
     def changes_scores(self) -> bool:
-        """Whether scores change in other ways than by bans, so that all of them are needed."""
+        """True if options other than bans change scores, so that the scores of all tokens are needed."""
         return self.repetition_penalty != 1 or self.logits_processor is not None
 
     @property
     def aligns(self) -> bool:
-        """Whether attention over the source is needed."""
+        """True if attention over the source is needed."""
         return self.alignment is not None or self.coverage_penalty > 0
 
     def ends(self, facts: Facts) -> tuple[int, ...]:
-        """The tokens that end a target."""
+        """Return the end tokens of a target."""
         return facts.writes.ends if self.eos_token_id is None else tuple(self.eos_token_id)  # type: ignore[arg-type]
 
     def require_fit(self, facts: Facts, prefix: int = 0) -> None:
-        """Raise `UnsupportedError` for options that this model can't take, with a prefix of so many tokens."""
+        """Raise `UnsupportedError` for options that this model does not support with a prefix of `prefix` tokens."""
         self._require_task(facts)
         limit = f"the model's longest sequence, {facts.writes.longest}"
         if prefix >= facts.writes.longest:
@@ -172,7 +172,7 @@ class SearchOptions:
             raise UnsupportedError(f"{fault}; got {self.forced_bos_token_id}")
 
     def _require_task(self, facts: Facts) -> None:
-        """Raise `UnsupportedError` for options that mean nothing for a model of this kind."""
+        """Raise `UnsupportedError` for options that do not apply to the task of the model."""
         for name in ("alignment", "coverage_penalty"):
             if getattr(self, name) and facts.attention is None:
                 raise UnsupportedError(f"{name} needs attention over a source, which this {facts.task} model has not")
@@ -185,19 +185,19 @@ class SearchOptions:
 
 
 def _whole(name: str, value: Any) -> int | None:
-    """A whole number of any kind, as an int; None stays where it means something."""
+    """Return a whole number as an int; None is kept for optional values."""
     if value is None and name in OPTIONAL:
         return None
     return whole(name, value, most=None if name == "seed" else LONGEST_ID)
 
 
 def _tokens(name: str, values: Any) -> tuple[int | None, ...]:
-    """Tokens of any kind of sequence, as ints."""
+    """Return the token ids of any sequence as ints."""
     return tuple(_whole(name, each) for each in _many(name, values))
 
 
 def _many(name: str, values: Any) -> list[Any]:
-    """The members of any kind of sequence; None has none, as in Hugging Face."""
+    """Return the items of any sequence as a list; None is an empty sequence, as in Hugging Face."""
     try:
         return [] if values is None else list(values)
     except TypeError:
@@ -209,7 +209,7 @@ def _given(token: int | None) -> tuple[int, ...]:
 
 
 def _problems(options: SearchOptions) -> Iterable[str]:
-    """Why options make no sense, most basic first."""
+    """Yield error messages for invalid options, the most basic first."""
     yield from _wrong_counts(options)
     yield from _wrong_words(options)
     yield from _wrong_numbers(options)
@@ -245,7 +245,7 @@ def _problems(options: SearchOptions) -> Iterable[str]:
 
 
 def single_tokens(sequences: Sequence[Sequence[int]]) -> list[int]:
-    """The tokens that are a sequence by themselves."""
+    """Return the tokens of the sequences that have one token."""
     return [words[0] for words in sequences if len(words) == 1]
 
 
@@ -303,14 +303,14 @@ def _wrong_numbers(options: SearchOptions) -> Iterable[str]:
 
 
 def _is_one(value: Any, *words: str) -> bool:
-    """Whether it is one of the words; arrays compare in ways of their own."""
+    """Return True if the value is one of the words; an array is not, because its comparison is elementwise."""
     return isinstance(value, str) and value in words
 
 
 def require_defaults(values: Mapping[str, Any], facts: Facts) -> None:
-    """Raise `UnsupportedError` for options of a bundle, by their names, that no search of its model can have.
+    """Raise `UnsupportedError` for default options of a bundle that its model does not support.
 
-    Of a model that only encodes, they are how it pools.
+    For an encoder-only model, these are the options of pooling.
     """
     if facts.task == "encode":
         require_pooling(values, facts)
@@ -323,8 +323,8 @@ def require_defaults(values: Mapping[str, Any], facts: Facts) -> None:
 
 
 def require_length_penalty(length_penalty: float) -> None:
-    """Raise `UnsupportedError` for a power that a length can't be taken to."""
-    if not -STEEPEST <= number("length_penalty", length_penalty) <= STEEPEST:  # NaN lies nowhere
+    """Raise `UnsupportedError` for a length penalty that is out of range, or NaN."""
+    if not -STEEPEST <= number("length_penalty", length_penalty) <= STEEPEST:  # NaN is in no range
         raise UnsupportedError(f"length_penalty must lie in -{STEEPEST} to {STEEPEST}, got {length_penalty}")
 
 
@@ -332,8 +332,8 @@ def require_length_penalty(length_penalty: float) -> None:
 class Found:
     """One target: its token ids, the end token included if it was reached, its score, and the log-prob of each token.
 
-    `alignment` is the attention of each token, if that was asked for: to each place of the source ("soft"), or the
-    place where it is largest ("hard").
+    `alignment`, if requested, is the attention of each token to each source position ("soft"), or the source position
+    with the most attention ("hard").
     """
 
     tokens: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The requests of a search to whoever runs it, so that the same search runs alone or beside others in one state."""
+"""Requests of a search to its caller: the same search can run alone, or with others in one state."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 from txport.runtimes.base import Ints, Scores
 from txport.search.options import Found
 
-Certain = Callable[[], list[tuple[int, ...]]]  # what each target is known to begin with by now
+Certain = Callable[[], list[tuple[int, ...]]]  # returns the certain beginning of each target
 
 
 class Step(NamedTuple):
-    """A step of all rows, of which the answer is the scores; the fields are those of `Runtime.step`."""
+    """Run a step of all rows; the answer is the scores. The fields are arguments of `Runtime.step`."""
 
     tokens: Ints
     top: int | None
@@ -21,22 +21,22 @@ class Step(NamedTuple):
 
 
 class Select(NamedTuple):
-    """Row i is to be the old row `rows[i]`."""
+    """Select rows: the new row i is the old row `rows[i]`."""
 
     rows: Ints
 
 
 class Reserve(NamedTuple):
-    """Sources are to have several rows each before long; attention may then sum as it does over several from now on."""
+    """Announce `rows` rows per source; attention may use its kernels for several rows from now on."""
 
     rows: int
 
 
 class Progress(NamedTuple):
-    """Nothing is asked: this is how far the search is."""
+    """Report the progress of the search; no answer is needed."""
 
     certain: Certain
 
 
 SearchRequest = Step | Select | Reserve | Progress
-Search = Generator[SearchRequest, Scores | None, list[list[Found]]]  # scores are the answer to a step, None to all else
+Search = Generator[SearchRequest, Scores | None, list[list[Found]]]  # the answer is scores for a step, otherwise None
