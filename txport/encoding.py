@@ -196,7 +196,7 @@ class Encoder:
     def tag(self, texts: str | Iterable[str], **how: Any) -> list[list[Tag]]:
         """Return the tokens of each text, except special tokens, with their most probable labels.
 
-        `how` are the options of `infer`. See `likeliest` for a model with a single label, such as ELECTRA's discriminator.
+        `how` are the options of `infer`. See `likeliest` for models with a single label (ELECTRA's discriminator).
         """
         return list(self.tag_iter(texts, **how))
 

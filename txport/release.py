@@ -262,8 +262,8 @@ def matrix(
 ) -> Matrix:
     """Export a checkpoint for every target in every precision, and compare each bundle on every runtime and provider.
 
-    `targets`, `precisions`, `names` (runtimes) and `providers` restrict the matrix. Each bundle is always compared on the
-    runtime and the provider that `export` compares with.
+    `targets`, `precisions`, `names` (runtimes) and `providers` restrict the matrix. Each bundle is always compared on
+    the runtime and the provider that `export` compares with.
     """
     with needed(EXPORT):
         from txport.proof.matrix import engines, fill, kinds

@@ -78,7 +78,7 @@ class Transcript:
 
 @dataclass
 class Track:
-    """One audio input in progress: features (M, L), number of transcribed frames (`seek`), and prefix of its targets."""
+    """One audio input in progress: features (M, L), number of transcribed frames (`seek`), prefix of its targets."""
 
     name: str
     features: Floats

@@ -42,7 +42,7 @@ def in_batches(
     itself, and each worker gets a share of all items that were read.
     """
     iterator = iter(items)
-    ahead = 1 if batch_size == workers == 1 else min(READ_AHEAD * batch_size, MOST)  # batches of one item are not sorted
+    ahead = 1 if batch_size == workers == 1 else min(READ_AHEAD * batch_size, MOST)  # a batch of one is not sorted
     while True:
         window, problem = _read(iterator, ahead)
         lengths = [length(item) for item in window]
@@ -120,7 +120,7 @@ def _one_by_one(
 def _begun(
     begin: Callable[[list[Item]], Callable[[], list[Result]]], batch: list[Item]
 ) -> Callable[[], list[Result]] | None:
-    """Begin a batch; return the function that finishes it, or None if memory is short. It raises other errors later."""
+    """Begin a batch; return a function that finishes it or raises its error, or None if memory is short."""
     try:
         return begin(batch)
     except Exception as error:

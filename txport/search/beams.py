@@ -1,7 +1,7 @@
-"""The hypotheses of beam search, for all sources of a batch at once: which go on, which have ended, and their tokens.
+"""The running and finished hypotheses of beam search, for all sources of a batch at once.
 
-Shape comments: B sources, S of them still running, W rows a source (1 in the first step, K later), C candidates a
-row, K beams, F finished hypotheses that are kept, A places of the source that can be attended to.
+Shape comments: B sources, S of them still running, W rows per source (1 in the first step, K later), C candidates per
+row, K beams, F finished hypotheses that are kept, A source positions.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from txport.search.options import Alignment, Found, SearchOptions
 
 Bools = NDArray[np.bool_]
 Pick = Callable[[NDArray[Any]], NDArray[Any]]
-NO_END = -1  # in place of an end token, for hypotheses that were cut off
+NO_END = -1  # instead of an end token, for hypotheses without one
 
 
 class Turn(NamedTuple):
-    """The token of every beam, after which beam of the step before, and what that added to its score: (B, K) each."""
+    """One step of all beams: index of the parent beam, token, and log-prob of the token: (B, K) each."""
 
     parents: Ints
     tokens: Ints
     log_probs: Doubles
 
     def map(self, pick: Pick) -> Turn:
-        """The same of each part."""
+        """Apply `pick` to each field."""
         return Turn(pick(self.parents), pick(self.tokens), pick(self.log_probs))
 
 
 class Finished(NamedTuple):
-    """Hypotheses in falling order of score (B, F): their last step and beam, and the end token with its log-prob."""
+    """Finished hypotheses by descending score (B, F): last step and beam, and the end token with its log-prob."""
 
     scores: Doubles
     steps: Ints
@@ -44,14 +44,14 @@ class Finished(NamedTuple):
     log_probs: Doubles
 
     def map(self, pick: Pick) -> Finished:
-        """The same of each part."""
+        """Apply `pick` to each field."""
         return Finished(pick(self.scores), pick(self.steps), pick(self.beams), pick(self.ends), pick(self.log_probs))
 
 
 class Beams:
     """The running and the finished hypotheses of each source.
 
-    What a hypothesis says is kept as the step and the beam that it came from, so that a step copies no tokens.
+    A hypothesis is stored as its last step and beam, with links to parent beams; therefore a step copies no tokens.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class Beams:
         count = len(prefix_lengths)
         kept = options.kept
         self._running = np.arange(count)
-        self._sums: Doubles = np.zeros((count, 1))  # (S, W), the best first
-        self._places: Ints = np.zeros((count, 1), np.int64)  # which row of its source each of them is: (S, W)
+        self._sums: Doubles = np.zeros((count, 1))  # (S, W), best first
+        self._places: Ints = np.zeros((count, 1), np.int64)  # row of each beam within its source: (S, W)
         self._steps: list[Turn] = []
-        self._attention: list[Floats] = []  # the attention of the rows of each step, beam by beam: (B, W, A) each
-        self._seen: Doubles = np.zeros((count, 1, 1))  # all attention of each of them: (S, W, A)
+        self._attention: list[Floats] = []  # attention of each step by beam: (B, W, A) each
+        self._seen: Doubles = np.zeros((count, 1, 1))  # attention of each beam, summed over steps: (S, W, A)
         scores = np.full((count, kept), -np.inf)
         log_probs = np.zeros((count, kept))
         steps, beams, end_tokens = np.zeros((3, count, kept), np.int64)
         self._finished = Finished(scores, steps, beams, end_tokens, log_probs)
         self.last: Ints = np.zeros(count, np.int64)  # the newest token of each running row
-        self.last_tokens: Ints = np.full((count, self._size), NO_END)  # what each beam of each source added just now
+        self.last_tokens: Ints = np.full((count, self._size), NO_END)  # newest token of each beam: (B, K)
 
     @property
     def wanted(self) -> int:
-        """Candidates of each row."""
+        """The number of candidates per row."""
         return wanted_of_group(self._options, self._ends)
 
     @property
@@ -89,7 +89,7 @@ class Beams:
         return np.repeat(self._running, self._sums.shape[1])
 
     def advance(self, log_probs: Floats, ids: Ints, attention: Floats | None = None) -> Ints:
-        """Candidates (S x W, C) of every row, its attention (S x W, A) -> which row each that goes on comes from."""
+        """Candidates (S x W, C) of every row, attention (S x W, A) -> the old row of each row that continues."""
         size = self._size
         sources, width = self._sums.shape
         at = np.arange(sources)[:, None]
@@ -109,7 +109,7 @@ class Beams:
         self._record(step)
         self._cut_off(sums)
         self._seen = seen[at, step.parents] if seen.size else seen
-        before = self._places[at, step.parents]  # where the row of each parent lies
+        before = self._places[at, step.parents]  # row of each parent
         tokens = step.tokens
         starts = width * at
         if (done := self._are_done()).any():
@@ -130,11 +130,11 @@ class Beams:
         return rows.ravel()
 
     def best(self) -> list[list[Found]]:
-        """The `nbest` best of each source, once none runs any more."""
+        """Return the `nbest` best hypotheses of each source, after all sources are done."""
         return self.best_of(self._options.nbest)
 
     def best_of(self, nbest: int) -> list[list[Found]]:
-        """The best finished hypotheses of each source."""
+        """Return the best finished hypotheses of each source."""
         ids, log_probs, rows, lengths = self._speak(nbest)
         scores = self._finished.scores[:, :nbest]
         found: list[list[Found]] = [[] for _ in scores]
@@ -148,7 +148,7 @@ class Beams:
         return found
 
     def certain(self) -> list[tuple[int, ...]]:
-        """What all hypotheses of a source that may still win begin with."""
+        """Return the common beginning of all hypotheses that can still win, per source."""
         running = {source: row for row, source in enumerate(self._running.tolist())}
         certain = []
         for source, finished in enumerate(self.best_of(self._finished.scores.shape[1])):
@@ -162,7 +162,7 @@ class Beams:
         return certain
 
     def _words(self, source: int, beam: int) -> tuple[int, ...]:
-        """The tokens of a running hypothesis."""
+        """Return the tokens of a running hypothesis."""
         words = []
         for step in reversed(self._steps):
             words.append(int(step.tokens[source, beam]))
@@ -170,7 +170,7 @@ class Beams:
         return tuple(reversed(words))
 
     def _attend(self, attention: Floats | None) -> Doubles:
-        """Keep attention (S x W, A); -> all of each beam so far, with that of the token which comes now."""
+        """Store attention (S x W, A); return the sum over the steps of each beam, this step included: (S, W, A)."""
         if attention is None:
             return self._seen
         sources, width = self._sums.shape
@@ -181,14 +181,14 @@ class Beams:
         return self._seen + own
 
     def _alignment(self, source: int, rows: Ints) -> Alignment:
-        """The alignment of the tokens of one target, which come from these beams."""
+        """Return the alignment of one target; `rows` are the beams of its tokens."""
         if self._options.alignment is None or not len(rows):
             return ()
         attention = np.stack([each[source, row] for each, row in zip(self._attention, rows.tolist(), strict=False)])
         return alignment(attention, int(self._source_lengths[source]), self._options.alignment)
 
     def _part(self, step: Turn, totals: Doubles, ended: Bools, seen: Doubles) -> tuple[Turn, Doubles]:
-        """Of candidates, the best first: those that end compete with the finished ones, the others go on."""
+        """Split candidates, best first: ended ones compete with the finished hypotheses, the others continue."""
         size = self._size
         at = np.arange(len(ended))[:, None]
         if (there := ended[:, :size].any(axis=1)).any():
@@ -204,7 +204,7 @@ class Beams:
         return step.map(lambda part: part[at, order]), np.where(dead, -np.inf, totals[at, order])
 
     def _cut_off(self, sums: Doubles) -> None:
-        """Where no token may follow and nothing has ended, the hypotheses of the step before stand as they are."""
+        """Finish the hypotheses of the previous step where no token is allowed and no hypothesis is finished."""
         stuck = (self._sums[:, 0] == -np.inf) & (self._finished.scores[self._running, 0] == -np.inf)
         if stuck.any():
             sources = self._running[stuck]
@@ -216,7 +216,7 @@ class Beams:
 
     def _record(self, step: Turn) -> None:
         self.last_tokens[:] = NO_END
-        self.last_tokens[self._running] = np.where(self._sums == -np.inf, NO_END, step.tokens)  # the dead add nothing
+        self.last_tokens[self._running] = np.where(self._sums == -np.inf, NO_END, step.tokens)  # dead beams have none
         if len(self._running) == len(self._prefix_lengths):
             self._steps.append(step)
             return
@@ -226,12 +226,12 @@ class Beams:
         self._steps.append(whole)
 
     def _lengths(self, sources: Ints, length: int | Ints) -> Ints:
-        """How many of so many tokens are new: (S,)."""
+        """Return the number of new tokens among `length` tokens, at least 1: (S,)."""
         lengths: Ints = np.maximum(length - self._prefix_lengths[sources], 1)
         return lengths
 
     def _score(self, totals: Doubles, sources: Ints, length: int, seen: Doubles, beams: Ints) -> Doubles:
-        """Sums (S, K) of the targets of some sources -> what they are worth at a length; they come of these beams."""
+        """Return scores (S, K) of sums of log-probs (S, K) at a length, coverage penalty included; `beams` (S, K)."""
         lengths = self._lengths(sources, length).astype(np.float64)
         scores: Doubles = totals / lengths[:, None] ** self._options.length_penalty
         if self._options.coverage_penalty:
@@ -242,7 +242,7 @@ class Beams:
     def _compete(
         self, sources: Ints, beams: Ints, scores: Doubles, ends: Ints, log_probs: Doubles, back: int = 1
     ) -> None:
-        """Hypotheses of some sources, after so many steps back and each from its beam, against their finished ones."""
+        """Merge hypotheses whose last step is `steps[-back]` into the finished ones of their sources; keep the best F."""
         steps = np.full(beams.shape, len(self._steps) - back)
         theirs = Finished(scores, steps, beams, ends, log_probs)
         at = np.arange(len(sources))[:, None]
@@ -251,13 +251,13 @@ class Beams:
         )
         worth = np.where(
             np.isnan(joined.scores), np.finfo(np.float64).min, joined.scores
-        )  # a broken model says something
+        )  # NaN ranks above -inf: a broken model has a result
         order = np.argsort(-worth, axis=1, kind="stable")[:, : self._finished.scores.shape[1]]
         for kept, part in zip(self._finished, joined, strict=True):
             kept[sources] = part[at, order]
 
     def _are_done(self) -> Bools:
-        """Of the running sources: (S,). Where the targets are as long as may be, all compete as they are."""
+        """Return which running sources are done: (S,). At the length limit, all running hypotheses are finished first."""
         options = self._options
         best = self._sums[:, 0]
         length = len(self._steps)
@@ -285,7 +285,7 @@ class Beams:
         return done
 
     def _speak(self, nbest: int) -> tuple[Ints, Doubles, Ints, Ints]:
-        """The best finished hypotheses: tokens (B, nbest, T), log-probs, beams they come from, lengths."""
+        """Return the best finished hypotheses: tokens, log-probs and beams (B, nbest, T) each, lengths (B, nbest)."""
         finished = self._finished.map(lambda part: part[:, :nbest])
         longest = len(self._steps) + 1
         steps = finished.steps
@@ -304,25 +304,25 @@ class Beams:
 
 
 def wanted_of_group(options: SearchOptions, ends: Sized) -> int:
-    """Candidates of each row, so that those that end leave enough that go on: Hugging Face's number."""
+    """Return the number of candidates per row, enough to replace ended ones; the same as Hugging Face's."""
     return max(2, 1 + len(ends)) * (options.beams // options.beam_groups)
 
 
 def wanted_of_row(options: SearchOptions, ends: Sized) -> int:
-    """The same where beams may be in groups: as many more as other groups may spoil."""
+    """Like `wanted_of_group`, plus one candidate for each beam of the other groups, whose tokens are penalised."""
     return wanted_of_group(options, ends) + options.beams - options.beams // options.beam_groups
 
 
 def beginning(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """What two sequences begin with; that of the first and the last of several is that of all."""
+    """Return the common prefix of two sequences; that of min and max of several is the common prefix of all."""
     place = next((at for at, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), None)
     return one[: min(len(one), len(other)) if place is None else place]
 
 
 def settle(parents: Ints) -> Ints:
-    """Places of parents (S, K) -> places of their children, of whom one stays where it was.
+    """Rows of parents (S, K) -> rows of their children; the first child of each parent keeps its row.
 
-    So only the rows of parents who die are written anew.
+    Therefore only rows of parents without children are overwritten.
     """
     at = np.arange(len(parents))[:, None]
     size = parents.shape[1]
@@ -331,12 +331,12 @@ def settle(parents: Ints) -> Ints:
         return parents
     taken = np.zeros(parents.shape, np.bool_)
     taken[at, parents] = True
-    vacant = np.argsort(taken, axis=1, kind="stable")  # the free ones first
+    vacant = np.argsort(taken, axis=1, kind="stable")  # free rows first
     turn = (~stays).cumsum(axis=1) - 1
     return np.where(stays, parents, vacant[at, turn])
 
 
 @cache
 def _earlier(size: int) -> Bools:
-    """Whether place j lies before place i: (K, K)."""
+    """Return a mask (K, K) that is True where j < i."""
     return np.tri(size, k=-1, dtype=np.bool_)

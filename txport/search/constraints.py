@@ -1,7 +1,7 @@
-"""Which tokens may come next: bans, forced tokens, and whatever else changes the scores before a token is chosen.
+"""Constraints on the next token: banned tokens, forced tokens, and options that change scores.
 
-Bans only take away, so that they need no more than a few candidates beyond those that are wanted; many bans, and what
-changes scores in other ways, need all of them. Shape comments: R rows, T tokens so far, C candidates, V vocabulary.
+A few banned tokens need only a few additional candidates; many of them, and options that change scores, need the scores
+of the whole vocabulary. Shape comments: R rows, T tokens so far, C candidates, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from txport.runtimes.base import Floats, Ints, Scores, log_softmax, scores
 from txport.search.options import SearchOptions, single_tokens
 from txport.search.requests import SearchRequest, Step
 
-NOTHING = -1  # in place of a token
-SPARE = 16  # candidates beyond those that are wanted; to sort more takes longer than to look at all
+NOTHING = -1  # no token
+SPARE = 16  # maximum of additional candidates; with more, reading all scores is faster
 
 
 class Candidates(NamedTuple):
-    """Tokens that may come next: the scores by which to choose, what each adds to its target's, and ids: (R, C) each.
+    """Candidates for the next token: scores for the choice, log-probs for the target's score, ids: (R, C) each.
 
-    Beside them the attention of the step, if it was asked for.
+    `attention` is that of the step, if requested.
     """
 
     values: Floats
@@ -36,9 +36,9 @@ class Candidates(NamedTuple):
 
 
 class Constraints:
-    """Those of one batch: of the options, of what each target must begin with, and of how long each may be.
+    """The constraints of one batch: options, prefixes and length limits.
 
-    `prompts` are what a causal model continues: what looks at the tokens so far looks at theirs too.
+    `prompts` are those of a causal model; constraints on the tokens so far include the tokens of the prompts.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Constraints:
         self.prefix_lengths = np.array([len(prefix) for prefix in prefixes], np.int64)
         self.limits = limits(options, facts, prefixes, prompts)
         self._words = [np.asarray(words, np.int64) for words in options.bad_words_ids]
-        room = max(map(len, self._words), default=0) if len(prompts) else 0  # so that no prompt is too short for words
-        self._before = _pad([prompt[-2::-1] for prompt in prompts], room)[:, ::-1]  # (B, P - 1), padded at the left
+        room = max(map(len, self._words), default=0) if len(prompts) else 0  # pads prompts to the longest words
+        self._before = _pad([prompt[-2::-1] for prompt in prompts], room)[:, ::-1]  # (B, P - 1), padded on the left
         self._bans = bool(
             options.min_new_tokens
             or options.no_repeat_ngram_size
@@ -71,10 +71,10 @@ class Constraints:
     def best(
         self, token_ids: Ints, sources: Ints, count: int | None, *, log: bool
     ) -> Generator[SearchRequest, Scores | None, Candidates]:
-        """Ask for a step; -> the `count` best tokens that may follow, best first, or all in the vocabulary's order.
+        """Request a step; return the `count` best allowed tokens, best first; `count` None: the whole vocabulary.
 
-        `token_ids` (R, T) are the tokens of each row so far, from the start token, `sources` (R,) their sources.
-        With `log`, processors see log-probabilities, and what they make of these is what a token adds to a score.
+        `token_ids` (R, T) are the tokens of each row so far, start token included; `sources` (R,) are their sources.
+        With `log`, processors get log-probs, and their output is added to the score; otherwise they get logits.
         """
         normalise = log or self._options.scores
         aligns = self._options.aligns
@@ -112,13 +112,13 @@ class Constraints:
         return Candidates(values, values, ids, attention)
 
     def _seen(self, token_ids: Ints, sources: Ints) -> Ints:
-        """All tokens so far, those of prompts too: (R, P - 1 + T); `NOTHING` before the first of a shorter prompt."""
+        """Return all tokens so far, prompts included: (R, P - 1 + T); shorter prompts are padded left with `NOTHING`."""
         if not (self._before.size and (self._bans or self._options.changes_scores)):
             return token_ids
         return np.concatenate([self._before[sources], token_ids], axis=1)
 
     def _are_given(self, length: int, sources: Ints) -> Ints:
-        """The rows whose next token is their prefix's."""
+        """Return the rows whose next token is part of their prefix."""
         return np.flatnonzero(self.prefix_lengths[sources] >= length)
 
     def _change(self, values: Floats, seen: Ints, banned: Ints, forced: Ints | None, given: Ints) -> Floats:
@@ -139,15 +139,15 @@ class Constraints:
         values = np.asarray(self._options.logits_processor(values, ids), np.float32)
         if values.shape != shape:
             raise UnsupportedError(f"logits_processor must return scores of shape {shape}, got {values.shape}")
-        if forced is not None:  # it has no say in prefixes
+        if forced is not None:  # it does not change prefixes
             values[given] = -np.inf
             values[given, forced[given]] = 0.0
         return values
 
     def _banned(self, seen: Ints, length: int, sources: Ints) -> Ints:
-        """Tokens that must not come next: (R, as many as any row has), `NOTHING` where there are fewer.
+        """Return the banned next tokens: (R, maximum over rows), padded with `NOTHING`.
 
-        `length` tokens of all that were seen are from the start token, or the last of the prompt, on.
+        `length` is the number of tokens from the start token, or the last token of the prompt, on.
         """
         rows = len(sources)
         options = self._options
@@ -169,9 +169,9 @@ class Constraints:
         return banned[:, (banned != NOTHING).any(axis=0)]
 
     def _forced(self, length: int, sources: Ints) -> Ints | None:
-        """The one token that may come after `length` tokens, the start token counted, or `NOTHING`: (R,).
+        """Return the forced token after `length` tokens, start token included, or `NOTHING`: (R,).
 
-        None where no row can have one, as in most steps.
+        Return None if no row can have a forced token, as in most steps.
         """
         in_prefixes = length <= self._prefixes.shape[1]
         first = self._options.forced_bos_token_id if length == 1 else None
@@ -187,7 +187,7 @@ class Constraints:
 
 
 def possible_tops(options: SearchOptions, facts: Facts, count: int | None, longest: int) -> Sequence[int | None]:
-    """What `Constraints.best` may ask of steps for `count` tokens; rows have up to `longest`, their prompts counted."""
+    """Return all values of `top` that `Constraints.best` can request; rows have up to `longest` tokens with prompts."""
     if options.changes_scores or count is None or _needs_all_scores(options):
         return [None]
     single = single_tokens(options.bad_words_ids)
@@ -204,24 +204,24 @@ def possible_tops(options: SearchOptions, facts: Facts, count: int | None, longe
 
 
 def _needs_all_scores(options: SearchOptions) -> bool:
-    """Whether so many tokens are banned in every step that all scores are looked at, whatever else is banned there."""
+    """Return True if more than `SPARE` tokens are banned in every step, so that all scores are needed."""
     return len(options.suppress_tokens) > SPARE
 
 
 def _spare(banned: int) -> int:
-    """Candidates beyond those that are wanted, of which so many may be banned: few different numbers to bind."""
+    """Return the number of additional candidates: `banned` rounded up to a power of 2, for few different shapes."""
     return 1 << (banned - 1).bit_length() if banned else 0
 
 
 def limits(
     options: SearchOptions, facts: Facts, prefixes: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]] = ()
 ) -> Ints:
-    """How many tokens each target may have, its prefix counted, its prompt not: (B,)."""
+    """Return the maximum number of tokens of each target, with its prefix, without its prompt: (B,)."""
     most = options.max_new_tokens
     taken = map(len, prompts) if len(prompts) else [0] * len(prefixes)
     longest = facts.writes.longest
     if options.max_length is not None:
-        longest = min(longest, options.max_length - 1)  # the start token is none of the target's
+        longest = min(longest, options.max_length - 1)  # the start token is not part of the target
     room = np.array([longest - count for count in taken], np.int64)
     return room if most is None else np.array([len(prefix) + most for prefix in prefixes], np.int64)
 
@@ -236,7 +236,7 @@ def _pad(prefixes: Sequence[Sequence[int]], least: int = 0) -> Ints:
 def _choose(
     changed: Floats, own: Floats | None, forced: Ints | None, count: int | None, attention: Floats | None
 ) -> Candidates:
-    """Of all scores (R, V), changed: the best, or all; they add what they are by themselves, where that is given."""
+    """Choose the `count` best, or all, of changed scores (R, V); log-probs are those of `own` (R, V), if given."""
     if count is None:
         ids: Ints = np.broadcast_to(np.arange(changed.shape[1]), changed.shape)
     else:
@@ -257,7 +257,7 @@ def _forbid(values: Floats, banned: Ints) -> None:
 
 
 def _best_allowed(logits: Floats, banned: Ints, count: int, *, normalise: bool) -> tuple[Floats, Ints]:
-    """The best candidates (R, count) of all logits (R, V), as they are or as log-probs, that are not banned."""
+    """Return the best allowed candidates (R, count) of logits (R, V), as logits or log-probs, and their ids."""
     allowed = logits.copy()
     _forbid(allowed, banned)
     best = scores(allowed, count, normalise=False)
@@ -266,7 +266,7 @@ def _best_allowed(logits: Floats, banned: Ints, count: int, *, normalise: bool) 
 
 
 def _without(values: Floats, ids: Ints, banned: Ints, count: int) -> tuple[Floats, Ints]:
-    """The best candidates (R, C), which come in falling order, that are not banned."""
+    """Return the `count` best allowed candidates of (R, C) in descending order."""
     bad = (ids[:, :, None] == banned[:, None, :]).any(axis=2)
     if not bad.any():
         return values[:, :count], ids[:, :count]
@@ -276,7 +276,7 @@ def _without(values: Floats, ids: Ints, banned: Ints, count: int) -> tuple[Float
 
 
 def _after(token_ids: Ints, words: NDArray[np.int64]) -> Ints:
-    """The last of a sequence of tokens, for the rows that have the others just before it: (R, 1)."""
+    """Return the last of `words` for rows that end with the words before it, otherwise `NOTHING`: (R, 1)."""
     before = words[:-1]
     if len(before) >= token_ids.shape[1]:
         return np.empty((len(token_ids), 0), np.int64)
@@ -285,7 +285,7 @@ def _after(token_ids: Ints, words: NDArray[np.int64]) -> Ints:
 
 
 def _repeated(token_ids: Ints, size: int) -> Ints:
-    """The tokens that would complete a sequence of `size` tokens for a second time: (R, T)."""
+    """Return the tokens that would repeat an n-gram of `size` tokens: (R, T - size + 1), padded with `NOTHING`."""
     length = token_ids.shape[1]
     if length < size:
         return np.empty((len(token_ids), 0), np.int64)

@@ -1,8 +1,8 @@
-"""Continuous batching: one state for a stream of inputs, in which new ones take the slots of those that are done.
+"""Continuous batching: one state for a stream of requests, in which new requests take the slots of finished ones.
 
-A slot is a place for one source in a continuous batch, with as many rows as its search may have at once. Inputs that
-are admitted together are a request group, which searches as a batch does and knows of no other; here the steps of all
-groups become one. Letters: P slots, each of one source, K rows at a slot, R = P x K rows.
+A slot holds one source, with the maximum number of rows of its search. Requests that are admitted together are a
+request group, which is searched like a separate batch; the scheduler joins the steps of all groups into one. Shape
+comments: P slots, each of one source, K rows per slot, R = P x K rows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from txport.search.generate import longest_target, plan, start
 from txport.search.options import Found, SearchOptions
 from txport.search.requests import Search, Select, Step
 
-WORTH_ADMITTING = 0.25  # of the slots must be free before others are admitted, or the rest moves together
-NOBODY = -1  # in place of a token
+WORTH_ADMITTING = 0.25  # fraction of free slots at which requests are admitted or the state shrinks
+NOBODY = -1  # token of an unused row
 
-GenerationRequest = tuple[Source, Sequence[int]]  # a source, and what its target begins with
+GenerationRequest = tuple[Source, Sequence[int]]  # a source, and the prefix of its target
 
 
 class Encoded(NamedTuple):
-    """A state of requests that are encoded, the first of them, and those that are still to be admitted."""
+    """A state of encoded requests, the number of the first one, and the numbers of those that wait for admission."""
 
     state: State
     first: int
@@ -36,7 +36,7 @@ class Encoded(NamedTuple):
 
 
 class RequestGroup:
-    """A search under way: which requests it serves, where its rows lie, and the step that it waits for."""
+    """A running search: the numbers of its requests, the indices of its rows, and the step that it waits for."""
 
     def __init__(self, numbers: range, search: Search, rows: Ints) -> None:
         self.numbers = numbers
@@ -46,7 +46,7 @@ class RequestGroup:
 
 
 class Scheduler:
-    """The slots of one state, and the groups that hold them."""
+    """Run the searches of all requests in the slots of one state."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class Scheduler:
         self._batches = self._encode()
         self._state, _, numbers = next(self._batches)
         self._ahead: Encoded | None = None
-        self._is_queued = isinstance(runtime, QueuedRuntime)  # then others are encoded while steps are searched
-        self._moves = np.repeat(np.arange(self._slots), self._width)  # which old row each row is to be
+        self._is_queued = isinstance(runtime, QueuedRuntime)  # then the next requests are encoded during the search
+        self._moves = np.repeat(np.arange(self._slots), self._width)  # the old row of each new row
         self._assign(numbers, np.arange(self._slots))
 
     def run(self) -> list[list[Found]]:
-        """Search until all is found."""
+        """Run all searches; return the hypotheses per request, in order."""
         while self._groups:
             self._move()
             self._step()
@@ -84,35 +84,35 @@ class Scheduler:
         return self.results
 
     def _encode(self) -> Iterator[Encoded]:
-        """States of as many requests at a time as there are slots: more at once are encoded faster."""
+        """Yield states of as many encoded requests as there are slots: large batches are encoded faster."""
         for first in range(0, len(self._requests), self._slots):
             numbers = range(first, min(first + self._slots, len(self._requests)))
             sources = [self._requests[number][0] for number in numbers]
             yield Encoded(start(self._runtime, sources, self._facts, self._longest), first, numbers)
 
     def _assign(self, numbers: range, slots: Ints) -> None:
-        """A new group at free slots; at each, the first row is used until the search wants more."""
+        """Start a new group in free slots; it uses the first row of each slot until its search selects more rows."""
         sources, prefixes = zip(*(self._requests[number] for number in numbers), strict=True)
         search = plan(sources, self._facts, self._options, prefixes, at_once=True)
         self._groups.append(group := RequestGroup(numbers, search, slots * self._width))
         self._answer(group, None)
 
     def _step(self) -> None:
-        """One step of the runtime for all."""
+        """Run one step of the runtime for all groups."""
         tokens = np.full(len(self._moves), NOBODY)
         steps = [(group, group.step) for group in self._groups if group.step is not None]
         for group, step in steps:
             tokens[group.rows] = step.tokens
         one = steps[0][1]
         tops = [step.top for _, step in steps if step.top is not None]
-        top = max(tops) if tops else None  # all ask alike, but for how many
+        top = max(tops) if tops else None  # the steps of all groups differ only in `top`
         found, self._state = self._runtime.step(tokens, self._state, top=top, normalise=one.normalise, align=one.align)
         for group, step in steps:
             self._answer(group, part(found, group.rows, step.top))
         self._groups = [group for group in self._groups if group.step is not None]
 
     def _answer(self, group: RequestGroup, found: Scores | None) -> None:
-        """Let a group go on until it asks for its next step, or ends."""
+        """Continue the search of a group until it requests its next step, or ends."""
         group.step = None
         try:
             while not isinstance(request := group.search.send(found), Step):
@@ -125,7 +125,7 @@ class Scheduler:
                 self.results[number] = result
 
     def _select(self, group: RequestGroup, wanted: Ints) -> None:
-        """Let the rows of a group go on from old ones: each stays where it is, but if another has it already."""
+        """Select rows of a group: each new row stays at its old position, unless the position is taken."""
         group.rows = spread(wanted, self._width)
         if not np.array_equal(group.rows, wanted):
             moves = self._moves.copy()
@@ -138,7 +138,7 @@ class Scheduler:
             self._moves = still
 
     def _fill(self) -> None:
-        """Admit new requests where enough slots are free; once there are none, move together."""
+        """Admit new requests if enough slots are free; if no requests are left, shrink the state."""
         taken = np.zeros(self._slots, np.bool_)
         for group in self._groups:
             taken[group.rows // self._width] = True
@@ -156,7 +156,7 @@ class Scheduler:
             self._shrink(taken)
 
     def _shrink(self, taken: NDArray[np.bool_]) -> None:
-        """Give up the slots that nobody will take any more."""
+        """Remove the free slots from the state."""
         kept = np.flatnonzero(taken)
         new = np.cumsum(taken) - 1
         self._state = self._runtime.select(self._state, self._moves[rows_at(kept, self._width)])
@@ -167,11 +167,11 @@ class Scheduler:
 
 
 def rows_at(slots: Ints, width: int) -> Ints:
-    """The rows of some slots."""
+    """Return the row indices of slots."""
     return (slots[:, None] * width + np.arange(width)).ravel()
 
 
 def part(found: Scores, rows: Ints, top: int | None) -> Scores:
-    """What a step says of some rows, and of no more tokens than they asked for."""
+    """Return the scores of `rows`, of at most `top` tokens each."""
     own = found.of(rows)
     return own._replace(values=own.values[:, :top], ids=None if own.ids is None else own.ids[:, :top])

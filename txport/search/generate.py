@@ -1,4 +1,4 @@
-"""Search for targets over the runtime seam: greedy, sampling and beams. NumPy only; no runtime is special here.
+"""Generation over the `Runtime` interface: greedy search, sampling and beam search. NumPy only.
 
 Shape comments: B batch, S source, R rows, T tokens so far, L the longest target.
 """
@@ -30,9 +30,10 @@ Steps = Generator[Certain, None, list[list[Found]]]
 def generate(
     runtime: Runtime, sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids | None = None
 ) -> list[list[Found]]:
-    """Search one batch: token ids of each source -> its `nbest` hypotheses, best first, or as they were drawn.
+    """Generate for one batch of sources; return the `nbest` hypotheses per source, best first, or samples in order.
 
-    `prefixes` are what each target begins with; their tokens count neither as new ones nor for the score.
+    `prefixes` are the starts of the targets; their tokens count neither as new tokens nor for the score. Raises
+    `UnsupportedError` for options and prefixes that the model does not support.
     """
     return begin(runtime, sources, facts, options, prefixes)()
 
@@ -40,9 +41,9 @@ def generate(
 def begin(
     runtime: Runtime, sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids | None = None
 ) -> Callable[[], list[list[Found]]]:
-    """`generate` in two calls: where the device works by itself, sources are being encoded between them."""
+    """Like `generate`, in two calls; an asynchronous device encodes the sources between them."""
     requests, longest = _planned(sources, facts, options, prefixes)
-    is_ahead = isinstance(runtime, QueuedRuntime) and facts.task == "seq2seq"  # prompts fill memory of the steps
+    is_ahead = isinstance(runtime, QueuedRuntime) and facts.task == "seq2seq"  # prompts use memory of the steps
     state = start(runtime, sources, facts, longest) if is_ahead else None
     return lambda: _end(carry_out(requests, runtime, sources, facts, longest, state))
 
@@ -59,16 +60,16 @@ def _end(steps: Steps) -> list[list[Found]]:
 def search(
     runtime: Runtime, sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids | None = None
 ) -> Steps:
-    """As `generate`, step by step: after each it yields what tells the tokens that are certain by now.
+    """Like `generate`, step by step: after each step, yield a function that returns the certain tokens so far.
 
-    Closing it ends the search.
+    Closing the generator ends the search.
     """
     requests, longest = _planned(sources, facts, options, prefixes)
     return carry_out(requests, runtime, sources, facts, longest)
 
 
 def _planned(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids | None) -> tuple[Search, int]:
-    """A search, and how many tokens its rows may have to hold."""
+    """Return a search, and the maximum number of tokens of its rows."""
     prefixes = [()] * len(sources) if prefixes is None else prefixes
     return plan(sources, facts, options, prefixes), longest_target(sources, facts, options, prefixes)
 
@@ -76,7 +77,7 @@ def _planned(sources: Sources, facts: Facts, options: SearchOptions, prefixes: I
 def carry_out(
     requests: Search, runtime: Runtime, sources: Sources, facts: Facts, longest: int, state: State = None
 ) -> Steps:
-    """Do what a search asks for, in a state of its own, or in one that was started for it."""
+    """Execute the requests of a search in the given state, or in a new one."""
     state = start(runtime, sources, facts, longest) if state is None else state
     found = None
     while True:
@@ -98,10 +99,10 @@ def carry_out(
 
 
 def plan(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids, *, at_once: bool = False) -> Search:
-    """The search of one batch, as it asks for steps; `UnsupportedError` for what this model can't do.
+    """Return the search of one batch, a generator of requests; raise `UnsupportedError` for unsupported options.
 
-    Rows leave `at_once` when they have ended, or some time later, if others have to move; but a processor of one's
-    own is never shown those that have ended.
+    With `at_once`, rows are removed when they end, otherwise several at a time. A `logits_processor` is never called
+    with rows that have ended.
     """
     require_fit(prefixes, facts, options)
     prompts = prompts_of(sources, facts)
@@ -117,25 +118,25 @@ def plan(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids, 
 
 
 def first_tokens(sources: Sources | Inputs, facts: Facts) -> Ints:
-    """What generation starts from: the start token, or each prompt's last token: (B,)."""
+    """Return the first input token of each row: the start token, or the last token of the prompt: (B,)."""
     start = facts.writes.start if facts.task == "seq2seq" else None
     return np.array([source[-1] if start is None else start for source in sources], np.int64)
 
 
 def prompts_of(sources: Sources, facts: Facts) -> Ids:
-    """Those of a causal model, whose tokens count with those of the target; others have none."""
+    """Return the prompts of a causal model, which count towards the sequence length; () for other models."""
     return sources if facts.task == "causal" else ()
 
 
 def longest_target(sources: Sources, facts: Facts, options: SearchOptions, prefixes: Ids) -> int:
-    """How many tokens a row may have to hold, its prefix and its prompt counted; a last token need not be held."""
+    """Return the maximum number of tokens in the cache of a row: prompt, prefix and new ones but the last."""
     prompts = prompts_of(sources, facts)
     before = np.array([len(prompt) - 1 for prompt in prompts] or [0])
     return int((before + limits(options, facts, prefixes, prompts)).max())
 
 
 def require_room(prompt: Sequence[int], facts: Facts, options: SearchOptions) -> None:
-    """Raise `UnsupportedError` for a prompt after which the model has no room for as many tokens as are asked for."""
+    """Raise `UnsupportedError` for a prompt that leaves too little room for the requested tokens."""
     longest = facts.writes.longest
     size = len(prompt)
     left = longest - size
@@ -149,7 +150,7 @@ def require_room(prompt: Sequence[int], facts: Facts, options: SearchOptions) ->
 
 
 def require_fit(prefixes: Ids, facts: Facts, options: SearchOptions) -> None:
-    """Raise `UnsupportedError` for options and prefixes with which this model can't begin a target."""
+    """Raise `UnsupportedError` for options and prefixes that this model does not support."""
     longest = max(map(len, prefixes), default=0)
     if longest and facts.task == "causal":
         raise UnsupportedError("prefixes begin targets, and a causal model continues its prompt: put them at its end")
@@ -165,13 +166,13 @@ def require_fit(prefixes: Ids, facts: Facts, options: SearchOptions) -> None:
 
 
 def start(runtime: Runtime, sources: Sources, facts: Facts, max_length: int) -> State:
-    """Put the sources, or prompts, into one batch, and start from them."""
+    """Batch the sources, or prompts, and return the state that `Runtime.start` makes of them."""
     together, lengths = batch(sources, facts)
     return runtime.start(together, lengths, max_length=max_length)
 
 
 def wanted(options: SearchOptions, facts: Facts) -> int | None:
-    """How many candidates a search wants of each row in every step; None for the whole vocabulary."""
+    """Return the number of candidates per row and step; None for the whole vocabulary."""
     if options.do_sample:
         return options.top_k or None
     return 1 if options.beams == 1 else wanted_of_row(options, options.ends(facts))
@@ -186,7 +187,7 @@ def by_rows(
     *,
     at_once: bool = False,
 ) -> Search:
-    """Every row for itself, greedy or drawn, until an end token; `first` (B,) is the token that each starts from."""
+    """Search each row by itself, greedy or by sampling, until an end token; `first` (B,) are the first input tokens."""
     ends = options.ends(facts)
     rows = Rows(lengths, first, constraints.prefix_lengths, constraints.limits, options, ends, at_once=at_once)
     if rows.samples > 1:
@@ -196,7 +197,7 @@ def by_rows(
     places = int(lengths.max())
     while True:
         found = yield from constraints.best(rows.token_ids, rows.sources, count, log=False)
-        at: Any = (slice(None), 0)  # the best of each row
+        at: Any = (slice(None), 0)  # the best candidate of each row
         if uniforms is not None:
             at = (np.arange(len(found.ids)), draw(found.values, options, rows.pick(uniforms)))
         tokens = found.ids[at]
@@ -209,7 +210,7 @@ def by_rows(
 
 
 def by_beams(lengths: Ints, first: Ints, options: SearchOptions, constraints: Constraints, facts: Facts) -> Search:
-    """Keep the K best running hypotheses of each source; enough candidates that ended ones starve nobody."""
+    """Beam search: keep the K best running hypotheses of each source, among enough candidates to replace ended ones."""
     kind = Beams if options.beam_groups == 1 else Groups
     count = wanted(options, facts)
     beams = kind(lengths, constraints.prefix_lengths, constraints.limits, options, options.ends(facts))

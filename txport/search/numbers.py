@@ -1,4 +1,4 @@
-"""A runtime whose scores are numbers: where a model says NaN, there is no best token, and no answer."""
+"""Wrappers of runtimes that raise an error if scores are NaN."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FIX = "look for NaN or infinity in its weights, and at the size of its activatio
 
 
 def numbers_only(runtime: Runtime) -> Runtime:
-    """The same runtime, but `RunError` in a step that gives NaN; continuous if it is."""
+    """Wrap a runtime: `step` raises `RunError` if scores are NaN. The wrapper supports the same interface."""
     if isinstance(runtime, QueuedRuntime):
         return QueuedNumbers(runtime)
     return ContinuousNumbers(runtime) if isinstance(runtime, ContinuousRuntime) else Numbers(runtime)
 
 
 class Numbers:
-    """`Runtime` over a runtime."""
+    """A wrapper of a `Runtime`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -30,7 +30,7 @@ class Numbers:
         return self._runtime.start(source, source_lengths, max_length=max_length)
 
     def step(self, tokens: Ints, state: State, **how: Any) -> tuple[Scores, State]:
-        """See `Runtime.step`; the scores of a row that rests do not count."""
+        """See `Runtime.step`; scores of unused rows are not checked."""
         found, state = self._runtime.step(tokens, state, **how)
         if np.isnan(found.values).any() and np.isnan(found.values[tokens >= 0]).any():
             raise RunError(f"the model's scores are NaN; {FIX}")
@@ -42,7 +42,7 @@ class Numbers:
 
 
 class ContinuousNumbers(Numbers):
-    """`ContinuousRuntime` over a runtime that is one."""
+    """A wrapper of a `ContinuousRuntime`."""
 
     def __init__(self, runtime: ContinuousRuntime) -> None:
         super().__init__(runtime)
@@ -58,7 +58,7 @@ class ContinuousNumbers(Numbers):
 
 
 class QueuedNumbers(ContinuousNumbers):
-    """`QueuedRuntime` over a runtime that is one."""
+    """A wrapper of a `QueuedRuntime`."""
 
     def __init__(self, runtime: QueuedRuntime) -> None:
         super().__init__(runtime)

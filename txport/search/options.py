@@ -119,7 +119,7 @@ class SearchOptions:
 
     @property
     def kept(self) -> int:
-        """The number of finished hypotheses per source and beam group: round(beams per group x `patience`), at least 1."""
+        """The number of finished hypotheses per source and group: round(beams per group x `patience`), at least 1."""
         return max(1, round(self.beams // self.beam_groups * self.patience))
 
     @property

@@ -27,7 +27,7 @@ class Select(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """Announce `rows` rows per source; attention may use its kernels for several rows from now on."""
+    """Reserve room for `rows` rows per source, see `ContinuousRuntime.reserve`."""
 
     rows: int
 

@@ -1,6 +1,6 @@
-"""The targets of greedy search and of sampling: every row goes its own way, and leaves when it has ended.
+"""The targets of greedy search and of sampling: rows are independent, and are removed after they have ended.
 
-Shape comments: R rows that are still held, T tokens so far, A all rows: samples x sources.
+Shape comments: R rows that are still held, T tokens so far.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from txport.runtimes.base import Doubles, Floats, Ints
 from txport.search.alignment import alignment
 from txport.search.options import Found, SearchOptions
 
-WORTH_DROPPING = 0.25  # of the rows that are held must have ended before they leave, where leaving moves others
+WORTH_DROPPING = 0.25  # fraction of ended rows at which they are removed, which moves the others
 
 
 class Rows:
-    """The tokens of each row so far."""
+    """The tokens and log-probs of each row so far."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Rows:
         self._limits = np.repeat(limits, self.samples)
         self.longest = int(self._limits.max())
         count = len(self._limits)
-        self._held = np.arange(count)  # which of all rows is held: (R,)
+        self._held = np.arange(count)  # indices of the rows that are held: (R,)
         self._running = np.ones(count, np.bool_)  # (R,)
         self._ids = np.zeros((count, 1 + self.longest), np.int64)
         self._ids[:, 0] = np.repeat(first, self.samples)
         self._log_probs: Doubles = np.zeros((count, self.longest))
         self._lengths: Ints = np.zeros(count, np.int64)
         places = int(lengths.max()) if options.aligns else 0
-        self._attention = np.zeros((count, self.longest, places), np.float32)  # that of each token
+        self._attention = np.zeros((count, self.longest, places), np.float32)  # attention of each token
         self._length = 0
 
     @property
@@ -62,12 +62,12 @@ class Rows:
         return self._ids[self._held, : self._length + 1]
 
     def pick(self, numbers: Doubles) -> Doubles:
-        """Of numbers for each new token of all rows, those of the next one: (R,). A prefix uses up none."""
+        """Return the numbers of the next new token, from one per new token of all rows: (R,). A prefix uses none."""
         place = np.clip(self._length - self._prefix_lengths[self._held], 0, numbers.shape[1] - 1)
         return numbers[self._held, place]
 
     def advance(self, tokens: Ints, log_probs: Floats, attention: Floats | None = None) -> Ints:
-        """The next token of each row -> the rows that stay; where no token may follow, the target ends as it is."""
+        """Add the next token of each row; return the rows to keep. A row with log-prob -inf ends without the token."""
         silent = log_probs == -np.inf
         self._ids[self._held, self._length + 1] = tokens
         self._log_probs[self._held, self._length] = log_probs
@@ -75,7 +75,7 @@ class Rows:
             self._attention[self._held, self._length] = attention
         self._length += 1
         self._lengths[self._held[self._running & ~silent]] = self._length
-        is_full = self._length >= self._limits[self._held]  # without room for another token
+        is_full = self._length >= self._limits[self._held]  # no room for another token
         ended = silent | (tokens[:, None] == self._ends).any(axis=1) | is_full
         self._running &= ~ended
         kept = np.flatnonzero(self._running)
@@ -86,12 +86,12 @@ class Rows:
         return kept
 
     def found(self) -> list[list[Found]]:
-        """The targets of each source."""
+        """Return the targets of each source."""
         found = [self._found(row) for row in range(len(self._ids))]
         return [found[start : start + self.samples] for start in range(0, len(found), self.samples)]
 
     def certain(self) -> list[tuple[int, ...]]:
-        """The tokens so far of each source's first row."""
+        """Return the tokens so far of the first row of each source."""
         lengths = self._lengths[:: self.samples].tolist()
         return [tuple(ids[1 : 1 + n]) for ids, n in zip(self._ids[:: self.samples].tolist(), lengths, strict=True)]
 

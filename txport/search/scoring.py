@@ -1,4 +1,4 @@
-"""How a model scores given targets: the logits of each token after those before it, and how likely it is.
+"""Score given targets with teacher forcing: logits and log-probs of each token.
 
 Shape comments: B targets, R of them not yet at their end, T tokens, V vocabulary.
 """
@@ -18,9 +18,9 @@ from txport.search.options import Found
 
 
 def score(runtime: Runtime, sources: Sources, targets: Ids, facts: Facts, length_penalty: float = 1.0) -> list[Found]:
-    """Score one batch: sources and their targets, end tokens included -> each target with the log-probs of its tokens.
+    """Score one batch of sources and targets, end tokens included; return each target with log-probs of its tokens.
 
-    A score is the sum of the log-probabilities over the length to the power of `length_penalty`.
+    The score is sum(log p) / length^`length_penalty`. Raises `TextError` for invalid targets.
     """
     log_probs: list[list[float]] = [[] for _ in targets]
     for rows, tokens, values in teacher_forced_logits(runtime, sources, targets, facts):
@@ -34,7 +34,7 @@ def score(runtime: Runtime, sources: Sources, targets: Ids, facts: Facts, length
 
 
 def logits(runtime: Runtime, sources: Sources, targets: Ids, facts: Facts) -> list[Floats]:
-    """All logits of one batch: for each target, the logits before each of its tokens (T, V)."""
+    """Return the logits before each token of each target: (T, V) per target."""
     kept: list[list[Floats]] = [[] for _ in targets]
     for rows, _, values in teacher_forced_logits(runtime, sources, targets, facts):
         for row, each in zip(rows.tolist(), values, strict=True):
@@ -45,7 +45,7 @@ def logits(runtime: Runtime, sources: Sources, targets: Ids, facts: Facts) -> li
 def teacher_forced_logits(
     runtime: Runtime, sources: Sources, targets: Ids, facts: Facts
 ) -> Iterator[tuple[Ints, Ints, Floats]]:
-    """Step through given targets: which of them are not yet at their end (R,), their next tokens, logits (R, V)."""
+    """Yield per step: the targets that have not ended (R,), their next tokens (R,), and the logits (R, V)."""
     require_targets(sources, targets, facts)
     lengths = np.array([len(target) for target in targets])
     wanted = np.zeros((len(targets), lengths.max()), np.int64)
@@ -66,7 +66,7 @@ def teacher_forced_logits(
 
 
 def require_targets(sources: Sources, targets: Ids, facts: Facts) -> None:
-    """Raise `TextError` for targets that the model cannot give."""
+    """Raise `TextError` for targets that are empty, too long, or not in the vocabulary."""
     for prompt, target in zip(prompts_of(sources, facts), targets, strict=False):
         if len(prompt) + len(target) > facts.writes.longest:
             what = f"a prompt of {len(prompt)} tokens and a target of {len(target)}"

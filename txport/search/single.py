@@ -1,4 +1,4 @@
-"""A search that a graph makes by itself: what it can be asked for, and what it finds, as `generate` finds it."""
+"""Generation with a graph that contains the search; its results are those of `generate`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from txport.runtimes.single import SingleRuntime, Targets
 from txport.search.generate import Ids, prompts_of, require_fit, require_room
 from txport.search.options import Found, SearchOptions
 
-ASKED = ("beams", "nbest", "length_penalty", "max_new_tokens", "max_length", "scores")  # what a call may choose
+ASKED = ("beams", "nbest", "length_penalty", "max_new_tokens", "max_length", "scores")  # options that a call can choose
 
 
 def generate_at_once(
     runtime: SingleRuntime[Any], sources: Sources, options: SearchOptions, prefixes: Ids | None = None
 ) -> list[list[Found]]:
-    """As `generate`, in one run of the graph for all sources whose prefixes are of one length; without token scores.
+    """Like `generate`, in one run of the graph per length of prefixes; without scores of tokens.
 
-    Raises `UnsupportedError` for options that are not those of the graph.
+    Raises `UnsupportedError` for options that differ from those of the graph.
     """
     facts = runtime.facts
     prefixes = [()] * len(sources) if prefixes is None else prefixes
@@ -44,21 +44,21 @@ def generate_at_once(
 
 
 def longest_new(options: SearchOptions, prefix: int, longest: int) -> int:
-    """How many new tokens a target may have after a prefix; the graph gives no more than fit."""
+    """Return the maximum number of new tokens after a prefix; the graph stops at the longest sequence."""
     if options.max_new_tokens is not None:
         return options.max_new_tokens
     return longest if options.max_length is None else min(longest, options.max_length - 1) - prefix
 
 
 def built_in(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a bundle that no call of its graph chooses."""
+    """Return the options of a bundle that are built into its graph."""
     return {name: value for name, value in defaults.items() if name not in ASKED}
 
 
 def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions, *, begun: bool = False) -> None:
-    """Raise `UnsupportedError` for an option with another value than is built into the graph.
+    """Raise `UnsupportedError` for an option whose value differs from the one built into the graph.
 
-    Where all targets have `begun` with a prefix, that takes the place of a first token that is forced.
+    If all targets have a prefix (`begun`), it replaces a forced first token.
     """
     idle = {"early_stopping", "patience"} if options.beams == 1 else set()
     idle |= {"forced_bos_token_id"} if begun and options.forced_bos_token_id is None else set()
@@ -74,12 +74,12 @@ def require_built_in(runtime: SingleRuntime[Any], options: SearchOptions, *, beg
 
 
 def _plain(value: Any) -> Any:
-    """Sequences of any kind as tuples."""
+    """Convert sequences of any type to tuples."""
     return tuple(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _found(targets: Targets, row: int, prefix: Sequence[int], nbest: int) -> list[Found]:
-    """The hypotheses of one source, their prefix in front."""
+    """Return the hypotheses of one source, prefix included."""
     found = []
     for place in range(min(nbest, targets.scores.shape[1])):
         score = float(targets.scores[row, place])

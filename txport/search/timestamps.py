@@ -1,7 +1,7 @@
-"""Where times may come in a target that writes down speech: in pairs, never backwards, and likely enough.
+"""Rules of timestamp tokens in transcripts: they come in pairs, do not decrease, and need enough probability.
 
-Section 2.3 of Radford et al. 2022: a target begins with a time, each part of it ends with one, and the next begins with
-one. Shape comments: R rows, T tokens so far, V vocabulary, N tokens of times.
+Section 2.3 of Radford et al. 2022: each segment of a target begins and ends with a timestamp. Shape comments: R rows, T
+tokens so far, V vocabulary, N timestamp tokens.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class TimestampRules:
-    """A `logits_processor`: which tokens may follow, where the first `begin` tokens of each row are given.
+    """A `logits_processor` for timestamps; the first `begin` tokens of each row are given.
 
-    Times are the tokens from `first` on. `end` ends a target, and text are the tokens before it. The first time is at
-    most `latest` steps after the beginning, None for any.
+    Timestamps are the tokens from `first` on. `end` is the end token; text tokens are those before it. The first
+    timestamp is at most `first + latest`; None: no limit.
     """
 
     begin: int
@@ -30,15 +30,15 @@ class TimestampRules:
     latest: int | None = None
 
     def __call__(self, scores: Floats, tokens: Ints) -> Floats:
-        """Scores (R, V) of any kind that softmax understands, after tokens (R, T) -> the same, of -inf where forbidden.
+        """Logits or log-probs (R, V), tokens (R, T) -> scores (R, V), -inf for forbidden tokens.
 
-        Tokens are judged as they stand: a row that is still in what is given is left as it is.
+        The scores are not changed while T < `begin`.
         """
         if tokens.shape[1] < self.begin:
             return scores
         allowed = scores.copy()
         ids = tokens[:, self.begin :]
-        allowed[:, self.first - 1] = -np.inf  # the token that says that there are no times
+        allowed[:, self.first - 1] = -np.inf  # the no-timestamps token
         if ids.shape[1]:
             self._pair(allowed, ids)
         else:
@@ -48,14 +48,17 @@ class TimestampRules:
         return self._prefer(allowed)
 
     def _pair(self, scores: Floats, ids: Ints) -> None:
-        """After two times comes text; after text and a time, a time or the end; and no time comes twice or back."""
+        """Forbid tokens in place: text follows two timestamps; a timestamp or the end follows text and one timestamp.
+
+        Timestamps do not decrease, and only the first of a segment can equal the last of the previous one.
+        """
         is_time = ids >= self.first  # (R, T)
         after_time = is_time[:, -1]
         after_two = after_time & (is_time[:, -2] if ids.shape[1] > 1 else True)
-        closes = after_time & ~after_two  # it may stand once more, to begin the next part
+        closes = after_time & ~after_two  # the same timestamp can begin the next segment
         scores[after_two, self.first :] = -np.inf
         scores[closes, : self.end] = -np.inf
-        newest = np.where(is_time, np.arange(ids.shape[1]), -1).max(axis=1)  # the place of the last time: (R,)
+        newest = np.where(is_time, np.arange(ids.shape[1]), -1).max(axis=1)  # position of the last timestamp: (R,)
         last = np.where(newest >= 0, ids[np.arange(len(ids)), newest], self.first - 1)
         least = np.where(closes, last, last + 1)
         times = np.arange(self.first, scores.shape[1])  # (N,)
@@ -63,7 +66,7 @@ class TimestampRules:
         later[(times < least[:, None]) & (newest >= 0)[:, None]] = -np.inf
 
     def _prefer(self, scores: Floats) -> Floats:
-        """Where all times together are likelier than any other token, it is a time."""
+        """Forbid text where the timestamps together are more probable than any other token."""
         values = scores.astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             log_probs = log_softmax(values, values)
