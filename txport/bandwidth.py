@@ -1,4 +1,4 @@
-"""How fast this machine reads memory, and how many bytes of weights a step reads: the bound of a step of few rows."""
+"""Memory read bandwidth, and bytes of weights read per decoder step: they limit the speed of a step of few rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from txport.bundles.ports import PROJECT, SEEK, STEP, screens
 from txport.system.cores import cores
 
 PASSES = 10
-LOOKUPS = ("Gather", "GatherBlockQuantized")  # these read a few rows of all but their second input
+LOOKUPS = ("Gather", "GatherBlockQuantized")  # these read only a few rows of their table
 
 
 def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
-    """Bytes of all weights that one step of the decoder reads; None for a target without a graph for a step."""
+    """Return the bytes of weights that one decoder step reads; None for a target without a step graph."""
     if STEP not in bundle.manifest.graphs:
         return None
     import onnx
@@ -30,7 +30,7 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
     graph = read_model(bundle.file(STEP), weights=False).graph
     shortened = screens(bundle.manifest.facts, bundle.manifest.precision) and not may_saturate()
     likeliest = beams == 1 and shortened
-    unread = PROJECT if likeliest else SEEK  # of the nodes with branches, the one that has nothing to do
+    unread = PROJECT if likeliest else SEEK  # the branching node that is skipped
     kept = onnx.GraphProto(node=[node for node in graph.node if node.name != unread])
     read = {name for node in nodes(kept) for name in (node.input[1:2] if node.op_type in LOOKUPS else node.input)}
     places = {
@@ -42,17 +42,17 @@ def step_bytes(bundle: Bundle, beams: int = 1) -> int | None:
 
 
 class Reader:
-    """Memory to read, as much at a time as a step does, so that it lies in the same caches."""
+    """Measure read bandwidth with a buffer of the size that a step reads, so that CPU caches have the same effect."""
 
     def __init__(self, size: int, threads: int | None = None) -> None:
-        """`size` in bytes; `threads` read together, by default one for each core that this process may use."""
+        """`size` is in bytes; `threads` read in parallel, by default one per core that is available to this process."""
         count = threads or cores()
         self._parts: list[NDArray[np.uint8]] = np.array_split(np.ones(size, np.uint8), count)
         self._size = size
         self._together = threading.Barrier(count)
 
     def measure(self) -> float:
-        """Bytes per second over a few passes."""
+        """Return bytes per second over `PASSES` passes."""
         with ThreadPoolExecutor(len(self._parts)) as executor:
             return PASSES * self._size / max(executor.map(self._read, self._parts))
 

@@ -1,7 +1,7 @@
-"""How fast a bundle is, phase by phase, with PyTorch beside it on the same machine.
+"""Measure the speed of a bundle by phase, compared with PyTorch on the same machine.
 
-Each runtime works in a process of its own, since idle thread pools of one slow the other; their rounds
-alternate, so that a drift of the machine meets all of them; and figures are medians with quartiles.
+Each runtime runs in a separate process, because idle thread pools of one slow down the others. Rounds of the runtimes
+alternate, so that changes of the machine affect all of them. Figures are medians with quartiles.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from txport.system.documents import DocumentError, read_json
 WARM_UP = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BANDWIDTH = {
-    "read bandwidth": "GB/s",  # of the machine, over as many bytes as a step reads, measured in the same rounds
-    "bandwidth reached": "%",  # by a step: its weights' bytes over its time
+    "read bandwidth": "GB/s",  # of the machine, for as many bytes as a step reads, in the same rounds
+    "bandwidth reached": "%",  # of a step: bytes of its weights / time, as a share of the read bandwidth
 }
 RATES = ("texts", "tokens", "prompt tokens", "new tokens")
 PHASES = ("load", "encode", "prefill", "first token", "further token", *RATES, "peak memory")  # in the order shown
@@ -60,7 +60,10 @@ def run(
     *,
     trust_code: bool = False,
 ) -> dict[str, Any]:
-    """Measure each runtime of `names`; -> the machine, the protocol, and quartiles by runtime and phase."""
+    """Measure each runtime of `names`; return machine, versions, protocol, and quartiles by runtime and phase.
+
+    Raises `UnsupportedError` for a protocol that the model does not support, `UnavailableError` if a process dies.
+    """
     facts = bundle.manifest.facts
     require_protocol(facts, protocol)
     if trust_code and (checkpoint is None or not code_name(checkpoint)):
@@ -98,15 +101,15 @@ def run(
 
 
 def _reached(speed: float, size: int, newest: dict[str, dict[str, float]]) -> None:
-    """Add to each runtime's newest round what the memory gave beside it, in bytes per second."""
+    """Add read bandwidth and bandwidth reached to the newest round of each runtime; `speed` is in bytes per second."""
     for name, times in newest.items():
-        if name != "torch" and not runtimes.RUNTIMES[name].computes:  # those read other weights than the bundle's
+        if name != "torch" and not runtimes.RUNTIMES[name].computes:  # they read weights that are not the bundle's
             times["read bandwidth"] = speed / 1e9
             times["bandwidth reached"] = 100 * size / (1e-3 * times["further token"]) / speed
 
 
 class Worker:
-    """A process that measures one thing and answers with figures."""
+    """A process that measures one runtime, or the memory, and answers requests with figures."""
 
     def __init__(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -121,9 +124,9 @@ class Worker:
         return self
 
     def request(self, what: str) -> dict[str, Any]:
-        """Send a request and wait for its answer."""
+        """Send a request and return its answer; raise the error of the process, or `UnavailableError` if it died."""
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and may have said why
+            with contextlib.suppress(BrokenPipeError):  # the process has ended, and may have sent its error
                 self._pipe.send(what)
             answer: dict[str, Any] = self._pipe.recv()
         except (EOFError, OSError) as error:
@@ -134,7 +137,7 @@ class Worker:
         return answer
 
     def __exit__(self, *_: object) -> None:
-        """End the process, whatever it is at: it holds nothing that anybody needs."""
+        """Kill the process; it holds nothing that must be saved."""
         self._pipe.close()
         self._process.kill()
         self._process.join()
@@ -142,15 +145,15 @@ class Worker:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """A process that this block starts never hears Ctrl-C, which a terminal sends to all; its parent ends it.
+    """Block SIGINT for a process that is started in this block: a terminal sends Ctrl-C to all, the parent ends it.
 
-    This process answers what came meanwhile once the other one has all that it needs.
+    Signals to this process are delayed until the block ends.
     """
-    is_main = threading.current_thread() is threading.main_thread()  # only there can signals be dealt with
+    is_main = threading.current_thread() is threading.main_thread()  # only the main thread can set signal handlers
     if not is_main or not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # else it is started here too, and lets signals through again
+    resource_tracker.ensure_running()  # otherwise it is started in the block, and unblocks signals
     came: list[int] = []
     before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
@@ -173,9 +176,9 @@ def _work(
     protocol: Protocol,
     trust_code: bool,
 ) -> None:
-    """Load, then answer until the other side closes."""
+    """Load a runtime, then answer requests until the pipe is closed."""
     if trust_code:
-        sys.stdout = sys.stderr  # what code of the user's prints is no figure
+        sys.stdout = sys.stderr  # output of user code must not mix with figures
     try:
         started = time.perf_counter()
         bundle = open_bundle(Path(path), variant)
@@ -196,7 +199,7 @@ def _work(
                 pipe.send({"load": load, "peak memory": machine.peak_memory(), "digest": digest})
     except (EOFError, BrokenPipeError):
         return
-    except Exception as error:  # whatever it is, the user sees it in one line
+    except Exception as error:  # the user sees any error in one line
         is_ours = isinstance(error, TxportError)
         told = (type(error), str(error)) if is_ours else (UnavailableError, f"{type(error).__name__}: {brief(error)}")
         with contextlib.suppress(BrokenPipeError):
@@ -204,7 +207,7 @@ def _work(
 
 
 def _warm(runtime: Runtime, facts: Facts, protocol: Protocol) -> None:
-    """Prepare the steps of all rounds; those that warm up touch the rest."""
+    """Prepare the steps of all rounds; the warm-up rounds do the rest."""
     if isinstance(runtime, QueuedRuntime) and facts.task != "encode":
         longest = protocol.tokens + (protocol.source - 1 if facts.task == "causal" else 0)
         top = 1 if protocol.beams == 1 else 2 * protocol.beams
@@ -212,7 +215,7 @@ def _warm(runtime: Runtime, facts: Facts, protocol: Protocol) -> None:
 
 
 def _read(pipe: Connection, size: int, threads: int | None) -> None:
-    """Measure how fast memory is read until the other side closes."""
+    """Measure read bandwidth on request, until the pipe is closed."""
     reader = bandwidth.Reader(size, threads)
     try:
         while pipe.recv():
@@ -241,18 +244,18 @@ def _figures(rounds: list[dict[str, float]], end: dict[str, float]) -> dict[str,
 
 
 def quartiles(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
-    """Of what several rounds gave."""
+    """Return the quartiles of the values of several rounds."""
     q1, median, q3 = np.percentile(values, (25, 50, 75))
     return {"q1": float(q1), "median": float(median), "q3": float(q3)}
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """An older report of `run`; `TextError` if it is none."""
+    """Read an older report of `run`; raise `TextError` if the file is not a report."""
     try:
         report = read_json(path)
         for figures in report["runtimes"].values():
             figures.items()
-        regressions(report, report, 0.0)  # reads all that is compared
+        regressions(report, report, 0.0)  # checks all values that are compared
     except DocumentError as error:
         raise TextError(f"{error}; give a report of `txport bench --report`") from error
     except (AttributeError, ArithmeticError, StopIteration, ValueError, KeyError, TypeError) as error:
@@ -261,9 +264,9 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def regressions(old: dict[str, Any], new: dict[str, Any], allowed: float) -> list[str]:
-    """What became slower than `allowed` percent, one line each.
+    """Return one line per figure that is more than `allowed` percent worse.
 
-    With several runtimes, each is measured by its ratio to the first, which a busier machine changes little.
+    With several runtimes, ratios to the first are compared, because the load of the machine changes them little.
     """
     require_same(old, new["protocol"], new["runtimes"])
     lines = []
@@ -277,13 +280,13 @@ def regressions(old: dict[str, Any], new: dict[str, Any], allowed: float) -> lis
 
 
 def require_same(old: dict[str, Any], protocol: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise `UnsupportedError` unless an older report was measured in the same way."""
+    """Raise `UnsupportedError` unless an older report has the same protocol and runtimes."""
     if old["protocol"] != dict(protocol) or list(old["runtimes"]) != list(names):
         raise UnsupportedError("the older report has another protocol or other runtimes; measure both in the same way")
 
 
 def _cost(report: dict[str, Any], name: str, phase: str) -> float:
-    """A figure of which less is better, over the first runtime's if there are several."""
+    """Return a figure for which less is better, divided by the first runtime's if there are several."""
     figures = report["runtimes"]
     first = next(iter(figures))
     if missing := [each for each in (first, name) if phase not in figures[each]]:

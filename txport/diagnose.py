@@ -1,4 +1,4 @@
-"""What can run on this machine, what can't, and how to fix it."""
+"""Diagnose the installation: versions, available runtimes and providers, problems and their fixes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from txport.version import __version__
 
 BASE = ("numpy", "click", "tokenizers")
 PACKAGES = (*BASE, "torch", "onnx", "onnxscript", "safetensors", "openvino", "tract")
-IMPORTED = {"openvino": "txport.runtimes.openvino.library"}  # where a package is imported with care
-SHOWN = 2  # files that wheels have overwritten
+IMPORTED = {"openvino": "txport.runtimes.openvino.library"}  # modules that import a package safely
+SHOWN = 2  # maximum number of overwritten files in the message
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is here, and what is broken.
+    """The state of the installation.
 
-    Versions by package (None if it is absent); why each runtime can't run, and each provider of ONNX Runtime can't
-    start (None if it does). `gpu` is what was found of NVIDIA's; what it lacks is no problem of the installation.
-    `fastest` is what was measured on processors like this one.
+    `versions` are those of packages (None: not installed). `runtimes` and `providers` (of ONNX Runtime) map each name
+    to the reason why it can't run (None: it can). `gpu` describes NVIDIA hardware and libraries; if they are missing,
+    that is not a problem of the installation. `fastest` are the measurements on similar processors.
     """
 
     versions: dict[str, str | None]
@@ -40,13 +40,13 @@ class Diagnosis:
     fastest: list[Fact]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         facts = [{name: _plain(value) for name, value in fact._asdict().items()} for fact in self.fastest]
         return {**asdict(self), "gpu": self.gpu.to_dict(), "fastest": facts}
 
 
 def examine() -> Diagnosis:
-    """Look at the installation, import every package and really start every provider."""
+    """Examine the installation: import every package, and start every provider."""
     wheels = runtimes.versions()
     versions: dict[str, str | None] = {"python": platform.python_version(), "platform": sys.platform}
     versions |= {"machine": platform.machine(), "txport": __version__}
@@ -67,7 +67,7 @@ def examine() -> Diagnosis:
 
 
 def _several(wheels: list[str]) -> str:
-    """Wheels of ONNX Runtime that are installed at once: which of their files lie there, and how to fix it."""
+    """Return the message for several installed ONNX Runtime wheels: the files that they overwrite, and the fix."""
     files = overwritten(wheels)
     told = [f"{each.file} is {each.lies}'s" for each in files if each.lies][:SHOWN]
     named = f" ({', '.join(told)})" if told else ""
@@ -82,7 +82,7 @@ def _plain(value: Any) -> Any:
 
 
 def _missing(name: str) -> str | None:
-    """Why a runtime can't run on the CPU here."""
+    """Return the reason why a runtime can't run on the CPU, or None."""
     try:
         runtimes.require(name, "cpu")
     except UnavailableError as error:
@@ -91,7 +91,7 @@ def _missing(name: str) -> str | None:
 
 
 def _problem(name: str) -> str | None:
-    """Why a package that is installed, or has to be, does not import."""
+    """Return the reason why an installed or required package can't be imported, or None."""
     try:
         with needed("txport", "txport"):
             importlib.import_module(IMPORTED.get(name, name))

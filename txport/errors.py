@@ -1,12 +1,12 @@
-"""Errors that say what was given, what was expected and what to do. One exit code each."""
+"""Errors of txport. A message states what was given, what was expected and what to do; each class has an exit code."""
 
 from __future__ import annotations
 
-LONGEST_QUOTE, LONGEST_REASON = 100, 300  # characters of what was found, and of another library's message
+LONGEST_QUOTE, LONGEST_REASON = 100, 300  # characters of a quoted value, and of another library's message
 
 
 def quoted(value: object) -> str:
-    """What was found, as an error message shows it: as Python writes it, and cut where it is long."""
+    """Return `repr(value)` for an error message, cut to `LONGEST_QUOTE` characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
@@ -15,68 +15,68 @@ def quoted(value: object) -> str:
 
 
 def brief(error: object) -> str:
-    """What another library says of an error, in one line that can be read."""
+    """Return the message of another library's error in one line, cut to `LONGEST_REASON` characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 3] + "..."
 
 
 class TxportError(Exception):
-    """Any error of ours; the CLI prints it in one line and exits with `exit_code`."""
+    """The base class of all errors; the CLI prints the message in one line and exits with `exit_code`."""
 
     exit_code = 2
 
 
 class ConfigError(TxportError, ValueError):
-    """A configuration that no model can have."""
+    """A configuration is invalid."""
 
 
 class CheckpointError(TxportError, ValueError):
-    """Weights that do not fit their configuration, or a checkpoint that can't be read."""
+    """Weights do not fit their configuration, or a checkpoint can't be read."""
 
 
 class BundleError(TxportError, ValueError):
-    """A bundle that is incomplete, altered, or of a format that this version does not know."""
+    """A bundle is incomplete, altered, or in a format that this version does not support."""
 
 
 class RunError(BundleError):
-    """A graph that its runtime loads, and that fails while it runs."""
+    """A graph was loaded, but fails at run time."""
 
 
 class TextError(TxportError, ValueError):
-    """Text that the model can't take."""
+    """Text is invalid for the model."""
 
 
 class UnknownTextError(TextError):
-    """Text of which a model knows nothing, or that is empty."""
+    """Text is empty, or nothing in it is in the vocabulary."""
 
 
 class AudioError(TxportError, ValueError):
-    """Audio that the model can't take."""
+    """Audio is invalid for the model."""
 
 
 class TokenError(TxportError, LookupError):
-    """A token id for which a tokenizer has no token."""
+    """A token id is not in the vocabulary of the tokenizer."""
 
 
 class OutputError(TxportError, OSError):
-    """A place that can't be written."""
+    """A path can't be written."""
 
 
 class UnsupportedError(TxportError, ValueError):
-    """A combination that makes no sense, with the reason."""
+    """An option or a combination of options is not supported; the message states the reason."""
 
 
 class ParityError(TxportError, AssertionError):
-    """An exported model that does not compute what PyTorch computes."""
+    """The results of an exported model differ from PyTorch's."""
 
     exit_code = 1
 
 
 class UnavailableError(TxportError, RuntimeError):
-    """Something that is not installed or not present here, with the fix."""
+    """Something is not installed or not available; the message states the fix."""
 
     exit_code = 3
 
 
 class LoadError(UnavailableError):
-    """A graph that the runtime here can't load."""
+    """The installed runtime can't load a graph."""

@@ -1,7 +1,7 @@
-"""What was measured to be the fastest on processors with the instructions of this one: a table, never an estimate.
+"""A table of the fastest targets and runtimes by processor, measured, never estimated.
 
-A line is one comparison by `python -m benchmarks.peers --only openvino`, with both sides at the best of their settings.
-Where no line fits a processor, nothing is recommended.
+Each line is one comparison by `python -m benchmarks.peers --only openvino`, with the best settings of both sides. If no
+line matches a processor, nothing is recommended.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ MEASURE = "txport bench BUNDLE --runtime ort --runtime openvino"
 class Fact(NamedTuple):
     """One comparison.
 
-    It counts for processors that have all instructions of `has` and none of `lacks`, as Linux calls them
+    It applies to processors that have all instructions of `has` and none of `lacks`, by their Linux names
     (`avx512_vnni`, `amx_int8`, `avx512_bf16`, `i8mm`). `best` and `other` are a target, its precision and a runtime:
-    "cpu int8, ort". `times` says how many times as fast the better one was.
+    "cpu int8, ort". `times` is the speed of `best` divided by the speed of `other`.
     """
 
     has: frozenset[str]
@@ -25,14 +25,14 @@ class Fact(NamedTuple):
     best: str
     other: str
     times: float
-    measured: str  # the processor, and the day
+    measured: str  # processor and date
 
 
 XEON = "Intel Xeon (family 6, model 207), 2 cores, 2026-11-23"
 
 
 def _of(task: str, best: str, other: str, times: float) -> Fact:
-    """What was measured on a processor of Intel's that adds products of 8 bits, but not of whole tiles."""
+    """Return a fact measured on an Intel processor with AVX-512 VNNI and without AMX."""
     return Fact(frozenset({"avx512_vnni"}), frozenset({"amx_int8"}), task, best, other, times, XEON)
 
 
@@ -65,5 +65,5 @@ FACTS: tuple[Fact, ...] = (
 
 
 def facts_for(flags: frozenset[str]) -> list[Fact]:
-    """The lines that count for a processor with these instructions."""
+    """Return the facts that apply to a processor with these instructions."""
     return [each for each in FACTS if each.has <= flags and not each.lacks & flags]

@@ -1,4 +1,4 @@
-"""What a generating model's answers look like, as a whole and while they grow."""
+"""Results of generating models, complete and streamed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from txport.search.generate import Steps
 from txport.search.options import Alignment
 
-UNFINISHED = "\ufffd"  # what a decoder shows of a character whose other bytes are still to come
+UNFINISHED = "\ufffd"  # shown by decoders for an incomplete character
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One answer: its text, its score (log-probability over a power of its length), its token ids and their log-probs.
+    """One hypothesis: text, score (sum(log p) / length^`length_penalty`), token ids and their log-probs.
 
-    `alignment`, if it was asked for, says the attention of each token: to each token of the source how much, or the
-    token to which it is largest.
+    `alignment`, if requested, is the attention of each token to each source token ("soft"), or the source token with
+    the most attention ("hard").
     """
 
     output: str
@@ -31,7 +31,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Generated:
-    """What came of one input; `output` and `score` are the best hypothesis's, or "" and 0 if there is none."""
+    """The result of one input; `output` and `score` are those of the best hypothesis, or "" and 0 without one."""
 
     input: str
     output: str
@@ -39,7 +39,7 @@ class Generated:
     hypotheses: list[Hypothesis]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; alignment only where it was asked for."""
+        """Return JSON values; alignment is omitted if it was not requested."""
         values = dataclasses.asdict(self)
         for each in (each for each in values["hypotheses"] if not each["alignment"]):
             del each["alignment"]
@@ -47,7 +47,7 @@ class Generated:
 
 
 def grown(steps: Steps, text_of: Callable[[Sequence[int]], str]) -> Generator[str, None, None]:
-    """The text of a search so far, each time that it grows, and at last all of it."""
+    """Yield the certain text of a search each time it grows, and finally the complete text."""
     output = ""
     with contextlib.closing(steps):
         while True:

@@ -1,4 +1,4 @@
-"""From what a user names to a bundle on disk; what ships as a checkpoint is exported into the user's cache once."""
+"""Find the bundle of a path or a name; included checkpoints are exported to the user's cache once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from txport.version import __version__
 def find_bundle(
     name: str, *, precision: str | None = None, variant: str | None = None, progress: Progress = silent
 ) -> Bundle:
-    """A bundle by path, or by the name of a checkpoint that ships or of a preset.
+    """Return a bundle by path, or by the name of an included checkpoint or of a preset.
 
-    `precision` chooses what is exported for a name; a bundle that exists has the one it was made with. `variant` is for
-    a folder that others exported: which of its graphs. Raises `BundleError` if there is none, or its files are not what
-    its manifest says.
+    `precision` is that of the export for a name (default: fp32); an existing bundle must have this precision. `variant`
+    selects the graphs of a folder that was exported by other tools. Raises `BundleError` if there is no bundle, or its
+    files differ from its manifest, `UnsupportedError` for another precision or a variant of a txport bundle.
     """
     if is_on_demand(name):
         require_no_variant(name, variant)
@@ -39,7 +39,7 @@ def find_bundle(
 
 
 def open_bundle(path: Path, variant: str | None = None) -> Bundle:
-    """The bundle in a folder: with a manifest, one of ours; else one that others exported, in a variant."""
+    """Open a folder: a txport bundle, or a `variant` of the graphs that were exported by other tools."""
     if recognises(path):
         return read_foreign(path, variant)
     require_no_variant(str(path), variant)
@@ -47,18 +47,18 @@ def open_bundle(path: Path, variant: str | None = None) -> Bundle:
 
 
 def require_no_variant(name: str, variant: str | None) -> None:
-    """Raise `UnsupportedError` for a variant of a bundle of ours."""
+    """Raise `UnsupportedError` for a variant of a txport bundle."""
     if variant is not None:
         raise UnsupportedError(f"a variant is for folders that others exported; {name} is a bundle of one precision")
 
 
 def find_path(name: str, *, progress: Progress = silent) -> Path:
-    """Where a bundle lies that `find_bundle` would find; one given by path may be damaged."""
+    """Return the path of the bundle that `find_bundle` finds; a bundle given by path is not verified."""
     return find_bundle(name, progress=progress).path if is_on_demand(name) else _folder(name, progress)
 
 
 def is_on_demand(name: str) -> bool:
-    """Whether `name` stands for a bundle in the cache: not if there is a folder of that name, which comes first."""
+    """Return True for the name of a preset, or of an included checkpoint unless a path of this name exists."""
     return bool(preset_name(name)) or (is_shipped(name) and not Path(name).exists())
 
 
@@ -76,7 +76,7 @@ def _folder(name: str, progress: Progress) -> Path:
 
 
 def _restore(path: Path, progress: Progress) -> None:
-    """Put back the bundle that an export had moved aside to replace it when it was killed, if that is so."""
+    """Restore a bundle that a killed export had moved aside to replace it, if there is one."""
     if path.exists():
         return
     try:
@@ -87,7 +87,7 @@ def _restore(path: Path, progress: Progress) -> None:
 
 
 def checkpoint_of(bundle: Bundle) -> str:
-    """The name of the checkpoint that a bundle was made from, if it ships or is a preset."""
+    """Return the name of the included checkpoint or preset of a bundle; raise `UnsupportedError` for any other."""
     name = bundle.manifest.checkpoint["name"]
     if isinstance(bundle.manifest, ForeignManifest):
         raise UnsupportedError(f"{bundle.path} does not say what it was exported from; name it with --checkpoint")
@@ -104,22 +104,22 @@ def _from_cache(name: str, precision: str, progress: Progress) -> Bundle:
         return load_bundle(path)
     with _alone(path.parent, progress):
         try:
-            return load_bundle(path)  # another process has made it meanwhile
+            return load_bundle(path)  # another process has exported it meanwhile
         except BundleError:
             progress(f"exporting {name} to {path} (once; some seconds)")
             clean(path.parent)
-            remove(path)  # damaged, if it is there at all
+            remove(path)  # a damaged bundle, if any
         try:
             return export(name, path, precision=precision)
         except OutputError:
-            if path.is_dir():  # another process was quicker, where there are no locks
+            if path.is_dir():  # without locks, another process was faster
                 return load_bundle(path)
             raise
 
 
 @contextlib.contextmanager
 def _alone(folder: Path, progress: Progress) -> Iterator[None]:
-    """Make a folder if need be, and keep other processes out of such a block; they wait."""
+    """Create a folder if it is missing, and lock it: other processes wait until this block ends."""
     with contextlib.ExitStack() as stack:
         with told(folder, "export to a folder of your own"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def _alone(folder: Path, progress: Progress) -> Iterator[None]:
 
 
 def _key(name: str, precision: str) -> str:
-    """A folder name that changes with the checkpoint and with the code that exports it."""
+    """Return a folder name that depends on the checkpoint and on the code that exports it."""
     code = hashlib.sha256()
     for folder in (SHIPPED, *(SHIPPED.parent / room for room in ("bundles", "exporters", "proof"))):
         for file in sorted(folder.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""One round of a benchmark, by what the model's task is: times by phase, and what came out."""
+"""One round of a benchmark for each task: times by phase, and the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from txport.search.generate import first_tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What is measured: sizes in tokens, rounds after the warm-up."""
+    """The settings of a benchmark: sizes in tokens, and rounds after the warm-up."""
 
     provider: str = "cpu"
     threads: int | None = None
@@ -31,9 +31,10 @@ class Protocol:
 
 
 def draw_source(facts: Facts, protocol: Protocol) -> Inputs:
-    """Seeded sources (B, S) without special tokens but the start and the end that the model expects; or features.
+    """Return random sources (B, S) with a fixed seed, or features.
 
-    Sources that are too short for both have as much of them as there is room for, the start first.
+    The only special tokens are those that the model expects before and after a source, as far as there is room; those
+    before come first.
     """
     if isinstance(facts.reads, Features):
         return np.stack([drawn_features(facts.reads, number) for number in range(protocol.batch)])
@@ -49,9 +50,9 @@ def draw_source(facts: Facts, protocol: Protocol) -> Inputs:
 
 
 def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol) -> tuple[dict[str, float], Ints]:
-    """Encode, then `tokens` steps whatever they say of the end; -> milliseconds by phase, and the tokens.
+    """Encode, then run `tokens` steps, even after end tokens; return milliseconds and rates by phase, and the tokens.
 
-    Greedy search takes the likeliest token without its log-probability.
+    Greedy search takes the most probable token and does not compute log-probs.
     """
     first = first_tokens(source, facts)
     lengths = lengths_of(source, facts)
@@ -59,7 +60,7 @@ def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol)
     beams = protocol.beams
     clock = [time.perf_counter()]
     state = runtime.start(source, lengths, max_length=longest)
-    if isinstance(runtime, QueuedRuntime):  # which has only begun
+    if isinstance(runtime, QueuedRuntime):  # wait until the device has encoded
         runtime.synchronize()
     clock.append(time.perf_counter())
     how: dict[str, Any] = {"top": 1, "normalise": False} if beams == 1 else {"top": 2 * beams}
@@ -70,7 +71,7 @@ def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol)
         state = runtime.select(state, np.repeat(np.arange(len(source)), beams))
     clock.append(time.perf_counter())
     taken = [tokens]
-    turned = np.arange(len(tokens)).reshape(-1, beams)[:, ::-1].ravel()  # every beam moves in every step
+    turned = np.arange(len(tokens)).reshape(-1, beams)[:, ::-1].ravel()  # all beams are reordered in every step
     for _ in range(protocol.tokens - 1):
         scores, state = runtime.step(tokens, state, **how)
         assert scores.ids is not None
@@ -85,7 +86,7 @@ def generate(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol)
 
 
 def times_of(protocol: Protocol, before: float, first: float, further: float, *, is_causal: bool) -> dict[str, float]:
-    """The figures of one round, of the seconds that its three phases took."""
+    """Return the figures of one round from the seconds of its three phases."""
     steps = {"first token": 1e3 * first, "further token": 1e3 * further / (protocol.tokens - 1)}
     if not is_causal:
         every = protocol.batch * protocol.tokens / (before + first + further)
@@ -97,7 +98,7 @@ def times_of(protocol: Protocol, before: float, first: float, further: float, *,
 
 
 def encode(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol) -> tuple[dict[str, float], Ints]:
-    """All texts at once; -> milliseconds and rates, and where each vector or row of logits is largest."""
+    """Encode all texts in one batch; return milliseconds and rates, and the argmax of each output vector."""
     assert isinstance(runtime, EncoderRuntime)
     begun = time.perf_counter()
     found = runtime.infer(source, lengths_of(source, facts))
@@ -107,7 +108,7 @@ def encode(runtime: Runtime, source: Inputs, facts: Facts, protocol: Protocol) -
 
 
 class Work(NamedTuple):
-    """What is measured of a task: a round, the units of its figures, and the options that mean nothing to it."""
+    """The benchmark of a task: a round, the units of its figures, and the options that it does not support."""
 
     round: Callable[[Runtime, Inputs, Facts, Protocol], tuple[dict[str, float], Ints]]
     units: dict[str, str]
@@ -117,15 +118,15 @@ class Work(NamedTuple):
 UNITS = {
     "load": "ms",  # imports, hashes, sessions
     "encode": "ms",
-    "first token": "ms",  # the first call of the decoder, the source's keys and values included
-    "further token": "ms",  # a step; with beams, their reordering included
-    "tokens": "1/s",  # target tokens of all rows over the whole time, encode included
+    "first token": "ms",  # the first decoder step, with the source's keys and values
+    "further token": "ms",  # one step; with beams, reordering included
+    "tokens": "1/s",  # target tokens of all rows / total time, encode included
     "peak memory": "MB",  # of the process
 }
 CAUSAL_UNITS = {
     "load": "ms",
     "prefill": "ms",  # all but the last token of each prompt
-    "first token": "ms",  # the step that reads the last one
+    "first token": "ms",  # the step that reads the last token of the prompts
     "further token": "ms",
     "prompt tokens": "1/s",  # of all rows, until the first new token is known
     "new tokens": "1/s",  # of all rows, from the second on
@@ -146,7 +147,7 @@ WORK: dict[Task, Work] = {
 
 
 def require_protocol(facts: Facts, protocol: Protocol) -> None:
-    """Raise `UnsupportedError` for lengths and beams that a model can't take, or has no use for."""
+    """Raise `UnsupportedError` for settings that a model does not support."""
     longest = facts.writes.longest
     usual = Protocol()
     idle = [name for name in WORK[facts.task].idle if getattr(protocol, name) != getattr(usual, name)]

@@ -1,4 +1,4 @@
-"""What the first requests would wait for, done before they come."""
+"""Warm-up: prepare memory, weights and steps before the first requests."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from txport.search.single import generate_at_once
 from txport.system.machine import is_out_of_memory
 from txport.system.numbers import whole
 
-LENGTH = 16  # tokens of a source, unless told otherwise
-STEPS = 2  # of made-up sources
-MOST_UNASKED = 1024  # tokens of targets, unless told otherwise
+LENGTH = 16  # default number of source tokens
+STEPS = 2  # number of steps with random sources
+MOST_UNASKED = 1024  # longest target for which max_new_tokens may be missing
 
 
 def lengths_from(given: Any, facts: Facts, options: SearchOptions | None) -> range:
-    """The lengths that the longest source of a batch may have: those of a range, or up to a number.
+    """Return the possible lengths of the longest source of a batch: the given range, or 1 to the given number.
 
-    Raises `UnsupportedError` for those that a model can't take, or not with these options.
+    Raises `UnsupportedError` for lengths that the model does not support with these options.
     """
     longest = facts.reads.longest
     if isinstance(facts.reads, Features):
@@ -60,11 +60,11 @@ def warm(
     prefix: int = 0,
     workers: int = 1,
 ) -> None:
-    """Encode so many made-up sources, as long as any, and take a few steps of a search.
+    """Encode random sources of the maximum length, and run a few steps of a search.
 
-    Where steps are prepared by shape, prepare all that a search may ask for, for this thread or for that of many
-    `workers`, who are at work at once. A model that only encodes has no `options`. Raises `UnsupportedError` for a
-    `prefix` with which no target can begin.
+    If the runtime prepares steps by shape, all shapes of the search are prepared, for this thread or for several
+    `workers`. `options` are None for an encoder-only model. Raises `UnsupportedError` for a `prefix` length that the
+    options or the model do not allow.
     """
     if options is not None:
         token = next((id_ for id_ in range(facts.writes.size) if id_ not in options.ends(facts)), 0)
@@ -82,12 +82,12 @@ def warm(
             _prepare(runtime, source, facts, options, sizes)
             return
         sizes = sizes and sizes._replace(batches=workers)
-        with ThreadPoolExecutor(1) as another:  # as workers are
+        with ThreadPoolExecutor(1) as another:  # a separate thread, like those of workers
             another.submit(_prepare, runtime, source, facts, options, sizes).result()
 
 
 def sizes_of(facts: Facts, options: SearchOptions, sources: int, lengths: range, prefix: int) -> Sizes:
-    """What batches of so many sources may have; `UnsupportedError` where targets may have any length."""
+    """Return the sizes of the batches to prepare; raise `UnsupportedError` if `max_new_tokens` is required."""
     if options.max_new_tokens is None and options.max_length is None and facts.writes.longest > MOST_UNASKED:
         what = f"this model writes up to {facts.writes.longest} tokens, and a warm-up takes memory for all of them"
         raise UnsupportedError(f"{what}; give max_new_tokens")
@@ -96,12 +96,12 @@ def sizes_of(facts: Facts, options: SearchOptions, sources: int, lengths: range,
     longest = longest_target([range(max(lengths))], facts, options, [range(prefix)])
     tops = possible_tops(options, facts, wanted(options, facts), longest)
     if facts.speech is not None and facts.speech.first_timestamp is not None:
-        tops = [*tops, None]  # the rules of times look at all scores
+        tops = [*tops, None]  # timestamp rules need all scores
     return Sizes(sources, options.rows, lengths, longest, tops)
 
 
 def _prepare(runtime: Runtime, source: Inputs, facts: Facts, options: SearchOptions, sizes: Sizes | None) -> None:
-    """On the thread that calls this."""
+    """Warm up on the calling thread; raise `MemoryError` if the memory does not suffice."""
     if sizes is not None:
         assert isinstance(runtime, QueuedRuntime)
         try:
@@ -115,7 +115,7 @@ def _prepare(runtime: Runtime, source: Inputs, facts: Facts, options: SearchOpti
 
 
 def _search(runtime: Runtime, source: Inputs, facts: Facts, options: SearchOptions) -> None:
-    """Start from sources, and step over rows that change their places, whatever the steps say."""
+    """Run a few steps from sources and reorder the rows after each; the scores are ignored."""
     count = len(source)
     steps = min(STEPS, facts.writes.longest)
     before = source.shape[1] - 1 if facts.task == "causal" else 0

@@ -242,7 +242,7 @@ class Beams:
     def _compete(
         self, sources: Ints, beams: Ints, scores: Doubles, ends: Ints, log_probs: Doubles, back: int = 1
     ) -> None:
-        """Merge hypotheses whose last step is `steps[-back]` into the finished ones of their sources; keep the best F."""
+        """Merge hypotheses whose last step is `steps[-back]` into the finished ones of the sources; keep F."""
         steps = np.full(beams.shape, len(self._steps) - back)
         theirs = Finished(scores, steps, beams, ends, log_probs)
         at = np.arange(len(sources))[:, None]
@@ -257,7 +257,7 @@ class Beams:
             kept[sources] = part[at, order]
 
     def _are_done(self) -> Bools:
-        """Return which running sources are done: (S,). At the length limit, all running hypotheses are finished first."""
+        """Return which running sources are done: (S,). At the length limit, running hypotheses are finished first."""
         options = self._options
         best = self._sums[:, 0]
         length = len(self._steps)

@@ -112,7 +112,7 @@ class Constraints:
         return Candidates(values, values, ids, attention)
 
     def _seen(self, token_ids: Ints, sources: Ints) -> Ints:
-        """Return all tokens so far, prompts included: (R, P - 1 + T); shorter prompts are padded left with `NOTHING`."""
+        """Return all tokens so far, prompts included: (R, P - 1 + T); short prompts are padded left with `NOTHING`."""
         if not (self._before.size and (self._bans or self._options.changes_scores)):
             return token_ids
         return np.concatenate([self._before[sources], token_ids], axis=1)
