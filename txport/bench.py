@@ -103,7 +103,7 @@ def run(
 def _reached(speed: float, size: int, newest: dict[str, dict[str, float]]) -> None:
     """Add read bandwidth and bandwidth reached to the newest round of each runtime; `speed` is in bytes per second."""
     for name, times in newest.items():
-        if name != "torch" and not runtimes.RUNTIMES[name].computes:  # they read weights that are not the bundle's
+        if name != "torch" and not runtimes.RUNTIMES[name].computes:  # excluded ones do not read the bundle's weights
             times["read bandwidth"] = speed / 1e9
             times["bandwidth reached"] = 100 * size / (1e-3 * times["further token"]) / speed
 
