@@ -1,4 +1,4 @@
-"""The base class of the configs of architectures: frozen, with all checks in one place, from and to JSON values."""
+"""The base class of configs: frozen dataclasses with all checks in one place, converted from and to JSON values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ports, runtimes, search, tokenizers and proof must know of a model: no more, and without PyTorch.
+"""Facts about a model that ports, runtimes, search, tokenizers and proof use. Does not import PyTorch.
 
 An architecture derives the facts from its config, and a bundle's manifest stores them. Code that runs a bundle
 therefore needs no architecture.
@@ -83,7 +83,7 @@ class StateTensor:
     layer: int
     role: Role
     owner: Owner
-    dims: tuple[int | str, ...]  # LENGTH in place of the number of tokens
+    dims: tuple[int | str, ...]  # LENGTH stands for the number of tokens
 
     @property
     def grows(self) -> bool:
@@ -276,7 +276,7 @@ def _problems_of_outputs(facts: Facts) -> Iterator[str]:
 
 
 def _problems_of_labels(facts: Facts) -> Iterator[str]:
-    """Check that `function_to_apply` is set for models with labels, and only with labels that it suits."""
+    """Check `function_to_apply`: models with labels need one that fits their labels, other models must have none."""
     function = facts.function_to_apply
     allowed = get_args(Function)
     if function is not None and not facts.labels:

@@ -83,7 +83,7 @@ class Published:
         return default if value is None else value
 
     def beside(self, name: str) -> Mapping[str, Any]:
-        """Return the values of another file of the folder, such as `generation_config`; empty if there is no file."""
+        """Return a nested object: another file (`generation_config`) or a part (`text_config`); empty if missing."""
         found = self._values.get(name)
         return found if isinstance(found, Mapping) else {}
 
@@ -136,7 +136,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, values: Mapping[str, Any], special: Mapping[str, int] | None) -> dict[str, Any]:
-        """The keys of the architecture's config; `ConfigError` for what it can't express."""
+        """Return the values of the architecture's config; raise `ConfigError` for values that it does not support."""
         values, kind = dict(values), values[TYPE]
         for alias, name in self.aliases.items():
             if alias in values and values.setdefault(name, values[alias]) != values[alias]:

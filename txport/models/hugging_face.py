@@ -99,7 +99,7 @@ def tokenizer_config(file: Path, special: Mapping[str, int], facts: Facts) -> di
 
 
 def _used(path: Path) -> dict[str, Any]:
-    """Return the settings of a `text.json` for `AutoTokenizer`, which finds a template's special tokens in the text."""
+    """Return the settings of a `text.json` for `AutoTokenizer`, which parses special tokens of templates from text."""
     usage = read_usage(path, path) if path.exists() else Usage()
     found: dict[str, Any] = {"clean_up_tokenization_spaces": True} if usage.clean_up else {}
     if usage.languages is not None:

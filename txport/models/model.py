@@ -134,8 +134,8 @@ class Model(nn.Module):
     ) -> Decoded:
         """Run T tokens (B, T) of a causal model, left-padded, at positions `places` (B, T), after the P in the state.
 
-        `mask` (B, P + T) is True on real tokens. Returns logits (B, T, V), only those from token `first` on, and the
-        state of P + T. A padding token attends to itself: with every key masked, rounding would decide the output.
+        `mask` (B, P + T) is True on real tokens. Returns logits (B, T - first, V) of the tokens from `first` on, and
+        the state of P + T. A padding token attends to itself: with all keys masked, rounding would decide the output.
         """
         past = _past(state)
         length = tokens.shape[1]
